@@ -1,0 +1,79 @@
+"""One small exception per failure that a user can cause, each with the HTTP status that a request gets for it."""
+
+
+class TorchServeOpenVINOError(Exception):
+    """Base of every error that this package raises on purpose.
+
+    Attributes:
+        status: HTTP status code of the answer when the error ends a request.
+    """
+
+    status: int = 500
+
+
+class ConfigError(TorchServeOpenVINOError, ValueError):
+    """A configuration that can't be used: an unknown key, a value out of range, two settings that exclude each other.
+
+    Args:
+        message: What is wrong, and how to mend it.
+        key: Dotted path of the offending key, e.g. ``pt2.compile.options.device``.
+        place: Where it stands, e.g. ``model-config.yaml:7`` or ``options``.
+        suggestion: Nearest valid name, if one is near.
+    """
+
+    status = 400
+
+    def __init__(self, message: str, *, key: str = "", place: str = "", suggestion: str | None = None) -> None:
+        self.message = message
+        self.key = key
+        self.place = place
+        self.suggestion = suggestion
+        where = " ".join(part for part in (f"{place}:" if place else "", f"{key}:" if key else "") if part)
+        hint = f" Did you mean {suggestion!r}?" if suggestion else ""
+        super().__init__(f"{where} {message}{hint}".strip())
+
+
+class DeviceNotFoundError(ConfigError):
+    """A device that OpenVINO does not see on this machine."""
+
+
+class UnknownOperatorError(ConfigError):
+    """An operator name that torch does not know."""
+
+
+class ModelLoadError(TorchServeOpenVINOError, RuntimeError):
+    """Model or weights that can't be loaded as they are packaged."""
+
+
+class TorchScriptModelError(ModelLoadError):
+    """A TorchScript archive, which torch.compile can't trace."""
+
+
+class PolicyViolationError(TorchServeOpenVINOError, RuntimeError):
+    """The compiled model falls short of ``handler.openvino.fallback``, and ``on_violation`` is ``refuse``."""
+
+    status = 503
+
+
+class VerificationError(TorchServeOpenVINOError, RuntimeError):
+    """The compiled model's answers differ from eager PyTorch by more than the tolerance."""
+
+    status = 503
+
+
+class InvalidInputError(TorchServeOpenVINOError, ValueError):
+    """A request item that can't be turned into the model's input."""
+
+    status = 400
+
+
+class PayloadTooLargeError(InvalidInputError):
+    """A request item above the configured size limit."""
+
+    status = 413
+
+
+class UnsupportedMediaTypeError(InvalidInputError):
+    """A request item in a format that the handler does not read."""
+
+    status = 415
