@@ -1,0 +1,36 @@
+"""Serve PyTorch models on OpenVINO through torch.compile, and know the truth about how each operator ran.
+
+    import torchserve_openvino as tov
+    compiled = tov.compile(model, options={"device": "CPU"})
+    y = compiled(x)
+    print(compiled.report.to_text())
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchserve_openvino.backend import CompiledModule, compile
+    from torchserve_openvino.report import CompileReport
+    from torchserve_openvino.serving.handler import OpenVINOHandler
+
+__all__ = ["CompileReport", "CompiledModule", "OpenVINOHandler", "compile"]
+
+# Each name is imported when it is first used: the handler needs TorchServe, the compiler torch and OpenVINO, and
+# neither is needed to read a configuration.
+_HOMES = {
+    "compile": "torchserve_openvino.backend",
+    "CompiledModule": "torchserve_openvino.backend",
+    "CompileReport": "torchserve_openvino.report",
+    "OpenVINOHandler": "torchserve_openvino.serving.handler",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,8 @@
+"""The torch.compile backend, one file per stage, in the order a graph travels: capture -> partition -> convert -> build -> execute.
+
+It knows nothing of TorchServe.
+"""
+
+from torchserve_openvino.backend.entry import CompiledModule, compile, openvino_serving
+
+__all__ = ["CompiledModule", "compile", "openvino_serving"]

@@ -1,0 +1,141 @@
+"""Everything that this package takes from torch's private modules, in one place; pinned by tests/contract/test_torch.py.
+
+torch 2.13: `torch._dynamo.backends.common.aot_autograd` is the documented way to write a backend; the compile id,
+AOTAutograd's metadata, Dynamo's counters, graph break reasons and compilation metrics have no public name.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._dynamo import utils as dynamo_utils
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import CompileContext, TracingContext
+
+__all__ = [
+    "FrameEvents",
+    "GraphFacts",
+    "Mark",
+    "aot_autograd",
+    "compile_id",
+    "graph_break_of",
+    "graph_facts",
+]
+
+
+def compile_id() -> str:
+    """Dynamo's name of the compilation under way, ``frame/recompilation``, e.g. ``0/1``."""
+    current = CompileContext.current_compile_id()
+    return str(current) if current is not None else "?"
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """What AOTAutograd knows of the graph that it hands over.
+
+    Attributes:
+        static: Positions of inputs that are parameters, buffers or tensor attributes of modules.
+        mutated: Positions of inputs that the graph changes.
+    """
+
+    static: frozenset[int] = frozenset()
+    mutated: frozenset[int] = frozenset()
+
+
+def graph_facts() -> GraphFacts:
+    """Facts of the graph being compiled; empty where AOTAutograd left none."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    if metadata is None:
+        return GraphFacts()
+    mutated = (i for i, info in enumerate(metadata.input_info) if info.mutates_data or info.mutates_metadata)
+    return GraphFacts(static=frozenset(metadata.static_input_indices), mutated=frozenset(mutated))
+
+
+def _where(stack: Sequence[Any]) -> str:
+    frame = next((f for f in reversed(stack) if "/torch/" not in f.filename), stack[-1] if stack else None)
+    return f"{frame.filename}:{frame.lineno}" if frame is not None else ""
+
+
+@dataclass
+class GraphBreakFact:
+    """A graph break: Dynamo's reason and the user's line."""
+
+    reason: str
+    where: str
+
+
+def _claim(item: Any) -> bool:
+    """Marks a record of Dynamo's as read, so that no second model of this process counts it."""
+    if getattr(item, "_openvino_serving_claimed", False):
+        return False
+    item._openvino_serving_claimed = True
+    return True
+
+
+def graph_break_of(gm: torch.fx.GraphModule) -> GraphBreakFact | None:
+    """The graph break that ended a Dynamo graph; None where it ended by returning, or was counted already."""
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    if reason is None or not reason.graph_break or not _claim(reason):
+        return None
+    return GraphBreakFact(reason.reason, _where(reason.user_stack))
+
+
+@dataclass
+class FrameFact:
+    """One frame that Dynamo compiled, recompiled or gave up on."""
+
+    compile_id: str
+    where: str
+    ops: int
+    recompile_reason: str | None
+    failure: str | None
+
+
+@dataclass
+class Mark:
+    """A position in Dynamo's records; `events` are those that came after it."""
+
+    breaks: int
+    frames: int
+
+
+class FrameEvents:
+    """Reads what Dynamo recorded since a position. Reading is cheap while nothing is compiled."""
+
+    @staticmethod
+    def frames_seen() -> int:
+        """How many frames Dynamo ever tried to compile in this process."""
+        return int(dynamo_utils.counters["frames"]["total"])
+
+    @staticmethod
+    def mark() -> Mark:
+        """The position of now."""
+        return Mark(breaks=len(dynamo_utils.graph_break_reasons), frames=FrameEvents.frames_seen())
+
+    @staticmethod
+    def breaks_since(mark: Mark) -> Iterator[GraphBreakFact]:
+        """Graph breaks after ``mark`` that no graph carried to the backend."""
+        for reason in itertools.islice(list(dynamo_utils.graph_break_reasons), mark.breaks, None):
+            if _claim(reason):
+                yield GraphBreakFact(reason.reason, _where(reason.user_stack))
+
+    @staticmethod
+    def frames_since(mark: Mark) -> Iterator[FrameFact]:
+        """Frames after ``mark``, oldest first, with Dynamo's reason for a recompilation or failure."""
+        new = FrameEvents.frames_seen() - mark.frames
+        recorded = dynamo_utils.get_compilation_metrics()
+        for entry in recorded[max(0, len(recorded) - new) :]:
+            if not _claim(entry) or (entry.co_filename is None and entry.fail_type is None):
+                continue
+            code = f"{entry.co_filename}:{entry.co_firstlineno} ({entry.co_name})" if entry.co_filename else ""
+            yield FrameFact(
+                compile_id=str(entry.compile_id),
+                where=code,
+                ops=int(entry.graph_op_count or 0),
+                recompile_reason=entry.recompile_reason,
+                failure=f"{entry.fail_type}: {entry.fail_reason}" if entry.fail_type else None,
+            )
+

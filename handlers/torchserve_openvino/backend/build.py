@@ -1,0 +1,48 @@
+"""Fourth stage: ov.Model to CompiledModel."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import openvino as ov
+
+from torchserve_openvino.backend._openvino_private import core
+
+
+@dataclass
+class Built:
+    """A compiled model and how it came about."""
+
+    compiled: ov.CompiledModel
+    seconds: float
+    from_cache: bool
+    execution_devices: list[str]
+
+
+def build(model: ov.Model, device: str, config: Mapping[str, Any]) -> Built:
+    """Compiles a model; with CACHE_DIR in ``config`` OpenVINO keeps its blob there, keyed on weights and options.
+
+    Raises:
+        RuntimeError: The plugin refused the model; its own message.
+    """
+    start = time.perf_counter()
+    compiled = core().compile_model(model, device, dict(config))
+    return Built(
+        compiled=compiled,
+        seconds=time.perf_counter() - start,
+        from_cache=bool(_property(compiled, "LOADED_FROM_CACHE", False)),
+        execution_devices=[str(name) for name in _property(compiled, "EXECUTION_DEVICES", [])],
+    )
+
+
+def effective_precision(compiled: ov.CompiledModel) -> str:
+    """The precision that the plugin says it infers with, ``f32`` or the like; empty where it does not say."""
+    value = _property(compiled, "INFERENCE_PRECISION_HINT", "")
+    return str(getattr(value, "get_type_name", lambda: value)())
+
+
+def _property(compiled: ov.CompiledModel, name: str, default: Any) -> Any:
+    """A property of the compiled model; ``default`` where this device does not have it."""
+    supported = compiled.get_property("SUPPORTED_PROPERTIES")
+    return compiled.get_property(name) if name in supported else default

@@ -1,0 +1,79 @@
+"""First stage: Dynamo's graph, lowered by AOTAutograd to functional ATen operators.
+
+AOTAutograd takes care of mutated inputs, views that are returned, and autograd; what reaches the next stage is pure.
+"""
+
+import functools
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+from torchserve_openvino.backend import _torch_private as private
+from torchserve_openvino.backend.graph import CompiledGraph
+from torchserve_openvino.backend.partition import is_dynamic
+from torchserve_openvino.backend.settings import BackendSettings
+from torchserve_openvino.ops import where_of
+
+logger = logging.getLogger(__name__)
+
+
+class OpenVINOBackend:
+    """A backend for ``torch.compile``, for one model.
+
+    Args:
+        settings: Of this model; its tracker gets all that happens.
+    """
+
+    def __init__(self, settings: BackendSettings) -> None:
+        self.settings = settings
+        # Dynamo names the backend in its own logs by this.
+        self.__name__ = "openvino_serving"
+
+    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
+        """Compiles one graph of Dynamo's; called by Dynamo."""
+        start = time.perf_counter()
+        if fact := private.graph_break_of(gm):
+            self.settings.tracker.add_graph_break(fact.reason, fact.where)
+        where = _where(gm)
+        compile_stage = functools.partial(self._compile, compile_id=private.compile_id(), where=where, start=start)
+        lower = private.aot_autograd(
+            inference_compiler=functools.partial(compile_stage, stage="inference"),
+            fw_compiler=functools.partial(compile_stage, stage="forward"),
+            bw_compiler=functools.partial(compile_stage, stage="backward"),
+            decompositions=self.settings.decompositions,
+        )
+        return lower(gm, example_inputs)
+
+    def _compile(
+        self, gm: GraphModule, example_inputs: Sequence[Any], *, stage: str, compile_id: str, where: str, start: float
+    ) -> Any:
+        """Takes one lowered graph; called by AOTAutograd, for the backward graph perhaps much later."""
+        if stage == "backward":
+            start = time.perf_counter()
+        # The saved tensors of a backward graph are new at each call: nothing to freeze.
+        facts = private.GraphFacts() if stage == "backward" else private.graph_facts()
+        record = self.settings.tracker.add_graph(
+            compile_id=compile_id, where=where, stage=stage, ops_total=0, dynamic=is_dynamic(gm)
+        )
+        compiled = CompiledGraph(gm, facts, self.settings, record)
+        compiled.report_left_out()
+        record.lower_seconds = time.perf_counter() - start
+
+        # A plain function: Dynamo wraps what it gets, and keeps the mark of functions only.
+        def boxed(args: list[Any]) -> Any:
+            return compiled(args)
+
+        boxed._boxed_call = True  # type: ignore[attr-defined]
+        return boxed
+
+
+def _where(gm: GraphModule) -> str:
+    """The user's line at which the graph starts."""
+    for node in gm.graph.nodes:
+        if node.op.startswith("call_") and (where := where_of(node)):
+            return where
+    return ""
+

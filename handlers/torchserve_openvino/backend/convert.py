@@ -1,0 +1,181 @@
+"""Third stage: one FX subgraph to one ov.Model, weights as constants."""
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import openvino as ov
+import torch
+from openvino import opset13 as ops
+from torch.fx import GraphModule
+
+from torchserve_openvino.backend._openvino_private import fx_to_model
+from torchserve_openvino.backend.int_range import input_limit
+from torchserve_openvino.backend.partition import Part
+from torchserve_openvino.backend.spec import ValueSpec, spec_of
+from torchserve_openvino.ops.names import RENAMES, op_name, value_of
+
+_OP_NAME = re.compile(r"\b([A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*)\b")
+
+
+class ConversionError(RuntimeError):
+    """A subgraph that OpenVINO's frontend could not convert.
+
+    Attributes:
+        ops: Operators of the subgraph that the message names; empty where it names none.
+    """
+
+    def __init__(self, message: str, ops: frozenset[str]) -> None:
+        self.ops = ops
+        super().__init__(message)
+
+
+@dataclass
+class Converted:
+    """An ov.Model and what is needed to feed it.
+
+    Attributes:
+        runtime: Positions in the part's arguments that are passed at each call; the others are constants.
+        inputs: Spec of each runtime argument.
+        outputs: Spec of each output of the model, as eager PyTorch would return it.
+        int_limit: Largest absolute value that an int64 input may hold.
+        order: For each output of the part, its position in ``outputs``: one tensor may be returned under two names.
+        copies: Output position to the position of the runtime input that it equals: OpenVINO does not write to the
+            output tensor of a model that only hands its input through.
+        keep_alive: Owners of memory that the model's constants share.
+    """
+
+    model: ov.Model
+    runtime: tuple[int, ...]
+    inputs: tuple[ValueSpec, ...]
+    outputs: tuple[ValueSpec, ...]
+    constant_bytes: int
+    int_limit: int | None
+    order: tuple[int, ...]
+    copies: dict[int, int]
+    keep_alive: Any
+    seconds: float
+
+
+def convert(part: Part, constants: Mapping[int, torch.Tensor]) -> Converted:
+    """Converts a part.
+
+    Args:
+        part: The subgraph.
+        constants: Argument position to the real tensor that becomes a constant.
+
+    Raises:
+        ConversionError: With the frontend's own message.
+    """
+    start = time.perf_counter()
+    try:
+        runtime = tuple(i for i in range(len(part.arguments)) if i not in constants)
+        inputs = tuple(spec_of(value_of(part.arguments[i])) for i in runtime)
+        limit = _int_limit(part, constants, inputs)
+        frozen, order = _freeze(part.graph, constants)
+        nodes = part.output_nodes()
+        outputs = tuple(spec_of(value_of(nodes[order.index(i)])) for i in range(max(order) + 1))
+        model, decoder = fx_to_model(frozen, [spec.shape for spec in inputs], [spec.dtype for spec in inputs])
+        _fit_inputs(model, inputs)
+        _fit_outputs(model, outputs)
+    except Exception as error:
+        # OpenVINO raises RuntimeError, its Python decoder whatever it trips over: each means eager for these nodes.
+        message = f"{type(error).__name__}: {error}"
+        named = frozenset(_OP_NAME.findall(message)) & part.op_counts.keys()
+        raise ConversionError(message, named) from error
+    return Converted(
+        model=model,
+        runtime=runtime,
+        inputs=inputs,
+        outputs=outputs,
+        constant_bytes=sum(tensor.nbytes for tensor in constants.values()),
+        int_limit=limit,
+        order=order,
+        copies=_handed_through(model),
+        keep_alive=(decoder, frozen),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _int_limit(part: Part, constants: Mapping[int, torch.Tensor], inputs: Sequence[ValueSpec]) -> int | None:
+    """What int64 inputs may hold; None where there is none to check."""
+    names = [node.name for node in part.graph.graph.find_nodes(op="placeholder")]
+    limit = input_limit(part.graph, {names[i]: tensor for i, tensor in constants.items()})
+    return limit if any(spec.dtype is torch.int64 and not spec.is_scalar_int for spec in inputs) else None
+
+
+def _freeze(gm: GraphModule, constants: Mapping[int, torch.Tensor]) -> tuple[GraphModule, tuple[int, ...]]:
+    """A copy of the graph whose ``constants`` placeholders are ``get_attr`` nodes; and `_drop_renames`'s order."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    order = _drop_renames(graph)
+    root: dict[str, Any] = {}
+    for position, node in enumerate(graph.find_nodes(op="placeholder")):
+        if position not in constants:
+            continue
+        name = f"constant_{position}"
+        root[name] = constants[position].detach()
+        with graph.inserting_before(node):
+            attribute = graph.get_attr(name)
+        attribute.meta = dict(node.meta)
+        node.replace_all_uses_with(attribute)
+        graph.erase_node(node)
+    for node in graph.find_nodes(op="get_attr"):
+        if node.target not in root:
+            root[str(node.target)] = getattr(gm, str(node.target))
+    # GraphModule wants every attribute that the graph names; a tensor stays a tensor.
+    return GraphModule(root, graph), order
+
+
+def _drop_renames(graph: torch.fx.Graph) -> tuple[int, ...]:
+    """Removes nodes that only rename a tensor, and outputs that are there twice then: the frontend fails on both.
+
+    Returns:
+        For each former output, its position among the outputs that are left.
+    """
+    for node in graph.nodes:
+        if node.op == "call_function" and op_name(node.target) in RENAMES:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    (output,) = graph.find_nodes(op="output")
+    value = output.args[0]
+    nodes = list(value) if isinstance(value, (list, tuple)) else [value]
+    unique = list(dict.fromkeys(nodes))
+    output.args = (tuple(unique),)
+    return tuple(unique.index(node) for node in nodes)
+
+
+def _fit_inputs(model: ov.Model, specs: Sequence[ValueSpec]) -> None:
+    if len(model.inputs) != len(specs):
+        raise RuntimeError(f"the converted model has {len(model.inputs)} inputs, the graph {len(specs)}")
+    for port, spec in zip(model.inputs, specs, strict=True):
+        port.get_node().set_element_type(spec.ov_type)
+        port.get_node().set_partial_shape(ov.PartialShape(list(spec.shape)))
+    model.validate_nodes_and_infer_types()
+
+
+def _fit_outputs(model: ov.Model, specs: Sequence[ValueSpec]) -> None:
+    """Makes each output's type eager's, and refuses a shape that contradicts eager's."""
+    if len(model.outputs) != len(specs):
+        raise RuntimeError(f"the converted model has {len(model.outputs)} outputs, the graph {len(specs)}")
+    for result, spec in zip(model.get_results(), specs, strict=True):
+        source = result.input_value(0)
+        shape = source.get_partial_shape()
+        expected = ov.PartialShape(list(spec.shape))
+        if not shape.compatible(expected):
+            raise RuntimeError(f"OpenVINO infers shape {shape} where torch has {expected}")
+        if source.get_element_type() != spec.ov_type:
+            result.input(0).replace_source_output(ops.convert(source, spec.ov_type).output(0))
+    model.validate_nodes_and_infer_types()
+
+
+def _handed_through(model: ov.Model) -> dict[int, int]:
+    parameters = {node.get_friendly_name(): i for i, node in enumerate(model.get_parameters())}
+    sources = [result.input_value(0).get_node() for result in model.get_results()]
+    return {
+        i: parameters[node.get_friendly_name()]
+        for i, node in enumerate(sources)
+        if node.get_type_name() == "Parameter"
+    }

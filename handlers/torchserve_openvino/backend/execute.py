@@ -1,0 +1,164 @@
+"""Fifth stage: tensors in, tensors out.
+
+A call borrows an infer request from a pool, so that threads never share one, and gives OpenVINO freshly allocated torch
+memory to write its outputs to: nothing is copied, and no later call overwrites an answer.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import torch
+
+from torchserve_openvino.backend.convert import Converted
+from torchserve_openvino.backend.int_range import check_input
+from torchserve_openvino.backend.spec import ValueSpec
+
+logger = logging.getLogger(__name__)
+
+
+def _contiguous(value: Any, spec: ValueSpec) -> torch.Tensor:
+    """The argument as a plain contiguous tensor, the same memory where it is one already."""
+    if spec.is_scalar_int:
+        return torch.tensor(int(value))
+    return value.detach().resolve_neg().contiguous()
+
+
+def wrap(tensor: torch.Tensor, spec: ValueSpec) -> ov.Tensor:
+    """An ov.Tensor on the memory of a contiguous tensor, which it keeps alive."""
+    if spec.dtype is torch.bfloat16:
+        # NumPy has no bfloat16: the same bytes go by as float16, and OpenVINO is told the truth.
+        return ov.Tensor(tensor.view(torch.float16).numpy(), list(tensor.shape), ov.Type.bf16)
+    return ov.Tensor(tensor.numpy(), shared_memory=True)
+
+
+def _from_ov(tensor: ov.Tensor, spec: ValueSpec) -> torch.Tensor:
+    """A torch tensor with its own copy of an ov.Tensor's content."""
+    if spec.dtype is torch.bfloat16:
+        raw = np.frombuffer(np.ascontiguousarray(tensor.data).tobytes(), dtype=np.uint16).copy()
+        return torch.from_numpy(raw).view(torch.bfloat16).reshape(list(tensor.shape))
+    return torch.from_numpy(np.array(tensor.data, copy=True))
+
+
+def _relayout(tensor: torch.Tensor, layout: tuple[int, ...]) -> torch.Tensor:
+    """The same values in eager's memory order."""
+    inverse = sorted(range(len(layout)), key=layout.__getitem__)
+    return tensor.permute(layout).contiguous().permute(inverse)
+
+
+class CompiledPartition:
+    """Runs one compiled subgraph.
+
+    Args:
+        compiled: The compiled model; it may be shared between threads.
+        converted: What goes in and what comes out of it.
+    """
+
+    def __init__(self, compiled: ov.CompiledModel, converted: Converted) -> None:
+        self.compiled = compiled
+        self._keep_alive = converted.keep_alive
+        self._inputs = tuple(enumerate(zip(converted.runtime, converted.inputs, strict=True)))
+        self._outputs = converted.outputs
+        self._copies = {output: converted.runtime[position] for output, position in converted.copies.items()}
+        self._order = None if converted.order == tuple(range(len(converted.outputs))) else converted.order
+        self._int_limit = converted.int_limit
+        # Where the shape is known OpenVINO writes straight into torch memory; elsewhere its answer is copied.
+        self._static = all(spec.is_static for spec in converted.outputs)
+        self._requests: deque[Any] = deque([compiled.create_infer_request()])
+
+    def run(self, args: Sequence[Any]) -> list[Any]:
+        """Infers once.
+
+        Args:
+            args: All arguments of the subgraph, weights included, in its order.
+
+        Returns:
+            One tensor (or int, for a size) for each output, with memory of its own.
+
+        Raises:
+            IntegerRangeError: An int64 input exceeds what OpenVINO computes exactly.
+            RuntimeError: OpenVINO's own error.
+        """
+        try:
+            request = self._requests.pop()
+        except IndexError:
+            request = self.compiled.create_infer_request()
+        try:
+            # Kept until infer() returns: the request holds plain pointers to the memory of contiguous copies.
+            tensors = []
+            for position, (source, spec) in self._inputs:
+                tensor = _contiguous(args[source], spec)
+                if self._int_limit is not None and spec.dtype is torch.int64:
+                    check_input(tensor, self._int_limit, position)
+                tensors.append(tensor)
+                request.set_input_tensor(position, wrap(tensor, spec))
+            results = self._infer_static(request) if self._static else self._infer_dynamic(request)
+        finally:
+            self._requests.append(request)
+        for output, source in self._copies.items():
+            results[output] = args[source].detach().clone()
+        for i, spec in enumerate(self._outputs):
+            if spec.is_scalar_int:
+                results[i] = int(results[i])
+            elif spec.layout is not None:
+                results[i] = _relayout(results[i], spec.layout)
+        return results if self._order is None else [results[i] for i in self._order]
+
+    def _infer_static(self, request: Any) -> list[Any]:
+        results: list[Any] = []
+        for position, spec in enumerate(self._outputs):
+            result = torch.empty(spec.shape, dtype=spec.dtype)
+            request.set_output_tensor(position, wrap(result, spec))
+            results.append(result)
+        request.infer()
+        return results
+
+    def _infer_dynamic(self, request: Any) -> list[Any]:
+        request.infer()
+        return [_from_ov(request.get_output_tensor(i), spec) for i, spec in enumerate(self._outputs)]
+
+
+class GuardedPartition:
+    """A partition as the outer graph calls it: OpenVINO, or the fallback for this call, counted.
+
+    Args:
+        compiled: What runs on OpenVINO; None where that was given up.
+        fallback: The same subgraph in PyTorch.
+        on_failure: Told the error of a failed inference.
+        unpack: Whether the outer graph expects a tuple.
+    """
+
+    def __init__(
+        self,
+        compiled: CompiledPartition | None,
+        fallback: Callable[..., Any],
+        on_failure: Callable[[Exception], None],
+        unpack: bool,
+    ) -> None:
+        self.compiled = compiled
+        self._fallback = fallback
+        self._on_failure = on_failure
+        self._tuple = unpack
+
+    def __call__(self, *args: Any) -> Any:
+        """Calls it as a node of the outer graph: a tuple, or the only value."""
+        results = self.results(args)
+        return results if self._tuple else results[0]
+
+    def results(self, args: Sequence[Any]) -> Sequence[Any]:
+        """All outputs, in order."""
+        if self.compiled is None:
+            return self._eager(args)
+        try:
+            return self.compiled.run(args)
+        except Exception as error:
+            # The subgraph is functional, so that eager can run it again from the same inputs.
+            self._on_failure(error)
+            return self._eager(args)
+
+    def _eager(self, args: Sequence[Any]) -> Sequence[Any]:
+        results = self._fallback(*args)
+        return results if self._tuple else (results,)

@@ -1,0 +1,7 @@
+"""Operators: their names, who may run on OpenVINO and why not, and what is decomposed first."""
+
+from torchserve_openvino.ops.decompositions import decomposition_table
+from torchserve_openvino.ops.names import does_work, op_name, packet_name, where_of
+from torchserve_openvino.ops.support import Refusal, SupportTable
+
+__all__ = ["Refusal", "SupportTable", "decomposition_table", "does_work", "op_name", "packet_name", "where_of"]

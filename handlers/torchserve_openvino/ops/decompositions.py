@@ -1,0 +1,65 @@
+"""The decomposition table of the backend: the export path's, and the user's.
+
+OpenVINO's torch.export path decomposes what torch's core table decomposes, but for the operators that its frontend
+converts better whole (`ops_to_not_decompose`). The same is done here, with one difference: an operator stays whole only
+where the support table really runs it; a disabled operator stays whole as well, so that it is seen and counted.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from torchserve_openvino.errors import ConfigError
+from torchserve_openvino.ops.fast_paths import FAST_PATHS
+from torchserve_openvino.ops.names import op_name
+from torchserve_openvino.ops.support import SupportTable
+
+# Fused attention: torch's core table would take it apart into two matmuls and a softmax.
+_KEEP_WHOLE = ("aten._scaled_dot_product_flash_attention_for_cpu.default",)
+
+
+def _overloads(name: str) -> list[torch._ops.OpOverload]:
+    namespace, packet, *overload = name.split(".")
+    found = getattr(getattr(torch.ops, namespace), packet)
+    if overload:
+        return [getattr(found, overload[0])]
+    return [getattr(found, each) for each in found.overloads()]
+
+
+def user_decompositions(names: Iterable[str]) -> dict[Any, Callable[..., Any]]:
+    """Decompositions that the option ``decompositions`` asks for.
+
+    Args:
+        names: Canonical names, ``aten.addcdiv`` (all overloads) or ``aten.addcdiv.default``.
+
+    Raises:
+        ConfigError: torch has no decomposition for one of them.
+    """
+    table: dict[Any, Callable[..., Any]] = {}
+    for name in names:
+        found = torch._decomp.get_decompositions(_overloads(name))
+        if not found:
+            raise ConfigError(f"torch has no decomposition for {name!r}; remove it.", key="decompositions")
+        table.update(found)
+    return table
+
+
+def decomposition_table(
+    support: SupportTable, whole: Iterable[Any], user: Iterable[str] = ()
+) -> dict[Any, Callable[..., Any]]:
+    """Builds the table that AOTAutograd lowers with.
+
+    Args:
+        support: Decides which operators run on OpenVINO undecomposed.
+        whole: OpenVINO's list of operators not to decompose.
+        user: Canonical names from the option ``decompositions``; they win.
+    """
+    table = dict(torch._decomp.core_aten_decompositions()) | FAST_PATHS
+    keep = {str(op) for op in whole} | set(_KEEP_WHOLE)
+    for op in list(table):
+        name = op_name(op)
+        if support.is_disabled(name) or (name in keep and support.knows(name)):
+            del table[op]
+    table.update(user_decompositions(user))
+    return table

@@ -1,0 +1,61 @@
+"""Operator names as the report, the YAML and OpenVINO's table spell them, and which nodes count as work."""
+
+import operator
+import re
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+_TRACE_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+
+# Nodes that give a tensor a second name: autograd's bookkeeping, not work.
+RENAMES = frozenset({"aten.detach.default", "aten.alias.default"})
+
+
+def op_name(target: Any) -> str:
+    """``aten.relu.default`` for an overload, ``operator.mul`` or the like for Python callables."""
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    module = getattr(target, "__module__", "") or ""
+    name = getattr(target, "__name__", str(target))
+    return f"{module.lstrip('_')}.{name}" if module else name
+
+
+def packet_name(name: str) -> str:
+    """``aten.relu`` of ``aten.relu.default``."""
+    return ".".join(name.split(".")[:2])
+
+
+def value_of(node: Node) -> Any:
+    """The fake value that tracing left on a node: FakeTensor, SymInt, tuple of them, or None."""
+    return node.meta.get("val")
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """Every tensor in a (nested) fake value."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in tensors_of(item)]
+    return []
+
+
+def is_symbolic_scalar(node: Node) -> bool:
+    """Whether a node computes a size (SymInt, int) instead of a tensor."""
+    return isinstance(value_of(node), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
+
+
+def does_work(node: Node) -> bool:
+    """Whether a node counts as an op in the report: a ``call_function`` that computes or moves a tensor."""
+    if node.op != "call_function" or node.target is operator.getitem:
+        return False
+    return not is_symbolic_scalar(node) and op_name(node.target) not in RENAMES
+
+
+def where_of(node: Node) -> str:
+    """``file:line`` of the user's code behind a node: the innermost frame outside torch; empty if unknown."""
+    frames = _TRACE_LINE.findall(node.meta.get("stack_trace") or "")
+    own = [(path, line) for path, line, _ in frames if "/torch/" not in path]
+    chosen = own[-1] if own else (frames[-1][:2] if frames else None)
+    return f"{chosen[0]}:{chosen[1]}" if chosen else ""

@@ -1,0 +1,150 @@
+"""Who may run on OpenVINO, and the reason for each node that may not.
+
+The base is OpenVINO's own Python table (op_support.py of its torch.compile backend). `ADDED` are operators that its
+C++ frontend converts and that table lacks; `BANNED` are operators whose conversion gives other answers than eager.
+Both lists are proven by tests/unit/ops and scripts that run torch's op_db.
+"""
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from torchserve_openvino.ops.banned import ADDED, BANNED
+from torchserve_openvino.ops.names import is_symbolic_scalar, op_name, packet_name, tensors_of, value_of
+from torchserve_openvino.report import FallbackKind
+
+# What OpenVINO's CPU plugin computes with the same result as torch. float64 is computed as float32 there, and
+# int16 and the wider unsigned types are not complete in the frontend.
+_FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
+_WIDE_INTS = frozenset({torch.int64, torch.int32, torch.bool})
+# torch wraps around in 8-bit arithmetic, OpenVINO saturates: these types may be moved and cast, not computed with.
+_NARROW_INTS = frozenset({torch.uint8, torch.int8})
+_RUNS = _FLOATS | _WIDE_INTS | _NARROW_INTS
+
+_MOVES_DATA = frozenset(
+    f"aten.{name}"
+    for name in (
+        "_to_copy _unsafe_view alias cat clone constant_pad_nd contiguous copy expand expand_copy flip gather "
+        "index index_select new_full new_ones new_zeros ones ones_like full full_like permute permute_copy "
+        "repeat reshape roll select slice split split_with_sizes squeeze squeeze_copy stack t transpose unbind "
+        "unsqueeze unsqueeze_copy view view_copy where zeros zeros_like embedding eq ne lt le gt ge "
+        "logical_and logical_or logical_not max_pool2d_with_indices"
+    ).split()
+)
+_MULTIPLIES = frozenset(
+    f"aten.{name}" for name in "pow prod cumprod mm bmm addmm baddbmm dot mv matmul bitwise_left_shift __lshift__".split()
+)
+_SYMBOLIC = frozenset(
+    {"operator.add", "operator.sub", "operator.mul", "operator.floordiv", "aten.sym_size.int", "operator.getitem"}
+)
+
+_ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a node stays out of OpenVINO."""
+
+    kind: FallbackKind
+    reason: str
+
+
+class SupportTable:
+    """Decides node by node.
+
+    Args:
+        upstream: Names of OpenVINO's own table, without ``torch.ops.``: overloads, or packets for all of theirs.
+        disabled: Canonical names that the user took out (`BackendOptions.disabled_ops`).
+    """
+
+    def __init__(self, upstream: Iterable[str], disabled: Iterable[str] = ()) -> None:
+        self._supported = (frozenset(upstream) | ADDED) - BANNED.keys()
+        self._disabled = frozenset(disabled)
+        self.disabled_seen: set[str] = set()
+
+    def knows(self, name: str) -> bool:
+        """Whether an overload (``aten.relu.default``) is in the table and neither banned nor disabled."""
+        return self.refuse_name(name) is None
+
+    def is_disabled(self, name: str) -> bool:
+        """Whether the user disabled this overload, by its own name or by its packet's."""
+        return name in self._disabled or packet_name(name) in self._disabled
+
+    def unseen_disabled(self) -> list[str]:
+        """Disabled names that no graph contained so far."""
+        return sorted(self._disabled - self.disabled_seen)
+
+    def refuse_name(self, name: str) -> Refusal | None:
+        """The reason against an operator as such, whatever its inputs."""
+        if self.is_disabled(name):
+            self.disabled_seen |= {name, packet_name(name)} & self._disabled
+            return Refusal("disabled_op", f"{name} is listed in disabled_ops")
+        if name in BANNED:
+            return Refusal("unsupported_op", BANNED[name])
+        if name in self._supported or packet_name(name) in self._supported:
+            return None
+        return Refusal("unsupported_op", f"OpenVINO has no enabled conversion for {name}")
+
+    def refuse(self, node: Node) -> Refusal | None:
+        """The reason against one node, or None where it may run on OpenVINO."""
+        name = op_name(node.target)
+        if is_symbolic_scalar(node):
+            allowed = name in _SYMBOLIC and isinstance(value_of(node), (int, torch.SymInt))
+            return None if allowed else Refusal("unsupported_op", "a scalar that is computed in Python")
+        if name == "operator.getitem":
+            return None
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return Refusal("unsupported_op", f"{name} is not an ATen operator")
+        return self._refuse_overload(node, node.target, name) or _refuse_values(node, name)
+
+    def _refuse_overload(self, node: Node, target: torch._ops.OpOverload, name: str) -> Refusal | None:
+        if torch.Tag.nondeterministic_seeded in target.tags and not _draws_nothing(node, name):
+            return Refusal("unsupported_op", f"{name} draws random numbers: torch's own generator must decide them")
+        if target._schema.is_mutable:
+            return Refusal("unsupported_op", f"{name} writes to its input; OpenVINO graphs are functional")
+        refusal = self.refuse_name(name)
+        if refusal is None and name == _ATTENTION:
+            # OpenVINO computes the attention only; training also saves the log-sum-exp.
+            if len(_used_outputs(node)) > 1:
+                return Refusal("unsupported_op", f"the log-sum-exp output of {name} is used")
+        return refusal
+
+
+def _draws_nothing(node: Node, name: str) -> bool:
+    """Whether a seeded operator draws no number: attention without dropout (its fourth argument)."""
+    dropout = node.args[3] if len(node.args) > 3 else node.kwargs.get("dropout_p", 0.0)
+    return name == _ATTENTION and dropout == 0.0
+
+
+def _used_outputs(node: Node) -> list[torch.Tensor]:
+    """The tensors that a node returns and somebody takes (batch norm returns empty statistics in evaluation)."""
+    value = value_of(node)
+    if not isinstance(value, (list, tuple)):
+        return tensors_of(value)
+    taken = {user.args[1] for user in node.users if user.target is operator.getitem and user.users}
+    whole = any(user.target is not operator.getitem for user in node.users)
+    return [t for i, item in enumerate(value) if whole or i in taken for t in tensors_of(item)]
+
+
+def _refuse_values(node: Node, name: str) -> Refusal | None:
+    """Types, devices and sizes that OpenVINO would compute differently."""
+    outputs = _used_outputs(node)
+    inputs = [tensor for source in node.all_input_nodes for tensor in tensors_of(value_of(source))]
+    for tensor in (*inputs, *outputs):
+        if tensor.device.type != "cpu":
+            return Refusal("unsupported_op", f"{name} has a tensor on {tensor.device}; inputs must be on the CPU")
+        if tensor.dtype not in _RUNS:
+            return Refusal("unsupported_op", f"{name} on {tensor.dtype}: OpenVINO does not compute it exactly")
+        if any(isinstance(size, int) and size == 0 for size in tensor.shape):
+            return Refusal("unsupported_op", f"{name} has a tensor with a dimension of size 0: nothing to compute")
+        if tensor.is_sparse or tensor.is_quantized:
+            return Refusal("unsupported_op", f"{name} has a sparse or quantized tensor")
+    if any(tensor.dtype in _NARROW_INTS for tensor in outputs) and packet_name(name) not in _MOVES_DATA:
+        return Refusal("unsupported_op", f"{name} computes in 8-bit integers: torch wraps around, OpenVINO saturates")
+    if any(tensor.dtype is torch.int64 for tensor in outputs) and packet_name(name) in _MULTIPLIES:
+        return Refusal("unsupported_op", f"{name} on int64 may exceed 32 bits, in which OpenVINO computes it")
+    return None
+

@@ -1,0 +1,134 @@
+"""The public face of the records: `CompileReport`, one JSON-safe schema for log, metrics, describe and CLI."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from torchserve_openvino.report.environment import environment
+from torchserve_openvino.report.tracker import Fallback, Tracker
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The figures that fit on one line.
+
+    Attributes:
+        ops_total: Operators that do work, over all graphs.
+        ops_on_openvino: Those of them that run on OpenVINO.
+        coverage: ``ops_on_openvino / ops_total``, 0..1; 1 where nothing does work; 0 before any graph came.
+        fallbacks: Sum of the fallback counts.
+        compile_seconds: Tracing excluded: lowering, conversion and OpenVINO's compilation.
+    """
+
+    ops_total: int
+    ops_on_openvino: int
+    coverage: float
+    graphs: int
+    partitions: int
+    graph_breaks: int
+    fallbacks: int
+    recompiles: int
+    compile_seconds: float
+    device: str
+    precision: str
+
+
+class CompileReport:
+    """A live view of one compiled model.
+
+    Args:
+        tracker: Records that the backend writes to.
+    """
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+
+    @property
+    def revision(self) -> int:
+        """Changes whenever the report does."""
+        return self._tracker.revision
+
+    @property
+    def fallbacks(self) -> list[Fallback]:
+        """Every cause for which work did not run on OpenVINO."""
+        return list(self._tracker.fallbacks)
+
+    def fallback_counts(self) -> dict[str, int]:
+        """Fallback counts by kind."""
+        return self._tracker.fallback_counts()
+
+    def set_verify(self, result: dict[str, Any]) -> None:
+        """Stores what a comparison with eager PyTorch found (JSON-safe)."""
+        self._tracker.verify = result
+        self._tracker.touch()
+
+    def add_timing(self, name: str, seconds: float) -> None:
+        """Adds seconds to a named phase."""
+        self._tracker.add_timing(name, seconds)
+
+    def add_note(self, note: str) -> None:
+        """Keeps a remark for the reader of the report."""
+        self._tracker.add_note(note)
+
+    @property
+    def summary(self) -> Summary:
+        """The figures of this moment."""
+        t = self._tracker
+        total = sum(g.ops_total for g in t.graphs)
+        on_openvino = sum(g.ops_on_openvino for g in t.graphs)
+        coverage = on_openvino / total if total else float(bool(t.graphs))
+        partitions = [p for g in t.graphs for p in g.partitions]
+        seconds = sum(g.lower_seconds for g in t.graphs)
+        seconds += sum(p.convert_seconds + p.compile_seconds for p in partitions)
+        return Summary(
+            ops_total=total,
+            ops_on_openvino=on_openvino,
+            coverage=round(coverage, 6),
+            graphs=len(t.graphs),
+            partitions=sum(p.runs_on == "openvino" for p in partitions),
+            graph_breaks=sum(b.count for b in t.graph_breaks),
+            fallbacks=sum(f.count for f in t.fallbacks),
+            recompiles=sum(r.count for r in t.recompiles),
+            compile_seconds=round(seconds, 4),
+            device=str(t.config.get("effective_device", "")),
+            precision=str(t.config.get("effective_precision", "")),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole report, JSON-safe, in the schema of DESIGN.md."""
+        t = self._tracker
+        graphs = []
+        for graph in t.graphs:
+            entry = dataclasses.asdict(graph)
+            entry["ops_on_openvino"] = graph.ops_on_openvino
+            graphs.append(entry)
+        plain = {
+            "schema": SCHEMA,
+            "environment": environment(),
+            "config": t.config,
+            "summary": dataclasses.asdict(self.summary),
+            "graphs": graphs,
+            "fallbacks": [dataclasses.asdict(f) for f in t.fallbacks],
+            "graph_breaks": [dataclasses.asdict(b) for b in t.graph_breaks],
+            "recompiles": [dataclasses.asdict(r) for r in t.recompiles],
+            "cache": t.cache,
+            "verify": t.verify,
+            "timings": {name: round(seconds, 4) for name, seconds in t.timings.items()},
+            "notes": list(t.notes),
+        }
+        return json.loads(json.dumps(plain, default=str))
+
+    def to_text(self) -> str:
+        """The report for a terminal or a log."""
+        from torchserve_openvino.report.text import render
+
+        return render(self.to_dict())
+
+    def summary_line(self) -> str:
+        """One line: coverage, partitions, fallbacks, breaks, recompiles, seconds, device, precision."""
+        from torchserve_openvino.report.text import summary_line
+
+        return summary_line(self.to_dict())

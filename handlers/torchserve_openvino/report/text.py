@@ -1,0 +1,55 @@
+"""The report as plain text."""
+
+from typing import Any
+
+
+def summary_line(report: dict[str, Any]) -> str:
+    """One line for the log; ``report`` is `CompileReport.to_dict()`."""
+    s = report["summary"]
+    kinds: dict[str, int] = {}
+    for fallback in report["fallbacks"]:
+        kinds[fallback["kind"]] = kinds.get(fallback["kind"], 0) + fallback["count"]
+    detail = " (" + ", ".join(f"{kind} {count}" for kind, count in kinds.items()) + ")" if kinds else ""
+    return (
+        f"coverage {s['coverage']:.1%} ({s['ops_on_openvino']}/{s['ops_total']} ops on OpenVINO), "
+        f"{s['graphs']} graph(s), {s['partitions']} partition(s), fallbacks {s['fallbacks']}{detail}, "
+        f"graph breaks {s['graph_breaks']}, recompiles {s['recompiles']}, "
+        f"compiled in {s['compile_seconds']:.2f} s, device {s['device'] or '?'}, precision {s['precision'] or '?'}"
+    )
+
+
+def _first_line(text: str, width: int = 160) -> str:
+    line = text.strip().splitlines()[0] if text.strip() else ""
+    return line if len(line) <= width else line[: width - 3] + "..."
+
+
+def render(report: dict[str, Any]) -> str:
+    """Several lines: summary, graphs with their partitions, then each fallback, break and recompile."""
+    lines = ["OpenVINO compile report", "  " + summary_line(report)]
+    for graph in report["graphs"]:
+        shape = "dynamic" if graph["dynamic"] else "static"
+        lines.append(
+            f"  graph {graph['index']} [{graph['compile_id']}] {graph['where']}: {graph['stage']}, {shape} shapes, "
+            f"{graph['ops_on_openvino']}/{graph['ops_total']} ops on OpenVINO, lowered in {graph['lower_seconds']:.2f} s"
+        )
+        for part in graph["partitions"]:
+            lines.append(
+                f"    {part['name']}: {part['ops']} ops on {part['runs_on']}, {part['inputs']} input(s), "
+                f"{part['constants']} constants ({part['constant_bytes'] / 1e6:.1f} MB), "
+                f"convert {part['convert_seconds']:.2f} s, compile {part['compile_seconds']:.2f} s"
+                + (" (from cache)" if part["from_cache"] else "")
+            )
+    for title, key in (("fallbacks", "fallbacks"), ("graph breaks", "graph_breaks"), ("recompiles", "recompiles")):
+        entries = report[key]
+        lines.append(f"  {title}: {'none' if not entries else ''}".rstrip())
+        for entry in entries:
+            head = " ".join(str(entry[name]) for name in ("kind", "op") if name in entry)
+            to = f" -> {entry['to']}" if "to" in entry else ""
+            where = f" at {entry['where']}" if entry.get("where") else ""
+            lines.append(f"    {entry['count']}x {head}{to}{where}: {_first_line(entry['reason'])}".replace("  :", ":"))
+    verify = report.get("verify") or {}
+    if verify:
+        lines.append("  verify: " + ", ".join(f"{key} {value}" for key, value in verify.items()))
+    for note in report.get("notes", []):
+        lines.append(f"  note: {note}")
+    return "\n".join(lines)

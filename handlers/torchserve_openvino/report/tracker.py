@@ -1,0 +1,220 @@
+"""What happened while a model was compiled and run: plain data, apart from how it is shown.
+
+The backend appends to these records; `CompileReport` reads them. Nothing here imports torch or OpenVINO.
+"""
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FallbackKind = Literal[
+    "graph_break", "unsupported_op", "disabled_op", "conversion_failed", "compile_failed", "runtime_failed"
+]
+FALLBACK_KINDS: tuple[FallbackKind, ...] = (
+    "graph_break",
+    "unsupported_op",
+    "disabled_op",
+    "conversion_failed",
+    "compile_failed",
+    "runtime_failed",
+)
+
+
+@dataclass
+class Fallback:
+    """One cause for which work did not run on OpenVINO.
+
+    Attributes:
+        kind: Class of the cause.
+        op: Operator (``aten.bincount.default``), partition (``graph 0 / partition 1``) or user function.
+        to: Who ran it instead.
+        reason: The real message.
+        where: ``file:line`` in the user's model, empty where torch does not say.
+        count: Nodes for an operator, calls for a runtime failure, occurrences otherwise.
+    """
+
+    kind: FallbackKind
+    op: str
+    to: str
+    reason: str
+    where: str = ""
+    count: int = 1
+
+
+@dataclass
+class PartitionRecord:
+    """One subgraph handed to OpenVINO (or given up on).
+
+    Attributes:
+        name: Unique within its graph.
+        ops: Operators in it that do work.
+        runs_on: ``openvino``, ``eager`` or ``inductor``.
+        convert_seconds: FX to ov.Model.
+        compile_seconds: ov.Model to CompiledModel (or its import from OpenVINO's cache).
+        inputs: Tensors and integers that are passed at each call.
+        constants: Weights frozen into it.
+        constant_bytes: Size of those weights.
+        execution_devices: What OpenVINO says it runs on.
+        from_cache: OpenVINO's own CACHE_DIR served the compiled blob.
+        builds: How often it was built (several modules may share one graph; a changed weight builds again).
+    """
+
+    name: str
+    ops: int
+    op_counts: dict[str, int] = field(default_factory=dict)
+    runs_on: str = "openvino"
+    convert_seconds: float = 0.0
+    compile_seconds: float = 0.0
+    inputs: int = 0
+    outputs: int = 0
+    constants: int = 0
+    constant_bytes: int = 0
+    execution_devices: list[str] = field(default_factory=list)
+    from_cache: bool = False
+    builds: int = 0
+
+
+@dataclass
+class GraphRecord:
+    """One graph that Dynamo handed to the backend.
+
+    Attributes:
+        index: Order of arrival.
+        compile_id: Dynamo's own name of the compilation, e.g. ``0/1``.
+        where: ``file:line (function)`` of the frame.
+        stage: ``inference``, ``forward`` (with autograd) or ``backward``.
+        ops_total: Operators that do work in the lowered graph.
+        dynamic: Whether a size is symbolic.
+        lower_seconds: Dynamo graph to lowered, partitioned graph.
+    """
+
+    index: int
+    compile_id: str
+    where: str
+    stage: str
+    ops_total: int
+    dynamic: bool = False
+    lower_seconds: float = 0.0
+    partitions: list[PartitionRecord] = field(default_factory=list)
+    left_out: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def ops_on_openvino(self) -> int:
+        """Operators whose partition really runs on OpenVINO."""
+        return sum(p.ops for p in self.partitions if p.runs_on == "openvino")
+
+
+@dataclass
+class GraphBreak:
+    """A place where Dynamo had to leave the graph, with its own reason."""
+
+    reason: str
+    where: str
+    count: int = 1
+
+
+@dataclass
+class Recompile:
+    """A further compilation of a function, with Dynamo's own reason (the guard that failed)."""
+
+    where: str
+    reason: str
+    compile_id: str
+    count: int = 1
+
+
+class _ThreadCounts(threading.local):
+    """Counts of the calling thread alone."""
+
+    graph_calls = 0
+
+
+class Tracker:
+    """Collects the records of one compiled model; safe from several threads.
+
+    `revision` changes with every change, so that a reader can poll it cheaply.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.revision = 0
+        self.graphs: list[GraphRecord] = []
+        self.fallbacks: list[Fallback] = []
+        self.graph_breaks: list[GraphBreak] = []
+        self.recompiles: list[Recompile] = []
+        self.config: dict[str, Any] = {}
+        self.cache: dict[str, Any] = {}
+        self.verify: dict[str, Any] = {}
+        self.timings: dict[str, float] = {}
+        self.notes: list[str] = []
+        self.last_failure = ""
+        self.thread = _ThreadCounts()
+
+    def add_graph(self, **values: Any) -> GraphRecord:
+        """Starts the record of a graph and returns it; the backend fills in its partitions."""
+        with self._lock:
+            record = GraphRecord(index=len(self.graphs), **values)
+            self.graphs.append(record)
+            self.revision += 1
+            return record
+
+    def add_fallback(
+        self, kind: FallbackKind, op: str, *, to: str, reason: str, where: str = "", count: int = 1
+    ) -> bool:
+        """Counts a fallback; the same cause at the same place is one entry with a higher count.
+
+        Returns:
+            Whether this cause is new, so that the caller logs it once.
+        """
+        with self._lock:
+            self.revision += 1
+            for known in self.fallbacks:
+                if (known.kind, known.op, known.to, known.reason, known.where) == (kind, op, to, reason, where):
+                    known.count += count
+                    return False
+            self.fallbacks.append(Fallback(kind=kind, op=op, to=to, reason=reason, where=where, count=count))
+            return True
+
+    def add_graph_break(self, reason: str, where: str, count: int = 1) -> None:
+        """Records a graph break, also as a fallback: what stands at the break runs as plain Python."""
+        with self._lock:
+            for known in self.graph_breaks:
+                if (known.reason, known.where) == (reason, where):
+                    known.count += count
+                    break
+            else:
+                self.graph_breaks.append(GraphBreak(reason=reason, where=where, count=count))
+        self.add_fallback("graph_break", "python", to="eager", reason=reason, where=where, count=count)
+
+    def add_recompile(self, where: str, reason: str, compile_id: str) -> None:
+        """Records that Dynamo compiled a function once more, and which guard failed."""
+        with self._lock:
+            self.revision += 1
+            self.recompiles.append(Recompile(where=where, reason=reason, compile_id=compile_id))
+
+    def add_timing(self, name: str, seconds: float) -> None:
+        """Adds seconds to a named phase."""
+        with self._lock:
+            self.revision += 1
+            self.timings[name] = self.timings.get(name, 0.0) + seconds
+
+    def add_note(self, note: str) -> None:
+        """Keeps a remark that is neither a fallback nor an error, once."""
+        with self._lock:
+            if note not in self.notes:
+                self.revision += 1
+                self.notes.append(note)
+
+    def touch(self) -> None:
+        """Says that a record was changed in place."""
+        with self._lock:
+            self.revision += 1
+
+    def fallback_counts(self) -> dict[str, int]:
+        """Fallbacks by kind; kinds without one are absent."""
+        counts: Counter[str] = Counter()
+        with self._lock:
+            for fallback in self.fallbacks:
+                counts[fallback.kind] += fallback.count
+        return dict(counts)

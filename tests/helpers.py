@@ -1,0 +1,56 @@
+"""What tests of the backend share: comparing a compiled model with eager, leaf by leaf."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+import torchserve_openvino as tov
+
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 5e-2, torch.float64: 1e-7}
+
+
+def leaves(value: Any) -> list[Any]:
+    if hasattr(value, "keys") and not isinstance(value, dict):
+        value = dict(value)
+    return pytree.tree_leaves(value)
+
+
+def assert_same(got: Any, expected: Any, *, strides: bool = True) -> None:
+    """Same structure, types, shapes, strides, and values within the dtype's tolerance."""
+    got_leaves, expected_leaves = leaves(got), leaves(expected)
+    assert len(got_leaves) == len(expected_leaves)
+    for a, b in zip(got_leaves, expected_leaves, strict=True):
+        if not isinstance(b, torch.Tensor):
+            assert a == b and type(a) is type(b)
+            continue
+        assert a.dtype == b.dtype and a.shape == b.shape
+        if strides:
+            assert a.stride() == b.stride()
+        tolerance = TOLERANCE.get(b.dtype, 0)
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def check(
+    model: Callable[..., Any],
+    *args: Any,
+    coverage: float | None = 1.0,
+    fallbacks: dict[str, int] | None = None,
+    compiled: tov.CompiledModule | None = None,
+    strides: bool = True,
+    options: dict[str, Any] | None = None,
+    dynamic: bool | None = False,
+    **kwargs: Any,
+) -> tov.CompiledModule:
+    """Compiles, calls twice, compares both answers with eager, and checks coverage and fallbacks."""
+    if compiled is None:
+        compiled = tov.compile(model, options=options, dynamic=dynamic)
+    with torch.no_grad():
+        expected = model(*args, **kwargs)
+        for _ in range(2):
+            assert_same(compiled(*args, **kwargs), expected, strides=strides)
+    if coverage is not None:
+        assert compiled.report.summary.coverage == coverage, compiled.report.to_text()
+    assert compiled.report.fallback_counts() == (fallbacks or {}), compiled.report.to_text()
+    return compiled
