@@ -15,6 +15,7 @@ from torchserve_openvino.backend._openvino_private import fx_to_model
 from torchserve_openvino.backend.int_range import input_limit
 from torchserve_openvino.backend.partition import Part
 from torchserve_openvino.backend.spec import ValueSpec, spec_of
+from torchserve_openvino.ops import moves_only
 from torchserve_openvino.ops.names import RENAMES, op_name, value_of
 
 _OP_NAME = re.compile(r"\b([A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*)\b")
@@ -42,8 +43,8 @@ class Converted:
         outputs: Spec of each output of the model, as eager PyTorch would return it.
         int_limit: Largest absolute value that an int64 input may hold.
         order: For each output of the part, its position in ``outputs``: one tensor may be returned under two names.
-        copies: Output position to the position of the runtime input that it equals: OpenVINO does not write to the
-            output tensor of a model that only hands its input through.
+        may_vanish: Nothing is computed, so that OpenVINO may reduce the model to handing its input through; it does
+            not write to an output tensor that it is given then.
         keep_alive: Owners of memory that the model's constants share.
     """
 
@@ -54,7 +55,7 @@ class Converted:
     constant_bytes: int
     int_limit: int | None
     order: tuple[int, ...]
-    copies: dict[int, int]
+    may_vanish: bool
     keep_alive: Any
     seconds: float
 
@@ -93,7 +94,7 @@ def convert(part: Part, constants: Mapping[int, torch.Tensor]) -> Converted:
         constant_bytes=sum(tensor.nbytes for tensor in constants.values()),
         int_limit=limit,
         order=order,
-        copies=_handed_through(model),
+        may_vanish=all(moves_only(name) for name in part.op_counts),
         keep_alive=(decoder, frozen),
         seconds=time.perf_counter() - start,
     )
@@ -170,12 +171,3 @@ def _fit_outputs(model: ov.Model, specs: Sequence[ValueSpec]) -> None:
             result.input(0).replace_source_output(ops.convert(source, spec.ov_type).output(0))
     model.validate_nodes_and_infer_types()
 
-
-def _handed_through(model: ov.Model) -> dict[int, int]:
-    parameters = {node.get_friendly_name(): i for i, node in enumerate(model.get_parameters())}
-    sources = [result.input_value(0).get_node() for result in model.get_results()]
-    return {
-        i: parameters[node.get_friendly_name()]
-        for i, node in enumerate(sources)
-        if node.get_type_name() == "Parameter"
-    }

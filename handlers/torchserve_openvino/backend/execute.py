@@ -62,11 +62,10 @@ class CompiledPartition:
         self._keep_alive = converted.keep_alive
         self._inputs = tuple(enumerate(zip(converted.runtime, converted.inputs, strict=True)))
         self._outputs = converted.outputs
-        self._copies = {output: converted.runtime[position] for output, position in converted.copies.items()}
         self._order = None if converted.order == tuple(range(len(converted.outputs))) else converted.order
         self._int_limit = converted.int_limit
         # Where the shape is known OpenVINO writes straight into torch memory; elsewhere its answer is copied.
-        self._static = all(spec.is_static for spec in converted.outputs)
+        self._static = all(spec.is_static for spec in converted.outputs) and not converted.may_vanish
         self._requests: deque[Any] = deque([compiled.create_infer_request()])
 
     def run(self, args: Sequence[Any]) -> list[Any]:
@@ -98,8 +97,6 @@ class CompiledPartition:
             results = self._infer_static(request) if self._static else self._infer_dynamic(request)
         finally:
             self._requests.append(request)
-        for output, source in self._copies.items():
-            results[output] = args[source].detach().clone()
         for i, spec in enumerate(self._outputs):
             if spec.is_scalar_int:
                 results[i] = int(results[i])

@@ -13,6 +13,7 @@ import torch
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.ops.fast_paths import FAST_PATHS
 from torchserve_openvino.ops.names import op_name
+from torchserve_openvino.ops.repairs import REPAIRS
 from torchserve_openvino.ops.support import SupportTable
 
 # Fused attention: torch's core table would take it apart into two matmuls and a softmax.
@@ -55,11 +56,14 @@ def decomposition_table(
         whole: OpenVINO's list of operators not to decompose.
         user: Canonical names from the option ``decompositions``; they win.
     """
-    table = dict(torch._decomp.core_aten_decompositions()) | FAST_PATHS
+    table = dict(torch._decomp.core_aten_decompositions())
     keep = {str(op) for op in whole} | set(_KEEP_WHOLE)
     for op in list(table):
         name = op_name(op)
         if support.is_disabled(name) or (name in keep and support.knows(name)):
             del table[op]
+    for op, decomposition in (FAST_PATHS | REPAIRS).items():
+        if not support.is_disabled(op_name(op)):
+            table[op] = decomposition
     table.update(user_decompositions(user))
     return table

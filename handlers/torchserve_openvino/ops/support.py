@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from torchserve_openvino.ops.banned import ADDED, BANNED
+from torchserve_openvino.ops.banned import ADDED, ARGUMENT_RULES, BANNED
 from torchserve_openvino.ops.names import is_symbolic_scalar, op_name, packet_name, tensors_of, value_of
 from torchserve_openvino.report import FallbackKind
 
@@ -113,6 +113,11 @@ class SupportTable:
         return refusal
 
 
+def moves_only(name: str) -> bool:
+    """Whether an operator only moves, compares or casts values, so that several of them may cancel out."""
+    return packet_name(name) in _MOVES_DATA
+
+
 def _draws_nothing(node: Node, name: str) -> bool:
     """Whether a seeded operator draws no number: attention without dropout (its fourth argument)."""
     dropout = node.args[3] if len(node.args) > 3 else node.kwargs.get("dropout_p", 0.0)
@@ -142,6 +147,8 @@ def _refuse_values(node: Node, name: str) -> Refusal | None:
             return Refusal("unsupported_op", f"{name} has a tensor with a dimension of size 0: nothing to compute")
         if tensor.is_sparse or tensor.is_quantized:
             return Refusal("unsupported_op", f"{name} has a sparse or quantized tensor")
+    if (rule := ARGUMENT_RULES.get(name)) is not None and (reason := rule(node)) is not None:
+        return Refusal("unsupported_op", reason)
     if any(tensor.dtype in _NARROW_INTS for tensor in outputs) and packet_name(name) not in _MOVES_DATA:
         return Refusal("unsupported_op", f"{name} computes in 8-bit integers: torch wraps around, OpenVINO saturates")
     if any(tensor.dtype is torch.int64 for tensor in outputs) and packet_name(name) in _MULTIPLIES:

@@ -1,0 +1,133 @@
+"""Pins what the backend relies on in OpenVINO 2026.4: private names, and the defects that it works around."""
+
+import inspect
+
+import numpy as np
+import openvino as ov
+import pytest
+import torch
+from openvino import opset15 as ops
+from torch import nn
+
+CORE = ov.Core()
+F32 = {"INFERENCE_PRECISION_HINT": "f32"}
+
+
+def run(build, *inputs: np.ndarray) -> np.ndarray:
+    parameters = [ops.parameter(list(x.shape), ov.Type(x.dtype)) for x in inputs]
+    model = ov.Model([build(*parameters)], parameters)
+    return CORE.compile_model(model, "CPU", F32)(list(inputs))[0]
+
+
+def test_the_tested_version() -> None:
+    assert ov.__version__.startswith("2026.4."), "the private names below were read in OpenVINO 2026.4"
+
+
+def test_support_table_of_the_stock_backend() -> None:
+    from openvino.frontend.pytorch.torchdynamo.op_support import OperatorSupport
+
+    names = OperatorSupport({})._support_dict
+    assert len(names) == 259
+    assert {"torch.ops.aten.relu.default", "_operator.getitem"} <= names.keys()
+    assert all(isinstance(name, str) for name in names)
+
+
+def test_operators_that_the_export_path_keeps_whole() -> None:
+    from openvino.frontend.pytorch.torchdynamo.export_decompositions import ops_to_not_decompose
+
+    kept = ops_to_not_decompose()
+    assert len(kept) == 63 and torch.ops.aten.hardswish.default in kept
+
+
+def test_decoder_takes_shapes_and_types_and_holds_its_nodes() -> None:
+    from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
+
+    assert {"input_shapes", "input_types"} <= inspect.signature(TorchFXPythonDecoder.__init__).parameters.keys()
+    graph = torch.fx.symbolic_trace(lambda x: x)
+    assert isinstance(TorchFXPythonDecoder(graph)._nodes, list)
+
+
+def test_int64_is_computed_in_32_bits() -> None:
+    """Why `backend/int_range.py` limits int64 inputs."""
+    x = np.array([2**40, 5], dtype=np.int64)
+    assert run(lambda p: ops.add(p, p), x).tolist() == [0, 10]
+
+
+def test_8_bit_arithmetic_saturates() -> None:
+    x = np.array([200], dtype=np.uint8)
+    assert run(lambda p: ops.add(p, p), x).tolist() == [255]
+
+
+def test_float64_is_computed_in_float32() -> None:
+    assert run(lambda p: ops.add(p, p), np.array([1.0000000001])).tolist() == [2.0]
+
+
+def test_a_model_that_hands_its_input_through_ignores_the_output_tensor() -> None:
+    """Why `Converted.may_vanish` exists."""
+    parameter = ops.parameter([2, 4], ov.Type.f32)
+    compiled = CORE.compile_model(ov.Model([ops.result(parameter)], [parameter]), "CPU", F32)
+    request = compiled.create_infer_request()
+    x, out = np.ones((2, 4), np.float32), np.full((2, 4), 99, np.float32)
+    request.set_input_tensor(0, ov.Tensor(x, shared_memory=True))
+    request.set_output_tensor(0, ov.Tensor(out, shared_memory=True))
+    request.infer()
+    assert not np.array_equal(out, x)
+
+
+def test_abs_of_an_integer_range_keeps_the_sign() -> None:
+    """Why integer abs is decomposed."""
+    start, stop, step = (ops.constant(np.array(v, dtype=np.int64)) for v in (-3, 2, 1))
+    integers = ops.convert(ops.range(start, stop, step, output_type="f32"), "i64")
+    parameter = ops.parameter([], ov.Type.f32)
+    model = ov.Model([ops.result(ops.abs(integers)), ops.result(ops.exp(parameter))], [parameter])
+    got = CORE.compile_model(model, "CPU", F32)([np.float32(0)])[0]
+    assert got.tolist() == [-3, -2, -1, 0, 1]
+
+
+def test_output_tensor_can_be_torch_memory() -> None:
+    compiled = CORE.compile_model(ov.convert_model(torch.export.export(nn.ReLU(), (torch.ones(3),))), "CPU", F32)
+    request = compiled.create_infer_request()
+    x, out = torch.tensor([-1.0, 2.0, 3.0]), torch.empty(3)
+    request.set_input_tensor(0, ov.Tensor(x.numpy(), shared_memory=True))
+    request.set_output_tensor(0, ov.Tensor(out.numpy(), shared_memory=True))
+    request.infer()
+    assert out.tolist() == [0.0, 2.0, 3.0]
+
+
+def stock(model, *inputs, **options):
+    """A call through OpenVINO's own backend."""
+    import openvino.torch  # noqa: F401
+
+    compiled = torch.compile(model, backend="openvino", dynamic=False, options=options or None)
+    with torch.no_grad():
+        return compiled(*inputs)
+
+
+def test_stock_backend_fails_on_a_plain_model() -> None:
+    import openvino.torch  # noqa: F401
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2)).eval()
+    with pytest.raises(Exception, match="sources must not be empty"), torch.no_grad():
+        torch.compile(model, backend="openvino")(torch.randn(1, 3, 8, 8))
+
+
+def test_stock_backend_does_not_take_an_unknown_property_for_an_error() -> None:
+    x = torch.tensor([-1.0, 2.0])
+    got = stock(nn.Sequential(nn.ReLU(), nn.Tanh()), x, aot_autograd=True, config={"NO_SUCH_PROPERTY": 1})
+    torch.testing.assert_close(got, torch.tanh(torch.relu(x)))
+
+
+def test_stock_disabled_ops_takes_one_spelling() -> None:
+    from openvino.frontend.pytorch.torchdynamo.op_support import OperatorSupport
+
+    OperatorSupport({"disabled_ops": ["torch.ops.aten.relu.default"]})
+    with pytest.raises(KeyError):
+        OperatorSupport({"disabled_ops": ["aten.relu.default"]})
+
+
+def test_stock_device_takes_no_virtual_device() -> None:
+    from openvino.frontend.pytorch.torchdynamo.backend_utils import _get_device
+
+    for device in ("AUTO", "cpu", "HETERO:CPU"):
+        with pytest.raises(AssertionError):
+            _get_device({"device": device})

@@ -1,0 +1,111 @@
+"""Pins what `backend/_torch_private.py` takes from torch 2.13's private modules."""
+
+import inspect
+
+import torch
+from torch import nn
+
+
+def run_backend(model, *inputs, compiler=None):
+    """Compiles with a backend that hands every lowered graph to ``compiler``."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    def keep(gm, example_inputs):
+        if compiler is not None:
+            compiler(gm, example_inputs)
+        return make_boxed_func(gm.forward)
+
+    graphs = []
+
+    def backend(gm, example_inputs):
+        graphs.append((gm, example_inputs))
+        return aot_autograd(fw_compiler=keep)(gm, example_inputs)
+
+    with torch.no_grad():
+        torch.compile(model, backend=backend, dynamic=False)(*inputs)
+    return graphs
+
+
+def test_the_tested_version() -> None:
+    assert torch.__version__.startswith("2.13."), "the private names below were read in torch 2.13"
+
+
+def test_weights_are_graph_inputs_and_static() -> None:
+    seen = []
+
+    def compiler(gm, example_inputs) -> None:
+        context = torch._guards.TracingContext.try_get()
+        seen.append((len(example_inputs), list(context.fw_metadata.static_input_indices)))
+        assert all(hasattr(info, "mutates_data") for info in context.fw_metadata.input_info)
+
+    run_backend(nn.Linear(3, 2), torch.ones(1, 3), compiler=compiler)
+    assert seen == [(3, [0, 1])] or seen == [(3, [1, 2])]
+
+
+def test_dynamo_reuses_one_graph_for_modules_of_the_same_code() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.linear(x)
+            torch._dynamo.graph_break()
+            return x + 1
+
+    graphs = run_backend(nn.Sequential(Block(), Block(), Block()), torch.ones(1, 3))
+    linears = [gm for gm, inputs in graphs if len(inputs) == 3]
+    assert len(linears) < 3
+
+
+def test_graph_break_reason_rides_on_the_graph() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        torch._dynamo.graph_break()
+        return x * 2
+
+    (first, _), (second, _) = run_backend(model, torch.ones(2))
+    assert first.compile_subgraph_reason.graph_break and not second.compile_subgraph_reason.graph_break
+    assert first.compile_subgraph_reason.user_stack[-1].filename == __file__
+    assert torch._dynamo.utils.graph_break_reasons[-1] is first.compile_subgraph_reason
+
+
+def test_recompile_reason_is_in_the_compilation_metrics() -> None:
+    compiled = torch.compile(lambda x: x + 1, backend="eager", dynamic=False)
+    compiled(torch.ones(2))
+    frames = torch._dynamo.utils.counters["frames"]["total"]
+    compiled(torch.ones(3))
+    assert torch._dynamo.utils.counters["frames"]["total"] == frames + 1
+    entry = torch._dynamo.utils.get_compilation_metrics()[-1]
+    assert "size mismatch" in entry.recompile_reason
+    assert entry.co_filename == __file__ and entry.graph_op_count == 1
+
+
+def test_data_swap_and_data_write_move_no_version_counter() -> None:
+    """Why `WeightWatch` looks at pointers and sampled bytes as well."""
+    weight = nn.Parameter(torch.ones(3))
+    version, pointer = weight._version, weight.data_ptr()
+    weight.data.add_(1)
+    assert weight._version == version and weight.data_ptr() == pointer
+    weight.data = torch.zeros(3)
+    assert weight._version == version and weight.data_ptr() != pointer
+    with torch.no_grad():
+        weight.add_(1)
+    assert weight._version == version + 1
+
+
+def test_compile_takes_a_recompile_limit_of_its_own() -> None:
+    names = inspect.signature(torch.compile).parameters
+    assert {"recompile_limit", "isolate_recompiles"} <= names.keys()
+
+
+def test_decomposition_tables() -> None:
+    assert torch.ops.aten.addcdiv.default in torch._decomp.core_aten_decompositions()
+    assert torch._decomp.get_decompositions([torch.ops.aten.addcdiv.default])
+
+
+def test_fused_inference_kernels_have_no_decomposition() -> None:
+    """Why `ops/fast_paths.py` brings its own."""
+    kernels = [torch.ops.aten._transformer_encoder_layer_fwd.default, torch.ops.aten._native_multi_head_attention.default]
+    assert not torch._decomp.get_decompositions(kernels)

@@ -1,0 +1,83 @@
+"""Operators that OpenVINO converts wrongly, or not by its own table: answers equal eager, and the report says who ran."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import assert_same, check
+
+import torchserve_openvino as tov
+
+X = torch.linspace(-2, 2, 60).reshape(3, 4, 5)
+
+# Name, function, whether all of it runs on OpenVINO.
+CASES: list[tuple[str, Callable[[torch.Tensor], object], bool]] = [
+    ("var_mean without correction", lambda x: torch.var_mean(x), True),
+    ("var without correction", lambda x: torch.var(x, 1), True),
+    ("std of everything", lambda x: torch.std(x), True),
+    ("abs of an integer range", lambda x: torch.arange(-3, 2).abs() + x.abs().sum().to(torch.int64), True),
+    ("reflection padding", lambda x: F.pad(x, (1, 2), mode="reflect"), True),
+    ("average pooling, ceil_mode", lambda x: F.avg_pool1d(x, 4, 3, 2, ceil_mode=True) * 2, False),
+    ("average pooling", lambda x: F.avg_pool1d(x, 3, 2, 1), True),
+    ("a scalar expanded to a scalar", lambda x: x.sum().expand([]) + 1, False),
+    ("clone alone", lambda x: x.clone(), True),
+    ("moves that cancel out", lambda x: x.permute(1, 0, 2).clone().permute(1, 0, 2).contiguous(), True),
+    ("scalar repeated", lambda x: x.sum().repeat(()), True),
+    ("softplus", lambda x: F.softplus(x), True),
+    ("addcdiv", lambda x: torch.addcdiv(x, x, x.abs() + 1), True),
+    ("lerp", lambda x: torch.lerp(x, x * 2, 0.3), True),
+    ("nan_to_num", lambda x: torch.nan_to_num(x / x.round()), True),
+    ("mish", lambda x: F.mish(x), True),
+    ("celu", lambda x: F.celu(x), True),
+    ("group norm", lambda x: F.group_norm(x, 2), True),
+    ("layer norm", lambda x: F.layer_norm(x, (5,)), True),
+    ("attention", lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]), True),
+    ("causal attention", lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], is_causal=True), True),
+    ("bicubic resize", lambda x: F.interpolate(x[None], scale_factor=2, mode="bicubic"), True),
+    ("bilinear resize", lambda x: F.interpolate(x[None], size=(7, 3), mode="bilinear", align_corners=True), True),
+    ("nearest resize", lambda x: F.interpolate(x[None], size=(7, 3)), True),
+    ("kthvalue", lambda x: torch.kthvalue(x, 2).values, False),
+    ("fft", lambda x: torch.fft.rfft(x).abs(), False),
+]
+
+
+@pytest.mark.parametrize(("function", "whole"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_operator(function: Callable[[torch.Tensor], object], whole: bool) -> None:
+    compiled = tov.compile(function)
+    with torch.no_grad():
+        for _ in range(2):
+            assert_same(compiled(X), function(X), strides=False)
+    report = compiled.report
+    assert (report.summary.coverage == 1.0) is whole, report.to_text()
+    assert bool(report.fallbacks) is not whole, report.to_text()
+
+
+def test_every_ban_and_rule_names_a_reason_and_an_operator_that_exists() -> None:
+    from torchserve_openvino.ops.banned import ADDED, ARGUMENT_RULES, BANNED
+
+    for name in (*BANNED, *ARGUMENT_RULES, *ADDED):
+        namespace, packet, overload = name.split(".")
+        assert getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    assert all(BANNED.values())
+
+
+def test_conversion_time_grows_linearly() -> None:
+    """The decoder looks nodes up in constant time: four times the layers take far less than sixteen times as long."""
+    from torchserve_openvino.backend._openvino_private import _IndexedNodes
+
+    graph = torch.fx.symbolic_trace(lambda x: torch.sin(torch.cos(x))).graph
+    nodes = _IndexedNodes(list(graph.nodes))
+    assert [nodes.index(node) for node in graph.nodes] == list(range(len(nodes)))
+
+
+def test_custom_operator_of_the_user_falls_back_with_its_name() -> None:
+    @torch.library.custom_op("tov_test::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    twice.register_fake(lambda x: torch.empty_like(x))
+    compiled = check(
+        lambda x: torch.ops.tov_test.twice(x + 1) * 3, torch.randn(3), coverage=None, fallbacks={"unsupported_op": 1}
+    )
+    assert compiled.report.fallbacks[0].op == "tov_test.twice.default"
