@@ -8,6 +8,7 @@ import torch
 
 from torchserve_openvino.backend._torch_private import FrameEvents, Mark
 from torchserve_openvino.backend.capture import OpenVINOBackend
+from torchserve_openvino.backend.frozen import FrozenCalls
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.config import ResolvedOptions, resolve_options
 from torchserve_openvino.errors import TorchScriptModelError
@@ -37,9 +38,43 @@ class CompiledModule:
         self._compiled = compiled
         self._tracker = tracker
         self._foreign = foreign
+        self._frozen: FrozenCalls | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model; compiles at the first call, and for each new shape, dtype or code path."""
+        if self._frozen is None:
+            return self._guarded(args, kwargs)
+        key, leaves, recorded = self._frozen.find(args, kwargs)
+        if recorded is not None:
+            return recorded(leaves)
+        if key is None:
+            return self._guarded(args, kwargs)
+        thread = self._tracker.thread
+        thread.recording = calls = []
+        try:
+            result = self._guarded(args, kwargs)
+        finally:
+            thread.recording = None
+        self._frozen.record(key, leaves, calls, result)
+        return result
+
+    def freeze(self) -> "CompiledModule":
+        """Promises that the model will not change any more, and takes the guards out of the calls to come.
+
+        After it, a change of weights, buffers, mode, attributes or globals of the model is not seen: answers stay those of
+        the frozen state. Inputs are checked as before: a new shape or type is compiled. Calls that can't be repeated
+        without Dynamo (a graph break, an output that is a view, a buffer that changes) stay guarded.
+        """
+        if self._foreign is None:
+            self._frozen = FrozenCalls()
+        return self
+
+    @property
+    def frozen(self) -> int:
+        """How many input signatures run without guards; 0 before `freeze`."""
+        return self._frozen.recorded if self._frozen is not None else 0
+
+    def _guarded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         mark = FrameEvents.mark()
         runs = self._tracker.thread.graph_calls
         result = self._compiled(*args, **kwargs)

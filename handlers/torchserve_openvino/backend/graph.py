@@ -21,6 +21,7 @@ from torchserve_openvino.backend.build import build, effective_precision
 from torchserve_openvino.backend.convert import ConversionError, Converted, convert
 from torchserve_openvino.backend.execute import CompiledPartition, GuardedPartition
 from torchserve_openvino.backend.fallback import fallback_for
+from torchserve_openvino.backend.frozen import GraphCall
 from torchserve_openvino.backend.partition import Part, Partitioned, is_passthrough, partition
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.weights import WeightWatch, can_freeze
@@ -60,6 +61,7 @@ class CompiledGraph:
         self._settings = settings
         self._record = record
         self._static = sorted(facts.static - facts.mutated)
+        self._mutates = bool(facts.mutated)
         self._pick: Callable[[Sequence[Any]], tuple[Any, ...]] = _picker(self._static)
         self._refused: dict[str, Refusal] = {}
         self._lock = threading.RLock()
@@ -82,7 +84,10 @@ class CompiledGraph:
             variant = self._select(args, weights)
         call_args = tuple(args)
         args.clear()
-        return variant.run(*call_args)
+        results = variant.run(*call_args)
+        if (calls := self._thread.recording) is not None:
+            calls.append(GraphCall(variant.run, call_args, results, self._mutates))
+        return results
 
     def _select(self, args: Sequence[Any], weights: tuple[Any, ...]) -> Variant:
         with self._lock:

@@ -124,10 +124,16 @@ class Recompile:
     count: int = 1
 
 
-class _ThreadCounts(threading.local):
-    """Counts of the calling thread alone."""
+class _ThreadState(threading.local):
+    """What concerns the calling thread alone.
+
+    Attributes:
+        graph_calls: Compiled graphs that it ran.
+        recording: Where those are put down, while a call is recorded.
+    """
 
     graph_calls = 0
+    recording: list[Any] | None = None
 
 
 class Tracker:
@@ -149,7 +155,7 @@ class Tracker:
         self.timings: dict[str, float] = {}
         self.notes: list[str] = []
         self.last_failure = ""
-        self.thread = _ThreadCounts()
+        self.thread = _ThreadState()
 
     def add_graph(self, **values: Any) -> GraphRecord:
         """Starts the record of a graph and returns it; the backend fills in its partitions."""

@@ -1,0 +1,124 @@
+"""The call without guards, for serving: once the model no longer changes, a call is a look-up and an inference.
+
+Dynamo checks at each call that no module, weight or global changed, which costs a millisecond where an inference takes
+eight. `CompiledModule.freeze` is the caller's word that they do not. What is left to check is the input: structure,
+shapes, types and plain values are the key of a recorded call; any other call goes through Dynamo, and is recorded when
+it ran as one graph whose inputs and outputs could be recognised. Where it could not, calls simply stay guarded.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+logger = logging.getLogger(__name__)
+
+Key = tuple[Any, ...]
+# Signatures kept; a server with more shapes than this runs the rest guarded.
+MAX_RECORDED = 1024
+
+
+@dataclass
+class GraphCall:
+    """What a graph was called with and answered, as `CompiledGraph` saw it.
+
+    Attributes:
+        run: The assembled graph: all inputs, weights included, to a sequence of outputs.
+        mutates: Whether AOTAutograd writes results back into inputs after the graph.
+    """
+
+    run: Callable[..., Sequence[Any]]
+    args: tuple[Any, ...]
+    results: Sequence[Any]
+    mutates: bool
+
+
+class _Recorded:
+    """One key's way from the caller's leaves to the graph's outputs."""
+
+    def __init__(self, call: GraphCall, leaves: Sequence[Any], output: Any) -> None:
+        position = {id(leaf): i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+        # Weights stay where they are in the template; the caller's tensors are put into their places.
+        self._template = [None if id(arg) in position else arg for arg in call.args]
+        self._places = [(i, position[id(arg)]) for i, arg in enumerate(call.args) if id(arg) in position]
+        results = {id(result): i for i, result in enumerate(call.results) if isinstance(result, torch.Tensor)}
+        out_leaves, self._out_spec = pytree.tree_flatten(output)
+        self._out: list[tuple[bool, Any]] = []
+        for leaf in out_leaves:
+            if isinstance(leaf, torch.Tensor):
+                if id(leaf) not in results:
+                    raise ValueError("an output is not what the graph returned (a view, or an input)")
+                self._out.append((True, results[id(leaf)]))
+            else:
+                self._out.append((False, leaf))
+        self._run = call.run
+        self._single = self._out[0][1] if len(self._out) == 1 and out_leaves[0] is output else None
+
+    def __call__(self, leaves: Sequence[Any]) -> Any:
+        args = self._template.copy()
+        for place, leaf in self._places:
+            args[place] = leaves[leaf]
+        results = self._run(*args)
+        if self._single is not None:
+            return results[self._single]
+        values = [results[value] if is_result else value for is_result, value in self._out]
+        return pytree.tree_unflatten(values, self._out_spec)
+
+
+class FrozenCalls:
+    """The calls recorded so far."""
+
+    def __init__(self) -> None:
+        self._recorded: dict[Key, _Recorded | None] = {}
+        self.refused: dict[str, int] = {}
+
+    @property
+    def recorded(self) -> int:
+        """How many input signatures run without guards."""
+        return sum(entry is not None for entry in self._recorded.values())
+
+    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key | None, list[Any], "_Recorded | None"]:
+        """The key of a call, its leaves, and its recording if there is one."""
+        if len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor:
+            leaves, spec = [args[0]], None
+        else:
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+        key = _key(leaves, spec)
+        return key, leaves, self._recorded.get(key) if key is not None else None
+
+    def record(self, key: Key, leaves: list[Any], calls: Sequence[GraphCall], output: Any) -> None:
+        """Keeps a call that just ran, where it can be repeated without Dynamo; once for each key."""
+        if key in self._recorded or len(self._recorded) >= MAX_RECORDED:
+            return
+        self._recorded[key] = None
+        try:
+            if len(calls) != 1:
+                raise ValueError(f"the call ran {len(calls)} graphs")
+            if calls[0].mutates:
+                raise ValueError("the model writes to an input or a buffer")
+            self._recorded[key] = _Recorded(calls[0], leaves, output)
+        except ValueError as error:
+            self.refused[str(error)] = self.refused.get(str(error), 0) + 1
+            logger.info("A call stays guarded after freeze(): %s", error)
+
+
+def _key(leaves: list[Any], spec: Any) -> Key | None:
+    """What must be equal for a recorded call to fit; None where a call can't be recorded."""
+    parts: list[Any] = [spec, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")]
+    for leaf in leaves:
+        if type(leaf) is torch.Tensor:
+            if leaf.requires_grad or not leaf.is_contiguous() or leaf.device.type != "cpu":
+                return None
+            parts.append((leaf.shape, leaf.dtype))
+        elif leaf is None or type(leaf) in {bool, int, float, str}:
+            parts.append((type(leaf), leaf))
+        else:
+            return None
+    if len(leaves) > 1 and len({id(leaf) for leaf in leaves if type(leaf) is torch.Tensor}) != sum(
+        type(leaf) is torch.Tensor for leaf in leaves
+    ):
+        return None
+    return tuple(parts)

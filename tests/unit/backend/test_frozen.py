@@ -1,0 +1,116 @@
+"""freeze(): the same answers without guards, and only where a call can be repeated without Dynamo."""
+
+import threading
+
+import pytest
+import torch
+from helpers import assert_same
+from torch import nn
+
+import torchserve_openvino as tov
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3)).eval()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_same_answers_for_every_shape(mode) -> None:
+    model = net()
+    compiled = tov.compile(model).freeze()
+    with mode():
+        for batch in (1, 2, 3, 2, 1, 3):
+            x = torch.randn(batch, 6)
+            assert_same(compiled(x), model(x))
+    assert compiled.frozen == 3
+    assert compiled.report.summary.coverage == 1.0 and not compiled.report.fallbacks
+
+
+def test_the_frozen_call_does_not_go_through_dynamo() -> None:
+    compiled = tov.compile(net()).freeze()
+    x = torch.randn(2, 6)
+    with torch.no_grad():
+        expected = compiled(x)
+        with torch.compiler.set_stance("force_eager"):
+            assert_same(compiled(x), expected)
+    assert not compiled.report.fallbacks
+
+
+def test_nested_inputs_and_outputs() -> None:
+    class Model(nn.Module):
+        def forward(self, pair, *, scale=2.0, bias=None):
+            a, b = pair
+            y = a * scale + b
+            return {"y": y if bias is None else y + bias, "parts": [a - b, None, 3]}
+
+    model = Model()
+    compiled = tov.compile(model).freeze()
+    with torch.no_grad():
+        for scale in (2.0, 3.0, 2.0):
+            for bias in (None, torch.randn(4)):
+                pair = (torch.randn(4), torch.randn(4))
+                assert_same(compiled(pair, scale=scale, bias=bias), model(pair, scale=scale, bias=bias))
+    assert compiled.frozen == 4
+
+
+def test_views_mutation_and_breaks_stay_guarded() -> None:
+    def view(x):
+        return x.t()
+
+    def mutation(x):
+        return x.add_(1) * 2
+
+    def broken(x):
+        x = torch.sin(x)
+        torch._dynamo.graph_break()
+        return x + 1
+
+    for model in (view, mutation, broken):
+        compiled = tov.compile(model).freeze()
+        with torch.no_grad():
+            for _ in range(3):
+                x = torch.randn(2, 3)
+                y = x.clone()
+                assert_same(compiled(x), model(y))
+                assert_same(x, y)
+        assert compiled.frozen == 0
+
+
+def test_same_tensor_twice_and_non_contiguous_inputs_stay_right() -> None:
+    model = lambda x, y: x * 2 + y  # noqa: E731
+    compiled = tov.compile(model).freeze()
+    a, b = torch.randn(3, 3), torch.randn(3, 3)
+    with torch.no_grad():
+        for x, y in ((a, b), (a, a), (a.t(), b), (b, a), (a, a)):
+            assert_same(compiled(x, y), model(x, y))
+
+
+def test_random_numbers_are_drawn_anew() -> None:
+    compiled = tov.compile(lambda x: x + torch.rand_like(x)).freeze()
+    x = torch.ones(100)
+    with torch.no_grad():
+        assert not torch.equal(compiled(x), compiled(x))
+
+
+def test_answers_are_not_overwritten_and_threads_do_not_mix() -> None:
+    model = net()
+    compiled = tov.compile(model).freeze()
+    errors = []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        inputs = [torch.randn(1 + i % 3, 6, generator=generator) for i in range(30)]
+        with torch.no_grad():
+            answers = [compiled(x) for x in inputs]
+            try:
+                for x, answer in zip(inputs, answers, strict=True):
+                    assert_same(answer, model(x))
+            except AssertionError as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
