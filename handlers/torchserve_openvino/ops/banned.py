@@ -25,10 +25,17 @@ def _argument(node: Node, position: int, name: str, default: Any) -> Any:
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 
-def _ceil_mode(node: Node) -> str | None:
+def _integers(node: Node) -> str | None:
+    value = node.all_input_nodes[0].meta.get("val")
+    if value is not None and not value.is_floating_point():
+        return "computed in integers by OpenVINO where torch goes through floats"
+    return None
+
+
+def _average_pool(node: Node) -> str | None:
     if _argument(node, 4, "ceil_mode", False):
         return "average pooling with ceil_mode: OpenVINO divides the last window by another count than torch"
-    return None
+    return _integers(node)
 
 
 def _scalar_to_scalar(node: Node) -> str | None:
@@ -40,8 +47,9 @@ def _scalar_to_scalar(node: Node) -> str | None:
 
 # Operators that convert rightly but for some arguments; each rule returns the reason against a node, or None.
 ARGUMENT_RULES: dict[str, Callable[[Node], str | None]] = {
-    "aten.avg_pool1d.default": _ceil_mode,
-    "aten.avg_pool2d.default": _ceil_mode,
-    "aten.avg_pool3d.default": _ceil_mode,
+    "aten.avg_pool1d.default": _average_pool,
+    "aten.avg_pool2d.default": _average_pool,
+    "aten.avg_pool3d.default": _average_pool,
+    "aten.logsumexp.default": _integers,
     "aten.expand.default": _scalar_to_scalar,
 }

@@ -40,8 +40,17 @@ def _std(x: Tensor, dim: Sequence[int] | None = None, *, correction: Any = None,
     return torch.std(x, dim, correction=1, keepdim=keepdim)
 
 
+def _floor_divide(x: Tensor, y: Any, *, rounding_mode: str | None = None) -> Tensor:
+    """OpenVINO rounds an integer quotient towards 0 where torch was asked for the floor."""
+    floats = x.is_floating_point() or (y.is_floating_point() if isinstance(y, Tensor) else isinstance(y, float))
+    if rounding_mode != "floor" or floats:
+        return NotImplemented
+    return torch.div(x - torch.remainder(x, y), y, rounding_mode="trunc")
+
+
 REPAIRS: dict[Any, Callable[..., Any]] = {
     aten.abs.default: _abs,
+    aten.div.Tensor_mode: _floor_divide,
     aten.var_mean.correction: _var_mean,
     aten.var.correction: _var,
     aten.std.correction: _std,

@@ -37,6 +37,8 @@ CASES: list[tuple[str, Callable[[torch.Tensor], object], bool]] = [
     ("bicubic resize", lambda x: F.interpolate(x[None], scale_factor=2, mode="bicubic"), True),
     ("bilinear resize", lambda x: F.interpolate(x[None], size=(7, 3), mode="bilinear", align_corners=True), True),
     ("nearest resize", lambda x: F.interpolate(x[None], size=(7, 3)), True),
+    ("integer floor division", lambda x: (x * 10).to(torch.int64) // 3 + (x * 9).to(torch.int64) // -4, True),
+    ("integer logsumexp", lambda x: torch.logsumexp((x * 3).to(torch.int64), 1) + x.sum(), False),
     ("kthvalue", lambda x: torch.kthvalue(x, 2).values, False),
     ("fft", lambda x: torch.fft.rfft(x).abs(), False),
 ]
