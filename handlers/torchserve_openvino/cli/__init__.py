@@ -1,0 +1,27 @@
+"""The command `torchserve-openvino`. Nothing here imports torch or OpenVINO until a command needs it."""
+
+import typer
+
+from torchserve_openvino.cli.check import check
+from torchserve_openvino.cli.handler_path import handler_path
+from torchserve_openvino.cli.report import report
+
+app = typer.Typer(
+    name="torchserve-openvino",
+    help="Serve PyTorch models on OpenVINO: check a configuration, find a handler, read a report.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("check")(check)
+app.command("handler-path")(handler_path)
+app.command("report")(report)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+__all__ = ["app", "main"]

@@ -1,0 +1,54 @@
+"""`torchserve-openvino handler-path NAME`."""
+
+import ast
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from torchserve_openvino.cli.console import fail
+from torchserve_openvino.config.spelling import listed, nearest
+
+
+def handler_path(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="A handler, e.g. image_classifier.", show_default=False),
+    ] = None,
+    list_all: Annotated[bool, typer.Option("--list", help="List the handlers with a line each.")] = False,
+) -> None:
+    """Print the path of a handler's file, for torch-model-archiver --handler.
+
+    Without a name it lists the handlers.
+
+    Examples:
+
+        torchserve-openvino handler-path
+
+        torch-model-archiver --handler "$(torchserve-openvino handler-path tensor)" ...
+    """
+    found = handlers()
+    if name is None or list_all:
+        width = max((len(each) for each in found), default=0)
+        for each, path in found.items():
+            typer.echo(f"{each:<{width}}  {describe(path)}".rstrip())
+        return
+    chosen = found.get(name.removesuffix(".py").replace("-", "_"))
+    if chosen is None:
+        near = nearest(name, found)
+        hint = f" Did you mean {near!r}?" if near else ""
+        fail(f"there is no handler {name!r}; there are {listed(found)}.{hint}")
+    typer.echo(str(chosen))
+
+
+def handlers() -> dict[str, Path]:
+    """Name and file of each handler."""
+    # The files are found, not imported: TorchServe need not be installed where an archive is made.
+    folder = Path(__file__).resolve().parent.parent / "entrypoints"
+    return {path.stem: path for path in sorted(folder.glob("[!_]*.py"))}
+
+
+def describe(path: Path) -> str:
+    """First line of a file's docstring."""
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return docstring.partition("\n")[0]

@@ -1,0 +1,60 @@
+"""`torchserve-openvino report MODEL_OR_URL`."""
+
+from typing import Annotated
+
+import typer
+
+from torchserve_openvino.cli.console import fail, print_json, stdout
+
+DEFAULT_MANAGEMENT = "http://127.0.0.1:8081"
+
+
+def report(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL_OR_URL",
+            help="A model's name or NAME/VERSION, its URL at the management API, or a saved report.",
+            show_default=False,
+        ),
+    ],
+    management: Annotated[
+        str, typer.Option(help="Address of TorchServe's management API.")
+    ] = DEFAULT_MANAGEMENT,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TORCHSERVE_MANAGEMENT_TOKEN",
+            help="Management key, where the server asks for one (key_file.json of the server).",
+            show_default=False,
+        ),
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.", min=0.1)] = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Print the compile report of a served model: what ran on OpenVINO, what fell back and why.
+
+    Exit code 1 if the server is down, the model unknown, or served by another handler.
+
+    Examples:
+
+        torchserve-openvino report efficientnet
+
+        torchserve-openvino report http://127.0.0.1:8081/models/efficientnet
+
+        torchserve-openvino report efficientnet --json > report.json
+
+        torchserve-openvino report report.json
+    """
+    from torchserve_openvino.cli.report_source import ReportNotFoundError, fetch
+
+    try:
+        found = fetch(model, management=management, token=token, timeout=timeout)
+    except ReportNotFoundError as error:
+        fail(str(error))
+    if as_json:
+        print_json(found.report)
+        return
+    from torchserve_openvino.cli.report_tables import print_report
+
+    print_report(found.report, found.title, stdout())

@@ -1,0 +1,168 @@
+"""Where a compile report comes from: TorchServe's management API, or a file."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlsplit
+
+import httpx
+
+from torchserve_openvino.config.spelling import nearest
+
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+
+
+class ReportNotFoundError(Exception):
+    """There is no report to show; the message says why and what to do."""
+
+
+class Found(NamedTuple):
+    """A report and a heading for it."""
+
+    report: dict[str, Any]
+    title: str
+
+
+def fetch(model: str, *, management: str, token: str | None, timeout: float) -> Found:
+    """Gets a report.
+
+    Args:
+        model: Name, URL or path of a JSON file.
+        management: Address of the management API, for a name.
+        token: Management key, if the server wants one.
+        timeout: Seconds for the whole answer: the server asks a worker, which may be busy with a batch.
+
+    Raises:
+        ReportNotFoundError: Server down, model unknown, another handler, no report in the file.
+    """
+    if "://" in model:
+        return _from_server(model, token, timeout)
+    if model.endswith(".json") or Path(model).expanduser().is_file():
+        return _from_file(Path(model).expanduser())
+    return _from_server(f"{management.rstrip('/')}/models/{quote(model)}", token, timeout)
+
+
+def _from_file(path: Path) -> Found:
+    try:
+        answer = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ReportNotFoundError(f"{path} can't be read: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise ReportNotFoundError(f"{path} is no JSON file: {error}.") from error
+    report = find_report(answer)
+    if report is None:
+        raise ReportNotFoundError(f"{path} holds no compile report.")
+    return Found(report, str(path))
+
+
+def _from_server(url: str, token: str | None, timeout: float) -> Found:
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ReportNotFoundError(f"{url!r} is no URL of a model, such as http://127.0.0.1:8081/models/NAME.")
+    if "/models/" not in parts.path or parts.path.endswith("/models/"):
+        base = f"{parts.scheme}://{parts.netloc}"
+        raise ReportNotFoundError(f"{url!r} names no model; write {base}/models/NAME.")
+    name = parts.path.partition("/models/")[2].strip("/")
+    response = _get(url, token, timeout)
+    if response.status_code != httpx.codes.OK:
+        raise ReportNotFoundError(_why(response, name, token, timeout))
+    try:
+        answer = response.json()
+    except ValueError as error:
+        raise ReportNotFoundError(
+            f"{url} did not answer in JSON. Is it the management API of TorchServe?"
+        ) from error
+    report = find_report(answer)
+    if report is None:
+        raise ReportNotFoundError(_no_report(answer, name))
+    version = next((entry["modelVersion"] for entry in _entries(answer) if "modelVersion" in entry), None)
+    return Found(report, f"{name} {version}" if version and "/" not in name else name)
+
+
+def _get(url: str, token: str | None, timeout: float) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    parts = urlsplit(url)
+    try:
+        # A proxy of the environment can't reach this machine's loopback.
+        with httpx.Client(trust_env=parts.hostname not in _LOOPBACK, timeout=timeout) as client:
+            return client.get(url, params={"customized": "true"}, headers=headers)
+    except httpx.ConnectError as error:
+        message = (
+            f"no server answers at {parts.scheme}://{parts.netloc}. Is TorchServe running, and is this its "
+            "management_address (config.properties)? Name another one by --management."
+        )
+        raise ReportNotFoundError(message) from error
+    except httpx.TimeoutException as error:
+        message = f"{parts.netloc} did not answer within {timeout:g} s (--timeout); a worker may be loading."
+        raise ReportNotFoundError(message) from error
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ReportNotFoundError(f"{url}: {error}") from error
+
+
+def _why(response: httpx.Response, name: str, token: str | None, timeout: float) -> str:
+    try:
+        body = response.json()
+        said = str(body.get("message", body)) if isinstance(body, dict) else str(body)
+    except ValueError:
+        said = response.text.strip()[:200]
+    host = f"{response.url.scheme}://{response.url.netloc.decode()}"
+    if response.status_code == httpx.codes.NOT_FOUND:
+        names = _served(host, token, timeout)
+        near = nearest(name.split("/", maxsplit=1)[0], names)
+        hint = f" Did you mean {near!r}?" if near and near != name else ""
+        return f"{host} knows no model {name!r}: {said}{hint}"
+    if response.status_code in {400, 401, 403} and "token" in said.lower():
+        return f"{host} wants a token: {said} Give its management key by --token."
+    return f"{host} answered {response.status_code}: {said}"
+
+
+def _served(host: str, token: str | None, timeout: float) -> list[str]:
+    """Names of the registered models, for a hint; none if the server does not tell."""
+    try:
+        response = _get(f"{host}/models", token, min(timeout, 5.0))
+        models = response.json()["models"]
+        return [str(entry["modelName"]) for entry in models]
+    except (ReportNotFoundError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _entries(answer: Any) -> Iterable[Mapping[str, Any]]:
+    entries = answer if isinstance(answer, list) else [answer]
+    return [entry for entry in entries if isinstance(entry, Mapping)]
+
+
+def find_report(answer: Any) -> dict[str, Any] | None:
+    """The report in an answer of the management API, in whatever wrapping.
+
+    TorchServe 0.12 answers a list with a dict per version, whose ``customizedMetadata`` is what
+    `describe_handle`
+    returned: a dict, or the same as a JSON string, or in a list.
+    """
+    if isinstance(answer, str):
+        try:
+            decoded = json.loads(answer)
+        except ValueError:
+            return None
+        return None if isinstance(decoded, str) else find_report(decoded)
+    if isinstance(answer, list):
+        return next((found for each in answer if (found := find_report(each)) is not None), None)
+    if not isinstance(answer, dict):
+        return None
+    if "schema" in answer and isinstance(answer.get("summary"), dict):
+        return answer
+    return find_report(answer.get("customizedMetadata"))
+
+
+def _no_report(answer: Any, name: str) -> str:
+    for entry in _entries(answer):
+        workers = [worker for worker in entry.get("workers") or [] if isinstance(worker, Mapping)]
+        if workers and not any(worker.get("status") == "READY" for worker in workers):
+            return f"no worker of {name!r} is READY yet; try again, or look into the server's log."
+        said = entry.get("customizedMetadata")
+        if said:
+            return f"{name!r} answered no compile report, but: {str(said)[:200]}"
+    return (
+        f"{name!r} is served by another handler: it has no compile report. Archive it with a handler of "
+        "this package (torchserve-openvino handler-path) or derive yours from OpenVINOHandler."
+    )

@@ -1,0 +1,119 @@
+"""A compile report as tables for a terminal."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+Column = tuple[str, Callable[[Mapping[str, Any]], Any]]
+
+
+def _field(name: str) -> Callable[[Mapping[str, Any]], Any]:
+    return lambda entry: entry.get(name)
+
+
+def _seconds(name: str) -> Callable[[Mapping[str, Any]], Any]:
+    return lambda entry: f"{float(entry.get(name) or 0):.2f}"
+
+
+# Reasons last: they are the long ones.
+FALLBACKS: tuple[Column, ...] = (
+    ("kind", _field("kind")),
+    ("op", _field("op")),
+    ("to", _field("to")),
+    ("count", _field("count")),
+    ("where", _field("where")),
+    ("reason", _field("reason")),
+)
+GRAPH_BREAKS: tuple[Column, ...] = (
+    ("count", _field("count")),
+    ("where", _field("where")),
+    ("reason", _field("reason")),
+)
+RECOMPILES: tuple[Column, ...] = (
+    ("count", _field("count")),
+    ("graph", _field("compile_id")),
+    ("where", _field("where")),
+    ("reason", _field("reason")),
+)
+GRAPHS: tuple[Column, ...] = (
+    ("graph", _field("index")),
+    ("where", _field("where")),
+    ("stage", _field("stage")),
+    ("shapes", lambda graph: "dynamic" if graph.get("dynamic") else "static"),
+    ("ops", _field("ops_total")),
+    ("on OpenVINO", _field("ops_on_openvino")),
+    ("lower s", _seconds("lower_seconds")),
+)
+PARTITIONS: tuple[Column, ...] = (
+    ("graph", _field("graph")),
+    ("partition", _field("name")),
+    ("runs on", lambda part: " ".join([str(part.get("runs_on")), *(part.get("execution_devices") or [])])),
+    ("ops", _field("ops")),
+    ("weights", _field("constants")),
+    ("MB", lambda part: f"{(part.get('constant_bytes') or 0) / 1e6:.1f}"),
+    ("convert s", _seconds("convert_seconds")),
+    ("compile s", _seconds("compile_seconds")),
+    ("from cache", lambda part: "yes" if part.get("from_cache") else "no"),
+)
+
+
+def print_report(report: Mapping[str, Any], title: str, console: Console) -> None:
+    """Prints summary, fallbacks, graph breaks, recompiles, graphs and partitions.
+
+    Args:
+        report: ``CompileReport.to_dict()``, perhaps of another version of this package: what is absent is
+            left out.
+        title: The model.
+        console: Where to.
+    """
+    console.print(_summary(report, title))
+    graphs = [graph for graph in report.get("graphs") or [] if isinstance(graph, Mapping)]
+    parts = [
+        {"graph": graph.get("index"), **part} for graph in graphs for part in graph.get("partitions") or []
+    ]
+    _print(console, "Fallbacks", FALLBACKS, report.get("fallbacks") or [])
+    _print(console, "Graph breaks", GRAPH_BREAKS, report.get("graph_breaks") or [])
+    _print(console, "Recompiles", RECOMPILES, report.get("recompiles") or [])
+    _print(console, "Graphs", GRAPHS, graphs)
+    _print(console, "Partitions", PARTITIONS, parts)
+    for note in report.get("notes") or []:
+        console.print(f"note: {note}")
+
+
+def _summary(report: Mapping[str, Any], title: str) -> Table:
+    summary = report.get("summary") or {}
+    table = Table(title=Text(f"Compile report of {title}"), title_justify="left", show_header=False)
+    coverage = float(summary.get("coverage") or 0.0)
+    ops = f"{summary.get('ops_on_openvino', '?')} of {summary.get('ops_total', '?')} operators on OpenVINO"
+    style = "green" if coverage >= 1.0 else "yellow"
+    table.add_row(Text("coverage"), Text(f"{coverage:.1%} ({ops})", style=style))
+    for name in ("device", "precision", "graphs", "partitions"):
+        table.add_row(Text(name), Text(_text(summary.get(name))))
+    for name in ("fallbacks", "graph_breaks", "recompiles"):
+        count = summary.get(name)
+        table.add_row(Text(name.replace("_", " ")), Text(_text(count), style="yellow" if count else "green"))
+    table.add_row(Text("compile seconds"), Text(_text(summary.get("compile_seconds"))))
+    verify = report.get("verify") or {}
+    if verify:
+        table.add_row(Text("verify"), Text(", ".join(f"{key} {value}" for key, value in verify.items())))
+    if report.get("pid"):
+        table.add_row(Text("worker pid"), Text(_text(report["pid"])))
+    return table
+
+
+def _print(console: Console, title: str, columns: tuple[Column, ...], entries: list[Any]) -> None:
+    rows = [entry for entry in entries if isinstance(entry, Mapping)]
+    if not rows:
+        console.print(f"{title}: none")
+        return
+    table = Table(*(name for name, _ in columns), title=Text(title), title_justify="left")
+    for entry in rows:
+        table.add_row(*(Text(_text(value(entry))) for _, value in columns))
+    console.print(table)
+
+
+def _text(value: Any) -> str:
+    return "-" if value is None or value == "" else str(value)

@@ -1,0 +1,312 @@
+"""The `options` of torch.compile: OpenVINO's own names, checked, with the source of each effective value."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from torchserve_openvino.config.devices import (
+    DeviceCatalog,
+    DeviceSpec,
+    SystemCatalog,
+    UncheckedCatalog,
+    check_present,
+    parse_device,
+)
+from torchserve_openvino.config.op_names import check_operators
+from torchserve_openvino.config.ov_properties import check_properties, with_default_precision
+from torchserve_openvino.config.problems import Problems
+from torchserve_openvino.config.spelling import listed, nearest, parse_bool, shown
+
+ENV_DEVICE = "OPENVINO_TORCH_BACKEND_DEVICE"
+ENV_MODEL_CACHING = "OPENVINO_TORCH_MODEL_CACHING"
+ENV_CACHE_DIR = "OPENVINO_TORCH_CACHE_DIR"
+ENV_DEFAULTS = {"device": ENV_DEVICE, "model_caching": ENV_MODEL_CACHING, "cache_dir": ENV_CACHE_DIR}
+
+_FALLBACKS = ("eager", "inductor")
+_CACHE_FOLDER = "torchserve-openvino"
+
+
+class BackendOptions(BaseModel):
+    """Options of the backend in canonical form; `resolve_options` makes them from what a user wrote."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    device: str = "CPU"
+    """Device as OpenVINO names it: CPU, GPU, GPU.0, NPU, AUTO, AUTO:GPU,CPU, HETERO:GPU,CPU,
+    MULTI:GPU,CPU."""
+    aot_autograd: bool = True
+    """Accepted for OpenVINO's sake: graphs are always lowered through AOTAutograd; False is only reported."""
+    model_caching: bool = False
+    """Keep compiled models on disk, in `cache_dir`."""
+    cache_dir: str | None = None
+    """Folder of the cache, absolute. A relative one lies below the user's cache root, since TorchServe's
+    workers run in a temporary folder."""
+    decompositions: tuple[str, ...] = ()
+    """Operators to take apart before partitioning, e.g. aten.addcdiv (all overloads) or
+    aten.addcdiv.default."""
+    disabled_ops: tuple[str, ...] = ()
+    """Operators that must not run on OpenVINO, e.g. aten.relu.default (one overload) or aten.relu (all)."""
+    config: dict[str, Any] = {}
+    """OpenVINO properties for compile_model."""
+    testing: bool = False
+    """Upstream's flag: hand graphs of a single operator to OpenVINO as well."""
+    fallback_to: Literal["eager", "inductor"] = "eager"
+    """Who runs a partition that OpenVINO could not convert or compile."""
+
+    def ov_config(self) -> dict[str, Any]:
+        """Properties for ``core.compile_model``.
+
+        `config`, plus ``CACHE_DIR`` where `model_caching` is on, plus ``INFERENCE_PRECISION_HINT: f32`` where
+        neither precision nor execution mode is stated (an NPU excepted, which computes in f16).
+        """
+        return self._ov_config()[0]
+
+    def _ov_config(self) -> tuple[dict[str, Any], str | None]:
+        config, added = with_default_precision(self.config, self._spec())
+        if self.model_caching and self.cache_dir and "CACHE_DIR" not in config:
+            config["CACHE_DIR"] = self.cache_dir
+        return config, added
+
+    def _spec(self) -> DeviceSpec:
+        spec = parse_device(self.device, Problems(lambda _: "options"))
+        return spec if spec is not None else DeviceSpec(self.device)
+
+
+@dataclass(frozen=True)
+class ResolvedOptions:
+    """Effective options and where each came from.
+
+    Attributes:
+        options: Canonical values.
+        sources: For each option and each OpenVINO property (``config.NAME``): ``default``, ``env NAME``,
+            ``options``, or a place in a file.
+    """
+
+    options: BackendOptions
+    sources: Mapping[str, str]
+
+    def values(self) -> dict[str, Any]:
+        """Effective values under the keys of `sources`; OpenVINO properties one by one as ``config.NAME``."""
+        plain = {
+            name: getattr(self.options, name) for name in BackendOptions.model_fields if name != "config"
+        }
+        return plain | {f"config.{name}": value for name, value in self.options.ov_config().items()}
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """``{"device": {"value": "CPU", "source": "default"}, ...}``, JSON-safe."""
+        return {
+            key: {"value": json_safe(value), "source": self.sources.get(key, "default")}
+            for key, value in self.values().items()
+        }
+
+
+def json_safe(value: Any) -> Any:
+    """The value with tuples as lists and anything JSON lacks as text."""
+    if isinstance(value, Mapping):
+        return {str(key): json_safe(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_safe(each) for each in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def resolve_options(
+    options: Mapping[str, Any] | None,
+    *,
+    env: Mapping[str, str] | None = None,
+    place: str = "options",
+    check_device: bool = True,
+    catalog: DeviceCatalog | None = None,
+) -> ResolvedOptions:
+    """Checks the `options` of torch.compile and adds the defaults of the environment.
+
+    Args:
+        options: OpenVINO's names; never changed. They win over the environment.
+        env: Environment variables; ``os.environ`` if None.
+        place: What the options are called in messages and as a source.
+        check_device: Whether the devices must exist on this machine and accept the properties.
+        catalog: Devices to check against instead of this machine's.
+
+    Raises:
+        DeviceNotFoundError: A named device is absent.
+        UnknownOperatorError: An operator that torch does not know.
+        ConfigError: Anything else; several problems come as one error.
+    """
+    problems = Problems(lambda _: place)
+    resolved = resolve_into(problems, options, env=env, catalog=catalog or pick_catalog(check_device))
+    problems.raise_if_any()
+    return resolved
+
+
+def pick_catalog(check_device: bool) -> DeviceCatalog:
+    """This machine's devices, or none."""
+    return SystemCatalog() if check_device else UncheckedCatalog()
+
+
+def resolve_into(
+    problems: Problems,
+    options: Mapping[str, Any] | None,
+    *,
+    env: Mapping[str, str] | None,
+    catalog: DeviceCatalog,
+) -> ResolvedOptions:
+    """As `resolve_options`, but notes problems instead of raising them; the result then has gaps filled by
+    defaults."""
+    env = os.environ if env is None else env
+    if options is None:
+        options = {}
+    elif not isinstance(options, Mapping):
+        problems.add((), f"must be a mapping of options, not {shown(options)}.")
+        options = {}
+    for key in options:
+        if key not in BackendOptions.model_fields:
+            hint = nearest(str(key), BackendOptions.model_fields)
+            message = f"is no option of this backend; there are {listed(BackendOptions.model_fields)}."
+            problems.add((str(key),), message, suggestion=hint)
+
+    return _Resolver(problems, options, env, catalog).run()
+
+
+class _Resolver:
+    def __init__(
+        self, problems: Problems, options: Mapping[str, Any], env: Mapping[str, str], catalog: DeviceCatalog
+    ) -> None:
+        self.problems = problems
+        self.given = options
+        self.env = env
+        self.catalog = catalog
+        self.sources = dict.fromkeys(BackendOptions.model_fields, "default")
+        del self.sources["config"]
+
+    def run(self) -> ResolvedOptions:
+        spec = self._device()
+        values: dict[str, Any] = {"device": spec.name}
+        for name in ("aot_autograd", "model_caching", "testing"):
+            values[name] = self._bool(name)
+        values["cache_dir"] = self._cache_dir(values["model_caching"])
+        values["decompositions"] = self._operators("decompositions")
+        values["disabled_ops"] = self._operators("disabled_ops")
+        values["fallback_to"] = self._fallback_to()
+        values["config"] = self._config(spec)
+        self._check_decompositions(values["decompositions"])
+        options = BackendOptions(**values)
+        effective, added = options._ov_config()
+        for name in effective:
+            if name == added and name not in values["config"]:
+                self.sources[f"config.{name}"] = "default"
+            elif name not in values["config"]:
+                self.sources[f"config.{name}"] = self.sources["cache_dir"]
+            else:
+                self.sources[f"config.{name}"] = self.problems.place("config", name)
+        return ResolvedOptions(options, self.sources)
+
+    def _value(self, name: str) -> Any:
+        """What the user gave: an option, else the environment's default, else None."""
+        if self.given.get(name) is not None:
+            self.sources[name] = self.problems.place(name)
+            return self.given[name]
+        variable = ENV_DEFAULTS.get(name, "")
+        if self.env.get(variable, "").strip():
+            self.sources[name] = f"env {variable}"
+            return self.env[variable].strip()
+        return None
+
+    def _problems_of(self, name: str) -> tuple[Problems, tuple[str, ...]]:
+        """Where to note a problem of an option: at its key, or at the environment variable that gave it."""
+        if self.sources[name].startswith("env "):
+            found = Problems(lambda _: "environment")
+            found._found = self.problems._found
+            return found, (ENV_DEFAULTS[name],)
+        return self.problems, (name,)
+
+    def _device(self) -> DeviceSpec:
+        value = self._value("device")
+        if value is None:
+            value = "CPU"
+        problems, keys = self._problems_of("device")
+        spec = parse_device(value, problems, keys)
+        if spec is None:
+            return DeviceSpec("CPU", members=("CPU",))
+        check_present(spec, self.catalog, problems, keys)
+        return spec
+
+    def _bool(self, name: str) -> bool:
+        default: bool = BackendOptions.model_fields[name].default
+        value = self._value(name)
+        if value is None:
+            return default
+        flag = parse_bool(value)
+        if flag is None:
+            problems, keys = self._problems_of(name)
+            problems.add(keys, f"must be true or false, not {shown(value)}.")
+            return default
+        return flag
+
+    def _cache_dir(self, model_caching: bool) -> str | None:
+        value = self._value("cache_dir")
+        if value is None:
+            return str(self._cache_root()) if model_caching else None
+        problems, keys = self._problems_of("cache_dir")
+        return self._absolute(value, problems, keys)
+
+    def _absolute(self, value: Any, problems: Problems, keys: tuple[str, ...]) -> str | None:
+        if not isinstance(value, (str, os.PathLike)) or not str(value).strip():
+            problems.add(keys, f"must be the path of a folder, not {shown(value)}.")
+            return None
+        path = Path(value).expanduser()
+        if not path.is_absolute():
+            path = self._cache_root() / path
+        if path.exists() and not path.is_dir():
+            problems.add(keys, f"{str(path)!r} is no folder.")
+        return os.path.normpath(path)
+
+    def _cache_root(self) -> Path:
+        base = Path(self.env.get("XDG_CACHE_HOME", "")).expanduser()
+        return (base if base.is_absolute() else Path("~/.cache").expanduser()) / _CACHE_FOLDER
+
+    def _operators(self, name: str) -> tuple[str, ...]:
+        value = self._value(name)
+        return () if value is None else check_operators(value, self.problems, (name,))
+
+    def _check_decompositions(self, names: tuple[str, ...]) -> None:
+        if not names:
+            return
+        import torch
+        from torch._decomp import get_decompositions
+
+        for name in names:
+            namespace, operator, *overload = name.split(".")
+            found = getattr(getattr(torch.ops, namespace), operator)
+            if not get_decompositions([getattr(found, overload[0]) if overload else found]):
+                self.problems.add(("decompositions",), f"torch has no decomposition for {name!r}; remove it.")
+
+    def _fallback_to(self) -> str:
+        value = self._value("fallback_to")
+        if value is None:
+            return "eager"
+        if value not in _FALLBACKS:
+            hint = nearest(str(value), _FALLBACKS)
+            message = f"must be one of {listed(_FALLBACKS)}, not {shown(value)}."
+            self.problems.add(("fallback_to",), message, suggestion=hint)
+            return "eager"
+        return str(value)
+
+    def _config(self, spec: DeviceSpec) -> dict[str, Any]:
+        value = self.given.get("config")
+        if value is None:
+            return {}
+        problems = self.problems.at("config")
+        if not isinstance(value, Mapping):
+            problems.add((), f"must be a mapping of OpenVINO properties, not {shown(value)}.")
+            return {}
+        config = check_properties(value, spec, self.catalog, problems)
+        if "CACHE_DIR" in config:
+            absolute = self._absolute(config["CACHE_DIR"], problems, ("CACHE_DIR",))
+            config["CACHE_DIR"] = absolute if absolute is not None else ""
+        return config
+
+
+__all__ = ["BackendOptions", "ResolvedOptions", "json_safe", "resolve_options"]

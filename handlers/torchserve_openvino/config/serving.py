@@ -1,0 +1,189 @@
+"""A whole model-config.yaml, checked before any model loads."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from torchserve_openvino.config.devices import DeviceCatalog
+from torchserve_openvino.config.options import ResolvedOptions, json_safe, pick_catalog, resolve_into
+from torchserve_openvino.config.problems import KeyPath, Problems, dotted
+from torchserve_openvino.config.pt2 import CompileConfig, compile_path, options_path, parse_pt2
+from torchserve_openvino.config.sections import OpenVINOSection
+from torchserve_openvino.config.spelling import nearest, shown
+from torchserve_openvino.config.torchserve_keys import check_torchserve_keys
+from torchserve_openvino.config.translate import note_errors
+from torchserve_openvino.config.yaml_source import Source, read_yaml
+
+
+class Row(NamedTuple):
+    """One effective setting."""
+
+    key: str
+    value: Any
+    source: str
+
+
+class ServingConfig(BaseModel):
+    """Effective settings of one model in TorchServe; `load_serving_config` makes it."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True
+    )
+
+    torchserve: dict[str, Any] = {}
+    """TorchServe's own keys as they are: batchSize, maxWorkers and the like."""
+    pt2: CompileConfig = CompileConfig()
+    """How the model is compiled."""
+    backend: ResolvedOptions | None = None
+    """Options of our backend with their sources; None where another backend was asked for."""
+    openvino: OpenVINOSection = OpenVINOSection()
+    """The section `handler.openvino`."""
+    handler: dict[str, Any] = {}
+    """What else stands under `handler`: the user's own, kept as it is."""
+    place: str = ""
+    """Where the settings come from: a file's path, or a word."""
+    sources: dict[str, str] = {}
+    """Place of each key that was given; what is absent here has its default."""
+
+    def effective(self) -> list[Row]:
+        """Every setting with its value and its source, in the order of the YAML contract."""
+        rows = [self._row(key, value) for key, value in self.torchserve.items()]
+        above = ".".join(str(part) for part in compile_path(self.pt2.form))
+        for name in ("enabled", "backend", "dynamic", "mode", "fullgraph"):
+            key = f"{above}.{'enable' if name == 'enabled' else name}"
+            source = self.sources.get("pt2") if self.pt2.form == "string" and name == "backend" else None
+            rows.append(self._row(key, getattr(self.pt2, name), source))
+        prefix = ".".join(str(part) for part in options_path(self.pt2.form))
+        if self.backend is not None:
+            rows += [
+                Row(f"{prefix}.{key}", entry["value"], entry["source"])
+                for key, entry in self.backend.to_dict().items()
+            ]
+        else:
+            rows += [self._row(f"{prefix}.{key}", value) for key, value in self.pt2.options.items()]
+        return rows + self._section_rows(self.openvino, ("handler", "openvino"))
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """`effective` as a JSON-safe dict, ``{key: {"value": ..., "source": ...}}``."""
+        return {row.key: {"value": json_safe(row.value), "source": row.source} for row in self.effective()}
+
+    def _row(self, key: str, value: Any, source: str | None = None) -> Row:
+        return Row(key, json_safe(value), source or self.sources.get(key, "default"))
+
+    def _section_rows(self, section: BaseModel, path: KeyPath) -> list[Row]:
+        rows: list[Row] = []
+        for name in type(section).model_fields:
+            value = getattr(section, name)
+            if isinstance(value, BaseModel):
+                rows += self._section_rows(value, (*path, name))
+            else:
+                plain = section.model_dump(mode="json", include={name}, exclude_none=True).get(name)
+                rows.append(self._row(dotted((*path, name)), plain))
+        return rows
+
+
+def load_serving_config(
+    source: str | Path | Mapping[str, Any],
+    *,
+    env: Mapping[str, str] | None = None,
+    place: str | None = None,
+    check_device: bool = True,
+    catalog: DeviceCatalog | None = None,
+) -> ServingConfig:
+    """Reads and checks a model-config.yaml.
+
+    Args:
+        source: Path of the file, or its content (then messages lack the line); never changed.
+        env: Environment variables; ``os.environ`` if None.
+        place: What a mapping is called in messages.
+        check_device: Whether the devices must exist on this machine and accept the properties.
+        catalog: Devices to check against instead of this machine's.
+
+    Raises:
+        ConfigError: With the key, its place, what is wrong and the nearest valid name. A single problem comes
+            as its own class (`DeviceNotFoundError`, `UnknownOperatorError`), several as one `ConfigErrors`.
+    """
+    if isinstance(source, Mapping):
+        read = Source(source, place or "model_yaml_config")
+    else:
+        read = read_yaml(Path(source))
+    problems = read.problems()
+    data = read.data
+    torchserve = check_torchserve_keys(data, problems)
+    pt2 = parse_pt2(data, problems)
+    section, own = _handler(data, problems)
+    backend = None
+    if pt2.is_openvino:
+        options = _raw_options(data, pt2)
+        at = problems.at(*options_path(pt2.form))
+        backend = resolve_into(at, options, env=env, catalog=catalog or pick_catalog(check_device))
+        backend = _with_fallback_to(backend, section, problems)
+    problems.raise_if_any(read.name)
+    return ServingConfig(
+        torchserve=torchserve,
+        pt2=pt2,
+        backend=backend,
+        openvino=section,
+        handler=own,
+        place=read.name,
+        sources={dotted(path): read.place(path) for path in _paths(data)},
+    )
+
+
+def _raw_options(data: Mapping[Any, Any], pt2: CompileConfig) -> Any:
+    if pt2.form not in {"mapping", "compile"}:
+        return None
+    above = data["pt2"] if pt2.form == "mapping" else data["pt2"]["compile"]
+    return above.get("options") if isinstance(above, Mapping) else None
+
+
+def _handler(data: Mapping[Any, Any], problems: Problems) -> tuple[OpenVINOSection, dict[str, Any]]:
+    """Our section and the user's own keys beside it."""
+    value = data.get("handler")
+    problems = problems.at("handler")
+    if value is None:
+        return OpenVINOSection(), {}
+    if not isinstance(value, Mapping):
+        problems.add((), f"must be a mapping, not {shown(value)}.")
+        return OpenVINOSection(), {}
+    own = {key: each for key, each in value.items() if key != "openvino"}
+    for key in own:
+        # Other keys are the user's own, but what is nearly our name was meant to be it.
+        if nearest(str(key), ("openvino",), cutoff=0.8):
+            problems.add((str(key),), "is taken by no one.", suggestion="openvino")
+    section = value.get("openvino")
+    if section is None:
+        return OpenVINOSection(), own
+    try:
+        return OpenVINOSection.model_validate(section), own
+    except ValidationError as error:
+        note_errors(error, OpenVINOSection, problems.at("openvino"))
+        return OpenVINOSection(), own
+
+
+def _with_fallback_to(
+    backend: ResolvedOptions, section: OpenVINOSection, problems: Problems
+) -> ResolvedOptions:
+    """Joins the two spellings of one setting: `handler.openvino.fallback.to` and the option `fallback_to`."""
+    if "to" not in section.fallback.model_fields_set:
+        return backend
+    keys = ("handler", "openvino", "fallback", "to")
+    given = backend.sources["fallback_to"] != "default"
+    if given and backend.options.fallback_to != section.fallback.to:
+        other = backend.options.fallback_to
+        problems.add(keys, f"is {section.fallback.to}, but the option fallback_to is {other}; state one.")
+    if given:
+        return backend
+    options = backend.options.model_copy(update={"fallback_to": section.fallback.to})
+    return ResolvedOptions(options, {**backend.sources, "fallback_to": problems.place(*keys)})
+
+
+def _paths(value: Any, path: KeyPath = ()) -> list[KeyPath]:
+    found = [path] if path else []
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            found += _paths(each, (*path, str(key)))
+    return found

@@ -1,0 +1,44 @@
+"""Nearest valid name for a misspelt one, and how a value is shown in a message."""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+TRUE_WORDS = frozenset({"true", "1", "yes", "on"})
+FALSE_WORDS = frozenset({"false", "0", "no", "off"})
+
+
+def nearest(name: str, candidates: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The candidate most like ``name``, letter case aside; None if nothing is near.
+
+    Args:
+        name: What the user wrote.
+        candidates: Valid names.
+        cutoff: Least similarity in 0..1 (the ratio of `difflib.SequenceMatcher`).
+    """
+    by_lower: dict[str, str] = {}
+    for candidate in candidates:
+        by_lower.setdefault(candidate.lower(), candidate)
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
+    return by_lower[found[0]] if found else None
+
+
+def parse_bool(value: Any) -> bool | None:
+    """True or False for a bool, 0, 1 or the usual words; None for anything else."""
+    if isinstance(value, bool):
+        return value
+    word = str(value).strip().lower() if isinstance(value, (str, int)) else ""
+    if word in TRUE_WORDS:
+        return True
+    return False if word in FALSE_WORDS else None
+
+
+def shown(value: Any, width: int = 60) -> str:
+    """``repr`` of a value, shortened so that a message stays one line."""
+    text = repr(value)
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a message: ``a, b, c``, or ``none``."""
+    return ", ".join(names) or "none"

@@ -1,0 +1,138 @@
+"""Reads a YAML file and remembers on which line each key stands."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from torchserve_openvino.config.problems import KeyPath, Problems
+from torchserve_openvino.errors import ConfigError
+
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Parsed configuration with the places of its keys.
+
+    Attributes:
+        data: The content.
+        name: What the user calls it: a file's path, or a word such as ``model_yaml_config``.
+        lines: Line (from 1) of each key path; empty where the content did not come from a file.
+    """
+
+    data: Mapping[Any, Any]
+    name: str
+    lines: Mapping[KeyPath, int] = field(default_factory=dict)
+
+    def place(self, path: KeyPath = ()) -> str:
+        """``file:line`` of a key, or of the nearest key around it; the bare name without lines."""
+        for length in range(len(path), 0, -1):
+            line = self.lines.get(path[:length])
+            if line is not None:
+                return f"{self.name}:{line}"
+        return self.name
+
+    def problems(self) -> Problems:
+        """An empty list of problems with this source's places."""
+        return Problems(self.place)
+
+
+class _Walk:
+    """Notes the line of every key and finds keys that are given twice."""
+
+    def __init__(self, name: str) -> None:
+        self.lines: dict[KeyPath, int] = {}
+        self.problems = Problems(lambda path: f"{name}:{self.lines[path]}" if path in self.lines else name)
+        self._seen: set[int] = set()
+
+    def visit(self, node: yaml.Node, path: KeyPath = ()) -> None:
+        # An aliased node is walked once: what stands under its second name takes the line of that name.
+        if id(node) in self._seen:
+            return
+        self._seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                self.lines[(*path, index)] = item.start_mark.line + 1
+                self.visit(item, (*path, index))
+        elif isinstance(node, yaml.MappingNode):
+            self._mapping(node, path)
+
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> None:
+        first_line: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if key.tag == _MERGE_TAG:
+                self.visit(value, path)
+                continue
+            if not isinstance(key, yaml.ScalarNode):
+                self.lines.setdefault(path, line)
+                self.problems.add(path, f"the key on line {line} is not a plain name.")
+                continue
+            here = (*path, key.value)
+            if key.value in first_line:
+                self.lines[here] = line
+                self.problems.add(here, f"duplicate key; it already stands on line {first_line[key.value]}.")
+                continue
+            first_line[key.value] = line
+            self.lines[here] = line
+            self.visit(value, here)
+
+
+def _is_cyclic(node: yaml.Node, above: tuple[int, ...] = ()) -> bool:
+    if id(node) in above:
+        return True
+    if isinstance(node, yaml.SequenceNode):
+        children = list(node.value)
+    elif isinstance(node, yaml.MappingNode):
+        children = [value for _, value in node.value]
+    else:
+        return False
+    return any(_is_cyclic(child, (*above, id(node))) for child in children)
+
+
+def read_yaml(path: Path) -> Source:
+    """Reads a YAML file.
+
+    Args:
+        path: The file, one YAML document with a mapping at its top. An empty file is an empty mapping.
+
+    Raises:
+        ConfigError: The file can't be read, is no YAML, has duplicate keys, or no mapping at its top.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigError(f"can't be read: {reason}.", place=str(path)) from error
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, name: str) -> Source:
+    """As `read_yaml`, for text at hand; ``name`` stands for the file in messages."""
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return Source({}, name)
+        walk = _Walk(name)
+        walk.visit(node)
+        walk.problems.raise_if_any(name)
+        if _is_cyclic(node):
+            raise ConfigError("an alias contains itself.", place=name)
+        data = loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{name}:{mark.line + 1}" if mark else name
+        raise ConfigError(f"is no valid YAML: {error.problem or error.context}.", place=place) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"is no valid YAML: {error}", place=name) from error
+    finally:
+        loader.dispose()
+    if data is None:
+        return Source({}, name)
+    if not isinstance(data, dict):
+        raise ConfigError(f"must hold a mapping at its top, not a {type(data).__name__}.", place=name)
+    return Source(data, name, walk.lines)

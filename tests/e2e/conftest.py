@@ -1,0 +1,50 @@
+"""One TorchServe for all tests of this folder, since a start costs seconds; models are registered on it."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from torchserve_process import ROOT, TorchServeProcess, torchserve
+
+SERVER = pytest.StashKey[TorchServeProcess]()
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "e2e" in item.path.parts:
+            item.add_marker(pytest.mark.e2e)
+
+
+@pytest.fixture(scope="session")
+def server(request) -> Iterator[TorchServeProcess]:
+    with torchserve() as running:
+        request.config.stash[SERVER] = running
+        yield running
+        del request.config.stash[SERVER]
+
+
+@pytest.fixture(scope="session")
+def efficientnet(server) -> str:
+    """The model of the quickstart, packed by its own script and loaded as `efficientnet-lite0`."""
+    name = "efficientnet-lite0"
+    script = ROOT / "scripts" / "build_efficientnet_mar.py"
+    subprocess.run(
+        [sys.executable, script, "--export-path", server.model_store, "--model-name", name],
+        check=True,
+        capture_output=True,
+    )
+    answer = server.register(f"{name}.mar", name)
+    assert answer.status_code == 200, f"{answer.text}\n{server.log_tail(100)}"
+    server.wait_ready(name)
+    return name
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A failed test shows the end of the server's log: the reason is there."""
+    report = yield
+    server = item.config.stash.get(SERVER, None)
+    if report.failed and server is not None:
+        report.sections.append(("end of TorchServe's log", server.log_tail()))
+    return report

@@ -1,0 +1,99 @@
+"""A real TorchServe for tests: scripts/lib/server.py with the model API open, and archives built here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+for folder in (ROOT / "scripts", ROOT / "scripts" / "lib"):
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+from server import TorchServeError, TorchServeProcess  # noqa: E402
+
+from build_efficientnet_mar import handler_path, program  # noqa: E402
+
+__all__ = ["ROOT", "TorchServeError", "TorchServeProcess", "archive", "handler_path", "load", "torchserve"]
+
+
+@contextmanager
+def torchserve(model_store: Path | None = None) -> Iterator[TorchServeProcess]:
+    """A TorchServe of its own on free ports; stopped, with all it started, on the way out.
+
+    Prints the end of the logs when the block fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="tsov-store-") as own_store:
+        server = TorchServeProcess(model_store or Path(own_store), properties={"enable_model_api": "true"})
+        try:
+            server.start()
+            server.wait_healthy()
+            yield server
+        except BaseException:
+            print(server.log_tail(), file=sys.stderr)
+            raise
+        finally:
+            server.stop()
+
+
+def archive(
+    server: TorchServeProcess,
+    name: str,
+    *,
+    handler: str | Path,
+    config: str,
+    model_file: str | Path | None = None,
+    serialized_file: Path | None = None,
+    extra_files: Sequence[Path] = (),
+) -> str:
+    """Packs a model into the server's store by the real torch-model-archiver; returns the file's name.
+
+    Args:
+        server: Whose model store takes the archive.
+        name: The archive's name, without `.mar`.
+        handler: A handler file, or its source.
+        config: The text of model-config.yaml.
+        model_file: A file with the model's class, or its source.
+        serialized_file: Weights, or a whole exported model.
+        extra_files: Further files beside them.
+    """
+    with tempfile.TemporaryDirectory(prefix="tsov-mar-") as folder:
+        sources = Path(folder)
+        config_file = sources / "model-config.yaml"
+        config_file.write_text(config)
+        command = [program("torch-model-archiver"), "--force", "--model-name", name, "--version", "1.0"]
+        command += ["--handler", str(as_file(handler, sources / f"{name}_handler.py"))]
+        command += ["--config-file", str(config_file), "--export-path", str(server.model_store)]
+        if model_file is not None:
+            command += ["--model-file", str(as_file(model_file, sources / f"{name}_model.py"))]
+        if serialized_file is not None:
+            command += ["--serialized-file", str(serialized_file)]
+        if extra_files:
+            command += ["--extra-files", ",".join(str(path) for path in extra_files)]
+        subprocess.run(command, check=True, capture_output=True)
+    return f"{name}.mar"
+
+
+def as_file(source: str | Path, place: Path) -> Path:
+    """The file itself, or `place` with the source in it."""
+    if isinstance(source, Path):
+        return source
+    place.write_text(source)
+    return place
+
+
+def load(server: TorchServeProcess, name: str, **archive_arguments: object) -> None:
+    """Packs, registers, and waits until the worker is READY.
+
+    Raises:
+        TorchServeError: The worker did not load; the message carries the end of its log.
+    """
+    packed = archive(server, name, **archive_arguments)  # type: ignore[arg-type]
+    answer = server.register(packed, name)
+    if answer.status_code != 200:
+        raise TorchServeError(f"{answer.text}\n{server.log_tail(200)}")
+    server.wait_ready(name)
