@@ -1,7 +1,7 @@
 """Times one model call: eager, Inductor, OpenVINO's own torch.compile backend, this package, and raw OpenVINO.
 
 All contenders run in one process and take turns, so that a change in the machine's speed meets all of them; quote the
-ratios. Each answer is compared with eager float32. Needs the extras `examples` and `hf`, and a C++ compiler for Inductor.
+ratios. Each answer is compared with eager float32. Needs the extras `examples` and `hf`, and a C++ compiler.
 
     python scripts/benchmark_call.py
     python scripts/benchmark_call.py --models resnet50 --precision f32 --runs 200 --json call.json
@@ -169,7 +169,9 @@ def table(model: str, precision: str, rows: list[dict[str, Any]]) -> Table:
         if "failed" in row:
             result.add_row(row["contender"], "failed", "", "", "", "", "", row["failed"].splitlines()[0][:60])
             continue
-        number = {key: f"{row[key]:.2f}" if row[key] is not None else "" for key in ("over_raw", "above_raw_ms", "over_eager")}
+        number = {
+            key: f"{row[key]:.2f}" if row[key] is not None else "" for key in ("over_raw", "above_raw_ms", "over_eager")
+        }
         result.add_row(
             row["contender"],
             f"{row['median_ms']:.2f}",

@@ -65,14 +65,10 @@ def build(export_path: Path, name: str = DEFAULT_NAME, config: Path = EXAMPLE / 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--export-path", type=Path, default=Path("model-store"), help="default: model-store")
     parser.add_argument("--model-name", default=DEFAULT_NAME, help=f"default: {DEFAULT_NAME}")
-    parser.add_argument(
-        "--config", type=Path, default=EXAMPLE / "model-config.yaml", help="a model-config.yaml"
-    )
+    parser.add_argument("--config", type=Path, default=EXAMPLE / "model-config.yaml", help="a model-config.yaml")
     arguments = parser.parse_args()
     print(build(arguments.export_path, arguments.model_name, arguments.config))
     return 0

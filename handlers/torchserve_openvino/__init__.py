@@ -1,9 +1,9 @@
 """Serve PyTorch models on OpenVINO through torch.compile, and know the truth about how each operator ran.
 
-    import torchserve_openvino as tov
-    compiled = tov.compile(model, options={"device": "CPU"})
-    y = compiled(x)
-    print(compiled.report.to_text())
+import torchserve_openvino as tov
+compiled = tov.compile(model, options={"device": "CPU"})
+y = compiled(x)
+print(compiled.report.to_text())
 """
 
 import importlib

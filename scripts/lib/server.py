@@ -166,9 +166,7 @@ class TorchServeProcess:
         end = time.monotonic() + timeout
         while not done():
             if self._process is not None and self._process.poll() is not None:
-                raise TorchServeError(
-                    f"{what}: TorchServe exited with {self._process.returncode}\n{self.log_tail()}"
-                )
+                raise TorchServeError(f"{what}: TorchServe exited with {self._process.returncode}\n{self.log_tail()}")
             if time.monotonic() > end:
                 raise TorchServeError(f"{what} in {timeout:.0f} s\n{self.log_tail()}")
             tick()
@@ -210,9 +208,7 @@ class TorchServeProcess:
         metadata = answer.json()[0]["customizedMetadata"]
         return json.loads(metadata) if isinstance(metadata, str) else dict(metadata)
 
-    def predict(
-        self, model: str, content: bytes, content_type: str = "application/octet-stream"
-    ) -> httpx.Response:
+    def predict(self, model: str, content: bytes, content_type: str = "application/octet-stream") -> httpx.Response:
         url = f"{self.inference_url}/predictions/{model}"
         return self.http.post(url, content=content, headers={"content-type": content_type}, timeout=120)
 

@@ -71,9 +71,7 @@ def test_base_handler_swallows_a_failed_compile(module_dir, monkeypatch, caplog)
     monkeypatch.setattr(torch, "compile", refuse)
     handler = BaseHandler_()
     with caplog.at_level(logging.WARNING):
-        handler.initialize(
-            context_for(module_dir, {"pt2": {"compile": {"enable": True, "backend": "openvino"}}})
-        )
+        handler.initialize(context_for(module_dir, {"pt2": {"compile": {"enable": True, "backend": "openvino"}}}))
     assert handler.initialized
     assert type(handler.model).__name__ == "Double"
     assert "Proceeding without compilation" in caplog.text

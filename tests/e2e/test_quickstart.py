@@ -32,9 +32,7 @@ def environment(work: Path, **more: str) -> dict[str, str]:
     return os.environ | {"QUICKSTART_VENV": sys.prefix, "QUICKSTART_DIR": str(work)} | more
 
 
-def quickstart(
-    work: Path, *arguments: str, timeout: float = 300, **more: str
-) -> subprocess.CompletedProcess[str]:
+def quickstart(work: Path, *arguments: str, timeout: float = 300, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [QUICKSTART, *arguments],
         env=environment(work, **more),

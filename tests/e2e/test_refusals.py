@@ -32,10 +32,7 @@ def refusal(server, name: str, **arguments) -> str:
 
 
 def test_a_misspelt_key_names_itself_and_the_nearest_valid_one(server):
-    config = (
-        LIMITS
-        + f"pt2: {{compile: {{enable: true, backend: openvino}}}}\nhandler:\n  openvino:\n    {WARMUP}\n"
-    )
+    config = LIMITS + f"pt2: {{compile: {{enable: true, backend: openvino}}}}\nhandler:\n  openvino:\n    {WARMUP}\n"
     config += "    verfy: {against: eager}\n"
     log = refusal(server, "misspelt", config=config, model_file=IDENTITY)
     assert "ConfigError" in log

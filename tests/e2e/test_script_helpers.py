@@ -82,9 +82,7 @@ def test_ports():
 
 
 def test_stop_group_ends_children_that_ignore_sigterm():
-    stubborn = (
-        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
-    )
+    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {stubborn!r}])"
     process = subprocess.Popen([sys.executable, "-c", parent], start_new_session=True, stdout=subprocess.PIPE)
     process.stdout.readline()

@@ -115,9 +115,7 @@ def test_real_photos_get_their_class(server, efficientnet, name):
 def test_parallel_requests_get_each_its_own_answer(server, efficientnet):
     names = list(PHOTOS) * 4
     with ThreadPoolExecutor(3) as clients:
-        answers = list(
-            clients.map(lambda name: server.predict(efficientnet, photo(name), "image/png"), names)
-        )
+        answers = list(clients.map(lambda name: server.predict(efficientnet, photo(name), "image/png"), names))
     assert [best(answer) for answer in answers] == [PHOTOS[name] for name in names]
 
 
@@ -150,9 +148,7 @@ def test_the_metrics_reach_the_prometheus_endpoint(server, efficientnet):
 
 def metric(text: str, name: str, model: str) -> float:
     found = re.search(rf'^{name}{{[^}}]*ModelName="{re.escape(model)}"[^}}]*}} (\S+)$', text, re.MULTILINE)
-    assert found, f"no {name} of {model} in\n" + "\n".join(
-        line for line in text.splitlines() if "openvino" in line
-    )
+    assert found, f"no {name} of {model} in\n" + "\n".join(line for line in text.splitlines() if "openvino" in line)
     return float(found[1])
 
 
@@ -204,9 +200,7 @@ def test_a_bad_item_of_a_batch_gets_4xx_and_the_others_their_answers(server, ten
     bodies = [kserve(row) for row in rows]
     bodies.insert(1, b"{not json")
     with ThreadPoolExecutor(4) as clients:
-        answers = list(
-            clients.map(lambda body: server.predict(tensor_model, body, "application/json"), bodies)
-        )
+        answers = list(clients.map(lambda body: server.predict(tensor_model, body, "application/json"), bodies))
     assert [answer.status_code for answer in answers] == [200, 400, 200, 200]
     bad = answers.pop(1)
     assert "JSON" in bad.json()["message"]
@@ -214,15 +208,11 @@ def test_a_bad_item_of_a_batch_gets_4xx_and_the_others_their_answers(server, ten
         got = np.reshape(answer.json()["outputs"][0]["data"], (1, 3))
         np.testing.assert_allclose(got, expected(network, row), atol=1e-5)
     log = server.log("ts_log.log")
-    assert re.search(r"W-\d+-tensor_\S+ .*Flushing req.cmd PREDICT repeats [2-4]", log), (
-        "they never met in a batch"
-    )
+    assert re.search(r"W-\d+-tensor_\S+ .*Flushing req.cmd PREDICT repeats [2-4]", log), "they never met in a batch"
 
 
 def test_two_models_in_one_server_keep_their_own_options(server, tensor_model, weights, network):
-    config = CONFIG.format(
-        batch_size=1, options="{disabled_ops: [aten.relu], config: {PERFORMANCE_HINT: THROUGHPUT}}"
-    )
+    config = CONFIG.format(batch_size=1, options="{disabled_ops: [aten.relu], config: {PERFORMANCE_HINT: THROUGHPUT}}")
     handler = handler_path("tensor")
     load(server, "no-relu", handler=handler, config=config, model_file=NETWORK, serialized_file=weights)
     rows = np.random.default_rng(4).standard_normal((1, 4), dtype=np.float32)
@@ -233,9 +223,7 @@ def test_two_models_in_one_server_keep_their_own_options(server, tensor_model, w
     assert whole["summary"]["coverage"] == 1.0
     assert whole["fallbacks"] == []
     assert without["summary"]["coverage"] < 1.0
-    assert {(entry["kind"], entry["op"]) for entry in without["fallbacks"]} == {
-        ("disabled_op", "aten.relu.default")
-    }
+    assert {(entry["kind"], entry["op"]) for entry in without["fallbacks"]} == {("disabled_op", "aten.relu.default")}
     text = server.http.get(server.metrics_url).text
     assert metric(text, "openvino_coverage_ratio", "no-relu") == pytest.approx(without["summary"]["coverage"])
     assert metric(text, "openvino_fallbacks_total", "no-relu") >= 1

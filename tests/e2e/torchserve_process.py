@@ -80,8 +80,8 @@ def archive(
 
 def as_file(source: str | Path, place: Path) -> Path:
     """The file itself, or `place` with the source in it."""
-    if isinstance(source, Path):
-        return source
+    if "\n" not in str(source):
+        return Path(source)
     place.write_text(source)
     return place
 

@@ -1,6 +1,6 @@
-"""The torch.compile backend, one file per stage, in the order a graph travels: capture -> partition -> convert -> build -> execute.
+"""The torch.compile backend, one file per stage, in the order a graph travels.
 
-It knows nothing of TorchServe.
+That is capture -> partition -> convert -> build -> execute. It knows nothing of TorchServe.
 """
 
 from torchserve_openvino.backend.entry import CompiledModule, compile, openvino_serving

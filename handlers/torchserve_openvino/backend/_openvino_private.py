@@ -44,7 +44,7 @@ class _IndexedNodes(list[torch.fx.Node]):
         super().__init__(nodes)
         self._position = {node: i for i, node in enumerate(nodes)}
 
-    def index(self, node: torch.fx.Node, *_: Any) -> int:  # type: ignore[override]
+    def index(self, node: torch.fx.Node, *_: Any) -> int:
         return self._position[node]
 
 

@@ -1,4 +1,4 @@
-"""Everything that this package takes from torch's private modules, in one place; pinned by tests/contract/test_torch.py.
+"""Everything taken from torch's private modules, in one place; pinned by tests/contract/test_torch.py.
 
 torch 2.13: `torch._dynamo.backends.common.aot_autograd` is the documented way to write a backend; the compile id,
 AOTAutograd's metadata, Dynamo's counters, graph break reasons and compilation metrics have no public name.
@@ -138,4 +138,3 @@ class FrameEvents:
                 recompile_reason=entry.recompile_reason,
                 failure=f"{entry.fail_type}: {entry.fail_reason}" if entry.fail_type else None,
             )
-

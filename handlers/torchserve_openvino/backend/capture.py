@@ -76,4 +76,3 @@ def _where(gm: GraphModule) -> str:
         if node.op.startswith("call_") and (where := where_of(node)):
             return where
     return ""
-

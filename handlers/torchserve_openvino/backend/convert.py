@@ -170,4 +170,3 @@ def _fit_outputs(model: ov.Model, specs: Sequence[ValueSpec]) -> None:
         if source.get_element_type() != spec.ov_type:
             result.input(0).replace_source_output(ops.convert(source, spec.ov_type).output(0))
     model.validate_nodes_and_infer_types()
-

@@ -50,7 +50,8 @@ class CompiledModule:
         if key is None:
             return self._guarded(args, kwargs)
         thread = self._tracker.thread
-        thread.recording = calls = []
+        calls: list[Any] = []
+        thread.recording = calls
         try:
             result = self._guarded(args, kwargs)
         finally:
@@ -61,9 +62,9 @@ class CompiledModule:
     def freeze(self) -> "CompiledModule":
         """Promises that the model will not change any more, and takes the guards out of the calls to come.
 
-        After it, a change of weights, buffers, mode, attributes or globals of the model is not seen: answers stay those of
-        the frozen state. Inputs are checked as before: a new shape or type is compiled. Calls that can't be repeated
-        without Dynamo (a graph break, an output that is a view, a buffer that changes) stay guarded.
+        After it, a change of weights, buffers, mode, attributes or globals of the model is not seen: answers stay
+        those of the frozen state. Inputs are checked as before: a new shape or type is compiled. Calls that can't be
+        repeated without Dynamo (a graph break, an output that is a view, a buffer that changes) stay guarded.
         """
         if self._foreign is None:
             self._frozen = FrozenCalls()
@@ -172,18 +173,13 @@ def compile(
     tracker = Tracker()
     if backend not in OWN_BACKENDS:
         tracker.config.update(backend=backend, options=dict(options or {}), effective_device="CPU")
-        passed = {"mode": mode, "options": dict(options)} if options else {"mode": mode}
+        passed: Any = {"mode": mode, "options": dict(options)} if options else {"mode": mode}
         compiled = torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=fullgraph, **passed)
         return CompiledModule(model, compiled, tracker, foreign=backend)
     settings = BackendSettings.of(resolved or resolve_options(options), tracker)
-    compiled = torch.compile(
-        model,
-        backend=OpenVINOBackend(settings),
-        dynamic=dynamic,
-        fullgraph=fullgraph,
-        recompile_limit=RECOMPILE_LIMIT,
-        isolate_recompiles=True,
-    )
+    # Both are in torch 2.13's signature (tests/contract), not in its type stubs.
+    limits: Any = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
+    compiled = torch.compile(model, backend=OpenVINOBackend(settings), dynamic=dynamic, fullgraph=fullgraph, **limits)
     return CompiledModule(model, compiled, tracker)
 
 

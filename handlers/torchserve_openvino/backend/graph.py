@@ -5,6 +5,7 @@ with a set of weights builds a variant with those as constants; `WeightWatch` te
 Where weights keep changing or are too many, one variant takes them as inputs instead: slower, and always right.
 """
 
+import functools
 import logging
 import threading
 from collections import Counter
@@ -54,9 +55,7 @@ class CompiledGraph:
         record: The graph's record in the report.
     """
 
-    def __init__(
-        self, gm: GraphModule, facts: GraphFacts, settings: BackendSettings, record: GraphRecord
-    ) -> None:
+    def __init__(self, gm: GraphModule, facts: GraphFacts, settings: BackendSettings, record: GraphRecord) -> None:
         self._gm = gm
         self._settings = settings
         self._record = record
@@ -145,8 +144,7 @@ class CompiledGraph:
         self._record.ops_total = partitioned.ops_total
         self._record.left_out = dict(Counter(item.op for item in partitioned.left_out))
         self._record.partitions = [
-            PartitionRecord(name=part.name, ops=part.ops, op_counts=dict(part.op_counts))
-            for part in partitioned.parts
+            PartitionRecord(name=part.name, ops=part.ops, op_counts=dict(part.op_counts)) for part in partitioned.parts
         ]
         return partitioned
 
@@ -170,14 +168,14 @@ class CompiledGraph:
             compiled = self._compile(part, converted[part.name], record)
             fallback = part.graph.forward if compiled else fallback_for(part, self._settings)
             calls[part.name] = GuardedPartition(
-                compiled, fallback, lambda error, name=part.name: self._runtime_failed(name, error), part.returns_tuple
+                compiled, fallback, functools.partial(self._runtime_failed, part.name), part.returns_tuple
             )
             record.builds += 1
         self._settings.tracker.touch()
         return _assemble(self._partitioned.outer, calls)
 
     def _convert_all(self, frozen: dict[int, torch.Tensor]) -> dict[str, Converted | None]:
-        """Converts every part; an operator that the frontend turns out not to convert is left out, and all is split anew."""
+        """Converts every part; an operator that turns out not to convert is left out, and all is split anew."""
         placeholders = {node: i for i, node in enumerate(self._gm.graph.find_nodes(op="placeholder"))}
         by_name = {node.name: i for node, i in placeholders.items()}
         while True:
@@ -220,9 +218,7 @@ class CompiledGraph:
                 constants[position] = frozen[placeholders[node.name]]
         return constants
 
-    def _compile(
-        self, part: Part, converted: Converted | None, record: PartitionRecord
-    ) -> CompiledPartition | None:
+    def _compile(self, part: Part, converted: Converted | None, record: PartitionRecord) -> CompiledPartition | None:
         settings = self._settings
         if converted is None:
             record.runs_on = settings.fallback_to

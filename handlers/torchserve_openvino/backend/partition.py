@@ -103,9 +103,7 @@ def partition(gm: GraphModule, refuse: Refuse) -> Partitioned:
         if refusal is not None and does_work(node)
     ]
     ops_total = sum(does_work(node) for node in refusals)
-    partitioner = CapabilityBasedPartitioner(
-        outer, _Support(lambda node: refusals.get(node)), allows_single_node_partition=True
-    )
+    partitioner = CapabilityBasedPartitioner(outer, _Support(refusals.get), allows_single_node_partition=True)
     proposed = [p for p in partitioner.propose_partitions() if any(does_work(n) for n in p.nodes)]
     fused = partitioner.fuse_partitions(proposed, prefix="openvino_")
     parts = []

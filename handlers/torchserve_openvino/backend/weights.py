@@ -2,8 +2,8 @@
 
 Dynamo reuses one graph for several modules of the same code, and does not guard a parameter's content, so each call
 compares. Four facts are compared, each because the others miss something: identity (another module's weights, or
-``load_state_dict(assign=True)``), version counter (in-place changes that autograd tracks: ``copy_``, ``load_state_dict``),
-data pointer (``param.data = other``) and sampled bytes (``param.data.mul_()``, which torch tracks nowhere).
+``load_state_dict(assign=True)``), version counter (changes in place that autograd tracks), data pointer
+(``param.data = other``) and sampled bytes (``param.data.mul_()``, which torch tracks nowhere).
 Limit: a change through ``.data`` that spares every sampled byte is not seen; call ``torch.compiler.reset()`` after it.
 """
 
@@ -21,7 +21,7 @@ def _sample(tensor: torch.Tensor) -> list[memoryview]:
     """Views on a few bytes at the start, in the middle and at the end of a tensor's memory."""
     if not tensor.is_contiguous() or tensor.numel() == 0:
         tensor = tensor.as_strided((1,), (1,), tensor.storage_offset()) if tensor.numel() else tensor.reshape(-1)
-    view = memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+    view = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
     size = len(view)
     if size <= 3 * _SAMPLE_BYTES:
         return [view]

@@ -18,9 +18,7 @@ def report(
             show_default=False,
         ),
     ],
-    management: Annotated[
-        str, typer.Option(help="Address of TorchServe's management API.")
-    ] = DEFAULT_MANAGEMENT,
+    management: Annotated[str, typer.Option(help="Address of TorchServe's management API.")] = DEFAULT_MANAGEMENT,
     token: Annotated[
         str | None,
         typer.Option(

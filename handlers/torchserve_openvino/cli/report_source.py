@@ -70,9 +70,7 @@ def _from_server(url: str, token: str | None, timeout: float) -> Found:
     try:
         answer = response.json()
     except ValueError as error:
-        raise ReportNotFoundError(
-            f"{url} did not answer in JSON. Is it the management API of TorchServe?"
-        ) from error
+        raise ReportNotFoundError(f"{url} did not answer in JSON. Is it the management API of TorchServe?") from error
     report = find_report(answer)
     if report is None:
         raise ReportNotFoundError(_no_report(answer, name))

@@ -71,9 +71,7 @@ def print_report(report: Mapping[str, Any], title: str, console: Console) -> Non
     """
     console.print(_summary(report, title))
     graphs = [graph for graph in report.get("graphs") or [] if isinstance(graph, Mapping)]
-    parts = [
-        {"graph": graph.get("index"), **part} for graph in graphs for part in graph.get("partitions") or []
-    ]
+    parts = [{"graph": graph.get("index"), **part} for graph in graphs for part in graph.get("partitions") or []]
     _print(console, "Fallbacks", FALLBACKS, report.get("fallbacks") or [])
     _print(console, "Graph breaks", GRAPH_BREAKS, report.get("graph_breaks") or [])
     _print(console, "Recompiles", RECOMPILES, report.get("recompiles") or [])

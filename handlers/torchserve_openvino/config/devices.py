@@ -108,9 +108,7 @@ def family(device: str) -> str:
 
 def _matches(asked: str, present: str) -> bool:
     # "GPU" stands for "GPU.0" and the like, and a lone "GPU" also answers to "GPU.0".
-    return (
-        asked == present or present.startswith(f"{asked}.") or (asked == f"{present}.0" and present != "CPU")
-    )
+    return asked == present or present.startswith(f"{asked}.") or (asked == f"{present}.0" and present != "CPU")
 
 
 def parse_device(value: Any, problems: Problems, keys: KeyPath = ("device",)) -> DeviceSpec | None:
@@ -159,9 +157,7 @@ def _parse_members(value: str, head: str, tail: str, problems: Problems, keys: K
     return DeviceSpec(f"{head}:{tail}", virtual=head, members=tuple(members), excluded=tuple(excluded))
 
 
-def check_present(
-    spec: DeviceSpec, catalog: DeviceCatalog, problems: Problems, keys: KeyPath = ("device",)
-) -> None:
+def check_present(spec: DeviceSpec, catalog: DeviceCatalog, problems: Problems, keys: KeyPath = ("device",)) -> None:
     """Notes a `DeviceNotFoundError` for each named device that this machine lacks.
 
     Without a list of devices (`UncheckedCatalog`) only the family is checked: CPU, GPU or NPU.

@@ -44,11 +44,7 @@ def _suggest(name: str) -> str | None:
     namespaces = {each.split(".")[0] for each in names}
     head, *rest = name.split(".")
     if not rest:
-        return (
-            f"aten.{name}"
-            if f"aten.{name}" in {packet(each) for each in names}
-            else nearest(f"aten.{name}", names)
-        )
+        return f"aten.{name}" if f"aten.{name}" in {packet(each) for each in names} else nearest(f"aten.{name}", names)
     # A typo sits in one part as a rule: look among the operators of that namespace first.
     if head not in namespaces:
         near = nearest(head, namespaces)

@@ -91,9 +91,7 @@ class ResolvedOptions:
 
     def values(self) -> dict[str, Any]:
         """Effective values under the keys of `sources`; OpenVINO properties one by one as ``config.NAME``."""
-        plain = {
-            name: getattr(self.options, name) for name in BackendOptions.model_fields if name != "config"
-        }
+        plain = {name: getattr(self.options, name) for name in BackendOptions.model_fields if name != "config"}
         return plain | {f"config.{name}": value for name, value in self.options.ov_config().items()}
 
     def to_dict(self) -> dict[str, dict[str, Any]]:

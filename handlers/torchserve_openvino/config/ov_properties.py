@@ -99,9 +99,7 @@ def _check_nested(
 ) -> dict[str, dict[str, Any]]:
     problems = problems.at(DEVICE_PROPERTIES)
     if not isinstance(value, Mapping):
-        problems.add(
-            (), f"must map device names to properties, e.g. {{CPU: {{NUM_STREAMS: 2}}}}, not {shown(value)}."
-        )
+        problems.add((), f"must map device names to properties, e.g. {{CPU: {{NUM_STREAMS: 2}}}}, not {shown(value)}.")
         return {}
     hardware = spec.hardware(catalog)
     checked: dict[str, dict[str, Any]] = {}
@@ -187,9 +185,7 @@ def _word(name: str, value: Any, problems: Problems, keys: KeyPath) -> tuple[boo
         text = text.upper()
     if text in allowed:
         return True, text
-    problems.add(
-        keys, f"must be one of {listed(allowed)}, not {shown(value)}.", suggestion=nearest(text, allowed)
-    )
+    problems.add(keys, f"must be one of {listed(allowed)}, not {shown(value)}.", suggestion=nearest(text, allowed))
     return False, None
 
 

@@ -97,9 +97,7 @@ def _compile_form(value: Mapping[Any, Any], problems: Problems) -> CompileConfig
     if inner is None:
         return CompileConfig(form="compile")
     if not isinstance(inner, Mapping):
-        problems.add(
-            (), f"must be a mapping such as {{enable: true, backend: openvino}}, not {shown(inner)}."
-        )
+        problems.add((), f"must be a mapping such as {{enable: true, backend: openvino}}, not {shown(inner)}.")
         return CompileConfig(form="compile")
     _unknown_keys(inner, ("enable", *_KWARGS), problems)
     return _from_kwargs(inner, problems, form="compile", enabled=_flag(inner, "enable", True, problems))

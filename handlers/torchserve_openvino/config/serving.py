@@ -28,9 +28,7 @@ class Row(NamedTuple):
 class ServingConfig(BaseModel):
     """Effective settings of one model in TorchServe; `load_serving_config` makes it."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True)
 
     torchserve: dict[str, Any] = {}
     """TorchServe's own keys as they are: batchSize, maxWorkers and the like."""
@@ -58,8 +56,7 @@ class ServingConfig(BaseModel):
         prefix = ".".join(str(part) for part in options_path(self.pt2.form))
         if self.backend is not None:
             rows += [
-                Row(f"{prefix}.{key}", entry["value"], entry["source"])
-                for key, entry in self.backend.to_dict().items()
+                Row(f"{prefix}.{key}", entry["value"], entry["source"]) for key, entry in self.backend.to_dict().items()
             ]
         else:
             rows += [self._row(f"{prefix}.{key}", value) for key, value in self.pt2.options.items()]
@@ -164,9 +161,7 @@ def _handler(data: Mapping[Any, Any], problems: Problems) -> tuple[OpenVINOSecti
         return OpenVINOSection(), own
 
 
-def _with_fallback_to(
-    backend: ResolvedOptions, section: OpenVINOSection, problems: Problems
-) -> ResolvedOptions:
+def _with_fallback_to(backend: ResolvedOptions, section: OpenVINOSection, problems: Problems) -> ResolvedOptions:
     """Joins the two spellings of one setting: `handler.openvino.fallback.to` and the option `fallback_to`."""
     if "to" not in section.fallback.model_fields_set:
         return backend

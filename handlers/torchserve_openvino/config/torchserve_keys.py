@@ -28,9 +28,7 @@ INTEGERS: dict[str, int] = {
     "maxNumSequence": 1,
     "parallelLevel": 1,
 }
-BOOLEANS = frozenset(
-    {"useJobTicket", "continuousBatching", "sequenceBatching", "asyncCommunication", "useVenv"}
-)
+BOOLEANS = frozenset({"useJobTicket", "continuousBatching", "sequenceBatching", "asyncCommunication", "useVenv"})
 WORDS: dict[str, tuple[str, ...]] = {
     "deviceType": ("cpu", "gpu"),
     "parallelType": ("pp", "tp", "pptp", "custom"),
@@ -50,9 +48,7 @@ TORCHRUN = frozenset(
     }
 )
 # Read by TorchServe's handlers and examples, not by its frontend; kept as they are.
-SECTIONS = frozenset(
-    {"pippy", "deepspeed", "dali", "micro_batching", "rpc", "tp", "vllm", "torch_xla", "fsdp"}
-)
+SECTIONS = frozenset({"pippy", "deepspeed", "dali", "micro_batching", "rpc", "tp", "vllm", "torch_xla", "fsdp"})
 OURS = frozenset({"pt2", "handler"})
 ALL = frozenset(INTEGERS) | BOOLEANS | frozenset(WORDS) | SECTIONS | OURS | {"deviceIds", "torchrun"}
 

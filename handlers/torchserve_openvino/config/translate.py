@@ -46,9 +46,7 @@ def _explain(entry: Any, model: type[BaseModel]) -> tuple[str, str | None]:
     if kind == "missing":
         return "is missing.", None
     if kind == "literal_error":
-        allowed = [
-            word.strip().strip("'") for word in str(context["expected"]).replace(" or ", ",").split(",")
-        ]
+        allowed = [word.strip().strip("'") for word in str(context["expected"]).replace(" or ", ",").split(",")]
         return f"must be one of {listed(allowed)}, not {shown(given)}.", nearest(str(given), allowed)
     if kind == "value_error":
         cause = context.get("error")

@@ -4,4 +4,13 @@ from torchserve_openvino.ops.decompositions import decomposition_table
 from torchserve_openvino.ops.names import does_work, op_name, packet_name, where_of
 from torchserve_openvino.ops.support import Refusal, SupportTable, moves_only
 
-__all__ = ["Refusal", "SupportTable", "decomposition_table", "does_work", "moves_only", "op_name", "packet_name", "where_of"]
+__all__ = [
+    "Refusal",
+    "SupportTable",
+    "decomposition_table",
+    "does_work",
+    "moves_only",
+    "op_name",
+    "packet_name",
+    "where_of",
+]

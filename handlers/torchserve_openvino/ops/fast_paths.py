@@ -1,7 +1,7 @@
 """Decompositions of PyTorch's fused inference kernels, which torch itself keeps whole.
 
-`nn.TransformerEncoderLayer` and `nn.MultiheadAttention` take a fused native kernel in evaluation mode; no table knows it.
-The formulas are those of the modules' own slow path (torch/nn/modules/transformer.py, torch/nn/functional.py).
+`nn.TransformerEncoderLayer` and `nn.MultiheadAttention` take a fused native kernel in evaluation mode; no table has it.
+The formulas are those of the modules' slow path (torch/nn/modules/transformer.py, torch/nn/functional.py).
 """
 
 import math

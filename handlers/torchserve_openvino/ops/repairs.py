@@ -3,13 +3,14 @@
 Each returns NotImplemented where the conversion is right, so that the operator stays whole there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 aten = torch.ops.aten
+Dims = list[int] | None
 
 
 def _abs(x: Tensor) -> Tensor:
@@ -19,22 +20,20 @@ def _abs(x: Tensor) -> Tensor:
     return torch.maximum(x, -x)
 
 
-def _var_mean(
-    x: Tensor, dim: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False
-) -> tuple[Tensor, Tensor]:
+def _var_mean(x: Tensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """OpenVINO takes a missing correction for 0, torch for 1."""
     if correction is not None:
         return NotImplemented
     return torch.var_mean(x, dim, correction=1, keepdim=keepdim)
 
 
-def _var(x: Tensor, dim: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
+def _var(x: Tensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
     if correction is not None:
         return NotImplemented
     return torch.var(x, dim, correction=1, keepdim=keepdim)
 
 
-def _std(x: Tensor, dim: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
+def _std(x: Tensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
     if correction is not None:
         return NotImplemented
     return torch.std(x, dim, correction=1, keepdim=keepdim)

@@ -25,17 +25,20 @@ _NARROW_INTS = frozenset({torch.uint8, torch.int8})
 _RUNS = _FLOATS | _WIDE_INTS | _NARROW_INTS
 
 _MOVES_DATA = frozenset(
-    f"aten.{name}"
-    for name in (
-        "_to_copy _unsafe_view alias cat clone constant_pad_nd contiguous copy expand expand_copy flip gather "
-        "index index_select new_full new_ones new_zeros ones ones_like full full_like permute permute_copy "
-        "repeat reshape roll select slice split split_with_sizes squeeze squeeze_copy stack t transpose unbind "
-        "unsqueeze unsqueeze_copy view view_copy where zeros zeros_like embedding eq ne lt le gt ge "
-        "logical_and logical_or logical_not max_pool2d_with_indices"
-    ).split()
+    f"aten.{op}"
+    for op in """
+    _to_copy _unsafe_view alias cat clone constant_pad_nd contiguous copy expand expand_copy flip gather
+    index index_select new_full new_ones new_zeros ones ones_like full full_like permute permute_copy
+    repeat reshape roll select slice split split_with_sizes squeeze squeeze_copy stack t transpose
+    unbind unsqueeze unsqueeze_copy view view_copy where zeros zeros_like embedding eq ne lt le gt ge
+    logical_and logical_or logical_not max_pool2d_with_indices
+    """.split()
 )
 _MULTIPLIES = frozenset(
-    f"aten.{name}" for name in "pow prod cumprod mm bmm addmm baddbmm dot mv matmul bitwise_left_shift __lshift__".split()
+    f"aten.{op}"
+    for op in """
+    pow prod cumprod mm bmm addmm baddbmm dot mv matmul bitwise_left_shift __lshift__
+    """.split()
 )
 _SYMBOLIC = frozenset(
     {"operator.add", "operator.sub", "operator.mul", "operator.floordiv", "aten.sym_size.int", "operator.getitem"}
@@ -106,10 +109,9 @@ class SupportTable:
         if target._schema.is_mutable:
             return Refusal("unsupported_op", f"{name} writes to its input; OpenVINO graphs are functional")
         refusal = self.refuse_name(name)
-        if refusal is None and name == _ATTENTION:
-            # OpenVINO computes the attention only; training also saves the log-sum-exp.
-            if len(_used_outputs(node)) > 1:
-                return Refusal("unsupported_op", f"the log-sum-exp output of {name} is used")
+        # OpenVINO computes the attention only; training also saves the log-sum-exp.
+        if refusal is None and name == _ATTENTION and len(_used_outputs(node)) > 1:
+            return Refusal("unsupported_op", f"the log-sum-exp output of {name} is used")
         return refusal
 
 
@@ -121,7 +123,7 @@ def moves_only(name: str) -> bool:
 def _draws_nothing(node: Node, name: str) -> bool:
     """Whether a seeded operator draws no number: attention without dropout (its fourth argument)."""
     dropout = node.args[3] if len(node.args) > 3 else node.kwargs.get("dropout_p", 0.0)
-    return name == _ATTENTION and dropout == 0.0
+    return name == _ATTENTION and isinstance(dropout, (int, float)) and dropout == 0
 
 
 def _used_outputs(node: Node) -> list[torch.Tensor]:
@@ -154,4 +156,3 @@ def _refuse_values(node: Node, name: str) -> Refusal | None:
     if any(tensor.dtype is torch.int64 for tensor in outputs) and packet_name(name) in _MULTIPLIES:
         return Refusal("unsupported_op", f"{name} on int64 may exceed 32 bits, in which OpenVINO computes it")
     return None
-

@@ -30,7 +30,8 @@ def render(report: dict[str, Any]) -> str:
         shape = "dynamic" if graph["dynamic"] else "static"
         lines.append(
             f"  graph {graph['index']} [{graph['compile_id']}] {graph['where']}: {graph['stage']}, {shape} shapes, "
-            f"{graph['ops_on_openvino']}/{graph['ops_total']} ops on OpenVINO, lowered in {graph['lower_seconds']:.2f} s"
+            f"{graph['ops_on_openvino']}/{graph['ops_total']} ops on OpenVINO, "
+            f"lowered in {graph['lower_seconds']:.2f} s"
         )
         for part in graph["partitions"]:
             lines.append(

@@ -9,7 +9,6 @@ import torchserve_openvino as tov
 from helpers import assert_same, check
 from torchserve_openvino.errors import ConfigError, TorchScriptModelError
 
-
 CAPABILITIES = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
@@ -85,7 +84,7 @@ def test_disabled_op_that_would_be_decomposed_is_seen() -> None:
 
 
 def test_decompositions_of_the_user() -> None:
-    model = lambda x: torch.nn.functional.gelu(x)  # noqa: E731
+    model = lambda x: torch.nn.functional.gelu(x)
     whole = check(model, torch.randn(3))
     split = check(model, torch.randn(3), options={"decompositions": ["aten.gelu"]})
     assert split.report.summary.ops_total > whole.report.summary.ops_total
@@ -143,7 +142,7 @@ def test_shapes_beyond_the_recompile_limit_are_counted(monkeypatch: pytest.Monke
     from torchserve_openvino.backend import entry
 
     monkeypatch.setattr(entry, "RECOMPILE_LIMIT", 3)
-    model = lambda x: torch.sin(x) + 1  # noqa: E731
+    model = lambda x: torch.sin(x) + 1
     compiled = tov.compile(model)
     for n in range(2, 8):
         assert_same(compiled(torch.ones(n)), model(torch.ones(n)))
@@ -180,9 +179,7 @@ def test_compile_failure_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("the plugin is on strike")
 
     monkeypatch.setattr(stage, "build", failing)
-    compiled = check(
-        lambda x: torch.sin(x) * 2, torch.randn(5), coverage=0.0, fallbacks={"compile_failed": 1}
-    )
+    compiled = check(lambda x: torch.sin(x) * 2, torch.randn(5), coverage=0.0, fallbacks={"compile_failed": 1})
     assert "on strike" in compiled.report.fallbacks[0].reason
 
 
@@ -215,7 +212,7 @@ def test_inductor_without_a_compiler_is_not_tried(monkeypatch: pytest.MonkeyPatc
 def test_runtime_failure_is_counted_each_time_and_not_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     from torchserve_openvino.backend.execute import CompiledPartition
 
-    model = lambda x: torch.sin(x) * 2  # noqa: E731
+    model = lambda x: torch.sin(x) * 2
     x = torch.randn(5)
     compiled = tov.compile(model)
     compiled(x)

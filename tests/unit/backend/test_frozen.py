@@ -4,10 +4,10 @@ import threading
 
 import pytest
 import torch
-from helpers import assert_same
 from torch import nn
 
 import torchserve_openvino as tov
+from helpers import assert_same
 
 
 def net() -> nn.Module:
@@ -77,7 +77,7 @@ def test_views_mutation_and_breaks_stay_guarded() -> None:
 
 
 def test_same_tensor_twice_and_non_contiguous_inputs_stay_right() -> None:
-    model = lambda x, y: x * 2 + y  # noqa: E731
+    model = lambda x, y: x * 2 + y
     compiled = tov.compile(model).freeze()
     a, b = torch.randn(3, 3), torch.randn(3, 3)
     with torch.no_grad():

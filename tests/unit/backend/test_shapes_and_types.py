@@ -55,7 +55,7 @@ def test_int64_beyond_32_bits_is_right() -> None:
 
 
 def test_int64_product_beyond_32_bits_is_right() -> None:
-    model = lambda x: (x * x).sum()  # noqa: E731
+    model = lambda x: (x * x).sum()
     compiled = tov.compile(model)
     for values in ([2**20, 3, -(2**25)], [200, 3, -7]):
         x = torch.tensor(values)
@@ -201,7 +201,7 @@ def test_more_shapes_than_dynamos_default_limit() -> None:
 
 
 def test_integer_argument_that_changes() -> None:
-    model = lambda x, n: x * n + n  # noqa: E731
+    model = lambda x, n: x * n + n
     compiled = tov.compile(model, dynamic=None)
     for n in (2, 3, 7):
         x = torch.randn(3)

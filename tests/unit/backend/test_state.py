@@ -187,7 +187,7 @@ def test_buffer_mutation() -> None:
 
 
 def test_random_operators_follow_torchs_generator() -> None:
-    model = lambda x: x * torch.rand_like(x) + torch.randn(3)  # noqa: E731
+    model = lambda x: x * torch.rand_like(x) + torch.randn(3)
     compiled = tov.compile(model)
     x = torch.ones(3)
     compiled(x)

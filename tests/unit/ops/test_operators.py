@@ -1,13 +1,13 @@
-"""Operators that OpenVINO converts wrongly, or not by its own table: answers equal eager, and the report says who ran."""
+"""Operators that OpenVINO converts wrongly, or not by its own table: answers equal eager, and who ran is told."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import assert_same, check
 
 import torchserve_openvino as tov
+from helpers import assert_same, check
 
 X = torch.linspace(-2, 2, 60).reshape(3, 4, 5)
 

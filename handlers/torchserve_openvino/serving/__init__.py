@@ -1,0 +1,1 @@
+"""The TorchServe lifecycle around the backend: load, compile, warm up, verify, serve."""

@@ -1,0 +1,158 @@
+"""From what torch-model-archiver packed to an nn.Module: four formats, none of which runs code from the weights."""
+
+import importlib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchserve_openvino.errors import ModelLoadError, TorchScriptModelError
+
+TORCHSCRIPT_ADVICE = (
+    "torch.compile can't trace TorchScript and would run it without OpenVINO. Package the model's class with "
+    "--model-file and its weights with --serialized-file (torch.save(model.state_dict(), 'w.pth')), or export it: "
+    "torch.export.save(torch.export.export(model, inputs), 'model.pt2') and package that."
+)
+
+
+class ExportedModel(nn.Module):
+    """A torch.export program as a module; it has no training mode, so that eval() is a no-op.
+
+    Args:
+        program: What ``torch.export.load`` returned.
+    """
+
+    def __init__(self, program: Any) -> None:
+        super().__init__()
+        self.program = program.module()
+
+    def train(self, mode: bool = True) -> "ExportedModel":
+        """Nothing to switch: the program was exported in one mode."""
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program."""
+        return self.program(*args, **kwargs)
+
+
+def archive_kind(path: Path) -> str:
+    """``safetensors``, ``torchscript``, ``exported``, ``state_dict`` (any other file of torch.save) or ``unknown``."""
+    if path.suffix == ".safetensors":
+        return "safetensors"
+    if not zipfile.is_zipfile(path):
+        return "state_dict" if path.suffix in {".pt", ".pth", ".bin"} else "unknown"
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+    # A root folder, named after the file, stands before each name.
+    inner = {name.split("/", 1)[-1] for name in names}
+    if any(name.startswith("code/") for name in inner):
+        return "torchscript"
+    if any(name.startswith("models/") for name in inner) or "archive_format" in inner:
+        return "exported"
+    return "state_dict"
+
+
+def load_without_class(path: Path) -> nn.Module:
+    """Loads a file that holds code and weights: a torch.export program.
+
+    Raises:
+        TorchScriptModelError: It is TorchScript.
+        ModelLoadError: It holds weights only, or can't be read.
+    """
+    kind = archive_kind(path)
+    if kind == "torchscript":
+        raise TorchScriptModelError(f"{path.name} is a TorchScript archive. {TORCHSCRIPT_ADVICE}")
+    if kind != "exported":
+        raise ModelLoadError(
+            f"{path.name} holds {'weights only' if kind != 'unknown' else 'no model that is known here'}: "
+            "package the model's class with --model-file model.py, or a torch.export program (.pt2)."
+        )
+    try:
+        return ExportedModel(torch.export.load(path))
+    except Exception as error:
+        raise ModelLoadError(f"torch.export.load could not read {path.name}: {error}") from error
+
+
+def load_class(model_dir: Path, model_file: str) -> nn.Module:
+    """Imports the model file from the model's folder and makes its one class.
+
+    Raises:
+        ModelLoadError: The file is missing, has not exactly one class, or the class needs arguments.
+    """
+    from ts.utils.util import list_classes_from_module
+
+    if not (model_dir / model_file).is_file():
+        raise ModelLoadError(f"the model file {model_file} is not in the archive; package it with --model-file.")
+    module = importlib.import_module(Path(model_file).stem)
+    classes = list_classes_from_module(module)
+    if len(classes) != 1:
+        names = ", ".join(cls.__name__ for cls in classes) or "none"
+        raise ModelLoadError(
+            f"{model_file} must define exactly one class of its own, the model; found {names}. Move helpers into "
+            "another file and package that with --extra-files."
+        )
+    try:
+        return classes[0]()
+    except TypeError as error:
+        raise ModelLoadError(
+            f"{classes[0].__name__} in {model_file} could not be made without arguments ({error}); give them defaults."
+        ) from error
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Puts a state_dict (torch.save or safetensors) into a model; unpickles tensors only.
+
+    Raises:
+        ModelLoadError: The file holds something else, or its names do not fit the model's.
+    """
+    kind = archive_kind(path)
+    if kind == "torchscript":
+        raise TorchScriptModelError(f"{path.name} is a TorchScript archive. {TORCHSCRIPT_ADVICE}")
+    if kind == "exported":
+        raise ModelLoadError(f"{path.name} is a torch.export program: package it without --model-file.")
+    state = _read_state(path, kind)
+    # Lightning and many training scripts put the weights under one of these.
+    for key in ("state_dict", "model_state_dict"):
+        if isinstance(state.get(key), dict):
+            state = state[key]
+    missing, unexpected = _compare(model, state)
+    if missing or unexpected:
+        raise ModelLoadError(
+            f"{path.name} does not fit {type(model).__name__}: {_some('missing', missing)}"
+            f"{_some('unexpected', unexpected)}save model.state_dict() of the very class in the model file."
+        )
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise ModelLoadError(f"{path.name} does not fit {type(model).__name__}: {error}") from error
+
+
+def _read_state(path: Path, kind: str) -> dict[str, Any]:
+    if kind == "safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ModelLoadError(
+            f"{path.name} can't be loaded with weights_only=True ({type(error).__name__}: "
+            f"{str(error).splitlines()[0]}). "
+            "Only tensors are read from it, never pickled code: save model.state_dict(), not the model."
+        ) from error
+    if not isinstance(state, dict):
+        held = type(state).__name__
+        raise ModelLoadError(f"{path.name} holds a {held}, not a state_dict: save model.state_dict().")
+    return state
+
+
+def _compare(model: nn.Module, state: dict[str, Any]) -> tuple[list[str], list[str]]:
+    expected = model.state_dict().keys()
+    return sorted(expected - state.keys()), sorted(state.keys() - expected)
+
+
+def _some(word: str, names: list[str]) -> str:
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"{word} {shown}; " if names else ""

@@ -1,0 +1,1 @@
+"""One file per task: how requests become tensors, and tensors become answers."""

@@ -1,0 +1,227 @@
+"""Tensors as requests carry them: JSON, .npy and KServe v2, both ways."""
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError, UnsupportedMediaTypeError
+
+Format = Literal["json", "npy", "kserve"]
+NPY_MAGIC = b"\x93NUMPY"
+
+# https://kserve.github.io/website/ "Open Inference Protocol (V2)", tensor data types.
+KSERVE_TYPES = {
+    "BOOL": torch.bool,
+    "UINT8": torch.uint8,
+    "INT8": torch.int8,
+    "INT16": torch.int16,
+    "INT32": torch.int32,
+    "INT64": torch.int64,
+    "FP16": torch.float16,
+    "BF16": torch.bfloat16,
+    "FP32": torch.float32,
+    "FP64": torch.float64,
+}
+KSERVE_NAMES = {dtype: name for name, dtype in KSERVE_TYPES.items()}
+
+
+@dataclass
+class TensorRequest:
+    """One request's inputs.
+
+    Attributes:
+        format: In which it came and is to be answered.
+        positional: Inputs without a name, in order.
+        named: Inputs by name.
+        request_id: KServe's ``id``, given back in the answer.
+    """
+
+    format: Format
+    positional: list[torch.Tensor] = field(default_factory=list)
+    named: dict[str, torch.Tensor] = field(default_factory=dict)
+    request_id: str | None = None
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All inputs, positional first."""
+        return [*self.positional, *self.named.values()]
+
+    def signature(self) -> tuple[Any, ...]:
+        """What two requests must share to be joined along dimension 0."""
+        described = [(tuple(t.shape[1:]), t.dtype, t.dim()) for t in self.tensors()]
+        return (len(self.positional), tuple(self.named), tuple(described))
+
+
+def parse(value: Any, max_bytes: int) -> TensorRequest:
+    """Reads a request's body.
+
+    Args:
+        value: Bytes (.npy, or JSON text), or what TorchServe already parsed from JSON.
+        max_bytes: Largest body, and largest tensor, in bytes.
+
+    Raises:
+        PayloadTooLargeError: More than ``max_bytes``.
+        UnsupportedMediaTypeError: Neither .npy nor JSON.
+        InvalidInputError: The content is not rectangular, not numeric, or does not match its own header.
+    """
+    if isinstance(value, (bytes, bytearray, str)):
+        if len(value) > max_bytes:
+            raise PayloadTooLargeError(
+                f"the request has {len(value)} bytes, more than handler.openvino.tensor.max_bytes {max_bytes}"
+            )
+        raw = value.encode() if isinstance(value, str) else bytes(value)
+        if raw.startswith(NPY_MAGIC):
+            request = TensorRequest("npy", positional=[_from_npy(raw)])
+            return _checked(request, max_bytes)
+        value = _from_json_text(raw)
+    return _checked(_from_json(value), max_bytes)
+
+
+def _checked(request: TensorRequest, max_bytes: int) -> TensorRequest:
+    size = sum(tensor.nbytes for tensor in request.tensors())
+    if size > max_bytes:
+        raise PayloadTooLargeError(
+            f"the tensors have {size} bytes, more than handler.openvino.tensor.max_bytes {max_bytes}"
+        )
+    if not request.tensors():
+        raise InvalidInputError("the request holds no tensor")
+    return request
+
+
+def _from_npy(raw: bytes) -> torch.Tensor:
+    try:
+        array = np.load(io.BytesIO(raw), allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise InvalidInputError(f"the .npy body can't be read: {error}") from error
+    return _tensor_of(array, "the .npy body")
+
+
+def _tensor_of(array: np.ndarray, what: str) -> torch.Tensor:
+    native = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+    try:
+        return torch.from_numpy(native.reshape(array.shape).copy())
+    except TypeError as error:
+        raise InvalidInputError(f"{what} has type {array.dtype}, which torch does not have") from error
+
+
+def _from_json_text(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UnsupportedMediaTypeError(
+            "the body is neither .npy nor JSON; send application/octet-stream with numpy.save, or application/json"
+        ) from error
+
+
+def _from_json(value: Any) -> TensorRequest:
+    if isinstance(value, Mapping):
+        inputs = value.get("inputs")
+        if isinstance(inputs, list) and inputs and all(isinstance(entry, Mapping) for entry in inputs):
+            return _from_kserve(value)
+        if isinstance(inputs, Mapping):
+            named = {str(name): _from_lists(entry, value.get("dtype"), str(name)) for name, entry in inputs.items()}
+            return TensorRequest("json", named=named)
+        for key in ("data", "instances", "inputs"):
+            if key in value:
+                return TensorRequest("json", positional=[_from_lists(value[key], value.get("dtype"), key)])
+        raise InvalidInputError('the JSON object needs "data", "inputs" or "instances"; it has ' + _keys(value))
+    return TensorRequest("json", positional=[_from_lists(value, None, "the body")])
+
+
+def _keys(value: Mapping[str, Any]) -> str:
+    return ", ".join(repr(key) for key in list(value)[:5]) or "no key"
+
+
+def _from_lists(value: Any, dtype: Any, what: str) -> torch.Tensor:
+    """Nested lists; integers become int64, floats float32, unless ``dtype`` names a torch type."""
+    wanted = None
+    if dtype is not None:
+        wanted = getattr(torch, str(dtype).removeprefix("torch."), None)
+        if not isinstance(wanted, torch.dtype):
+            raise InvalidInputError(f"dtype {dtype!r} is no type of torch; float32 or int64, for instance")
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InvalidInputError(f"{what} is not rectangular: {error}") from error
+    if array.dtype.kind not in "biuf":
+        raise InvalidInputError(f"{what} must be nested lists of numbers of equal length, not {_describe(value)}")
+    tensor = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape).copy())
+    default = torch.float32 if tensor.dtype is torch.float64 else tensor.dtype
+    return tensor.to(wanted or default)
+
+
+def _describe(value: Any) -> str:
+    return f"a list with {type(value[0]).__name__}" if isinstance(value, list) and value else type(value).__name__
+
+
+def _from_kserve(value: Mapping[str, Any]) -> TensorRequest:
+    request = TensorRequest("kserve", request_id=value.get("id"))
+    for position, entry in enumerate(value["inputs"]):
+        name = str(entry.get("name", f"input_{position}"))
+        missing = [key for key in ("shape", "datatype", "data") if key not in entry]
+        if missing:
+            raise InvalidInputError(f"input {name!r} has no {missing[0]!r}")
+        dtype = KSERVE_TYPES.get(str(entry["datatype"]).upper())
+        if dtype is None:
+            raise InvalidInputError(
+                f"input {name!r} has datatype {entry['datatype']!r}; known are {', '.join(KSERVE_TYPES)}"
+            )
+        request.named[name] = _kserve_tensor(entry, dtype, name)
+    return request
+
+
+def _kserve_tensor(entry: Mapping[str, Any], dtype: torch.dtype, name: str) -> torch.Tensor:
+    shape = entry["shape"]
+    if not isinstance(shape, list) or not all(isinstance(n, int) and n >= 0 for n in shape):
+        raise InvalidInputError(f"input {name!r}: shape must be a list of integers, not {shape!r}")
+    data = _from_lists(entry["data"], None, f"input {name!r}")
+    count = int(np.prod(shape))
+    if data.numel() != count:
+        raise InvalidInputError(f"input {name!r}: shape {shape} takes {count} values, data holds {data.numel()}")
+    return data.reshape(shape).to(dtype)
+
+
+def render(outputs: Mapping[str, torch.Tensor], request: TensorRequest, model_name: str) -> Any:
+    """Outputs in the format of the request.
+
+    Args:
+        outputs: By name; a single one is called ``output``.
+
+    Returns:
+        Nested lists or a dict of them (JSON), bytes (.npy, or .npz of several), or a KServe v2 answer.
+    """
+    if request.format == "npy":
+        return _to_npy(outputs)
+    if request.format == "kserve":
+        answer: dict[str, Any] = {"model_name": model_name, "outputs": [_to_kserve(*pair) for pair in outputs.items()]}
+        return answer if request.request_id is None else {**answer, "id": request.request_id}
+    lists = {name: tensor.tolist() for name, tensor in outputs.items()}
+    return lists["output"] if list(lists) == ["output"] else lists
+
+
+def _to_npy(outputs: Mapping[str, torch.Tensor]) -> bytes:
+    arrays = {name: _numpy(tensor) for name, tensor in outputs.items()}
+    buffer = io.BytesIO()
+    if len(arrays) == 1:
+        np.save(buffer, next(iter(arrays.values())), allow_pickle=False)
+    else:
+        np.savez(buffer, allow_pickle=False, **arrays)
+    return buffer.getvalue()
+
+
+def _numpy(tensor: torch.Tensor) -> np.ndarray:
+    # NumPy has no bfloat16; float32 holds each of its values.
+    return tensor.float().numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
+
+
+def _to_kserve(name: str, tensor: torch.Tensor) -> dict[str, Any]:
+    return {
+        "name": name,
+        "shape": list(tensor.shape),
+        "datatype": KSERVE_NAMES.get(tensor.dtype, "FP32"),
+        "data": tensor.reshape(-1).tolist(),
+    }

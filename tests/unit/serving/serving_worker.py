@@ -1,0 +1,110 @@
+"""A worker in this process: real contexts, metrics and handlers, an archive's folder on disk, no server."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import nn
+from ts.context import Context, RequestProcessor
+from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
+
+METRICS = Path(__file__).resolve().parents[3] / "model-config" / "metrics.yaml"
+
+NETWORK = """
+import torch
+class Network(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(4, 8), torch.nn.Linear(8, 3)
+    def forward(self, x):
+        return self.last(self.first(x).relu())
+"""
+WARMUP = {"inputs": [{"shape": [4]}]}
+
+
+def network() -> nn.Module:
+    """The same network with fixed weights."""
+    namespace: dict[str, Any] = {}
+    exec(NETWORK, namespace)
+    torch.manual_seed(0)
+    return namespace["Network"]().eval()
+
+
+class Archive:
+    """An unpacked .mar.
+
+    Args:
+        folder: Where it lies.
+        config: model-config.yaml.
+        model_file: Source of the model file; None leaves it out.
+        weights: Writes the serialized file to the path it gets; None leaves it out.
+    """
+
+    def __init__(self, folder: Path, config: dict[str, Any], model_file: str | None = NETWORK,
+                 weights: Callable[[Path], None] | None = None, weights_name: str = "weights.pth",
+                 batch_size: int = 1) -> None:  # fmt: skip
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model-config.yaml").write_text(yaml.safe_dump(config))
+        model: dict[str, str] = {"modelName": "net", "configFile": "model-config.yaml"}
+        if model_file is not None:
+            # A name of its own: Python imports each module name once.
+            name = f"model_{abs(hash(str(folder)))}.py"
+            (folder / name).write_text(model_file)
+            model["modelFile"] = name
+        if weights is not None:
+            weights(folder / weights_name)
+            model["serializedFile"] = weights_name
+        self.metrics = MetricsCacheYamlImpl(str(METRICS))
+        self.metrics.initialize_cache()
+        self.metrics.model_name = "net"
+        self.metrics.set_request_ids({0: "load"})
+        self.manifest = {"model": model}
+        self.config = config
+        self.context = Context("net", str(folder), self.manifest, batch_size, None, "0.12", True, self.metrics, config)
+
+    def handle(self, handler: Any, *bodies: Any, **headers: str) -> list[Any]:
+        """A batch of requests; `status` tells their HTTP codes after it."""
+        self.context.request_processor = [RequestProcessor(dict(headers)) for _ in bodies]
+        ids = {i: f"request-{i}" for i in range(len(bodies))}
+        self.context.request_ids = ids
+        self.metrics.set_request_ids(ids)
+        return handler.handle([{"body": body} for body in bodies], self.context)
+
+    def status(self, position: int) -> int:
+        return self.context.get_response_status(position)[0]
+
+    def metric(self, name: str) -> Any:
+        """The value of a metric that was sent last, by its dimensions."""
+        from ts.metrics.metric_type_enum import MetricTypes
+
+        for kind in (MetricTypes.GAUGE, MetricTypes.COUNTER):
+            if name in self.metrics.cache.get(kind, {}):
+                return self.metrics.cache[kind][name]
+        return None
+
+
+@pytest.fixture
+def archive(tmp_path, monkeypatch) -> Callable[..., Archive]:
+    """Makes an unpacked archive whose folder is importable, as TorchServe does."""
+
+    def make(config: dict[str, Any] | None = None, **arguments: Any) -> Archive:
+        folder = tmp_path / f"archive{len(list(tmp_path.iterdir()))}"
+        made = Archive(
+            folder, config if config is not None else {"handler": {"openvino": {"warmup": WARMUP}}}, **arguments
+        )
+        monkeypatch.syspath_prepend(str(folder))
+        return made
+
+    return make
+
+
+def save_weights(path: Path) -> None:
+    torch.save(network().state_dict(), path)
+
+
+def labels(folder: Path, names: dict[str, str]) -> None:
+    (folder / "index_to_name.json").write_text(json.dumps(names))
