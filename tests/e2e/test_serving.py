@@ -236,7 +236,7 @@ def test_a_users_own_handler_with_the_mixin(server, weights, network):
     config = CONFIG.format(batch_size=1, options="{}")
     load(server, "own", handler=OWN_HANDLER, config=config, model_file=NETWORK, serialized_file=weights)
     rows = np.random.default_rng(5).standard_normal((1, 4), dtype=np.float32)
-    answer = server.predict("own", ",".join(str(number) for number in rows[0]).encode(), "text/plain")
+    answer = server.predict("own", ",".join(str(number) for number in rows[0]).encode())
     assert answer.json() == {"largest": int(expected(network, rows).argmax())}
     assert server.describe("own")["summary"]["coverage"] == 1.0
 

@@ -86,9 +86,12 @@ class TensorHandler(ItemHandler):
         raise  # noqa: PLE0704  re-raises what `_run` is handling
 
     def _parameters(self) -> set[str] | None:
-        """Names of the model's arguments; None where it takes any."""
+        """Names of the model's arguments; None where it takes any, or (TorchScript) does not say."""
         forward = getattr(self.eager_model, "forward", self.eager_model)
-        parameters = inspect.signature(forward).parameters.values()
+        try:
+            parameters = inspect.signature(forward).parameters.values()
+        except ValueError:
+            return None
         if any(p.kind is p.VAR_KEYWORD for p in parameters):
             return None
         return {p.name for p in parameters if p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}}

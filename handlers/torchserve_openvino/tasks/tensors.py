@@ -112,6 +112,8 @@ def _from_json_text(raw: bytes) -> Any:
     try:
         return json.loads(raw)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        if raw.lstrip()[:1] in {b"{", b"["}:
+            raise InvalidInputError(f"the body is not valid JSON: {error}") from error
         raise UnsupportedMediaTypeError(
             "the body is neither .npy nor JSON; send application/octet-stream with numpy.save, or application/json"
         ) from error

@@ -1,0 +1,112 @@
+"""Transforms equal torchvision's formulas, and bad pictures get their own error."""
+
+import base64
+import io
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from torchserve_openvino.config.sections import ImageSection
+from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError, UnsupportedMediaTypeError
+from torchserve_openvino.tasks.images import to_tensor, transform
+
+SECTION = ImageSection()
+
+
+def picture(width: int, height: int, mode: str = "RGB") -> Image.Image:
+    pixels = np.random.default_rng(width * 1000 + height).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels).convert(mode)
+
+
+def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format=kind)
+    return buffer.getvalue()
+
+
+def reference(image: Image.Image, section: ImageSection) -> torch.Tensor:
+    """torchvision 0.28 on a PIL image, written out step by step, pixel by pixel where it crops and pads."""
+    w, h = image.size
+    if (w <= h and w == section.resize) or (h <= w and h == section.resize):
+        resized = image
+    elif w < h:
+        resized = image.resize((section.resize, int(section.resize * h / w)), Image.Resampling.BILINEAR)
+    else:
+        resized = image.resize((int(section.resize * w / h), section.resize), Image.Resampling.BILINEAR)
+    array = np.asarray(resized)
+    height, width = array.shape[:2]
+    crop = section.crop
+    if crop > width or crop > height:
+        left = (crop - width) // 2 if crop > width else 0
+        top = (crop - height) // 2 if crop > height else 0
+        right = (crop - width + 1) // 2 if crop > width else 0
+        bottom = (crop - height + 1) // 2 if crop > height else 0
+        array = np.pad(array, ((top, bottom), (left, right), (0, 0)))
+        height, width = array.shape[:2]
+    top, left = round((height - crop) / 2.0), round((width - crop) / 2.0)
+    array = array[top : top + crop, left : left + crop]
+    tensor = torch.from_numpy(array.transpose(2, 0, 1).copy()).float() / 255
+    mean, std = torch.tensor(section.mean), torch.tensor(section.std)
+    return (tensor - mean[:, None, None]) / std[:, None, None]
+
+
+@settings(max_examples=40, deadline=None)
+@given(width=st.integers(1, 400), height=st.integers(1, 400), crop=st.integers(1, 300), resize=st.integers(1, 300))
+def test_transform_equals_torchvisions_formulas(width: int, height: int, crop: int, resize: int) -> None:
+    if max(width, height) / min(width, height) > 20:
+        return
+    section = ImageSection(crop=crop, resize=resize)
+    image = picture(width, height)
+    got = transform(image, section)
+    assert got.shape == (3, crop, crop) and got.dtype is torch.float32 and got.is_contiguous()
+    assert torch.equal(got, reference(image, section))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF"])
+def test_bytes_base64_and_data_urls_are_the_same_picture(kind: str) -> None:
+    data = encoded(picture(300, 260), kind)
+    text = base64.b64encode(data).decode()
+    tensors = [
+        to_tensor(v, SECTION) for v in (data, bytearray(data), text, f"data:image/png;base64,{text}", {"b64": text})
+    ]
+    assert all(torch.equal(tensor, tensors[0]) for tensor in tensors)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK", "1"])
+def test_other_modes_become_rgb(mode: str) -> None:
+    kind = "TIFF" if mode == "CMYK" else "PNG"
+    assert to_tensor(encoded(picture(300, 260, mode), kind), SECTION).shape == (3, 224, 224)
+
+
+def test_nested_lists_are_the_ready_tensor() -> None:
+    ready = torch.randn(3, 224, 224)
+    torch.testing.assert_close(to_tensor(ready.tolist(), SECTION), ready)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (b"no picture", UnsupportedMediaTypeError, "no picture that Pillow reads"),
+        (encoded(picture(64, 64))[:-40], InvalidInputError, "damaged"),
+        ("%%%", InvalidInputError, "base64"),
+        ([[1, 2], [3]], InvalidInputError, "rectangular"),
+        ([[1.0]], InvalidInputError, r"shape \[1, 1\].*\[3, 224, 224\]"),
+        (3.5, InvalidInputError, "float"),
+        (b"x" * (33 * 1024 * 1024), PayloadTooLargeError, "max_bytes"),
+        ("A" * (45 * 1024 * 1024), PayloadTooLargeError, "max_bytes"),
+    ],
+    ids=["text", "truncated", "base64", "ragged", "shape", "number", "bytes", "long text"],
+)
+def test_bad_pictures_say_what_is_wrong(value, error, message) -> None:
+    with pytest.raises(error, match=message):
+        to_tensor(value, SECTION)
+
+
+def test_a_picture_above_the_pixel_limit_is_not_decoded() -> None:
+    section = ImageSection(max_pixels=10_000)
+    with pytest.raises(PayloadTooLargeError, match=r"200 x 100 = 20000 pixels.*max_pixels 10000"):
+        to_tensor(encoded(picture(200, 100)), section)

@@ -1,0 +1,118 @@
+"""Tensors in three formats, there and back."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError, UnsupportedMediaTypeError
+from torchserve_openvino.tasks.tensors import TensorRequest, parse, render
+
+LIMIT = 1 << 20
+
+
+def npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+ARRAYS = hnp.arrays(
+    st.sampled_from([np.float32, np.int64, np.uint8, np.bool_, np.float16]),
+    hnp.array_shapes(min_dims=0, max_dims=3, max_side=4),
+    elements={"allow_nan": False, "allow_infinity": False},
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(ARRAYS)
+def test_npy_there_and_back(array: np.ndarray) -> None:
+    request = parse(npy(array), LIMIT)
+    answer = render({"output": request.positional[0]}, request, "m")
+    got = np.load(io.BytesIO(answer))
+    assert got.dtype == array.dtype and np.array_equal(got, array)
+
+
+@settings(max_examples=50, deadline=None)
+@given(ARRAYS)
+def test_kserve_there_and_back(array: np.ndarray) -> None:
+    names = {"float32": "FP32", "int64": "INT64", "uint8": "UINT8", "bool": "BOOL", "float16": "FP16"}
+    entry = {
+        "name": "x",
+        "shape": list(array.shape),
+        "datatype": names[str(array.dtype)],
+        "data": array.ravel().tolist(),
+    }
+    request = parse({"inputs": [entry], "id": "7"}, LIMIT)
+    answer = json.loads(json.dumps(render({"x": request.named["x"]}, request, "m")))
+    assert answer == {"model_name": "m", "id": "7", "outputs": [entry]}
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        ([[1, 2]], torch.int64),
+        ([[1.0, 2]], torch.float32),
+        ([True], torch.bool),
+        ({"data": [1], "dtype": "int32"}, torch.int32),
+    ],
+)
+def test_json_types(value, dtype) -> None:
+    request = parse(value, LIMIT)
+    assert request.positional[0].dtype is dtype
+    assert parse(json.dumps(value).encode(), LIMIT).positional[0].dtype is dtype
+
+
+def test_named_inputs_and_several_outputs() -> None:
+    request = parse({"inputs": {"a": [1.0], "b": [[2]]}}, LIMIT)
+    assert list(request.named) == ["a", "b"]
+    outputs = {"y": torch.ones(1), "z": torch.zeros(2, dtype=torch.int64)}
+    assert render(outputs, request, "m") == {"y": [1.0], "z": [0, 0]}
+    archive = np.load(io.BytesIO(render(outputs, TensorRequest("npy"), "m")))
+    assert sorted(archive.files) == ["y", "z"]
+
+
+def test_bfloat16_answers() -> None:
+    tensor = torch.tensor([1.5, -2.0], dtype=torch.bfloat16)
+    assert np.load(io.BytesIO(render({"output": tensor}, TensorRequest("npy"), "m"))).tolist() == [1.5, -2.0]
+    assert render({"output": tensor}, TensorRequest("kserve"), "m")["outputs"][0]["datatype"] == "BF16"
+
+
+def kserve(**changes) -> dict:
+    entry = {"name": "x", "shape": [2], "datatype": "FP32", "data": [1, 2]} | changes
+    return {"inputs": [{key: value for key, value in entry.items() if value is not None}]}
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (b"hello", UnsupportedMediaTypeError, "neither .npy nor JSON"),
+        (b"{not json", InvalidInputError, "not valid JSON"),
+        (b"\x93NUMPY\x01\x00garbage", InvalidInputError, "npy"),
+        (npy(np.array([object()], dtype=object)) if False else b"\x93NUMPY", InvalidInputError, "npy"),
+        ([[1, 2], [3]], InvalidInputError, "rectangular"),
+        ([["a"]], InvalidInputError, "numbers"),
+        ({"x": 1}, InvalidInputError, '"data"'),
+        ({"data": [1], "dtype": "float33"}, InvalidInputError, "float33"),
+        (kserve(shape=[3]), InvalidInputError, "takes 3 values, data holds 2"),
+        (kserve(datatype="FP99"), InvalidInputError, "FP99"),
+        (kserve(data=None), InvalidInputError, "'data'"),
+        (kserve(shape=["a"]), InvalidInputError, "shape"),
+        (b"x" * (LIMIT + 1), PayloadTooLargeError, "max_bytes"),
+    ],
+)
+def test_bad_requests_say_what_is_wrong(value, error, message) -> None:
+    with pytest.raises(error, match=message):
+        parse(value, LIMIT)
+
+
+def test_pickles_are_not_read() -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(InvalidInputError, match="allow_pickle"):
+        parse(buffer.getvalue(), LIMIT)
