@@ -182,6 +182,19 @@ def test_nothing_compiles_after_ready(archive) -> None:
     assert not handler.report.fallbacks
 
 
+def test_a_bad_item_answers_for_itself_alone(archive) -> None:
+    made = archive(weights=save_weights, batch_size=4)
+    handler = TensorHandler()
+    handler.initialize(made.context)
+    good = [[1.0, 2.0, 3.0, 4.0]]
+    answers = made.handle(handler, ROWS, b"{not json", [[1.0, 2.0]], good)
+    assert [made.status(i) for i in range(4)] == [200, 400, 400, 200]
+    close(answers[0])
+    close(answers[3], good)
+    assert answers[1] == {"code": 400, "type": "InvalidInputError", "message": answers[1]["message"]}
+    assert "not valid JSON" in answers[1]["message"] and "[1, 2]" in answers[2]["message"]
+
+
 UNSUPPORTED = NETWORK.replace(
     "return self.last(self.first(x).relu())", "return torch.digamma(self.first(x).relu() + 1)"
 )

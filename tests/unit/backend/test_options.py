@@ -1,0 +1,93 @@
+"""Each of OpenVINO's options, through `tov.compile`, on the real device."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import check
+from torch import nn
+
+import torchserve_openvino as tov
+from torchserve_openvino.errors import ConfigError, DeviceNotFoundError, UnknownOperatorError
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3)).eval()
+
+
+@pytest.mark.parametrize("device", ["CPU", "cpu", "AUTO", "AUTO:CPU", "HETERO:CPU", "MULTI:CPU"])
+def test_devices(device: str) -> None:
+    compiled = check(net(), torch.randn(4, 6), options={"device": device})
+    assert compiled.report.summary.device.startswith(device.upper().split(":", maxsplit=1)[0])
+    assert compiled.report.summary.precision in {"f32", "FP32"}, compiled.report.to_dict()["config"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"device": "GPU.7"}, DeviceNotFoundError, "CPU"),
+        ({"devcie": "CPU"}, ConfigError, "device"),
+        ({"disabled_ops": ["aten.rleu"]}, UnknownOperatorError, "aten.relu"),
+        ({"config": {"INFERENCE_PRECISION_HNT": "f32"}}, ConfigError, "INFERENCE_PRECISION_HINT"),
+        ({"model_caching": "maybe"}, ConfigError, "model_caching"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_compiles(options, error, message) -> None:
+    with pytest.raises(error, match=message):
+        tov.compile(net(), options=options)
+
+
+def test_hints_reach_the_device() -> None:
+    options = {"config": {"PERFORMANCE_HINT": "THROUGHPUT", "INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1}}
+    compiled = check(net(), torch.randn(4, 6), options=options)
+    assert compiled.report.to_dict()["config"]["ov_config"]["PERFORMANCE_HINT"] == "THROUGHPUT"
+
+
+def test_environment_gives_defaults_and_options_win(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OPENVINO_TORCH_BACKEND_DEVICE", "AUTO:CPU")
+    monkeypatch.setenv("OPENVINO_TORCH_MODEL_CACHING", "true")
+    monkeypatch.setenv("OPENVINO_TORCH_CACHE_DIR", str(tmp_path))
+    compiled = check(net(), torch.randn(4, 6))
+    options = compiled.report.to_dict()["config"]["options"]
+    assert options["device"] == {"value": "AUTO:CPU", "source": "env OPENVINO_TORCH_BACKEND_DEVICE"}
+    assert compiled.report.to_dict()["cache"]["directory"] == str(tmp_path) and list(tmp_path.iterdir())
+    compiled = check(net(), torch.randn(4, 6), options={"device": "CPU", "model_caching": False})
+    assert compiled.report.to_dict()["config"]["options"]["device"]["value"] == "CPU"
+    assert compiled.report.to_dict()["cache"] == {"enabled": False}
+
+
+PROCESS = """
+import sys, torch, torchserve_openvino as tov
+from torch import nn
+torch.manual_seed(int(sys.argv[2]))
+model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3)).eval()
+compiled = tov.compile(model, options={"model_caching": True, "cache_dir": sys.argv[1]})
+x = torch.randn(4, 6)
+with torch.no_grad():
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+report = compiled.report.to_dict()
+assert report["summary"]["coverage"] == 1.0 and not report["fallbacks"]
+print(report["cache"]["hits"], report["cache"]["misses"])
+"""
+
+
+def test_a_second_process_takes_the_compiled_blob_and_other_weights_do_not(tmp_path: Path) -> None:
+    def process(seed: int) -> str:
+        command = [sys.executable, "-c", textwrap.dedent(PROCESS), str(tmp_path), str(seed)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert process(0) == "0 1"
+    assert process(0) == "1 0"
+    assert process(1) == "0 1"
+
+
+def test_a_model_with_many_weights_goes_through_the_watch() -> None:
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(30)]).eval()
+    compiled = check(model, torch.randn(2, 4))
+    with torch.no_grad():
+        model[29].bias.add_(1)
+    check(model, torch.randn(2, 4), compiled=compiled)

@@ -1,0 +1,46 @@
+"""Fake devices: this machine has a CPU only."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchserve_openvino.config.devices import SystemCatalog
+
+
+class FakeCatalog:
+    """Devices by name; the CPU answers truly, the others can't be asked."""
+
+    def __init__(self, *devices: str) -> None:
+        self._devices = devices
+        self._system = SystemCatalog()
+
+    def available(self) -> tuple[str, ...]:
+        return self._devices
+
+    def properties(self, device: str) -> Mapping[str, str] | None:
+        return self._system.properties(device) if device in {"CPU", "AUTO", "HETERO", "MULTI"} else None
+
+    def refusal(self, device: str, name: str, value: Any) -> str | None:
+        return self._system.refusal(device, name, value)
+
+
+@pytest.fixture
+def many_devices() -> FakeCatalog:
+    return FakeCatalog("CPU", "GPU.0", "GPU.1", "NPU")
+
+
+@pytest.fixture
+def one_gpu() -> FakeCatalog:
+    return FakeCatalog("CPU", "GPU")
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def _write(text: str) -> Path:
+        path = tmp_path / "model-config.yaml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return _write

@@ -1,0 +1,308 @@
+import copy
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchserve_openvino.config import ConfigErrors, load_serving_config
+from torchserve_openvino.config.sections import FALLBACK_KINDS
+from torchserve_openvino.config.torchserve_keys import ALL
+from torchserve_openvino.errors import ConfigError, DeviceNotFoundError
+from torchserve_openvino.report.tracker import FALLBACK_KINDS as REPORTED_KINDS
+
+# As the YAML contract of the design page states it.
+CONTRACT = """\
+minWorkers: 1
+maxWorkers: 2
+batchSize: 8
+maxBatchDelay: 5
+startupTimeout: 600
+pt2:
+  compile:
+    enable: true
+    backend: openvino
+    dynamic: false
+    options:                         # every option of OpenVINO's torch.compile page
+      device: CPU                    # CPU, GPU.0, NPU, AUTO:GPU,CPU, HETERO:GPU,CPU, MULTI:...
+      aot_autograd: true
+      model_caching: true
+      cache_dir: /var/cache/torchserve-openvino
+      disabled_ops: [aten.relu.default]     # also torch.ops.aten.relu.default, aten::relu, aten.relu
+      decompositions: [aten.addcdiv]
+      config: {PERFORMANCE_HINT: LATENCY, INFERENCE_PRECISION_HINT: f32}
+handler:
+  openvino:
+    warmup: {inputs: [{shape: [3, 224, 224], dtype: float32}], batch_sizes: auto}
+    fallback: {allow: [unsupported_op, disabled_op], min_coverage: 0.9, on_violation: refuse}   # or warn
+    verify: {against: eager, max_abs: 1.0e-3}
+    batching: {mode: bucket, buckets: auto}
+    threads: auto
+"""
+MODEL_CONFIGS = Path(__file__).parents[3] / "model-config"
+
+
+def ours(section):
+    return load_serving_config({"handler": {"openvino": section}}, env={}).openvino
+
+
+def test_the_contracts_example(write):
+    path = write(CONTRACT)
+    config = load_serving_config(path, env={})
+    assert config.torchserve["batchSize"] == 8
+    assert config.pt2.dynamic is False
+    assert config.backend is not None
+    assert config.backend.options.disabled_ops == ("aten.relu.default",)
+    assert config.backend.options.ov_config() == {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",
+        "CACHE_DIR": "/var/cache/torchserve-openvino",
+    }
+    section = config.openvino
+    assert section.warmup.inputs[0].shape == [3, 224, 224]
+    assert section.fallback.allow == ["unsupported_op", "disabled_op"]
+    assert (section.fallback.min_coverage, section.fallback.on_violation) == (0.9, "refuse")
+    assert section.verify.max_abs == 1.0e-3
+    assert (section.batching.mode, section.batching.buckets, section.threads) == ("bucket", "auto", "auto")
+
+
+def test_sources_are_lines_of_the_file_or_defaults(write):
+    path = write(CONTRACT)
+    rows = {row.key: row for row in load_serving_config(path, env={}).effective()}
+    assert rows["batchSize"].source == f"{path}:3"
+    assert rows["pt2.compile.options.device"].source == f"{path}:12"
+    assert rows["pt2.compile.options.config.PERFORMANCE_HINT"].source == f"{path}:18"
+    assert rows["handler.openvino.verify.max_abs"].source == f"{path}:23"
+    assert rows["handler.openvino.verify.on_violation"].source == "default"
+    assert rows["handler.openvino.image.crop"] == ("handler.openvino.image.crop", 224, "default")
+
+
+def test_environment_against_yaml(write):
+    env = {"OPENVINO_TORCH_BACKEND_DEVICE": "AUTO", "OPENVINO_TORCH_CACHE_DIR": "/tmp/from-env"}
+    path = write("pt2:\n  compile:\n    options:\n      device: CPU\n")
+    summary = load_serving_config(path, env=env).summary
+    assert summary["pt2.compile.options.device"] == {"value": "CPU", "source": f"{path}:4"}
+    assert summary["pt2.compile.options.cache_dir"]["source"] == "env OPENVINO_TORCH_CACHE_DIR"
+    nothing = load_serving_config({}, env=env).summary
+    assert nothing["pt2.options.device"] == {"value": "AUTO", "source": "env OPENVINO_TORCH_BACKEND_DEVICE"}
+
+
+def test_the_string_form_has_its_line(write):
+    path = write("pt2: openvino\n")
+    summary = load_serving_config(path, env={}).summary
+    assert summary["pt2.backend"] == {"value": "openvino", "source": f"{path}:1"}
+
+
+def test_config_is_plain_data(write):
+    config = load_serving_config(write(CONTRACT), env={})
+    json.dumps(config.summary)
+    # TorchServe's asynchronous mode copies what hangs on the context.
+    assert copy.deepcopy(config) == config
+    assert pickle.loads(pickle.dumps(config)) == config
+    with pytest.raises(ValueError, match="frozen"):
+        config.place = "x"
+
+
+def test_a_mapping_is_never_changed():
+    data = yaml.safe_load(CONTRACT)
+    before = copy.deepcopy(data)
+    config = load_serving_config(data, env={})
+    config.pt2.options.clear()
+    assert data == before
+
+
+def test_the_users_own_keys_under_handler_are_kept():
+    config = load_serving_config({"handler": {"profile": True, "openvino": {}, "my": {"a": 1}}}, env={})
+    assert config.handler == {"profile": True, "my": {"a": 1}}
+
+
+@pytest.mark.parametrize("data", [{"handler": None}, {"handler": {"openvino": None}}, {"pt2": None}, {}])
+def test_empty_sections(data):
+    assert load_serving_config(data, env={}).openvino.threads == "auto"
+
+
+def test_all_problems_at_once_each_with_its_line(write):
+    path = write(
+        "batchsize: 8\n"
+        "pt2:\n"
+        "  compile:\n"
+        "    options:\n"
+        "      device: GPU\n"
+        "      config: {PERFORMANCE_HNT: LATENCY}\n"
+        "handler:\n"
+        "  openvino:\n"
+        "    verify: {max_abs: -1}\n"
+        "    warmup:\n"
+        "      inputs:\n"
+        "        - shape: [3, 0]\n"
+        "          dtpye: int64\n"
+    )
+    with pytest.raises(ConfigErrors) as caught:
+        load_serving_config(path, env={})
+    found = {problem.key: (problem.place, problem.suggestion) for problem in caught.value.problems}
+    assert found == {
+        "batchsize": (f"{path}:1", "batchSize"),
+        "pt2.compile.options.device": (f"{path}:5", "CPU"),
+        "pt2.compile.options.config.PERFORMANCE_HNT": (f"{path}:6", "PERFORMANCE_HINT"),
+        "handler.openvino.verify.max_abs": (f"{path}:9", None),
+        "handler.openvino.warmup.inputs[0].shape[1]": (f"{path}:12", None),
+        "handler.openvino.warmup.inputs[0].dtpye": (f"{path}:13", "dtype"),
+    }
+    for place, _ in found.values():
+        assert place in str(caught.value)
+
+
+def test_a_single_problem_keeps_its_class(write):
+    with pytest.raises(DeviceNotFoundError) as caught:
+        load_serving_config(write("pt2: {backend: openvino, options: {device: NPU}}\n"), env={})
+    assert caught.value.key == "pt2.options.device"
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "suggestion"),
+    [
+        ({"wramup": {}}, "wramup", "warmup"),
+        ([], "", None),
+        ({"warmup": []}, "warmup", None),
+        ({"warmup": {"inputs": {"shape": [3]}}}, "warmup.inputs", None),
+        ({"warmup": {"inputs": [{"dtype": "float32"}]}}, "warmup.inputs[0].shape", None),
+        ({"warmup": {"inputs": [{"shape": [3], "dtype": "flot32"}]}}, "warmup.inputs[0].dtype", "float32"),
+        ({"warmup": {"inputs": [{"shape": [True]}]}}, "warmup.inputs[0].shape[0]", None),
+        ({"warmup": {"inputs": [{"shape": ["3"]}]}}, "warmup.inputs[0].shape[0]", None),
+        ({"warmup": {"inputs": [{"shape": [3], "low": 2, "high": 1}]}}, "warmup.inputs[0]", None),
+        ({"warmup": {"inputs": [{"shape": [3], "low": "x"}]}}, "warmup.inputs[0].low", None),
+        ({"warmup": {"batch_sizes": "atuo"}}, "warmup.batch_sizes", "auto"),
+        ({"warmup": {"batch_sizes": [0]}}, "warmup.batch_sizes", None),
+        ({"warmup": {"batch_sizes": []}}, "warmup.batch_sizes", None),
+        ({"fallback": {"allow": ["unsuported_op"]}}, "fallback.allow", "unsupported_op"),
+        ({"fallback": {"min_coverage": 1.5}}, "fallback.min_coverage", None),
+        ({"fallback": {"min_coverage": True}}, "fallback.min_coverage", None),
+        ({"fallback": {"on_violation": "refuze"}}, "fallback.on_violation", "refuse"),
+        ({"fallback": {"to": "egar"}}, "fallback.to", "eager"),
+        ({"verify": {"against": "eagre"}}, "verify.against", "eager"),
+        ({"verify": {"max_abs": ".nan"}}, "verify.max_abs", None),
+        ({"verify": {"max_abs": float("inf")}}, "verify.max_abs", None),
+        ({"batching": {"mode": "buckets"}}, "batching.mode", "bucket"),
+        ({"batching": {"buckets": [1, "2"]}}, "batching.buckets", None),
+        ({"threads": 0}, "threads", None),
+        ({"threads": True}, "threads", None),
+        ({"threads": "atuo"}, "threads", "auto"),
+        ({"image": {"mean": [1, 2]}}, "image.mean[2]", None),
+        ({"image": {"std": [1, 0, 1]}}, "image.std[1]", None),
+        ({"image": {"interpolation": "bilinaer"}}, "image.interpolation", "bilinear"),
+        ({"image": {"top_k": 0}}, "image.top_k", None),
+        ({"tensor": {"concatenate": "yes"}}, "tensor.concatenate", None),
+    ],
+)
+def test_mistakes_in_our_section(section, key, suggestion):
+    with pytest.raises(ConfigError) as caught:
+        ours(section)
+    assert caught.value.key == f"handler.openvino.{key}".rstrip(".")
+    assert caught.value.suggestion == suggestion
+
+
+def test_yaml_traps(write):
+    text = "handler: {openvino: {verify: {against: off, max_abs: 1e-3}, batching: {buckets: [8, 2, 8]}}}\n"
+    section = load_serving_config(write(text), env={}).openvino
+    assert section.verify.against == "off"
+    assert section.verify.max_abs == 1e-3
+    assert section.batching.buckets == [2, 8]
+
+
+def test_shorthands():
+    section = ours({"fallback": {"allow": "graph_break"}, "warmup": {"batch_sizes": 4}, "threads": 3})
+    assert (section.fallback.allow, section.warmup.batch_sizes, section.threads) == (["graph_break"], [4], 3)
+    assert ours({"fallback": {"allow": "all"}}).fallback.allow == "all"
+    assert ours({"warmup": {"inputs": [{"shape": [3], "dtype": "torch.int64"}]}}).warmup.inputs[0].dtype == "int64"
+
+
+def test_kinds_are_those_of_the_report():
+    assert FALLBACK_KINDS == REPORTED_KINDS
+
+
+@pytest.mark.parametrize(
+    ("data", "key", "suggestion"),
+    [
+        ({"openvino": {}}, "openvino", "handler.openvino"),
+        ({"handler": {"openvno": {}}}, "handler.openvno", "openvino"),
+        ({"handler": []}, "handler", None),
+        ({"pt3": "openvino"}, "pt3", "pt2"),
+        ({"batch_size": 3}, "batch_size", "batchSize"),
+        ({"my_setting": 3}, "my_setting", None),
+        ({"batchSize": 0}, "batchSize", None),
+        ({"batchSize": "8"}, "batchSize", None),
+        ({"batchSize": True}, "batchSize", None),
+        ({"minWorkers": 3, "maxWorkers": 2}, "maxWorkers", None),
+        ({"useJobTicket": "true"}, "useJobTicket", None),
+        ({"deviceType": "gpv"}, "deviceType", "gpu"),
+        ({"deviceIds": [0, "1"]}, "deviceIds", None),
+        ({"torchrun": {"nproc_per_node": 2}}, "torchrun.nproc_per_node", "nproc-per-node"),
+        ({3: 4}, "3", None),
+    ],
+)
+def test_mistakes_at_the_top(data, key, suggestion):
+    with pytest.raises(ConfigError) as caught:
+        load_serving_config(data, env={})
+    assert (caught.value.key, caught.value.suggestion) == (key, suggestion)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(sorted(ALL - {"tp", "rpc"})), st.integers(0, 30), st.sampled_from("qZ_"))
+def test_a_misspelt_top_level_key_is_refused(name, index, letter):
+    misspelt = name[:index] + letter + name[index:]
+    with pytest.raises(ConfigError) as caught:
+        load_serving_config({misspelt: 1}, env={})
+    assert caught.value.key == misspelt
+    assert caught.value.suggestion in ALL
+
+
+def test_fallback_to_in_either_place():
+    config = load_serving_config({"handler": {"openvino": {"fallback": {"to": "inductor"}}}}, env={}, place="net.yaml")
+    assert config.backend is not None
+    assert config.backend.options.fallback_to == "inductor"
+    assert config.backend.sources["fallback_to"] == "net.yaml"
+    both = {
+        "pt2": {"backend": "openvino", "options": {"fallback_to": "eager"}},
+        "handler": {"openvino": {"fallback": {"to": "inductor"}}},
+    }
+    with pytest.raises(ConfigError, match="state one"):
+        load_serving_config(both, env={})
+    both["handler"]["openvino"]["fallback"]["to"] = "eager"  # type: ignore[index]
+    load_serving_config(both, env={})
+
+
+@pytest.mark.parametrize("name", ["cpu-latency", "cpu-throughput", "auto", "strict"])
+def test_shipped_configurations_on_this_machine(name):
+    path = MODEL_CONFIGS / f"{name}.yaml"
+    config = load_serving_config(path, env={})
+    assert config.pt2.enabled
+    assert config.backend is not None
+    assert config.backend.options.ov_config()["INFERENCE_PRECISION_HINT"] == "f32"
+
+
+@pytest.mark.parametrize(("name", "device"), [("gpu", "GPU"), ("npu", "NPU")])
+def test_shipped_configurations_for_other_devices(name, device, many_devices):
+    path = MODEL_CONFIGS / f"{name}.yaml"
+    for kwargs in ({"catalog": many_devices}, {"check_device": False}):
+        config = load_serving_config(path, env={}, **kwargs)
+        assert config.backend is not None
+        assert config.backend.options.device == device
+    with pytest.raises(DeviceNotFoundError, match="available: CPU"):
+        load_serving_config(path, env={})
+
+
+def test_the_strict_one_refuses_every_fallback():
+    section = load_serving_config(MODEL_CONFIGS / "strict.yaml", env={}).openvino
+    assert (section.fallback.allow, section.fallback.min_coverage) == ([], 1.0)
+    assert (section.fallback.on_violation, section.verify.on_violation) == ("refuse", "refuse")
+    assert load_serving_config(MODEL_CONFIGS / "strict.yaml", env={}).pt2.fullgraph
+
+
+def test_every_shipped_configuration_is_tested_and_commented():
+    paths = {path.stem: path for path in MODEL_CONFIGS.glob("*.yaml") if path.stem != "metrics"}
+    assert set(paths) == {"cpu-latency", "cpu-throughput", "gpu", "npu", "auto", "strict"}
+    for path in paths.values():
+        assert path.read_text(encoding="utf-8").startswith("# ")
