@@ -27,7 +27,7 @@ METRICS_YAML = Path(__file__).resolve().parents[2] / "model-config" / "metrics.y
 STOP_SECONDS = 15.0
 LOG_FILES = ("console.log", "model_log.log")
 # The console carries everything: model_log.log has the workers' lines, and each poll leaves an access line.
-NOISE = re.compile(r"ACCESS_LOG|TS_METRICS|MODEL_METRICS|MODEL_LOG|\[DEBUG\]")
+NOISE = re.compile(r"ACCESS_LOG|TS_METRICS|MODEL_METRICS|MODEL_LOG|\[METRICS\]|\[DEBUG\]|[Bb]ackend response|jobId")
 
 
 class TorchServeError(RuntimeError):

@@ -18,7 +18,7 @@ from server import TorchServeError, TorchServeProcess  # noqa: E402
 
 from build_efficientnet_mar import handler_path, program  # noqa: E402
 
-__all__ = ["ROOT", "TorchServeError", "TorchServeProcess", "archive", "handler_path", "load", "torchserve"]
+__all__ = ["ROOT", "TorchServeError", "TorchServeProcess", "archive", "handler_path", "load", "loaded", "torchserve"]
 
 
 @contextmanager
@@ -97,3 +97,13 @@ def load(server: TorchServeProcess, name: str, **archive_arguments: object) -> N
     if answer.status_code != 200:
         raise TorchServeError(f"{answer.text}\n{server.log_tail(200)}")
     server.wait_ready(name)
+
+
+@contextmanager
+def loaded(server: TorchServeProcess, name: str, **archive_arguments: object) -> Iterator[str]:
+    """`load`, and unregister on the way out: each worker holds half a gigabyte."""
+    load(server, name, **archive_arguments)
+    try:
+        yield name
+    finally:
+        server.http.delete(f"{server.management_url}/models/{name}")

@@ -31,7 +31,8 @@ def build(model: ov.Model, device: str, config: Mapping[str, Any]) -> Built:
     return Built(
         compiled=compiled,
         seconds=time.perf_counter() - start,
-        from_cache=bool(_property(compiled, "LOADED_FROM_CACHE", False)),
+        # Every device has it, none lists it.
+        from_cache=bool(compiled.get_property("LOADED_FROM_CACHE")),
         execution_devices=[str(name) for name in _property(compiled, "EXECUTION_DEVICES", [])],
     )
 

@@ -11,19 +11,19 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from torchserve_openvino.backend._torch_private import GraphFacts
+from torchserve_openvino.backend.assemble import assemble, picker
 from torchserve_openvino.backend.build import build, effective_precision
 from torchserve_openvino.backend.convert import ConversionError, Converted, convert
 from torchserve_openvino.backend.execute import CompiledPartition, GuardedPartition
 from torchserve_openvino.backend.fallback import fallback_for
 from torchserve_openvino.backend.frozen import GraphCall
-from torchserve_openvino.backend.partition import Part, Partitioned, is_passthrough, partition
+from torchserve_openvino.backend.partition import Part, Partitioned, partition
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.weights import WeightWatch, can_freeze
 from torchserve_openvino.ops import Refusal, op_name
@@ -61,7 +61,7 @@ class CompiledGraph:
         self._record = record
         self._static = sorted(facts.static - facts.mutated)
         self._mutates = bool(facts.mutated)
-        self._pick: Callable[[Sequence[Any]], tuple[Any, ...]] = _picker(self._static)
+        self._pick: Callable[[Sequence[Any]], tuple[Any, ...]] = picker(self._static)
         self._refused: dict[str, Refusal] = {}
         self._lock = threading.RLock()
         self._thread = settings.tracker.thread
@@ -116,7 +116,7 @@ class CompiledGraph:
         self._settings.tracker.add_note(
             "a weight is an inference tensor, whose changes can't be noticed: it is passed at each call"
         )
-        self._static, self._pick = static, _picker(static)
+        self._static, self._pick = static, picker(static)
         self._variants.clear()
 
     def _forget(self, key: tuple[int, ...]) -> None:
@@ -130,7 +130,7 @@ class CompiledGraph:
             f"graph {self._record.index}: weights change too often (or belong to more than {MAX_VARIANTS} modules) "
             "to be constants; they are passed at each call"
         )
-        self._static, self._pick = [], _picker([])
+        self._static, self._pick = [], picker([])
         self._variants.clear()
         return Variant(self._build({}), None)
 
@@ -172,7 +172,7 @@ class CompiledGraph:
             )
             record.builds += 1
         self._settings.tracker.touch()
-        return _assemble(self._partitioned.outer, calls)
+        return assemble(self._partitioned.outer, calls)
 
     def _convert_all(self, frozen: dict[int, torch.Tensor]) -> dict[str, Converted | None]:
         """Converts every part; an operator that turns out not to convert is left out, and all is split anew."""
@@ -263,59 +263,3 @@ class CompiledGraph:
 def _holds(variant: Variant, weights: tuple[Any, ...]) -> bool:
     watch = variant.watch
     return watch is None or (watch.same_objects(weights) and watch.unchanged(weights))
-
-
-def _picker(positions: list[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """A fast ``args -> tuple`` of the arguments at ``positions``."""
-    if not positions:
-        return lambda args: ()
-    if len(positions) == 1:
-        (only,) = positions
-        return lambda args: (args[only],)
-    return itemgetter(*positions)
-
-
-def _assemble(outer: GraphModule, calls: dict[str, GuardedPartition]) -> Callable[..., Any]:
-    """The outer graph as a function, with its ``call_module`` nodes bound to ``calls``."""
-    whole = _assemble_whole(outer, calls)
-    if whole is not None:
-        return whole
-    root: dict[str, Any] = dict(calls)
-    for node in outer.graph.find_nodes(op="get_attr"):
-        root[str(node.target)] = getattr(outer, str(node.target))
-    graph = torch.fx.Graph()
-    graph.output(graph.graph_copy(outer.graph, {}))
-    return GraphModule(root, graph).forward
-
-
-def _assemble_whole(outer: GraphModule, calls: dict[str, GuardedPartition]) -> Callable[..., Any] | None:
-    """A direct call where one partition is the whole graph; None where more stands in it."""
-    inner = [node for node in outer.graph.nodes if node.op not in {"placeholder", "output"}]
-    modules = [node for node in inner if node.op == "call_module"]
-    if len(modules) != 1 or any(node is not modules[0] and not is_passthrough(node) for node in inner):
-        return None
-    (module,) = modules
-    call = calls[str(module.target)]
-    position = {node: i for i, node in enumerate(outer.graph.find_nodes(op="placeholder"))}
-    pick = _picker([position[node] for node in module.args])
-    # An output is a result of the partition, an input that is passed through, or None.
-    slots: list[tuple[str, Any]] = []
-    (output,) = outer.graph.find_nodes(op="output")
-    for value in output.args[0]:
-        if value is module:
-            slots.append(("result", 0))
-        elif isinstance(value, Node) and is_passthrough(value):
-            slots.append(("result", value.args[1]))
-        elif isinstance(value, Node):
-            slots.append(("input", position[value]))
-        else:
-            slots.append(("constant", value))
-    if slots == [("result", i) for i in range(len(slots))]:
-        return lambda *args: call.results(pick(args))
-
-    def run(*args: Any) -> tuple[Any, ...]:
-        results = call.results(pick(args))
-        sources = {"result": results, "input": args}
-        return tuple(ref if kind == "constant" else sources[kind][ref] for kind, ref in slots)
-
-    return run

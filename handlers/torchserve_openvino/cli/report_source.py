@@ -108,7 +108,7 @@ def _why(response: httpx.Response, name: str, token: str | None, timeout: float)
     if response.status_code == httpx.codes.NOT_FOUND:
         names = _served(host, token, timeout)
         near = nearest(name.split("/", maxsplit=1)[0], names)
-        hint = f" Did you mean {near!r}?" if near and near != name else ""
+        hint = f" Did you mean {near!r}?" if near and near != name.split("/", maxsplit=1)[0] else ""
         return f"{host} knows no model {name!r}: {said}{hint}"
     if response.status_code in {400, 401, 403} and "token" in said.lower():
         return f"{host} wants a token: {said} Give its management key by --token."

@@ -57,8 +57,7 @@ class SystemCatalog:
 
 
 class UncheckedCatalog:
-    """For a machine without the target's devices: names are checked against OpenVINO's documented ones
-    only."""
+    """For a machine without the target's devices: names are checked against OpenVINO's documented ones only."""
 
     def available(self) -> None:
         """Presence is not checked."""

@@ -23,8 +23,7 @@ def normalise(spelling: str) -> str:
 
 
 def spelled(op: Any) -> str | None:
-    """The name behind an option's entry: a string, or one of torch's own operator objects; None for anything
-    else."""
+    """The name behind an option's entry: a string, or one of torch's own operator objects; None for anything else."""
     if isinstance(op, str):
         return normalise(op)
     # OpOverload and OpOverloadPacket print as "aten.relu.default" and "aten.relu".

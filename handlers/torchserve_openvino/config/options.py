@@ -36,8 +36,7 @@ class BackendOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     device: str = "CPU"
-    """Device as OpenVINO names it: CPU, GPU, GPU.0, NPU, AUTO, AUTO:GPU,CPU, HETERO:GPU,CPU,
-    MULTI:GPU,CPU."""
+    """Device as OpenVINO names it: CPU, GPU, GPU.0, NPU, AUTO, AUTO:GPU,CPU, HETERO:GPU,CPU, MULTI:GPU,CPU."""
     aot_autograd: bool = True
     """Accepted for OpenVINO's sake: graphs are always lowered through AOTAutograd; False is only reported."""
     model_caching: bool = False
@@ -46,8 +45,7 @@ class BackendOptions(BaseModel):
     """Folder of the cache, absolute. A relative one lies below the user's cache root, since TorchServe's
     workers run in a temporary folder."""
     decompositions: tuple[str, ...] = ()
-    """Operators to take apart before partitioning, e.g. aten.addcdiv (all overloads) or
-    aten.addcdiv.default."""
+    """Operators to take apart before partitioning, e.g. aten.addcdiv (all overloads) or aten.addcdiv.default."""
     disabled_ops: tuple[str, ...] = ()
     """Operators that must not run on OpenVINO, e.g. aten.relu.default (one overload) or aten.relu (all)."""
     config: dict[str, Any] = {}
@@ -151,8 +149,7 @@ def resolve_into(
     env: Mapping[str, str] | None,
     catalog: DeviceCatalog,
 ) -> ResolvedOptions:
-    """As `resolve_options`, but notes problems instead of raising them; the result then has gaps filled by
-    defaults."""
+    """As `resolve_options`, but notes problems instead of raising them; the result then has gaps filled by defaults."""
     env = os.environ if env is None else env
     if options is None:
         options = {}

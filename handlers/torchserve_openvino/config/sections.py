@@ -5,16 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
+from torchserve_openvino.config.kinds import FALLBACK_KINDS
 from torchserve_openvino.config.spelling import listed, nearest, shown
 
-FALLBACK_KINDS = (
-    "graph_break",
-    "unsupported_op",
-    "disabled_op",
-    "conversion_failed",
-    "compile_failed",
-    "runtime_failed",
-)
 DTYPES = (
     "float32",
     "float16",
@@ -111,6 +104,7 @@ def _dtype(value: Any) -> Any:
 Integer = Annotated[int, BeforeValidator(_integer)]
 Count = Annotated[Integer, Field(ge=1)]
 Number = Annotated[float, BeforeValidator(_number)]
+Positive = Annotated[Number, Field(gt=0.0)]
 Boolean = Annotated[bool, BeforeValidator(_boolean)]
 Sizes = Annotated[Literal["auto"] | list[int], PlainValidator(_sizes, json_schema_input_type=str | list[int])]
 Threads = Annotated[Literal["auto"] | int, PlainValidator(_threads, json_schema_input_type=str | int)]
@@ -174,7 +168,7 @@ class VerifySection(Section):
 
     against: Annotated[Literal["eager", "off"], BeforeValidator(_off)] = "eager"
     """off skips the comparison."""
-    max_abs: Annotated[Number, Field(gt=0.0)] | None = None
+    max_abs: Positive | None = None
     """Largest absolute difference that is accepted; None takes a tolerance by precision."""
     on_violation: OnViolation = "refuse"
     """refuse: the worker does not start; warn: a line in the log."""
@@ -184,8 +178,7 @@ class BatchingSection(Section):
     """Which batch shapes are compiled, and how a batch between them is run."""
 
     mode: Literal["bucket", "exact", "dynamic"] = "bucket"
-    """bucket pads a batch to the next compiled size; exact compiles each size; dynamic compiles one symbolic
-    graph."""
+    """bucket pads a batch to the next compiled size; exact compiles each size; dynamic compiles one symbolic graph."""
     buckets: Sizes = "auto"
     """Compiled batch sizes; auto takes the powers of two up to batchSize, and batchSize."""
 
@@ -199,11 +192,7 @@ class ImageSection(Section):
     """Side in pixels of the square that is cut from the centre."""
     mean: Channels = (0.485, 0.456, 0.406)
     """Mean of each channel in 0..1, RGB; ImageNet's by default."""
-    std: Annotated[tuple[Annotated[Number, Field(gt=0.0)], ...], Field(min_length=3, max_length=3)] = (
-        0.229,
-        0.224,
-        0.225,
-    )
+    std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
     """Standard deviation of each channel in 0..1, RGB; ImageNet's by default."""
     interpolation: Literal["bilinear", "bicubic", "nearest"] = "bilinear"
     """Filter of the resizing."""

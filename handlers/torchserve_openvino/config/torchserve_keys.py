@@ -80,7 +80,7 @@ def _unknown(key: str, problems: Problems) -> None:
         problems.add((key,), "stands at the top level.", suggestion="handler.openvino")
         return
     message = "is no key of TorchServe or of this package. A handler's own settings belong under 'handler:'."
-    problems.add((key,), message, suggestion=nearest(key, ALL, cutoff=0.7))
+    problems.add((key,), message, suggestion=nearest(key, ALL))
 
 
 def _is_int(value: Any) -> bool:

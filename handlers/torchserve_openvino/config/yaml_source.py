@@ -81,16 +81,18 @@ class _Walk:
             self.visit(value, here)
 
 
-def _is_cyclic(node: yaml.Node, above: tuple[int, ...] = ()) -> bool:
+def _is_cyclic(node: yaml.Node, above: frozenset[int], cleared: set[int]) -> bool:
+    """Whether an alias below a node leads back to it; nodes found clean are not walked again."""
     if id(node) in above:
         return True
-    if isinstance(node, yaml.SequenceNode):
-        children = list(node.value)
-    elif isinstance(node, yaml.MappingNode):
-        children = [value for _, value in node.value]
-    else:
+    if id(node) in cleared or not isinstance(node, yaml.CollectionNode):
         return False
-    return any(_is_cyclic(child, (*above, id(node))) for child in children)
+    children = node.value if isinstance(node, yaml.SequenceNode) else [value for _, value in node.value]
+    below = above | {id(node)}
+    if any(_is_cyclic(child, below, cleared) for child in children):
+        return True
+    cleared.add(id(node))
+    return False
 
 
 def read_yaml(path: Path) -> Source:
@@ -112,27 +114,33 @@ def read_yaml(path: Path) -> Source:
 
 def parse_yaml(text: str, name: str) -> Source:
     """As `read_yaml`, for text at hand; ``name`` stands for the file in messages."""
-    loader = yaml.SafeLoader(text)
     try:
-        node = loader.get_single_node()
-        if node is None:
-            return Source({}, name)
-        walk = _Walk(name)
-        walk.visit(node)
-        walk.problems.raise_if_any(name)
-        if _is_cyclic(node):
-            raise ConfigError("an alias contains itself.", place=name)
-        data = loader.construct_document(node)
+        data, lines = _load(text, name)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{name}:{mark.line + 1}" if mark else name
         raise ConfigError(f"is no valid YAML: {error.problem or error.context}.", place=place) from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"is no valid YAML: {error}", place=name) from error
-    finally:
-        loader.dispose()
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ConfigError(f"is no valid YAML: {reason}.", place=name) from error
     if data is None:
         return Source({}, name)
     if not isinstance(data, dict):
         raise ConfigError(f"must hold a mapping at its top, not a {type(data).__name__}.", place=name)
-    return Source(data, name, walk.lines)
+    return Source(data, name, lines)
+
+
+def _load(text: str, name: str) -> tuple[Any, dict[KeyPath, int]]:
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None, {}
+        walk = _Walk(name)
+        walk.visit(node)
+        walk.problems.raise_if_any(name)
+        if _is_cyclic(node, frozenset(), set()):
+            raise ConfigError("an alias contains itself.", place=name)
+        return loader.construct_document(node), walk.lines
+    finally:
+        loader.dispose()

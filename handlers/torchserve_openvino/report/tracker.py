@@ -6,19 +6,20 @@ The backend appends to these records; `CompileReport` reads them. Nothing here i
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-FallbackKind = Literal[
-    "graph_break", "unsupported_op", "disabled_op", "conversion_failed", "compile_failed", "runtime_failed"
+from torchserve_openvino.config.kinds import FALLBACK_KINDS, FallbackKind
+
+__all__ = [
+    "FALLBACK_KINDS",
+    "Fallback",
+    "FallbackKind",
+    "GraphBreak",
+    "GraphRecord",
+    "PartitionRecord",
+    "Recompile",
+    "Tracker",
 ]
-FALLBACK_KINDS: tuple[FallbackKind, ...] = (
-    "graph_break",
-    "unsupported_op",
-    "disabled_op",
-    "conversion_failed",
-    "compile_failed",
-    "runtime_failed",
-)
 
 
 @dataclass

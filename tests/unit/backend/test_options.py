@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import check
 from torch import nn
 
 import torchserve_openvino as tov
+from helpers import check
 from torchserve_openvino.errors import ConfigError, DeviceNotFoundError, UnknownOperatorError
 
 
