@@ -49,7 +49,7 @@ def stock(model: BenchModel, precision: str) -> tuple[Call, str]:
 
     options = {"aot_autograd": True, "config": {"INFERENCE_PRECISION_HINT": precision}}
     compiled = torch.compile(model.module, backend="openvino", dynamic=False, options=options)
-    return lambda: compiled(**model.kwargs), precision
+    return lambda: compiled(**model.kwargs), f"{precision} asked for"
 
 
 def ours_guarded(model: BenchModel, precision: str) -> tuple[Call, str]:
@@ -197,6 +197,8 @@ def main(
     from torchserve_openvino.report.environment import environment
 
     warnings.filterwarnings("ignore")
+    # A file or a pipe has no width: wide enough for the table, so that no cell is cut.
+    out = Console() if sys.stdout.isatty() else Console(width=150)
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -209,7 +211,7 @@ def main(
                 torch._dynamo.reset()
                 rows = measure(model, one, runs, warmup)
                 results.append({"model": model.name, "precision": one, "runs": runs, "contenders": rows})
-                Console().print(table(model.name, one, rows))
+                out.print(table(model.name, one, rows))
     if json_path is not None:
         json_path.write_text(json.dumps({"environment": environment(), "results": results}, indent=2))
         console.print(f"wrote {json_path}")

