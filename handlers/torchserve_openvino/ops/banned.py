@@ -9,7 +9,6 @@ ADDED: frozenset[str] = frozenset(
     {
         "aten.celu.default",
         "aten.linear.default",
-        "aten.logaddexp.default",
         "aten.mish.default",
         "aten.pixel_shuffle.default",
         "aten.rad2deg.default",
