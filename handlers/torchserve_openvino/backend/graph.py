@@ -8,6 +8,7 @@ Where weights keep changing or are too many, one variant takes them as inputs in
 import functools
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 MAX_VARIANTS = 64
 # A weight that changes more often than this is not worth a compilation each time.
 MAX_REBUILDS = 4
+REBUILDS_WITHIN_SECONDS = 60.0
 
 
 @dataclass
@@ -68,6 +70,7 @@ class CompiledGraph:
         self._current: Variant | None = None
         self._variants: dict[tuple[int, ...], Variant] = {}
         self._rebuilds = 0
+        self._rebuilt = 0.0
         self._partitioned = self._partition()
 
     def __call__(self, args: list[Any]) -> Any:
@@ -96,7 +99,7 @@ class CompiledGraph:
                 self._current = variant
                 return variant
             if variant is not None:
-                self._rebuilds += 1
+                self._count_rebuild()
                 del self._variants[key]
             if self._rebuilds > MAX_REBUILDS or len(self._variants) >= MAX_VARIANTS:
                 variant = self._without_constants(args)
@@ -110,6 +113,12 @@ class CompiledGraph:
                 self._variants[key] = variant
             self._current = variant
             return variant
+
+    def _count_rebuild(self) -> None:
+        """Rebuilds in quick succession add up; a model that is reloaded now and then starts from 0 each time."""
+        now = time.monotonic()
+        self._rebuilds = self._rebuilds + 1 if now - self._rebuilt < REBUILDS_WITHIN_SECONDS else 1
+        self._rebuilt = now
 
     def _narrow(self, static: list[int]) -> None:
         """Takes inputs that can't be watched out of the weights."""

@@ -66,7 +66,6 @@ class SupportTable:
     def __init__(self, upstream: Iterable[str], disabled: Iterable[str] = ()) -> None:
         self._supported = (frozenset(upstream) | ADDED) - BANNED.keys()
         self._disabled = frozenset(disabled)
-        self.disabled_seen: set[str] = set()
 
     def knows(self, name: str) -> bool:
         """Whether an overload (``aten.relu.default``) is in the table and neither banned nor disabled."""
@@ -76,14 +75,9 @@ class SupportTable:
         """Whether the user disabled this overload, by its own name or by its packet's."""
         return name in self._disabled or packet_name(name) in self._disabled
 
-    def unseen_disabled(self) -> list[str]:
-        """Disabled names that no graph contained so far."""
-        return sorted(self._disabled - self.disabled_seen)
-
     def refuse_name(self, name: str) -> Refusal | None:
         """The reason against an operator as such, whatever its inputs."""
         if self.is_disabled(name):
-            self.disabled_seen |= {name, packet_name(name)} & self._disabled
             return Refusal("disabled_op", f"{name} is listed in disabled_ops")
         if name in BANNED:
             return Refusal("unsupported_op", BANNED[name])
