@@ -3,7 +3,8 @@
 Dynamo checks at each call that no module, weight or global changed, which costs a millisecond where an inference takes
 eight. `CompiledModule.freeze` is the caller's word that they do not. What is left to check is the input: structure,
 shapes, types and plain values are the key of a recorded call; any other call goes through Dynamo, and is recorded when
-it ran as one graph whose inputs and outputs could be recognised. Where it could not, calls simply stay guarded.
+it ran twice as the same one graph whose inputs and outputs could be recognised. Where it could not, calls simply stay
+guarded.
 """
 
 import logging
@@ -46,6 +47,8 @@ class _Recorded:
         self._places = [(i, position[id(arg)]) for i, arg in enumerate(call.args) if id(arg) in position]
         results = {id(result): i for i, result in enumerate(call.results) if isinstance(result, torch.Tensor)}
         out_leaves, self._out_spec = pytree.tree_flatten(output)
+        if results.keys() - {id(leaf) for leaf in out_leaves}:
+            raise ValueError("the graph computes more than the model returns: the model keeps state")
         self._out: list[tuple[bool, Any]] = []
         for leaf in out_leaves:
             if isinstance(leaf, torch.Tensor):
@@ -55,7 +58,18 @@ class _Recorded:
             else:
                 self._out.append((False, leaf))
         self._run = call.run
+        self.confirmed = False
         self._single = self._out[0][1] if len(self._out) == 1 and out_leaves[0] is output else None
+
+    def agrees(self, other: "_Recorded") -> bool:
+        """Whether a second call took the very same way: same graph, same weights and integers, same outputs."""
+        return (
+            self._run is other._run
+            and self._places == other._places
+            and self._out == other._out
+            and len(self._template) == len(other._template)
+            and all(a is b or (type(a) is int and a == b) for a, b in zip(self._template, other._template, strict=True))
+        )
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         args = self._template.copy()
@@ -78,7 +92,7 @@ class FrozenCalls:
     @property
     def recorded(self) -> int:
         """How many input signatures run without guards."""
-        return sum(entry is not None for entry in self._recorded.values())
+        return sum(entry is not None and entry.confirmed for entry in self._recorded.values())
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key | None, list[Any], "_Recorded | None"]:
         """The key of a call, its leaves, and its recording if there is one."""
@@ -87,19 +101,34 @@ class FrozenCalls:
         else:
             leaves, spec = pytree.tree_flatten((args, kwargs))
         key = _key(leaves, spec)
-        return key, leaves, self._recorded.get(key) if key is not None else None
+        entry = self._recorded.get(key) if key is not None else None
+        return key, leaves, entry if entry is not None and entry.confirmed else None
 
     def record(self, key: Key, leaves: list[Any], calls: Sequence[GraphCall], output: Any) -> None:
-        """Keeps a call that just ran, where it can be repeated without Dynamo; once for each key."""
-        if key in self._recorded or len(self._recorded) >= MAX_RECORDED:
+        """Keeps a call that just ran, where it can be repeated without Dynamo.
+
+        The second call of a key confirms the first: a model that counts its calls takes another way each time.
+        """
+        if key in self._recorded:
+            first = self._recorded[key]
+            if first is None:
+                return
+        elif len(self._recorded) >= MAX_RECORDED:
             return
+        else:
+            first = None
         self._recorded[key] = None
         try:
             if len(calls) != 1:
                 raise ValueError(f"the call ran {len(calls)} graphs")
             if calls[0].mutates:
                 raise ValueError("the model writes to an input or a buffer")
-            self._recorded[key] = _Recorded(calls[0], leaves, output)
+            entry = _Recorded(calls[0], leaves, output)
+            if first is not None:
+                if not first.agrees(entry):
+                    raise ValueError("a second call took another way: the model keeps state")
+                entry.confirmed = True
+            self._recorded[key] = entry
         except ValueError as error:
             self.refused[str(error)] = self.refused.get(str(error), 0) + 1
             logger.info("A call stays guarded after freeze(): %s", error)

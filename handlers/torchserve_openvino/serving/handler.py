@@ -235,8 +235,8 @@ class OpenVINOHandler(BaseHandler):
         compiled = self.model.compiled if isinstance(self.model, BucketedModel) else self.model
         if isinstance(compiled, CompiledModule):
             compiled.freeze()
-            # The first call of each shape is recorded, the requests to come are not.
-            warm_up(self.model, batches, rounds=1)
+            # Two calls of each shape are recorded and compared; the requests to come are neither.
+            warm_up(self.model, batches, rounds=2)
 
     def _summary(self, warmed: bool) -> str:
         if not self.config.pt2.enabled:

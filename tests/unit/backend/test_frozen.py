@@ -19,7 +19,7 @@ def test_same_answers_for_every_shape(mode) -> None:
     model = net()
     compiled = tov.compile(model).freeze()
     with mode():
-        for batch in (1, 2, 3, 2, 1, 3):
+        for batch in (1, 2, 3, 2, 1, 3, 1):
             x = torch.randn(batch, 6)
             assert_same(compiled(x), model(x))
     assert compiled.frozen == 3
@@ -31,6 +31,7 @@ def test_the_frozen_call_does_not_go_through_dynamo() -> None:
     x = torch.randn(2, 6)
     with torch.no_grad():
         expected = compiled(x)
+        compiled(x)
         with torch.compiler.set_stance("force_eager"):
             assert_same(compiled(x), expected)
     assert not compiled.report.fallbacks
@@ -46,7 +47,7 @@ def test_nested_inputs_and_outputs() -> None:
     model = Model()
     compiled = tov.compile(model).freeze()
     with torch.no_grad():
-        for scale in (2.0, 3.0, 2.0):
+        for scale in (2.0, 3.0, 2.0, 3.0):
             for bias in (None, torch.randn(4)):
                 pair = (torch.randn(4), torch.randn(4))
                 assert_same(compiled(pair, scale=scale, bias=bias), model(pair, scale=scale, bias=bias))
@@ -114,3 +115,48 @@ def test_answers_are_not_overwritten_and_threads_do_not_mix() -> None:
     for thread in threads:
         thread.join()
     assert not errors
+
+
+class Counting(nn.Module):
+    """Python state that changes with each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+class Remembering(nn.Module):
+    """A tensor attribute that grows with each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.zeros(3)
+
+    def forward(self, x):
+        self.last = self.last + x
+        return self.last * 2
+
+
+class Storing(nn.Module):
+    """An attribute that is only written."""
+
+    def forward(self, x):
+        self.seen = x + 1
+        return x * 2
+
+
+@pytest.mark.parametrize("kind", [Counting, Remembering, Storing])
+def test_models_with_state_stay_guarded(kind) -> None:
+    model, twin = kind(), kind()
+    compiled = tov.compile(model).freeze()
+    with torch.no_grad():
+        for _ in range(5):
+            x = torch.randn(3)
+            assert_same(compiled(x), twin(x))
+            if isinstance(model, Storing):
+                assert_same(model.seen, twin.seen)
+    assert compiled.frozen == 0
