@@ -61,7 +61,11 @@ class VerificationError(TorchServeOpenVINOError, RuntimeError):
     status = 503
 
 
-class InvalidInputError(TorchServeOpenVINOError, ValueError):
+class ItemError(TorchServeOpenVINOError, ValueError):
+    """What one request item is answered instead of a result; the rest of its batch is not concerned."""
+
+
+class InvalidInputError(ItemError):
     """A request item that can't be turned into the model's input."""
 
     status = 400
@@ -77,3 +81,42 @@ class UnsupportedMediaTypeError(InvalidInputError):
     """A request item in a format that the handler does not read."""
 
     status = 415
+
+
+class OutsideDeclaredError(InvalidInputError):
+    """A request item that fits none of the shapes that the model was compiled for.
+
+    Args:
+        message: What came, and what is taken.
+        values: Whether the shapes fit and only values lie outside their declared range.
+    """
+
+    def __init__(self, message: str, *, values: bool = False) -> None:
+        self.values = values
+        super().__init__(message)
+
+
+class NonFiniteOutputError(ItemError):
+    """An item whose answer holds NaN or infinity, where ``handler.openvino.outputs.non_finite`` is ``refuse``."""
+
+    status = 422
+
+
+class ModelCallError(ItemError):
+    """An item on which the model itself failed, though it was well formed; the cause is the server's."""
+
+    status = 500
+
+
+class ForbiddenFallbackError(ItemError):
+    """A call that ran outside OpenVINO though ``handler.openvino.fallback`` does not allow it.
+
+    Args:
+        message: What ran where, and why.
+        by_request: Whether the request's own values caused it, so that another request is not concerned.
+    """
+
+    def __init__(self, message: str, *, by_request: bool) -> None:
+        self.by_request = by_request
+        self.status = 422 if by_request else 503
+        super().__init__(f"handler.openvino.fallback does not allow it: {message}")

@@ -47,3 +47,8 @@ def _property(compiled: ov.CompiledModel, name: str, default: Any) -> Any:
     """A property of the compiled model; ``default`` where this device does not have it."""
     supported = compiled.get_property("SUPPORTED_PROPERTIES")
     return compiled.get_property(name) if name in supported else default
+
+
+def device_capabilities(device: str) -> list[str]:
+    """Types that a hardware device computes fast, as OpenVINO calls them: ``FP32``, ``BF16``, ``INT8``, ..."""
+    return [str(name) for name in core().get_property(device, "OPTIMIZATION_CAPABILITIES")]

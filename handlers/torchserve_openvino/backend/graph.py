@@ -24,6 +24,7 @@ from torchserve_openvino.backend.convert import ConversionError, Converted, conv
 from torchserve_openvino.backend.execute import CompiledPartition, GuardedPartition
 from torchserve_openvino.backend.fallback import fallback_for
 from torchserve_openvino.backend.frozen import GraphCall
+from torchserve_openvino.backend.int_range import IntegerRangeError
 from torchserve_openvino.backend.partition import Part, Partitioned, partition
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.weights import WeightWatch, can_freeze
@@ -180,7 +181,7 @@ class CompiledGraph:
                 compiled, fallback, functools.partial(self._runtime_failed, part.name), part.returns_tuple
             )
             record.builds += 1
-        self._settings.tracker.touch()
+        self._settings.tracker.add_build()
         return assemble(self._partitioned.outer, calls)
 
     def _convert_all(self, frozen: dict[int, torch.Tensor]) -> dict[str, Converted | None]:
@@ -265,7 +266,10 @@ class CompiledGraph:
 
     def _runtime_failed(self, part_name: str, error: Exception) -> None:
         name = self._name(part_name)
-        if self._settings.tracker.add_fallback("runtime_failed", name, to="eager", reason=str(error)):
+        by_request = isinstance(error, IntegerRangeError)
+        if self._settings.tracker.add_fallback(
+            "runtime_failed", name, to="eager", reason=str(error), caused_by_request=by_request
+        ):
             logger.warning("Fallback: a call of %s ran in eager PyTorch: %s", name, error)
 
 

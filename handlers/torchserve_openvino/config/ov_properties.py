@@ -1,5 +1,6 @@
 """The option ``config``: OpenVINO properties, checked by name and value before any model is compiled."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,9 +12,13 @@ from torchserve_openvino.config.spelling import listed, nearest, parse_bool, sho
 PRECISION = "INFERENCE_PRECISION_HINT"
 EXECUTION_MODE = "EXECUTION_MODE_HINT"
 DEVICE_PROPERTIES = "DEVICE_PROPERTIES"
+HINT = "PERFORMANCE_HINT"
+REQUESTS = "PERFORMANCE_HINT_NUM_REQUESTS"
+STREAMS = "NUM_STREAMS"
+THREADS = "INFERENCE_NUM_THREADS"
 
 _WORDS: dict[str, tuple[str, ...]] = {
-    "PERFORMANCE_HINT": ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT"),
+    HINT: ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT"),
     EXECUTION_MODE: ("PERFORMANCE", "ACCURACY"),
     PRECISION: ("f32", "f16", "bf16", "dynamic", "i8"),
     "SCHEDULING_CORE_TYPE": ("ANY_CORE", "PCORE_ONLY", "ECORE_ONLY"),
@@ -32,9 +37,11 @@ _PRECISION_ALIASES = {
     "undefined": "dynamic",
     "int8": "i8",
 }
-_INTEGERS = frozenset(
-    {"AUTO_BATCH_TIMEOUT", "INFERENCE_NUM_THREADS", "PERFORMANCE_HINT_NUM_REQUESTS", "COMPILATION_NUM_THREADS"}
-)
+_INTEGERS = frozenset({"AUTO_BATCH_TIMEOUT", THREADS, REQUESTS, "COMPILATION_NUM_THREADS"})
+# AUTO hands the second to its members as the first (measured on 2026.4).
+_SPLITTING = frozenset({"THROUGHPUT", "CUMULATIVE_THROUGHPUT"})
+# OpenVINO's constants for numbers of streams that it works out itself.
+_STREAM_WORDS = {-1: "AUTO", -2: "NUMA"}
 _BOOLEANS = frozenset(
     {
         "ALLOW_AUTO_BATCHING",
@@ -71,6 +78,17 @@ def check_properties(
     Returns:
         The properties with values as ``compile_model`` takes them.
     """
+    before = len(problems)
+    checked = _check_each(config, spec, catalog, problems)
+    # Values that are wrong by themselves can't be held against each other.
+    if len(problems) == before:
+        _check_together(config, checked, spec, problems)
+    return checked
+
+
+def _check_each(
+    config: Mapping[Any, Any], spec: DeviceSpec, catalog: DeviceCatalog, problems: Problems
+) -> dict[str, Any]:
     hardware = spec.hardware(catalog)
     asked = (*((spec.virtual,) if spec.virtual else ()), *hardware)
     tables = {device: names_of(device, catalog) for device in asked}
@@ -88,11 +106,13 @@ def check_properties(
             continue
         checked[str(name)] = canonical
         for device, table in tables.items():
-            if name in table and catalog.properties(device) is not None:
-                refusal = catalog.refusal(device, str(name), canonical)
-                if refusal:
-                    problems.add((str(name),), f"{device} refuses {shown(value)}: {refusal}")
-                    break
+            if name not in table or catalog.properties(device) is None:
+                continue
+            if refusal := catalog.refusal(device, str(name), canonical):
+                problems.add((str(name),), f"{device} refuses {shown(value)}: {refusal}")
+                break
+        else:
+            _check_not_negative(str(name), canonical, problems)
     return checked
 
 
@@ -113,18 +133,69 @@ def _check_nested(
         elif not isinstance(properties, Mapping):
             problems.add((str(device),), f"must be a mapping of properties, not {shown(properties)}.")
         else:
-            checked[name] = check_properties(
+            checked[name] = _check_each(
                 properties, DeviceSpec(name, members=(name,)), catalog, problems.at(str(device))
             )
     return checked
 
 
+def _check_not_negative(name: str, value: Any, problems: Problems) -> None:
+    """For the devices that can't be asked, and for the streams' negative constants, which say nothing to a reader."""
+    if name in {STREAMS, THREADS} and isinstance(value, int) and value < 0:
+        hint = _STREAM_WORDS.get(value) if name == STREAMS else None
+        problems.add((name,), f"must not be negative, but is {value}.", suggestion=hint)
+
+
+def _check_together(
+    config: Mapping[Any, Any], checked: Mapping[str, Any], spec: DeviceSpec, problems: Problems
+) -> None:
+    """Finds properties that exclude each other; a member's own ones stand before those of the whole device."""
+    members = checked.get(DEVICE_PROPERTIES, {})
+    # As the user spells them, so that a problem is placed at its line.
+    nested = {str(device): members[str(device).upper()] for device in config.get(DEVICE_PROPERTIES, ())}
+    hints = [checked.get(HINT), *(own.get(HINT) for own in nested.values())]
+    # Where nothing is stated, MULTI alone hands THROUGHPUT to its members (measured on 2026.4).
+    unstated_is_fine = spec.virtual == "MULTI" and hints == [None]
+    if REQUESTS in checked and not (_SPLITTING & set(hints) or unstated_is_fine):
+        problems.add((REQUESTS,), _no_throughput(checked[REQUESTS], checked.get(HINT)))
+    _check_streams((), checked, checked, problems, has_threads=True)
+    for device, own in nested.items():
+        keys, whole = (DEVICE_PROPERTIES, device), {**checked, **own}
+        if REQUESTS in own and whole.get(HINT) not in _SPLITTING:
+            problems.add((*keys, REQUESTS), _no_throughput(own[REQUESTS], whole.get(HINT)))
+        # The threads that are stated for the whole device are the CPU's.
+        _check_streams(keys, own, whole, problems, has_threads=THREADS in own or family(device.upper()) == "CPU")
+
+
+def _no_throughput(requests: Any, hint: str | None) -> str:
+    stated = f"is {requests}, but {HINT} is {hint or 'not stated'}, and only THROUGHPUT is tuned by it."
+    return f"{stated} Set {HINT}: THROUGHPUT, or remove {REQUESTS}."
+
+
+def _check_streams(
+    keys: KeyPath, own: Mapping[str, Any], whole: Mapping[str, Any], problems: Problems, *, has_threads: bool
+) -> None:
+    """Holds the streams against the hint and the threads; `own` are the properties written at `keys`."""
+    streams, threads = whole.get(STREAMS), whole.get(THREADS)
+    if not isinstance(streams, int):
+        return
+    if streams > 1 and whole.get(HINT) == "LATENCY" and {STREAMS, HINT} & set(own):
+        problems.add(
+            (*keys, STREAMS if STREAMS in own else HINT),
+            f"{STREAMS}: {streams} contradicts {HINT}: LATENCY, which gives one request all threads. Remove {STREAMS} "
+            f"for the shortest answer time; for parallel streams set {HINT}: THROUGHPUT.",
+        )
+    # 0 threads leave the number to OpenVINO. It cuts the streams down to the threads without a word.
+    if has_threads and threads and streams > threads and {STREAMS, THREADS} & set(own):
+        problems.add(
+            (*keys, STREAMS if STREAMS in own else THREADS),
+            f"{STREAMS}: {streams} is more than {THREADS}: {threads}, and a stream needs at least one thread. "
+            f"Set {STREAMS} to at most {threads}, or {THREADS} to at least {streams}.",
+        )
+
+
 def _name_is_valid(
-    name: Any,
-    tables: Mapping[str, Mapping[str, str]],
-    prefixes: tuple[str, ...],
-    problems: Problems,
-    target: str,
+    name: Any, tables: Mapping[str, Mapping[str, str]], prefixes: tuple[str, ...], problems: Problems, target: str
 ) -> bool:
     access = {table[name] for table in tables.values() if name in table}
     if access - {"RO"} or name in CORE or (isinstance(name, str) and name.startswith(prefixes)):
@@ -164,8 +235,10 @@ def canonical_value(name: str, value: Any, problems: Problems, keys: KeyPath) ->
         if flag is None:
             problems.add(keys, f"must be true or false, not {shown(value)}.")
         return flag is not None, flag
-    if name in _INTEGERS or (name == "NUM_STREAMS" and not isinstance(value, str)):
-        if isinstance(value, bool) or not str(value).lstrip("-").removesuffix(".0").isdigit():
+    if name == STREAMS and str(value).strip().upper() in _STREAM_WORDS.values():
+        return True, str(value).strip().upper()
+    if name in _INTEGERS or name == STREAMS:
+        if not re.fullmatch(r"-?[0-9]+(\.0)?", str(value)):
             problems.add(keys, f"must be an integer, not {shown(value)}.")
             return False, None
         return True, int(float(value))
@@ -194,9 +267,9 @@ def _word(name: str, value: Any, problems: Problems, keys: KeyPath) -> tuple[boo
 def with_default_precision(config: Mapping[str, Any], spec: DeviceSpec) -> tuple[dict[str, Any], str | None]:
     """Adds ``INFERENCE_PRECISION_HINT: f32`` where the user stated neither precision nor execution mode.
 
-    OpenVINO picks bf16 by itself on CPUs that have it and f16 on GPUs; here precision is stated, never
-    accidental. AUTO, HETERO and MULTI hand the hint on to their members. The NPU computes in f16 only and
-    refuses f32, so beside an NPU each other member gets the hint through ``DEVICE_PROPERTIES``.
+    OpenVINO picks bf16 by itself on CPUs that have it and f16 on GPUs; here precision is stated, never accidental.
+    AUTO, HETERO and MULTI hand it on. The NPU computes in f16 only and refuses f32, so beside an NPU each other member
+    gets the hint through ``DEVICE_PROPERTIES``.
 
     Returns:
         A new dict, and the name of the property that was added (None if nothing was).

@@ -1,117 +1,30 @@
 """The section `handler.openvino`: what happens around compilation. One pydantic model per sub-section."""
 
-import math
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
-from torchserve_openvino.config.kinds import FALLBACK_KINDS
-from torchserve_openvino.config.spelling import listed, nearest, shown
+from torchserve_openvino.config.fields import (
+    Against,
+    Axis,
+    Boolean,
+    Channels,
+    Count,
+    DType,
+    Kinds,
+    Lengths,
+    Misspelt,
+    Number,
+    OnViolation,
+    Positive,
+    Share,
+    Sizes,
+    Threads,
+)  # fmt: skip
+from torchserve_openvino.config.spelling import listed, nearest
 
-DTYPES = (
-    "float32",
-    "float16",
-    "bfloat16",
-    "float64",
-    "int64",
-    "int32",
-    "int16",
-    "int8",
-    "uint8",
-    "bool",
-    "complex64",
-)
-
-
-class Misspelt(ValueError):
-    """A word outside a list; carries the nearest valid one."""
-
-    def __init__(self, message: str, suggestion: str | None) -> None:
-        super().__init__(message)
-        self.suggestion = suggestion
-
-
-def _integer(value: Any) -> Any:
-    # pydantic would take true for 1 and "8" for 8.
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"must be an integer, not {shown(value)}.")
-    return value
-
-
-def _number(value: Any) -> Any:
-    # YAML 1.1 reads 1e-3 (no point) as a string.
-    if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            raise ValueError(f"must be a number, not {shown(value)}.") from None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"must be a number, not {shown(value)}.")
-    return float(value)
-
-
-def _boolean(value: Any) -> Any:
-    if not isinstance(value, bool):
-        raise ValueError(f"must be true or false, not {shown(value)}.")
-    return value
-
-
-def _off(value: Any) -> Any:
-    # YAML 1.1 reads a bare `off` as false.
-    return "off" if value is False else value
-
-
-def _sizes(value: Any) -> Any:
-    """`auto`, or batch sizes in ascending order without repeats."""
-    if value == "auto":
-        return value
-    sizes = value if isinstance(value, (list, tuple)) else [value]
-    if not sizes or not all(_is_count(size) for size in sizes):
-        message = f"must be auto or a list of integers of at least 1, not {shown(value)}."
-        raise Misspelt(message, nearest(str(value), ["auto"]))
-    return sorted(set(sizes))
-
-
-def _threads(value: Any) -> Any:
-    if value == "auto" or _is_count(value):
-        return value
-    message = f"must be auto or an integer of at least 1, not {shown(value)}."
-    raise Misspelt(message, nearest(str(value), ["auto"]))
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _kinds(value: Any) -> Any:
-    if value == "all":
-        return value
-    kinds = value if isinstance(value, (list, tuple)) else [value]
-    for kind in kinds:
-        if kind not in FALLBACK_KINDS:
-            hint = nearest(str(kind), (*FALLBACK_KINDS, "all"))
-            raise Misspelt(f"must be all or a list of {listed(FALLBACK_KINDS)}, not {shown(kind)}.", hint)
-    return list(dict.fromkeys(kinds))
-
-
-def _dtype(value: Any) -> Any:
-    name = str(value).removeprefix("torch.")
-    if name not in DTYPES:
-        raise Misspelt(f"must be one of {listed(DTYPES)}, not {shown(value)}.", nearest(name, DTYPES))
-    return name
-
-
-Integer = Annotated[int, BeforeValidator(_integer)]
-Count = Annotated[Integer, Field(ge=1)]
-Number = Annotated[float, BeforeValidator(_number)]
-Positive = Annotated[Number, Field(gt=0.0)]
-Boolean = Annotated[bool, BeforeValidator(_boolean)]
-Sizes = Annotated[Literal["auto"] | list[int], PlainValidator(_sizes, json_schema_input_type=str | list[int])]
-Threads = Annotated[Literal["auto"] | int, PlainValidator(_threads, json_schema_input_type=str | int)]
-Kinds = Annotated[Literal["all"] | list[str], PlainValidator(_kinds, json_schema_input_type=str | list[str])]
-DType = Annotated[str, PlainValidator(_dtype, json_schema_input_type=str)]
-OnViolation = Literal["refuse", "warn"]
-Channels = tuple[Number, Number, Number]
+# The name that a shape may begin with; batching.buckets says which sizes it takes.
+BATCH = "batch"
 
 
 class Section(BaseModel):
@@ -125,17 +38,31 @@ class WarmupInput(Section):
 
     name: str | None = None
     """Keyword of the model's forward; positional in the order given when absent."""
-    shape: list[Count]
-    """Shape of one item, without the batch dimension."""
+    shape: list[Axis]
+    """Shape of one item, without the batch dimension (a leading `batch` is understood). A name stands for a size that
+    varies; `batching.dims` lists what it is compiled for."""
     dtype: DType = "float32"
     """PyTorch's name of the element type."""
     low: Number | None = None
     """Least value; for integers 0, for floats a normal distribution, when neither bound is given."""
     high: Number | None = None
-    """Upper bound; exclusive for integers. For token ids: the size of the vocabulary."""
+    """Upper bound; exclusive for integers. For token ids: the size of the vocabulary. A request whose integers lie
+    outside `low` and `high` is refused."""
+    pad: Number = 0.0
+    """What fills a named dimension up to the next compiled length."""
+    mask: Boolean = False
+    """Whether this input says what is real: made of ones, and zeros for the padding, where a request lacks it."""
+
+    def item_shape(self) -> tuple[int | str, ...]:
+        """Shape of one item, a name for each size that varies."""
+        return tuple(self.shape[1:] if self.shape[:1] == [BATCH] else self.shape)
 
     @model_validator(mode="after")
     def _ordered(self) -> "WarmupInput":
+        if BATCH in self.item_shape():
+            raise ValueError("the batch must be the first dimension: items are joined along it.")
+        if self.mask and not any(isinstance(size, str) for size in self.item_shape()):
+            raise ValueError("mask: true needs a shape with a named dimension, such as [sequence].")
         if self.low is not None and self.high is not None and self.low >= self.high:
             raise ValueError(f"low ({self.low:g}) must be less than high ({self.high:g}).")
         return self
@@ -148,6 +75,8 @@ class WarmupSection(Section):
     """The model's inputs; empty leaves it to the handler, which may know them."""
     batch_sizes: Sizes = "auto"
     """Batch sizes to run; auto takes every bucket up to batchSize."""
+    samples: list[str] = []
+    """Files of the archive (--extra-files), a request body each: a photo, .npy, JSON. Run and verified as well."""
 
 
 class FallbackSection(Section):
@@ -155,10 +84,11 @@ class FallbackSection(Section):
 
     allow: Kinds = "all"
     """Causes of fallback that are accepted; an empty list accepts none."""
-    min_coverage: Annotated[Number, Field(ge=0.0, le=1.0)] = 0.0
+    min_coverage: Share = 0.0
     """Least share of operators on OpenVINO, 0..1."""
     on_violation: OnViolation = "warn"
-    """refuse: the worker does not start; warn: a line in the log."""
+    """refuse: the worker does not start, and one that falls short later answers 503 and is replaced; warn: a line in
+    the log, and a metric."""
     to: Literal["eager", "inductor"] = "eager"
     """Who runs a partition that OpenVINO could not compile. Inductor needs a C++ compiler."""
 
@@ -166,10 +96,14 @@ class FallbackSection(Section):
 class VerifySection(Section):
     """Compares the compiled model with eager PyTorch on the warm-up inputs, before READY."""
 
-    against: Annotated[Literal["eager", "off"], BeforeValidator(_off)] = "eager"
+    against: Against = "eager"
     """off skips the comparison."""
     max_abs: Positive | None = None
     """Largest absolute difference that is accepted; None takes a tolerance by precision."""
+    min_cosine: Share | None = None
+    """Least cosine similarity of each output with eager's."""
+    min_top1: Share | None = None
+    """Least share of rows whose largest value is at the same place as eager's."""
     on_violation: OnViolation = "refuse"
     """refuse: the worker does not start; warn: a line in the log."""
 
@@ -181,6 +115,27 @@ class BatchingSection(Section):
     """bucket pads a batch to the next compiled size; exact compiles each size; dynamic compiles one symbolic graph."""
     buckets: Sizes = "auto"
     """Compiled batch sizes; auto takes the powers of two up to batchSize, and batchSize."""
+    dims: dict[str, Lengths] = {}
+    """Compiled lengths of the dimensions that `warmup.inputs` names: `{sequence: [32, 128]}`, or the largest alone."""
+    outside: Literal["refuse", "compile"] = "refuse"
+    """A request that fits no compiled shape: refuse answers 400, compile compiles for it after READY, counted."""
+
+
+class OutputsSection(Section):
+    """What may be answered."""
+
+    non_finite: Literal["allow", "refuse"] = "allow"
+    """refuse answers 422 to an item whose output holds NaN or infinity."""
+
+
+class ExecutionSection(Section):
+    """How one batch uses the worker's cores."""
+
+    mode: Literal["latency", "throughput"] = "latency"
+    """latency gives each batch all threads; throughput splits it over several inference streams with one copy of the
+    weights."""
+    streams: Threads = "auto"
+    """How many parts a batch is split into; auto takes one for each thread, up to 4."""
 
 
 class ImageSection(Section):
@@ -224,9 +179,33 @@ class OpenVINOSection(Section):
     """Comparison with eager PyTorch at load."""
     batching: BatchingSection = BatchingSection()
     """Batch shapes."""
+    outputs: OutputsSection = OutputsSection()
+    """What may be answered."""
+    execution: ExecutionSection = ExecutionSection()
+    """Latency or throughput."""
+    release_weights: Boolean = False
+    """Free eager PyTorch's copy of the weights after compilation; then nothing can fall back to eager later."""
     threads: Threads = "auto"
     """CPU threads of a worker; auto shares the cores among the workers."""
     image: ImageSection = ImageSection()
     """Transforms of image_classifier."""
     tensor: TensorSection = TensorSection()
     """Limits of the handler tensor."""
+
+    @model_validator(mode="after")
+    def _dimensions_have_lengths(self) -> "OpenVINOSection":
+        named = {size for spec in self.warmup.inputs for size in spec.item_shape() if isinstance(size, str)}
+        for name in sorted(named - self.batching.dims.keys()):
+            hint = nearest(name, self.batching.dims)
+            raise Misspelt(
+                f"warmup.inputs names the dimension {name!r}, for which batching.dims has no length; "
+                f"for example dims: {{{name}: [32, 64, 128]}}.",
+                hint,
+            )
+        for name in sorted(self.batching.dims.keys() - named):
+            raise Misspelt(
+                f"batching.dims has {name!r}, which no shape in warmup.inputs names"
+                + (f"; they name {listed(sorted(named))}." if named else "."),
+                nearest(name, named),
+            )
+        return self

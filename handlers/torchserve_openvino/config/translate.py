@@ -4,8 +4,8 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from torchserve_openvino.config.fields import Misspelt
 from torchserve_openvino.config.problems import Problems
-from torchserve_openvino.config.sections import Misspelt
 from torchserve_openvino.config.spelling import listed, nearest, shown
 
 

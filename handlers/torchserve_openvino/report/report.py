@@ -65,6 +65,20 @@ class CompileReport:
         self._tracker.verify = result
         self._tracker.touch()
 
+    def set_serving(self, facts: dict[str, Any]) -> None:
+        """Stores what a server has to say of itself (JSON-safe)."""
+        self._tracker.serving = facts
+
+    def set_config(self, name: str, value: Any) -> None:
+        """States one effective setting (JSON-safe)."""
+        self._tracker.config[name] = value
+        self._tracker.touch()
+
+    @property
+    def builds(self) -> int:
+        """How often a set of partitions was compiled."""
+        return self._tracker.builds
+
     def add_timing(self, name: str, seconds: float) -> None:
         """Adds seconds to a named phase."""
         self._tracker.add_timing(name, seconds)
@@ -118,6 +132,7 @@ class CompileReport:
             "verify": t.verify,
             "timings": {name: round(seconds, 4) for name, seconds in t.timings.items()},
             "notes": list(t.notes),
+            "serving": t.serving,
         }
         return json.loads(json.dumps(plain, default=str))
 

@@ -33,6 +33,7 @@ class Fallback:
         reason: The real message.
         where: ``file:line`` in the user's model, empty where torch does not say.
         count: Nodes for an operator, calls for a runtime failure, occurrences otherwise.
+        caused_by_request: Whether the values of an input caused it, so that other inputs are not concerned.
     """
 
     kind: FallbackKind
@@ -41,6 +42,7 @@ class Fallback:
     reason: str
     where: str = ""
     count: int = 1
+    caused_by_request: bool = False
 
 
 @dataclass
@@ -140,7 +142,8 @@ class _ThreadState(threading.local):
 class Tracker:
     """Collects the records of one compiled model; safe from several threads.
 
-    `revision` changes with every change, so that a reader can poll it cheaply.
+    `revision` changes with every change, so that a reader can poll it cheaply. ``builds`` counts how often partitions
+    were compiled.
     """
 
     def __init__(self) -> None:
@@ -155,6 +158,8 @@ class Tracker:
         self.verify: dict[str, Any] = {}
         self.timings: dict[str, float] = {}
         self.notes: list[str] = []
+        self.serving: dict[str, Any] = {}
+        self.builds = 0
         self.last_failure = ""
         self.thread = _ThreadState()
 
@@ -167,7 +172,15 @@ class Tracker:
             return record
 
     def add_fallback(
-        self, kind: FallbackKind, op: str, *, to: str, reason: str, where: str = "", count: int = 1
+        self,
+        kind: FallbackKind,
+        op: str,
+        *,
+        to: str,
+        reason: str,
+        where: str = "",
+        count: int = 1,
+        caused_by_request: bool = False,
     ) -> bool:
         """Counts a fallback; the same cause at the same place is one entry with a higher count.
 
@@ -180,7 +193,7 @@ class Tracker:
                 if (known.kind, known.op, known.to, known.reason, known.where) == (kind, op, to, reason, where):
                     known.count += count
                     return False
-            self.fallbacks.append(Fallback(kind=kind, op=op, to=to, reason=reason, where=where, count=count))
+            self.fallbacks.append(Fallback(kind, op, to, reason, where, count, caused_by_request))
             return True
 
     def add_graph_break(self, reason: str, where: str, count: int = 1) -> None:
@@ -212,6 +225,12 @@ class Tracker:
             if note not in self.notes:
                 self.revision += 1
                 self.notes.append(note)
+
+    def add_build(self) -> None:
+        """Counts one set of compiled partitions: a new graph, or an old one for other weights."""
+        with self._lock:
+            self.revision += 1
+            self.builds += 1
 
     def touch(self) -> None:
         """Says that a record was changed in place."""

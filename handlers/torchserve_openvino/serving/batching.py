@@ -1,4 +1,4 @@
-"""Batch shapes: which are compiled, and how a batch between them is run."""
+"""Batches of any size on a model that was compiled for a few: split, pad with copies, cut back."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -6,67 +6,86 @@ from typing import Any, Literal
 import torch
 from torch.utils import _pytree as pytree
 
-
-def bucket_sizes(buckets: Sequence[int] | Literal["auto"], batch_size: int) -> list[int]:
-    """Compiled batch sizes in ascending order: the list, or powers of two up to ``batch_size``, and that itself."""
-    if buckets != "auto":
-        return sorted({*buckets, batch_size}) if max(buckets) < batch_size else sorted(set(buckets))
-    sizes = {batch_size}
-    size = 1
-    while size < batch_size:
-        sizes.add(size)
-        size *= 2
-    return sorted(sizes)
+from torchserve_openvino.serving.counters import Counters
+from torchserve_openvino.serving.streams import Streams
 
 
-class BucketedModel:
-    """A model whose batches are padded to the next compiled size, and its answers cut back.
-
-    Padding repeats the last item. It is only done where every input has the batch as its first dimension, and only kept
-    where every output has it too: a model that reduces over the batch runs at the exact size instead.
+def bucket_sizes(buckets: Sequence[int] | Literal["auto"], batch_size: int, streams: int = 1) -> list[int]:
+    """Compiled batch sizes in ascending order.
 
     Args:
-        model: The compiled model; other attributes are its own.
-        sizes: Compiled batch sizes in ascending order.
+        buckets: ``handler.openvino.batching.buckets``; auto takes the powers of two up to the largest, and that.
+        batch_size: TorchServe's batchSize.
+        streams: Parts that a batch is split into; the largest part is the largest size then.
+    """
+    largest = -(-batch_size // streams)
+    if buckets != "auto":
+        return sorted({*buckets, largest}) if max(buckets) < largest else sorted(set(buckets))
+    return sorted({largest, *(2**n for n in range(largest.bit_length()) if 2**n < largest)})
+
+
+def split_rows(rows: int, sizes: Sequence[int], streams: int = 1) -> list[int]:
+    """How a batch is divided: evenly over the streams, no part larger than the largest compiled size."""
+    parts = max(min(streams, rows), -(-rows // sizes[-1]))
+    least, more = divmod(rows, parts)
+    return [least + 1] * more + [least] * (parts - more)
+
+
+class RowRunner:
+    """Runs a batch of any size.
+
+    Args:
+        model: The compiled model.
+        sizes: Compiled batch sizes, ascending; None runs every batch as it comes.
+        streams: Runs the parts of a batch.
+        counters: Padded and split calls are counted there.
     """
 
-    def __init__(self, model: Callable[..., Any], sizes: Sequence[int]) -> None:
-        self.compiled = model
-        self.sizes = list(sizes)
-        self._pads = True
+    def __init__(
+        self, model: Callable[..., Any], sizes: Sequence[int] | None, streams: Streams, counters: Counters
+    ) -> None:
+        self.model = model
+        self.sizes = list(sizes) if sizes else None
+        self._streams = streams
+        self._counters = counters
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs a batch of any size."""
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        batch = _batch_of(leaves)
-        bucket = next((size for size in self.sizes if batch is not None and size >= batch), None)
-        if not self._pads or batch is None or bucket is None or bucket == batch:
-            return self.compiled(*args, **kwargs)
-        padded_args, padded_kwargs = pytree.tree_unflatten([_pad(leaf, bucket) for leaf in leaves], spec)
-        output = self.compiled(*padded_args, **padded_kwargs)
-        values, out_spec = pytree.tree_flatten(output)
-        tensors = [value for value in values if isinstance(value, torch.Tensor)]
-        if not all(value.dim() and value.shape[0] == bucket for value in tensors):
-            self._pads = False
-            return self.compiled(*args, **kwargs)
-        cut = [value[:batch] if isinstance(value, torch.Tensor) else value for value in values]
-        return pytree.tree_unflatten(cut, out_spec)
+    def __call__(self, args: Sequence[Any], kwargs: dict[str, Any], rows: int) -> Any:
+        """Runs one batch.
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "compiled":
-            raise AttributeError(name)
-        return getattr(self.compiled, name)
+        Args:
+            args: Tensors whose first dimension is the batch.
+            kwargs: The same, by keyword.
+            rows: Its size.
+        """
+        sizes = self.sizes
+        if sizes is None or (rows in sizes and self._streams.count == 1):
+            return self.model(*args, **kwargs)
+        leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
+        parts = split_rows(rows, sizes, self._streams.count)
+        if len(parts) == 1:
+            return self._padded(leaves, spec, rows)
+        self._counters.add("split_batches")
+        starts = [sum(parts[:i]) for i in range(len(parts))]
+        pieces = [[leaf[start : start + n] for leaf in leaves] for start, n in zip(starts, parts, strict=True)]
+        calls = [lambda piece=piece, n=n: self._padded(piece, spec, n) for piece, n in zip(pieces, parts, strict=True)]
+        return _concatenate(self._streams.run(calls))
+
+    def _padded(self, leaves: Sequence[torch.Tensor], spec: Any, rows: int) -> Any:
+        assert self.sizes is not None
+        size = next(size for size in self.sizes if size >= rows)
+        if size > rows:
+            self._counters.add("padded_rows", size - rows)
+            leaves = [torch.cat([t, t[-1:].expand(size - rows, *t.shape[1:])]) for t in leaves]
+        args, kwargs = pytree.tree_unflatten(list(leaves), spec)
+        output = self.model(*args, **kwargs)
+        if size == rows:
+            return output
+        return pytree.tree_map(lambda v: v[:rows] if isinstance(v, torch.Tensor) else v, output)
 
 
-def _batch_of(leaves: Sequence[Any]) -> int | None:
-    """The first dimension that all tensors share; None where they do not."""
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    sizes = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
-    (size,) = sizes if len(sizes) == 1 else (None,)
-    return size or None
-
-
-def _pad(leaf: Any, size: int) -> Any:
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    return torch.cat([leaf, leaf[-1:].expand(size - leaf.shape[0], *leaf.shape[1:])])
+def _concatenate(outputs: Sequence[Any]) -> Any:
+    flat = [pytree.tree_flatten(output) for output in outputs]
+    spec = flat[0][1]
+    columns = zip(*(leaves for leaves, _ in flat), strict=True)
+    joined = [torch.cat(column) if isinstance(column[0], torch.Tensor) else column[0] for column in columns]
+    return pytree.tree_unflatten(joined, spec)

@@ -3,32 +3,30 @@
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from ts.torch_handler.base_handler import BaseHandler
 
-from torchserve_openvino.backend import CompiledModule, compile
-from torchserve_openvino.config import ResolvedOptions, ServingConfig, load_serving_config
+from torchserve_openvino.config import ServingConfig, load_serving_config
 from torchserve_openvino.config.sections import WarmupInput
-from torchserve_openvino.errors import (
-    ModelLoadError,
-    PolicyViolationError,
-    TorchServeOpenVINOError,
-    VerificationError,
-)
+from torchserve_openvino.errors import ItemError, ModelLoadError, TorchServeOpenVINOError
 from torchserve_openvino.report import CompileReport, Tracker
 from torchserve_openvino.serving import loading
-from torchserve_openvino.serving.batching import BucketedModel, bucket_sizes
+from torchserve_openvino.serving.batch_answer import answer_enveloped, finish
+from torchserve_openvino.serving.counters import Counters
+from torchserve_openvino.serving.envelopes import Envelope, take_over
+from torchserve_openvino.serving.inputs import Inputs
+from torchserve_openvino.serving.isolation import run_isolated, server_fault
 from torchserve_openvino.serving.metrics import MetricsEmitter
-from torchserve_openvino.serving.policy import violations
-from torchserve_openvino.serving.threads import threads_for
-from torchserve_openvino.serving.verify import compare
-from torchserve_openvino.serving.warmup import Inputs, make_inputs, warm_up
+from torchserve_openvino.serving.policy import PolicyWatch
+from torchserve_openvino.serving.prepare import Preparation, Prepared
+from torchserve_openvino.serving.ready import ReadyState
+from torchserve_openvino.serving.threads import ThreadPlan, plan_threads
+from torchserve_openvino.serving.warmup import startup_advice
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +52,12 @@ class OpenVINOHandler(BaseHandler):
         self.config = ServingConfig()
         self.eager_model: Any = None
         self.report = CompileReport(Tracker())
+        self.counters = Counters()
+        self.state: ReadyState | None = None
         self._model_dir = Path()
         self._serialized: Path | None = None
-        self._metrics: MetricsEmitter | None = None
+        # TorchServe wraps this handler in an envelope next, before it calls `initialize`.
+        take_over()
 
     # --- loading ----------------------------------------------------------------------------------------------
 
@@ -76,29 +77,32 @@ class OpenVINOHandler(BaseHandler):
             raise ModelLoadError(f"{type(error).__name__}: {error}") from error
 
     def _initialize(self, context: Any) -> None:
+        start = time.perf_counter()
         self._model_dir = Path(context.system_properties.get("model_dir") or ".")
         self.config = self._load_config(context)
-        threads = self._set_threads()
-        start = time.perf_counter()
+        threads = self._plan_threads()
+        threads.apply()
         with self._without_pt2(context):
             super().initialize(context)
         loaded = time.perf_counter() - start
         self.initialized = False
-        self.eager_model = self.model
+        self.context = context
+        self.eager_model = self.servable(self.model)
         batch_size = int(context.system_properties.get("batch_size") or 1)
-        self._compile(threads, batch_size)
+        prepared = self._prepare(threads, batch_size)
         self.report.add_timing("load_seconds", loaded)
-        batches = self._warmup_batches(batch_size)
-        if self.config.pt2.enabled and batches:
-            self.report.add_timing("warmup_seconds", warm_up(self.model, batches))
-            self._verify(batches)
-            self._check_policy()
-            if self.freezes:
-                self._freeze(batches)
-        self._metrics = MetricsEmitter(self.report)
-        self._emit(context)
-        logger.info("%s: %s", context.model_name, self._summary(bool(batches)))
+        self.report.set_config("threads", threads.to_dict())
+        self._advise(time.perf_counter() - start)
+        watch = PolicyWatch(self.report, self.config.openvino.fallback)
+        metrics = MetricsEmitter(self.report, self.counters)
+        self.state = ReadyState(self.report, self.counters, watch, metrics, prepared)
+        self.state.emit(context)
+        logger.info("%s: %s", context.model_name, self._summary(prepared))
         self.initialized = True
+
+    def servable(self, model: Any) -> Any:
+        """The module that is compiled for the model as loaded; a task may wrap it. Eager comparisons use it as well."""
+        return model
 
     def _load_config(self, context: Any) -> ServingConfig:
         """From the file where there is one, so that errors name the line."""
@@ -108,11 +112,16 @@ class OpenVINOHandler(BaseHandler):
             return load_serving_config(self._model_dir / name)
         return load_serving_config(context.model_yaml_config or {})
 
-    def _set_threads(self) -> int:
-        workers = int(self.config.torchserve.get("maxWorkers", self.config.torchserve.get("minWorkers", 1)))
-        threads = threads_for(self.config.openvino.threads, workers)
-        torch.set_num_threads(threads)
-        return threads
+    def _plan_threads(self) -> ThreadPlan:
+        keys, section, backend = self.config.torchserve, self.config.openvino, self.config.backend
+        return plan_threads(
+            section.threads,
+            workers=int(keys.get("maxWorkers", keys.get("minWorkers", 1))),
+            streams=section.execution.streams,
+            throughput=section.execution.mode == "throughput",
+            ov_config=backend.options.config if backend is not None else {},
+            device=backend.options.device if backend is not None else "CPU",
+        )
 
     @contextmanager
     def _without_pt2(self, context: Any) -> Iterator[None]:
@@ -151,122 +160,123 @@ class OpenVINOHandler(BaseHandler):
 
     # --- compilation ------------------------------------------------------------------------------------------
 
-    def _compile(self, threads: int, batch_size: int) -> None:
-        pt2, batching = self.config.pt2, self.config.openvino.batching
-        if not pt2.enabled:
+    def _prepare(self, threads: ThreadPlan, batch_size: int) -> Prepared | None:
+        """Compiles, unless the YAML says eager; `model` and `report` are the served ones afterwards."""
+        if not self.config.pt2.enabled:
+            self.model = self.eager_model
             tracker = Tracker()
             tracker.config.update(backend="none", effective_device="CPU", effective_precision="eager")
             tracker.add_note("pt2.compile.enable is false: the model runs in eager PyTorch")
             self.report = CompileReport(tracker)
-            return
-        dynamic = True if batching.mode == "dynamic" else pt2.dynamic
-        compiled = compile(
+            return None
+        prepared = Preparation(
             self.eager_model,
-            dynamic=dynamic if dynamic is not None else False,
-            options=pt2.options or None,
-            fullgraph=pt2.fullgraph,
-            mode=pt2.mode,
-            backend=pt2.backend,
-            resolved=self._with_threads(threads),
-        )
-        self.report = compiled.report
-        pads = batching.mode == "bucket" and batch_size > 1
-        self.model = BucketedModel(compiled, bucket_sizes(batching.buckets, batch_size)) if pads else compiled
-
-    def _with_threads(self, threads: int) -> ResolvedOptions | None:
-        """The backend's options with this worker's share of the cores, where the user named no number."""
-        resolved = self.config.backend
-        if resolved is None or "INFERENCE_NUM_THREADS" in resolved.options.config or resolved.options.device != "CPU":
-            return resolved
-        config = {**resolved.options.config, "INFERENCE_NUM_THREADS": threads}
-        source = f"handler.openvino.threads: {self.config.openvino.threads}"
-        return replace(
-            resolved,
-            options=resolved.options.model_copy(update={"config": config}),
-            sources={**resolved.sources, "config.INFERENCE_NUM_THREADS": source},
-        )
+            self.config,
+            threads=threads,
+            batch_size=batch_size,
+            declared=self.warmup_inputs(),
+            samples=self._samples(),
+            counters=self.counters,
+            freezes=self.freezes,
+        ).run()
+        self.model, self.report = prepared.model, prepared.report
+        return prepared
 
     def warmup_inputs(self) -> Sequence[WarmupInput]:
         """The model's inputs, one item each; a task that knows its own overrides this."""
         return self.config.openvino.warmup.inputs
 
-    def _warmup_batches(self, batch_size: int) -> list[Inputs]:
-        declared = self.warmup_inputs()
-        if not declared:
-            return []
-        section = self.config.openvino
-        sizes: Sequence[int]
-        if section.warmup.batch_sizes != "auto":
-            sizes = section.warmup.batch_sizes
-        elif section.batching.mode == "exact":
-            sizes = range(1, batch_size + 1)
-        elif section.batching.mode == "dynamic":
-            sizes = sorted({1, 2, batch_size})
-        else:
-            sizes = bucket_sizes(section.batching.buckets, batch_size)
-        return [make_inputs(declared, size) for size in sizes]
+    def _samples(self) -> list[tuple[str, Inputs]]:
+        found = []
+        for name in self.config.openvino.warmup.samples:
+            path = self._model_dir / name
+            if not path.is_file():
+                raise ModelLoadError(
+                    f"handler.openvino.warmup.samples names {name!r}, which is not in the archive; package it with "
+                    "--extra-files."
+                )
+            try:
+                found.append((name, self.sample_inputs(path.read_bytes())))
+            except ItemError as error:
+                raise ModelLoadError(f"the sample {name} is no request that this handler takes: {error}") from error
+        return found
 
-    def _verify(self, batches: list[Inputs]) -> None:
-        section = self.config.openvino.verify
-        if section.against == "off" or self.eager_model.training:
-            return
-        precision = self.report.summary.precision or "f32"
-        result = compare(self.model, self.eager_model, batches, precision=precision, max_abs=section.max_abs)
-        self.report.set_verify(result)
-        if not result["passed"]:
-            message = (
-                f"answers differ from eager PyTorch: max abs {result['max_abs']:.3g}, max rel {result['max_rel']:.3g}, "
-                f"cosine {result['cosine']:.6f}; tolerance {result['tolerance']}. Set another "
-                "INFERENCE_PRECISION_HINT, a larger handler.openvino.verify.max_abs, or on_violation: warn."
-            )
-            if section.on_violation == "refuse":
-                raise VerificationError(message)
-            logger.warning("Verification: %s", message)
+    def sample_inputs(self, body: bytes) -> Inputs:
+        """The call that the model gets for one request's body; a user's handler is asked through its `preprocess`."""
+        value = self.preprocess([{"body": body}])
+        if isinstance(value, dict):
+            return (), value
+        return (tuple(value) if isinstance(value, (list, tuple)) else (value,)), {}
 
-    def _check_policy(self) -> None:
-        policy = self.config.openvino.fallback
-        found = violations(self.report, policy)
-        if found and policy.on_violation == "refuse":
-            raise PolicyViolationError("handler.openvino.fallback is not met: " + "; ".join(found))
-        for sentence in found:
-            logger.warning("handler.openvino.fallback: %s", sentence)
+    def _advise(self, seconds: float) -> None:
+        # 120 s is what TorchServe allows where the YAML says nothing.
+        advice = startup_advice(seconds, int(self.config.torchserve.get("startupTimeout", 120)))
+        if advice is not None:
+            logger.warning("%s", advice)
+            self.report.add_note(advice)
 
-    def _freeze(self, batches: list[Inputs]) -> None:
-        compiled = self.model.compiled if isinstance(self.model, BucketedModel) else self.model
-        if isinstance(compiled, CompiledModule):
-            compiled.freeze()
-            # Two calls of each shape are recorded and compared; the requests to come are neither.
-            warm_up(self.model, batches, rounds=2)
-
-    def _summary(self, warmed: bool) -> str:
-        if not self.config.pt2.enabled:
+    def _summary(self, prepared: Prepared | None) -> str:
+        if prepared is None:
             return "eager PyTorch (pt2.compile.enable: false)"
-        if not warmed:
+        if not prepared.cases:
             return "loaded; it compiles at the first request, unless handler.openvino.warmup.inputs are declared"
         return self.report.summary_line()
 
     # --- requests ---------------------------------------------------------------------------------------------
 
     def handle(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
-        """Answers a batch, then sends the metrics that changed."""
+        """Answers a batch of requests, then sends the metrics that changed."""
         self.context = context
-        before = self.report.revision
-        try:
-            return self.answer(data, context)
-        finally:
-            if self.report.revision != before:
-                logger.info("%s: %s", context.model_name, self.report.summary_line())
-            self._emit(context)
+        if self._is_describe():
+            return [self.describe_handle()]
+        return self._accounted(context, lambda: finish(self._answered(data, context), context, self.counters))
 
-    def answer(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
-        """One answer for each item; tasks override this, a user's handler keeps its own three steps."""
-        return super().handle(data, context)
+    def handle_envelope(self, envelope: Envelope, data: list[dict[str, Any]], context: Any) -> list[Any]:
+        """Answers a batch of requests that came in one of TorchServe's envelopes."""
+        self.context = context
+        if self._is_describe():
+            return [self.describe_handle()]
+
+        def answer_items(items: list[Any]) -> list[Any]:
+            return self._answered(items, context)
+
+        return self._accounted(context, lambda: answer_enveloped(envelope, data, context, answer_items, self.counters))
+
+    def _accounted(self, context: Any, answer: Callable[[], list[Any]]) -> list[Any]:
+        state = self.state
+        assert state is not None
+        self.counters.add("requests", len(context.request_ids or ()) or 1)
+        try:
+            return answer()
+        finally:
+            state.after_call(context)
+
+    def _answered(self, items: list[Any], context: Any) -> list[Any]:
+        self.counters.add("items", len(items))
+        return self.answer_items(items, context)
+
+    def answer_items(self, items: list[Any], context: Any) -> list[Any]:
+        """An answer or an `ItemError` for each item; tasks override this, a user's handler keeps its own steps."""
+        handle = super().handle
+        return run_isolated(
+            items, lambda some: self.watched(lambda: handle(some, context)), lambda _, error: server_fault(error),
+            self.counters,
+        )  # fmt: skip
+
+    def watched(self, run: Callable[[], Any]) -> Any:
+        """What ``run`` returns, unless it fell back in a way that the policy refuses.
+
+        Raises:
+            ForbiddenFallbackError: It did.
+        """
+        result = run()
+        assert self.state is not None
+        self.state.watch.check()
+        return result
 
     def describe_handle(self) -> dict[str, Any]:
         """The report, for ``GET /models/NAME?customized=true``."""
         model = getattr(self.context, "model_name", "")
+        if self.state is not None:
+            self.report.set_serving(self.state.to_dict())
         return {**self.report.to_dict(), "pid": os.getpid(), "model": model, "settings": self.config.summary}
-
-    def _emit(self, context: Any) -> None:
-        if self._metrics is not None and getattr(context, "metrics", None) is not None:
-            self._metrics.emit(context.metrics)

@@ -1,74 +1,116 @@
-"""Whether the compiled model's answers equal eager PyTorch's."""
+"""Whether the compiled model's answers equal eager PyTorch's, output by output."""
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from torchserve_openvino.serving.warmup import Inputs
+from torchserve_openvino.config.sections import VerifySection
+from torchserve_openvino.serving.probe import output_tensors
+from torchserve_openvino.serving.warmup import Case
+
+logger = logging.getLogger(__name__)
 
 # Largest difference relative to the largest value of the output. float32: summation order over some thousand terms;
 # bfloat16 keeps 8 bits of mantissa, float16 11: their rounding adds up over the layers of a network.
 RELATIVE_TOLERANCE = {"f32": 1e-3, "f16": 2e-2, "bf16": 6e-2}
+WORST = {"max_abs": max, "max_rel": max, "cosine": min, "top1_agreement": min}
 
 
 def compare(
     compiled: Callable[..., Any],
     eager: Callable[..., Any],
-    batches: Sequence[Inputs],
+    cases: Sequence[Case],
     *,
     precision: str,
-    max_abs: float | None,
+    section: VerifySection,
 ) -> dict[str, Any]:
-    """Runs both on each batch.
+    """Runs both on each case.
 
     Args:
-        precision: What the device infers with; decides the tolerance where ``max_abs`` is None.
-        max_abs: Largest absolute difference that is accepted.
+        precision: What the device infers with; decides the tolerance where ``section.max_abs`` is None.
+        section: Tolerances.
 
     Returns:
-        JSON-safe: ``passed``, ``batches``, ``tolerance`` and the worst ``max_abs``, ``max_rel``, ``cosine`` and
-        ``top1_agreement`` over all outputs.
+        JSON-safe: ``passed``, ``cases``, ``tolerance``, ``problems``; the worst ``max_abs``, ``max_rel``, ``cosine``
+        and ``top1_agreement`` (None where no output has classes); and ``outputs`` with these four for each output.
     """
-    worst = {"max_abs": 0.0, "max_rel": 0.0, "cosine": 1.0, "top1_agreement": 1.0}
-    passed = True
     relative = RELATIVE_TOLERANCE.get(precision, RELATIVE_TOLERANCE["bf16"])
-    for args, kwargs in batches:
+    outputs: list[dict[str, float | None]] = []
+    problems: list[str] = []
+    for case in cases:
+        args, kwargs = case.inputs
         with torch.inference_mode():
-            got, expected = _tensors(compiled(*args, **kwargs)), _tensors(eager(*args, **kwargs))
-        passed &= len(got) == len(expected)
-        for a, b in zip(got, expected, strict=False):
-            if a.shape != b.shape or a.dtype != b.dtype:
-                passed = False
-                continue
-            figures = _figures(a.double(), b.double())
-            limit = max_abs if max_abs is not None else relative * max(1.0, float(_finite(b.double()).abs().max()))
-            passed &= figures["max_abs"] <= limit and torch.equal(a.isnan(), b.isnan())
-            for name in ("max_abs", "max_rel"):
-                worst[name] = max(worst[name], figures[name])
-            for name in ("cosine", "top1_agreement"):
-                worst[name] = min(worst[name], figures[name])
-    tolerance = f"max_abs {max_abs:g}" if max_abs is not None else f"{relative:g} of the largest value ({precision})"
-    return {"passed": bool(passed), "against": "eager", "batches": len(batches), "tolerance": tolerance} | worst
+            got, expected = (output_tensors(_plain(model(*args, **kwargs))) for model in (compiled, eager))
+        if len(got) != len(expected):
+            problems.append(f"{case.name}: {len(got)} outputs instead of {len(expected)}")
+            continue
+        for index, (a, b) in enumerate(zip(got, expected, strict=True)):
+            if index == len(outputs):
+                outputs.append({})
+            found = _difference(a, b, relative, section, outputs[index])
+            problems += [f"{case.name}, output {index}: {text}" for text in found]
+    tolerance = f"{relative:g} of the largest value ({precision})"
+    return {
+        "passed": not problems,
+        "against": "eager",
+        "cases": len(cases),
+        "tolerance": f"max_abs {section.max_abs:g}" if section.max_abs is not None else tolerance,
+        **{name: _worst(name, [output.get(name) for output in outputs]) for name in WORST},
+        "outputs": outputs,
+        "problems": problems[:20],
+    }
 
 
-def _tensors(output: Any) -> list[torch.Tensor]:
-    plain = dict(output) if hasattr(output, "keys") else output
-    return [leaf for leaf in pytree.tree_leaves(plain) if isinstance(leaf, torch.Tensor)]
+def _difference(
+    a: torch.Tensor, b: torch.Tensor, relative: float, section: VerifySection, worst: dict[str, float | None]
+) -> list[str]:
+    """What is wrong with one output; its figures go into ``worst``."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return [f"is {list(a.shape)} {a.dtype} instead of {list(b.shape)} {b.dtype}"]
+    wide = (a.to(torch.complex128), b.to(torch.complex128)) if a.is_complex() else (a.double(), b.double())
+    figures = _figures(*wide)
+    for name, value in figures.items():
+        worst[name] = _worst(name, [worst.get(name), value])
+    limit = section.max_abs
+    if limit is None:
+        limit = relative * max(1.0, float(_finite(wide[1]).abs().max()))
+    found = []
+    if not torch.equal(a.isnan(), b.isnan()):
+        found.append("is NaN at other places")
+    if figures["max_abs"] > limit:
+        found.append(f"differs by {figures['max_abs']:.3g}, more than {limit:.3g}")
+    if section.min_cosine is not None and figures["cosine"] < section.min_cosine:
+        found.append(f"has cosine {figures['cosine']:.6f}, less than min_cosine {section.min_cosine:g}")
+    top1 = figures["top1_agreement"]
+    if section.min_top1 is not None and top1 is not None and top1 < section.min_top1:
+        found.append(f"agrees in {top1:.1%} of the largest values, less than min_top1 {section.min_top1:.1%}")
+    return found
+
+
+def _worst(name: str, values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return WORST[name](known) if known else None
+
+
+def _plain(output: Any) -> Any:
+    # A ModelOutput of transformers that torch's pytree does not know is a mapping all the same.
+    return dict(output) if hasattr(output, "keys") else output
 
 
 def _finite(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.cat([torch.nan_to_num(tensor, 0.0, 0.0, 0.0).reshape(-1), torch.zeros(1, dtype=tensor.dtype)])
+    flat = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return torch.cat([torch.nan_to_num(flat, 0.0, 0.0, 0.0).reshape(-1), torch.zeros(1, dtype=flat.dtype)])
 
 
-def _figures(a: torch.Tensor, b: torch.Tensor) -> dict[str, float]:
+def _figures(a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
     same = (a == b) | (a.isnan() & b.isnan())
     difference = torch.where(same, 0.0, (a - b).abs())
     x, y = _finite(a), _finite(b)
     norm = float(x.norm() * y.norm())
-    top1 = 1.0
-    if a.dim() >= 2 and a.shape[-1] > 1:
+    top1 = None
+    if a.dim() >= 2 and a.shape[-1] > 1 and a.numel() and not a.is_complex():
         top1 = float((a.argmax(-1) == b.argmax(-1)).double().mean())
     return {
         "max_abs": float(_finite(difference).max()) if bool(difference.isfinite().all()) else float("inf"),
@@ -76,3 +118,12 @@ def _figures(a: torch.Tensor, b: torch.Tensor) -> dict[str, float]:
         "cosine": float(x @ y) / norm if norm else 1.0,
         "top1_agreement": top1,
     }
+
+
+def failure(result: dict[str, Any]) -> str:
+    """What a user should read and do about a comparison that failed."""
+    return (
+        f"answers differ from eager PyTorch: {'; '.join(result['problems'][:3])} (max abs {result['max_abs']}, cosine "
+        f"{result['cosine']}; tolerance {result['tolerance']}). Set another INFERENCE_PRECISION_HINT, a larger "
+        "handler.openvino.verify.max_abs, find the operator with disabled_ops, or say on_violation: warn."
+    )

@@ -7,9 +7,13 @@ import torch
 from ts.utils.util import map_class_to_label
 
 from torchserve_openvino.config.sections import WarmupInput
-from torchserve_openvino.errors import InvalidInputError
+from torchserve_openvino.errors import ItemError
+from torchserve_openvino.serving.inputs import Inputs
+from torchserve_openvino.serving.served import ServedModel
 from torchserve_openvino.tasks import images
 from torchserve_openvino.tasks.items import ItemHandler, body
+
+Answer = dict[str, float] | ItemError
 
 
 class ImageClassifier(ItemHandler):
@@ -20,17 +24,33 @@ class ImageClassifier(ItemHandler):
         crop = self.config.openvino.image.crop
         return self.config.openvino.warmup.inputs or [WarmupInput(shape=[3, crop, crop])]
 
-    def decode(self, item: dict[str, Any]) -> torch.Tensor:
+    def sample_inputs(self, body: bytes) -> Inputs:
+        """A photo as the model gets it."""
+        return (self.decode({"body": body}).unsqueeze(0),), {}
+
+    def decode(self, item: Any) -> torch.Tensor:
         """A request's picture as ``[3, crop, crop]`` float32."""
         return images.to_tensor(body(item), self.config.openvino.image)
 
-    def predict(self, values: list[torch.Tensor]) -> list[dict[str, float] | InvalidInputError]:
+    def predict(self, values: list[torch.Tensor]) -> list[Answer]:
         """``{label: probability}`` for each picture, most probable first."""
+        together = not isinstance(self.model, ServedModel) or self.model.joins
+        batches = [torch.stack(values)] if together else [value.unsqueeze(0) for value in values]
         with torch.inference_mode():
-            logits = _logits(self.model(torch.stack(values).to(self.device)))
+            logits = torch.cat([_logits(self.model(batch.to(self.device))) for batch in batches])
             top_k = min(self.config.openvino.image.top_k, logits.shape[1])
             probabilities, classes = torch.topk(torch.softmax(logits.float(), dim=1), top_k, dim=1)
-        return map_class_to_label(probabilities.tolist(), self.mapping, classes.tolist())
+        answers: list[Answer] = map_class_to_label(probabilities.tolist(), self.mapping, classes.tolist())
+        for index, row in enumerate(logits):
+            try:
+                self.check_finite([row])
+            except ItemError as error:
+                answers[index] = error
+        return answers
+
+    def run_eager(self, value: torch.Tensor) -> Any:
+        """The eager model on one picture."""
+        return self.eager_model(value.unsqueeze(0))
 
 
 def _logits(output: Any) -> torch.Tensor:

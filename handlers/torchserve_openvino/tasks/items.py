@@ -1,15 +1,14 @@
 """What the shipped tasks share: each item is decoded by itself, and a bad one answers for itself alone."""
 
-import logging
 import time
 from abc import abstractmethod
-from http import HTTPStatus
 from typing import Any
 
-from torchserve_openvino.errors import InvalidInputError
-from torchserve_openvino.serving.handler import OpenVINOHandler
+import torch
 
-logger = logging.getLogger(__name__)
+from torchserve_openvino.errors import InvalidInputError, ItemError, NonFiniteOutputError
+from torchserve_openvino.serving.handler import OpenVINOHandler
+from torchserve_openvino.serving.isolation import run_isolated, server_fault
 
 
 class ItemHandler(OpenVINOHandler):
@@ -19,57 +18,74 @@ class ItemHandler(OpenVINOHandler):
     freezes = True
 
     @abstractmethod
-    def decode(self, item: dict[str, Any]) -> Any:
+    def decode(self, item: Any) -> Any:
         """One request item to a value.
 
         Raises:
-            InvalidInputError: The item is bad; the message goes to its sender, with the error's HTTP status.
+            ItemError: The item is bad; the message goes to its sender, with the error's HTTP status.
         """
 
     @abstractmethod
     def predict(self, values: list[Any]) -> list[Any]:
-        """Values to answers, in the same order; an answer may be an `InvalidInputError`."""
+        """Values to answers, in the same order; an answer may be an `ItemError`."""
 
-    def answer(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
-        """Answers each item, the bad ones with their own 4xx."""
-        if self._is_describe():
-            return [self.describe_handle()]
+    @abstractmethod
+    def run_eager(self, value: Any) -> Any:
+        """Runs the eager model on one value, to see whether it takes it."""
+
+    def answer_items(self, items: list[Any], context: Any) -> list[Any]:
+        """An answer or an `ItemError` for each item."""
         start = time.perf_counter()
+        answers: list[Any] = [None] * len(items)
         decoded: dict[int, Any] = {}
-        answers: list[Any] = [None] * len(data)
-        for position, item in enumerate(data):
+        for position, item in enumerate(items):
             try:
                 decoded[position] = self.decode(item)
-            except InvalidInputError as error:
+            except ItemError as error:
                 answers[position] = error
         if decoded:
-            for position, answer in zip(decoded, self.predict(list(decoded.values())), strict=True):
+            for position, answer in zip(decoded, self._predicted(list(decoded.values())), strict=True):
                 answers[position] = answer
-        for position, answer in enumerate(answers):
-            if isinstance(answer, InvalidInputError):
-                answers[position] = _refuse(context, position, answer)
-            elif isinstance(answer, bytes):
-                context.set_response_content_type(position, "application/octet-stream")
         milliseconds = (time.perf_counter() - start) * 1e3
         context.metrics.add_time("HandlerTime", round(milliseconds, 2), None, "ms", dimensions=[])
         return answers
 
+    def _predicted(self, values: list[Any]) -> list[Any]:
+        return run_isolated(values, lambda some: self.watched(lambda: self.predict(some)), self._blame, self.counters)
 
-def body(item: dict[str, Any]) -> Any:
-    """What a request sent: its ``data`` or ``body``.
+    def _blame(self, value: Any, error: Exception) -> ItemError:
+        """Whether eager refuses the value as well: then it is the request's fault, and its message says why."""
+        try:
+            with torch.inference_mode():
+                self.run_eager(value)
+        except Exception as refusal:
+            text = (str(refusal).strip().splitlines() or [type(refusal).__name__])[0]
+            return InvalidInputError(f"the model does not take this input: {text}")
+        return server_fault(error)
+
+    def check_finite(self, tensors: list[torch.Tensor]) -> None:
+        """Looks at one item's outputs.
+
+        Raises:
+            NonFiniteOutputError: One holds NaN or infinity, and ``outputs.non_finite`` is ``refuse``.
+        """
+        if self.config.openvino.outputs.non_finite == "allow":
+            return
+        for index, tensor in enumerate(tensors):
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                raise NonFiniteOutputError(f"output {index} holds NaN or infinity for this input")
+
+
+def body(item: Any) -> Any:
+    """What a request sent: its ``data`` or ``body``, or the item itself where an envelope opened it.
 
     Raises:
         InvalidInputError: Neither is there, or it is empty.
     """
+    if not isinstance(item, dict):
+        return item
     for name in ("data", "body"):
         value = item.get(name)
         if value is not None and not (isinstance(value, (bytes, bytearray, str, list)) and len(value) == 0):
             return value
     raise InvalidInputError("the request has no body; send the input as body, or as the form field 'data'")
-
-
-def _refuse(context: Any, position: int, error: InvalidInputError) -> dict[str, Any]:
-    logger.info("Item %d was refused with %d: %s", position, error.status, error)
-    context.set_response_status(error.status, HTTPStatus(error.status).phrase, position)
-    context.set_response_content_type(position, "application/json")
-    return {"code": error.status, "type": type(error).__name__, "message": str(error)}

@@ -1,103 +1,123 @@
 """Any model on tensors: JSON, .npy or KServe v2 in, the same out."""
 
-import inspect
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from torchserve_openvino.errors import InvalidInputError
+from torchserve_openvino.errors import InvalidInputError, ItemError
+from torchserve_openvino.serving.batch_answer import finish
+from torchserve_openvino.serving.envelopes import Envelope
+from torchserve_openvino.serving.inputs import Fitted, Inputs, parameter_names
+from torchserve_openvino.serving.served import ServedModel
 from torchserve_openvino.tasks.items import ItemHandler, body
-from torchserve_openvino.tasks.tensors import TensorRequest, parse, render
+from torchserve_openvino.tasks.tensors import TensorRequest, convert, parse, render
 
 Outputs = dict[str, torch.Tensor]
+
+
+@dataclass
+class TensorCall:
+    """One request, and the call that it makes; ``fitted`` is None where it runs by itself, as it came."""
+
+    request: TensorRequest
+    fitted: Fitted | None
 
 
 class TensorHandler(ItemHandler):
     """Calls the model with the tensors of a request; each tensor includes its batch dimension."""
 
-    def decode(self, item: dict[str, Any]) -> TensorRequest:
-        """A request's tensors, by position or by the name of the model's argument."""
-        request = parse(body(item), self.config.openvino.tensor.max_bytes)
-        known = self._parameters()
-        unknown = [name for name in request.named if known is not None and name not in known]
+    def sample_inputs(self, body: bytes) -> Inputs:
+        """The call that a body in any of the formats makes."""
+        request = self._parse(body)
+        return tuple(request.positional), request.named
+
+    def decode(self, item: Any) -> TensorCall:
+        """A request's tensors, fitted to a compiled shape."""
+        request = self._parse(body(item))
+        if not isinstance(self.model, ServedModel):
+            return TensorCall(request, None)
+        guess = convert if request.guessed_types else None
+        return TensorCall(request, self.model.fit(request.positional, request.named, guess))
+
+    def _parse(self, value: Any) -> TensorRequest:
+        request = parse(value, self.config.openvino.tensor.max_bytes)
+        known = set(parameter_names(self.eager_model))
+        unknown = [name for name in request.named if known and name not in known]
         if unknown and request.format == "kserve":
             # KServe names every tensor, also for models whose arguments are not called so: the order counts then.
             request.positional, request.named = list(request.named.values()), {}
         elif unknown:
-            raise InvalidInputError(f"the model has no input {unknown[0]!r}; it takes {', '.join(sorted(known or ()))}")
+            raise InvalidInputError(f"the model has no input {unknown[0]!r}; it takes {', '.join(sorted(known))}")
         return request
 
-    def predict(self, values: list[TensorRequest]) -> list[Any]:
-        """Runs requests of one signature together, where ``tensor.concatenate`` allows, and answers each."""
-        groups: dict[Any, list[int]] = {}
-        for position, request in enumerate(values):
-            joins = self.config.openvino.tensor.concatenate and all(t.dim() for t in request.tensors())
-            groups.setdefault(request.signature() if joins else position, []).append(position)
+    def handle_envelope(self, envelope: Envelope, data: list[dict[str, Any]], context: Any) -> list[Any]:
+        """Reads each request whole: this task takes the bodies of all envelopes itself."""
+        if envelope.kind == "kservev2":
+            return self.handle(data, context)
+        self.context = context
+        if self._is_describe():
+            return [self.describe_handle()]
+
+        def answer() -> list[Any]:
+            answers = self._answered(list(data), context)
+            wrapped = [a if isinstance(a, (ItemError, bytes)) else {"predictions": a} for a in answers]
+            return finish(wrapped, context, self.counters)
+
+        return self._accounted(context, answer)
+
+    def predict(self, values: list[TensorCall]) -> list[Any]:
+        """Runs requests of one shape together, where ``tensor.concatenate`` allows, and answers each."""
         answers: list[Any] = [None] * len(values)
-        for positions in groups.values():
-            for position, outputs in zip(positions, self._run_group([values[p] for p in positions]), strict=True):
-                if isinstance(outputs, InvalidInputError):
-                    answers[position] = outputs
-                else:
-                    answers[position] = render(outputs, values[position], self.context.model_name)
+        for positions in self._groups(values):
+            group = [values[position] for position in positions]
+            for position, call, outputs in zip(positions, group, self._run_group(group), strict=True):
+                try:
+                    self.check_finite(list(outputs.values()))
+                    answers[position] = render(outputs, call.request, self.context.model_name)
+                except ItemError as error:
+                    answers[position] = error
         return answers
 
-    def _run_group(self, requests: list[TensorRequest]) -> list[Outputs | InvalidInputError]:
-        if len(requests) == 1:
-            return [self._run(requests[0])]
-        sizes = [request.tensors()[0].shape[0] for request in requests]
-        uniform = all(
-            t.shape[0] == size for request, size in zip(requests, sizes, strict=True) for t in request.tensors()
-        )
-        if uniform:
-            first = requests[0]
-            joined = TensorRequest(
-                first.format,
-                positional=[torch.cat(column) for column in zip(*(r.positional for r in requests), strict=True)],
-                named={name: torch.cat([r.named[name] for r in requests]) for name in first.named},
-            )
-            outputs = self._run(joined)
-            if not isinstance(outputs, InvalidInputError) and all(
-                tensor.dim() and tensor.shape[0] == sum(sizes) for tensor in outputs.values()
-            ):
-                pieces = {name: tensor.split(sizes) for name, tensor in outputs.items()}
-                return [{name: pieces[name][i] for name in pieces} for i in range(len(requests))]
-        return [self._run(request) for request in requests]
+    def _groups(self, values: list[TensorCall]) -> list[list[int]]:
+        joins = self.config.openvino.tensor.concatenate and getattr(self.model, "joins", False)
+        groups: dict[Any, list[int]] = {}
+        for position, call in enumerate(values):
+            key = call.fitted.shapes() if joins and call.fitted is not None else position
+            groups.setdefault(key, []).append(position)
+        return list(groups.values())
 
-    def _run(self, request: TensorRequest) -> Outputs | InvalidInputError:
+    def _run_group(self, calls: list[TensorCall]) -> list[Outputs]:
         with torch.inference_mode():
-            try:
-                return _named(self.model(*request.positional, **request.named))
-            except Exception:
-                return self._blame(request)
+            if len(calls) > 1:
+                return self._run_joined([call.fitted for call in calls if call.fitted is not None])
+            (call,) = calls
+            if call.fitted is not None:
+                return [named_outputs(self.model.run(call.fitted))]
+            # Fitting it again would refuse or count it a second time.
+            model = self.model.compiled if isinstance(self.model, ServedModel) else self.model
+            return [named_outputs(model(*call.request.positional, **call.request.named))]
 
-    def _blame(self, request: TensorRequest) -> InvalidInputError:
-        """Whether eager refuses the input as well: then it is the request's fault, and its message says why.
+    def _run_joined(self, calls: list[Fitted]) -> list[Outputs]:
+        first = calls[0]
+        rows = [call.rows for call in calls]
+        joined = Fitted(
+            tuple(torch.cat(column) for column in zip(*(call.args for call in calls), strict=True)),
+            {name: torch.cat([call.kwargs[name] for call in calls]) for name in first.kwargs},
+            sum(rows),
+        )
+        leaves, spec = pytree.tree_flatten(self.model.run_rows(joined))
+        columns = [v.split(rows) if isinstance(v, torch.Tensor) else [v] * len(rows) for v in leaves]
+        outputs = [pytree.tree_unflatten(list(row), spec) for row in zip(*columns, strict=True)]
+        return [named_outputs(self.model.cut(out, call)) for out, call in zip(outputs, calls, strict=True)]
 
-        Raises:
-            Exception: The error under way, where eager takes the input.
-        """
-        try:
-            self.eager_model(*request.positional, **request.named)
-        except Exception as error:
-            shapes = ", ".join(f"{list(t.shape)} {t.dtype}" for t in request.tensors())
-            return InvalidInputError(f"the model does not take {shapes}: {str(error).strip().splitlines()[0]}")
-        raise  # noqa: PLE0704  re-raises what `_run` is handling
-
-    def _parameters(self) -> set[str] | None:
-        """Names of the model's arguments; None where it takes any, or (TorchScript) does not say."""
-        forward = getattr(self.eager_model, "forward", self.eager_model)
-        try:
-            parameters = inspect.signature(forward).parameters.values()
-        except ValueError:
-            return None
-        if any(p.kind is p.VAR_KEYWORD for p in parameters):
-            return None
-        return {p.name for p in parameters if p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}}
+    def run_eager(self, value: TensorCall) -> Any:
+        """The eager model on the request as it came."""
+        return self.eager_model(*value.request.positional, **value.request.named)
 
 
-def _named(output: Any) -> Outputs:
+def named_outputs(output: Any) -> Outputs:
     """Output tensors by name: the model's own, ``output`` for a single one, else ``output_0`` and so on."""
     if isinstance(output, torch.Tensor):
         return {"output": output}

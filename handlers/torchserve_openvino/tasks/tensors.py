@@ -39,21 +39,18 @@ class TensorRequest:
         positional: Inputs without a name, in order.
         named: Inputs by name.
         request_id: KServe's ``id``, given back in the answer.
+        guessed_types: Whether the request did not say which types it means: JSON numbers are int64 or float32 then.
     """
 
     format: Format
     positional: list[torch.Tensor] = field(default_factory=list)
     named: dict[str, torch.Tensor] = field(default_factory=dict)
     request_id: str | None = None
+    guessed_types: bool = False
 
     def tensors(self) -> list[torch.Tensor]:
         """All inputs, positional first."""
         return [*self.positional, *self.named.values()]
-
-    def signature(self) -> tuple[Any, ...]:
-        """What two requests must share to be joined along dimension 0."""
-        described = [(tuple(t.shape[1:]), t.dtype, t.dim()) for t in self.tensors()]
-        return (len(self.positional), tuple(self.named), tuple(described))
 
 
 def parse(value: Any, max_bytes: int) -> TensorRequest:
@@ -126,12 +123,26 @@ def _from_json(value: Any) -> TensorRequest:
             return _from_kserve(value)
         if isinstance(inputs, Mapping):
             named = {str(name): _from_lists(entry, value.get("dtype"), str(name)) for name, entry in inputs.items()}
-            return TensorRequest("json", named=named)
+            return TensorRequest("json", named=named, guessed_types="dtype" not in value)
         for key in ("data", "instances", "inputs"):
             if key in value:
-                return TensorRequest("json", positional=[_from_lists(value[key], value.get("dtype"), key)])
+                tensor = _from_lists(value[key], value.get("dtype"), key)
+                return TensorRequest("json", positional=[tensor], guessed_types="dtype" not in value)
         raise InvalidInputError('the JSON object needs "data", "inputs" or "instances"; it has ' + _keys(value))
-    return TensorRequest("json", positional=[_from_lists(value, None, "the body")])
+    return TensorRequest("json", positional=[_from_lists(value, None, "the body")], guessed_types=True)
+
+
+def convert(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """JSON numbers in the type that the model takes; unchanged where that would change a value's kind.
+
+    Floats that are whole numbers may become integers, integers floats; nothing becomes or was a bool.
+    """
+    if tensor.dtype is dtype or torch.bool in {tensor.dtype, dtype} or dtype.is_complex:
+        return tensor
+    if dtype.is_floating_point:
+        return tensor.to(dtype)
+    whole = tensor.to(dtype)
+    return whole if torch.equal(whole.to(tensor.dtype), tensor) else tensor
 
 
 def _keys(value: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openvino import opset13 as ops
 
-from torchserve_openvino.config import resolve_options
+from torchserve_openvino.config import ConfigErrors, resolve_options
 from torchserve_openvino.errors import ConfigError
 
 
@@ -135,6 +135,9 @@ def test_a_read_only_property():
         {"NUM_STREAMS": -5},
         {"NUM_STREAMS": 2.5},
         {"NUM_STREAMS": True},
+        {"NUM_STREAMS": "3x"},
+        {"NUM_STREAMS": "2.5"},
+        {"NUM_STREAMS": "--2"},
         {"ENABLE_CPU_PINNING": "maybe"},
         {"CPU_SPARSE_WEIGHTS_DECOMPRESSION_RATE": 3},
         {"KV_CACHE_PRECISION": "x"},
@@ -159,6 +162,28 @@ def test_values_are_checked_on_the_members_of_a_virtual_device():
         resolve({"INFERENCE_NUM_THREADS": -1}, device="AUTO:CPU")
     with pytest.raises(ConfigError, match="AUTO:CPU"):
         resolve({"COMPILATION_NUM_THREADS": 2}, device="AUTO:CPU")
+
+
+@pytest.mark.parametrize(
+    ("value", "canonical"), [("auto", "AUTO"), ("NUMA", "NUMA"), ("2", 2), (2.0, 2), (0, 0), ("0", 0)]
+)
+def test_numbers_of_streams(value, canonical, model):
+    checked = resolve({"NUM_STREAMS": value}).options.ov_config()
+    assert checked["NUM_STREAMS"] == canonical
+    openvino.Core().compile_model(model, "CPU", checked)
+
+
+@pytest.mark.parametrize(("value", "word"), [(-1, "AUTO"), ("-2", "NUMA")])
+def test_openvinos_constants_for_streams_are_written_as_words(value, word):
+    with pytest.raises(ConfigError, match="must not be negative") as caught:
+        resolve({"NUM_STREAMS": value})
+    assert (caught.value.key, caught.value.suggestion) == ("config.NUM_STREAMS", word)
+
+
+@given(st.sampled_from(["NUM_STREAMS", "INFERENCE_NUM_THREADS"]), st.integers(max_value=-1))
+def test_a_negative_number_is_refused_without_the_device_as_well(name, value):
+    with pytest.raises(ConfigError, match="must not be negative"):
+        resolve({name: value}, check_device=False)
 
 
 def test_documented_names_for_a_device_that_is_absent(many_devices):
@@ -187,3 +212,75 @@ def test_a_random_misspelling_is_refused_with_a_suggestion(name, data):
     with pytest.raises(ConfigError) as caught:
         resolve({misspelt: 1})
     assert caught.value.suggestion is not None
+
+
+# --- properties against each other ------------------------------------------------------------------------------
+
+HINT, REQUESTS, MEMBERS = "PERFORMANCE_HINT", "PERFORMANCE_HINT_NUM_REQUESTS", "DEVICE_PROPERTIES"
+STREAMS, THREADS = "NUM_STREAMS", "INFERENCE_NUM_THREADS"
+
+
+@pytest.mark.parametrize(
+    ("device", "config", "key", "words"),
+    [
+        ("CPU", {HINT: "latency", STREAMS: "2"}, STREAMS, f"{STREAMS}: 2|{HINT}: LATENCY|Remove {STREAMS}"),
+        ("CPU", {STREAMS: 4, THREADS: 2}, STREAMS, f"{STREAMS}: 4|{THREADS}: 2|at most 2|at least 4"),
+        ("CPU", {REQUESTS: 4}, REQUESTS, f"is 4|not stated|Set {HINT}: THROUGHPUT|remove {REQUESTS}"),
+        ("HETERO:CPU", {REQUESTS: 4, HINT: "LATENCY"}, REQUESTS, f"{HINT} is LATENCY"),
+        ("AUTO:CPU", {HINT: "LATENCY", MEMBERS: {"cpu": {STREAMS: 2}}}, f"{MEMBERS}.cpu.{STREAMS}", f"{HINT}: LATENCY"),
+        ("AUTO:CPU", {STREAMS: 2, MEMBERS: {"CPU": {HINT: "LATENCY"}}}, f"{MEMBERS}.CPU.{HINT}", f"{STREAMS}: 2"),
+        ("AUTO:CPU", {THREADS: 1, MEMBERS: {"CPU": {STREAMS: 2}}}, f"{MEMBERS}.CPU.{STREAMS}", f"{THREADS}: 1"),
+        (
+            "AUTO:CPU",
+            {HINT: "THROUGHPUT", MEMBERS: {"CPU": {HINT: "LATENCY", REQUESTS: 2}}},
+            f"{MEMBERS}.CPU.{REQUESTS}",
+            f"{HINT} is LATENCY",
+        ),
+    ],
+)
+def test_contradictions(device, config, key, words):
+    with pytest.raises(ConfigError) as caught:
+        resolve(config, device=device)
+    assert caught.value.key == f"config.{key}"
+    for word in words.split("|"):
+        assert word in caught.value.message
+
+
+def test_every_contradiction_is_named_at_once():
+    with pytest.raises(ConfigErrors) as caught:
+        resolve({HINT: "LATENCY", STREAMS: 3, THREADS: 2, REQUESTS: 1})
+    assert len(caught.value.problems) == 3
+
+
+def test_a_misspelt_value_is_not_held_against_others():
+    with pytest.raises(ConfigError) as caught:
+        resolve({HINT: "THROUGPUT", REQUESTS: 2})
+    assert (caught.value.key, caught.value.suggestion) == ("config.PERFORMANCE_HINT", "THROUGHPUT")
+
+
+@pytest.mark.parametrize(
+    ("device", "config"),
+    [
+        ("CPU", {HINT: "LATENCY", STREAMS: 1}),
+        ("CPU", {HINT: "LATENCY", STREAMS: "AUTO"}),
+        ("CPU", {HINT: "THROUGHPUT", STREAMS: 2, THREADS: 2}),
+        ("CPU", {STREAMS: 2, THREADS: 0}),
+        ("CPU", {HINT: "THROUGHPUT", REQUESTS: 2}),
+        ("AUTO:CPU", {HINT: "CUMULATIVE_THROUGHPUT", REQUESTS: 2}),
+        ("MULTI:CPU", {REQUESTS: 2}),
+        ("AUTO:CPU", {HINT: "THROUGHPUT", MEMBERS: {"CPU": {REQUESTS: 2}}}),
+        ("AUTO:CPU", {REQUESTS: 2, MEMBERS: {"CPU": {HINT: "THROUGHPUT"}}}),
+        ("AUTO:CPU", {HINT: "LATENCY", MEMBERS: {"CPU": {HINT: "THROUGHPUT", STREAMS: 2}}}),
+    ],
+)
+def test_what_goes_together(device, config, model):
+    checked = resolve(config, device=device).options.ov_config()
+    openvino.Core().compile_model(model, device, checked)
+
+
+def test_the_cpus_threads_do_not_bound_a_gpus_streams(many_devices):
+    config = {THREADS: 2, MEMBERS: {"GPU": {STREAMS: 4}}}
+    resolve(config, device="AUTO:GPU,CPU", catalog=many_devices)
+    config = {MEMBERS: {"GPU": {STREAMS: 4, HINT: "LATENCY"}}}
+    with pytest.raises(ConfigError, match="contradicts PERFORMANCE_HINT: LATENCY"):
+        resolve(config, device="AUTO:GPU,CPU", catalog=many_devices)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchserve_openvino.config import ConfigErrors, load_serving_config
-from torchserve_openvino.config.sections import FALLBACK_KINDS
+from torchserve_openvino.config.kinds import FALLBACK_KINDS
 from torchserve_openvino.config.torchserve_keys import ALL
 from torchserve_openvino.errors import ConfigError, DeviceNotFoundError
 from torchserve_openvino.report.tracker import FALLBACK_KINDS as REPORTED_KINDS

@@ -1,25 +1,39 @@
-"""Buckets, padding, threads and the comparison with eager."""
+"""Batch sizes: which are compiled, how a batch is split and padded, and that no answer changes by it."""
+
+import threading
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchserve_openvino.serving.batching import BucketedModel, bucket_sizes
-from torchserve_openvino.serving.threads import threads_for, usable_cores
-from torchserve_openvino.serving.verify import compare
+from torchserve_openvino.serving.batching import RowRunner, bucket_sizes, split_rows
+from torchserve_openvino.serving.counters import Counters
+from torchserve_openvino.serving.probe import RowFacts
+from torchserve_openvino.serving.served import ServedModel
+from torchserve_openvino.serving.streams import Streams
 
 
 @pytest.mark.parametrize(
-    ("buckets", "batch_size", "sizes"),
-    [("auto", 1, [1]), ("auto", 8, [1, 2, 4, 8]), ("auto", 6, [1, 2, 4, 6]), ([2], 4, [2, 4]), ([4, 1], 4, [1, 4])],
-)
-def test_bucket_sizes(buckets, batch_size, sizes) -> None:
-    assert bucket_sizes(buckets, batch_size) == sizes
+    ("buckets", "batch_size", "streams", "sizes"),
+    [
+        ("auto", 1, 1, [1]), ("auto", 8, 1, [1, 2, 4, 8]), ("auto", 6, 1, [1, 2, 4, 6]), ([2], 4, 1, [2, 4]),
+        ([4, 1], 4, 1, [1, 4]), ("auto", 8, 2, [1, 2, 4]), ("auto", 5, 2, [1, 2, 3]), ([16], 4, 2, [16]),
+    ],
+)  # fmt: skip
+def test_bucket_sizes(buckets, batch_size, streams, sizes) -> None:
+    assert bucket_sizes(buckets, batch_size, streams) == sizes
 
 
-@given(batch=st.integers(1, 9), largest=st.integers(1, 8))
-def test_padding_never_changes_an_answer(batch: int, largest: int) -> None:
+@given(rows=st.integers(1, 40), largest=st.integers(1, 9), streams=st.integers(1, 4))
+def test_parts_hold_all_rows_and_fit(rows: int, largest: int, streams: int) -> None:
+    parts = split_rows(rows, bucket_sizes("auto", largest), streams)
+    assert sum(parts) == rows and max(parts) <= largest and min(parts) >= 1
+    assert len(parts) >= min(streams, rows)
+
+
+@given(rows=st.integers(1, 20), largest=st.integers(1, 8), streams=st.integers(1, 3))
+def test_padding_and_splitting_never_change_an_answer(rows: int, largest: int, streams: int) -> None:
     seen = []
 
     def model(x, *, scale):
@@ -27,48 +41,73 @@ def test_padding_never_changes_an_answer(batch: int, largest: int) -> None:
         return {"y": x * scale, "n": 3}
 
     sizes = bucket_sizes("auto", largest)
-    x, scale = torch.randn(batch, 2), torch.randn(batch, 1)
-    answer = BucketedModel(model, sizes)(x, scale=scale)
+    x, scale = torch.randn(rows, 2), torch.randn(rows, 1)
+    answer = RowRunner(model, sizes, Streams(streams), Counters())((x,), {"scale": scale}, rows)
     assert torch.equal(answer["y"], x * scale) and answer["n"] == 3
-    assert seen == [min((size for size in sizes if size >= batch), default=batch)]
+    assert set(seen) <= set(sizes)
+
+
+def test_padded_and_split_rows_are_counted() -> None:
+    counters = Counters()
+    run = RowRunner(lambda x: x, [1, 4], Streams(), counters)
+    for rows in (1, 3, 4, 9):
+        assert run((torch.zeros(rows, 1),), {}, rows).shape[0] == rows
+    assert counters.to_dict() == {"padded_rows": 1 + 3, "split_batches": 1}
+
+
+def test_streams_run_at_the_same_time_and_keep_the_callers_modes() -> None:
+    together = threading.Barrier(3, timeout=10)
+
+    def call(n):
+        together.wait()
+        return n, torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+
+    with torch.inference_mode():
+        assert Streams(3).run([lambda n=n: call(n) for n in range(3)]) == [(n, True, False) for n in range(3)]
+
+
+def test_a_failing_stream_fails_the_batch_after_all_have_ended() -> None:
+    ended = []
+
+    def bad():
+        raise ValueError("bad part")
+
+    with pytest.raises(ValueError, match="bad part"):
+        Streams(2).run([bad, lambda: ended.append(1)])
+    assert ended == [1]
+
+
+def batch_of(model, **options):
+    return ServedModel(model, model, sizes=[4], **options)
 
 
 def test_a_model_that_reduces_over_the_batch_is_not_padded() -> None:
-    model = BucketedModel(lambda x: x.sum(), [4])
+    model = batch_of(lambda x: x.sum())
     x = torch.randn(3, 2)
-    assert torch.equal(model(x), x.sum())
-    assert torch.equal(model(x), x.sum())
+    assert torch.equal(model(x), x.sum()) and not model.joins
+    assert "first dimension" in model.facts.reason
+
+
+def test_a_model_whose_rows_depend_on_each_other_is_not_padded() -> None:
+    model = batch_of(lambda x: x - x.mean(0, keepdim=True))
+    x = torch.randn(3, 2)
+    assert torch.equal(model(x), x - x.mean(0, keepdim=True)) and "depends on the other" in model.facts.reason
+
+
+def test_batch_norm_in_training_mode_is_not_padded_nor_run_to_find_out() -> None:
+    module = torch.nn.BatchNorm1d(2).train()
+    model = batch_of(module)
+    model(torch.randn(3, 2))
+    assert not model.joins and "training" in model.facts.reason and int(module.num_batches_tracked) == 1
 
 
 def test_inputs_of_different_first_dimensions_are_not_padded() -> None:
-    model = BucketedModel(lambda x, table: x @ table, [4])
+    model = batch_of(lambda x, table: x @ table)
     x, table = torch.randn(3, 2), torch.randn(2, 5)
     assert torch.equal(model(x, table), x @ table)
 
 
-def test_threads() -> None:
-    assert threads_for(3, 8) == 3
-    assert threads_for("auto", 10**6) == 1
-    assert threads_for("auto", 1) == usable_cores() >= 1
-
-
-BATCH = [((torch.tensor([[1.0, 2.0], [3.0, -1.0]]),), {})]
-
-
-def test_compare_figures() -> None:
-    same = compare(lambda x: x * 2, lambda x: x * 2, BATCH, precision="f32", max_abs=None)
-    assert (
-        same["passed"] and same["max_abs"] == 0 and same["cosine"] == pytest.approx(1) and same["top1_agreement"] == 1
-    )
-    off = compare(lambda x: x * 2 + 0.5, lambda x: x * 2, BATCH, precision="f32", max_abs=None)
-    assert not off["passed"] and off["max_abs"] == pytest.approx(0.5)
-    assert compare(lambda x: x + 0.5, lambda x: x, BATCH, precision="f32", max_abs=0.6)["passed"]
-    flipped = compare(lambda x: -x, lambda x: x, BATCH, precision="f32", max_abs=100.0)
-    assert flipped["top1_agreement"] == 0.0 and flipped["cosine"] == pytest.approx(-1)
-
-
-def test_compare_refuses_nan_shape_and_type() -> None:
-    assert not compare(lambda x: x / 0 * 0, lambda x: x, BATCH, precision="f32", max_abs=1e9)["passed"]
-    assert not compare(lambda x: x[:1], lambda x: x, BATCH, precision="f32", max_abs=1e9)["passed"]
-    assert not compare(lambda x: x.half(), lambda x: x, BATCH, precision="f32", max_abs=1e9)["passed"]
-    assert compare(lambda x: x / 0, lambda x: x / 0, BATCH, precision="f32", max_abs=None)["passed"]
+def test_a_known_model_is_padded() -> None:
+    model = batch_of(lambda x: x * 2, facts=RowFacts(True))
+    x = torch.randn(3, 2)
+    assert torch.equal(model(x), x * 2) and model.counters.to_dict() == {"padded_rows": 1}

@@ -245,7 +245,10 @@ def test_threads_are_shared_among_workers(archive, monkeypatch) -> None:
         handler.initialize(made.context)
         assert torch.get_num_threads() == 2
         options = handler.describe_handle()["config"]["options"]
-        assert options["config.INFERENCE_NUM_THREADS"] == {"value": 2, "source": "handler.openvino.threads: auto"}
+        assert options["config.INFERENCE_NUM_THREADS"] == {
+            "value": 2,
+            "source": "handler.openvino.threads: auto: 8 cores / 4 workers",
+        }
     finally:
         torch.set_num_threads(before)
 

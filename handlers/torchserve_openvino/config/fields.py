@@ -1,0 +1,135 @@
+"""The kinds of values that configuration sections are made of: strict where YAML is loose, with messages of our own."""
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainValidator
+
+from torchserve_openvino.config.kinds import FALLBACK_KINDS
+from torchserve_openvino.config.spelling import listed, nearest, shown
+
+DTYPES = (
+    "float32",
+    "float16",
+    "bfloat16",
+    "float64",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint8",
+    "bool",
+    "complex64",
+)
+
+
+class Misspelt(ValueError):
+    """A word outside a list; carries the nearest valid one."""
+
+    def __init__(self, message: str, suggestion: str | None) -> None:
+        super().__init__(message)
+        self.suggestion = suggestion
+
+
+def _integer(value: Any) -> Any:
+    # pydantic would take true for 1 and "8" for 8.
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"must be an integer, not {shown(value)}.")
+    return value
+
+
+def _number(value: Any) -> Any:
+    # YAML 1.1 reads 1e-3 (no point) as a string.
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            raise ValueError(f"must be a number, not {shown(value)}.") from None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"must be a number, not {shown(value)}.")
+    return float(value)
+
+
+def _boolean(value: Any) -> Any:
+    if not isinstance(value, bool):
+        raise ValueError(f"must be true or false, not {shown(value)}.")
+    return value
+
+
+def _off(value: Any) -> Any:
+    # YAML 1.1 reads a bare `off` as false.
+    return "off" if value is False else value
+
+
+def _sizes(value: Any) -> Any:
+    """`auto`, or batch sizes in ascending order without repeats."""
+    if value == "auto":
+        return value
+    sizes = value if isinstance(value, (list, tuple)) else [value]
+    if not sizes or not all(_is_count(size) for size in sizes):
+        message = f"must be auto or a list of integers of at least 1, not {shown(value)}."
+        raise Misspelt(message, nearest(str(value), ["auto"]))
+    return sorted(set(sizes))
+
+
+def _threads(value: Any) -> Any:
+    if value == "auto" or _is_count(value):
+        return value
+    message = f"must be auto or an integer of at least 1, not {shown(value)}."
+    raise Misspelt(message, nearest(str(value), ["auto"]))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _kinds(value: Any) -> Any:
+    if value == "all":
+        return value
+    kinds = value if isinstance(value, (list, tuple)) else [value]
+    for kind in kinds:
+        if kind not in FALLBACK_KINDS:
+            hint = nearest(str(kind), (*FALLBACK_KINDS, "all"))
+            raise Misspelt(f"must be all or a list of {listed(FALLBACK_KINDS)}, not {shown(kind)}.", hint)
+    return list(dict.fromkeys(kinds))
+
+
+def _dtype(value: Any) -> Any:
+    name = str(value).removeprefix("torch.")
+    if name not in DTYPES:
+        raise Misspelt(f"must be one of {listed(DTYPES)}, not {shown(value)}.", nearest(name, DTYPES))
+    return name
+
+
+def _axis(value: Any) -> Any:
+    """A size, or the name of a dimension whose size varies."""
+    if _is_count(value) or (isinstance(value, str) and value.isidentifier()):
+        return value
+    raise ValueError(f"must be an integer of at least 1 or the name of a free dimension, not {shown(value)}.")
+
+
+def _lengths(value: Any) -> Any:
+    """Compiled lengths of a named dimension: a list, or the largest, below which powers of two from 16 are taken."""
+    if _is_count(value):
+        powers = [2**n for n in range(4, value.bit_length()) if 2**n < value]
+        return [*powers, value]
+    if not isinstance(value, (list, tuple)) or not value or not all(_is_count(size) for size in value):
+        raise ValueError(f"must be the largest length or a list of lengths of at least 1, not {shown(value)}.")
+    return sorted(set(value))
+
+
+Integer = Annotated[int, BeforeValidator(_integer)]
+Count = Annotated[Integer, Field(ge=1)]
+Number = Annotated[float, BeforeValidator(_number)]
+Positive = Annotated[Number, Field(gt=0.0)]
+Boolean = Annotated[bool, BeforeValidator(_boolean)]
+Sizes = Annotated[Literal["auto"] | list[int], PlainValidator(_sizes, json_schema_input_type=str | list[int])]
+Threads = Annotated[Literal["auto"] | int, PlainValidator(_threads, json_schema_input_type=str | int)]
+Kinds = Annotated[Literal["all"] | list[str], PlainValidator(_kinds, json_schema_input_type=str | list[str])]
+DType = Annotated[str, PlainValidator(_dtype, json_schema_input_type=str)]
+Axis = Annotated[int | str, PlainValidator(_axis, json_schema_input_type=int | str)]
+Lengths = Annotated[list[int], PlainValidator(_lengths, json_schema_input_type=int | list[int])]
+Against = Annotated[Literal["eager", "off"], BeforeValidator(_off)]
+Share = Annotated[Number, Field(ge=0.0, le=1.0)]
+OnViolation = Literal["refuse", "warn"]
+Channels = tuple[Number, Number, Number]

@@ -1,0 +1,173 @@
+"""TorchServe's request envelopes (`service_envelope` in config.properties), with batches and isolation.
+
+TorchServe 0.12's own `json` fails a whole batch for one bad request; its `kserve` and `kservev2` read the first request
+of a batch only, and TorchServe answers 503 to all when the count of answers differs. An envelope is chosen by the
+frontend and wraps a handler before the handler is initialized, so that `take_over` replaces the `handle` of those
+three classes for handlers of ours; any other handler keeps upstream's. tests/contract pins what this relies on.
+"""
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torchserve_openvino.errors import InvalidInputError, ItemError
+
+Kind = Literal["json", "kserve", "kservev2"]
+MULTI_STATUS = 207
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request's items, and what its answer needs to know of it."""
+
+    items: list[Any]
+    names: tuple[str, ...] = ()
+    request_id: str = ""
+
+
+class Envelope:
+    """One kind of envelope.
+
+    Args:
+        kind: TorchServe's name of it.
+    """
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+
+    def open(self, row: Any) -> Request:
+        """A request's items, in the form in which upstream's envelope hands them to a handler.
+
+        Raises:
+            InvalidInputError: The body is not what this envelope takes.
+        """
+        payload = _payload(row)
+        field = "inputs" if self.kind == "kservev2" else "instances"
+        items = payload.get(field)
+        if not isinstance(items, list) or not items:
+            raise InvalidInputError(f'the envelope {self.kind} takes {{"{field}": [...]}} with at least one entry')
+        if self.kind == "json":
+            return Request(_decode_base64(items))
+        if self.kind == "kserve":
+            return Request(items)
+        names = []
+        for entry in items:
+            if not isinstance(entry, dict) or not {"name", "shape", "datatype", "data"} <= entry.keys():
+                raise InvalidInputError("each of the inputs needs name, shape, datatype and data")
+            names.append(str(entry["name"]))
+        opened = [_kserve_item(entry) for entry in items]
+        return Request(opened, tuple(names), str(payload.get("id") or ""))
+
+    def close(self, request: Request, answers: Sequence[Any], context: Any, index: int) -> Any:
+        """The body that answers a request, from one answer for each of its items.
+
+        Args:
+            answers: Answers, and refusals as they are shown to the sender.
+            context: Of the call; names the model.
+            index: The request's place in the batch.
+        """
+        if self.kind == "json":
+            return json.dumps({"predictions": list(answers)})
+        if self.kind == "kserve":
+            explains = context.get_request_header(index, "explain") == "True"
+            return {"explanations" if explains else "predictions": list(answers)}
+        model = context.manifest.get("model", {})
+        return {
+            "id": request.request_id or context.get_request_id(index),
+            "model_name": model.get("modelName"),
+            "model_version": model.get("modelVersion"),
+            "outputs": [_kserve_output(*pair) for pair in zip(request.names, answers, strict=True)],
+        }
+
+
+def status_of(answers: Sequence[Any]) -> int:
+    """The HTTP status of a request with several items: 200, 207 where some failed, an item's own where all did."""
+    statuses = [answer.status for answer in answers if isinstance(answer, ItemError)]
+    if not statuses:
+        return 200
+    return statuses[0] if len(statuses) == len(answers) else MULTI_STATUS
+
+
+def take_over() -> None:
+    """Lets handlers with `handle_envelope` answer enveloped requests themselves; can be called again."""
+    from ts.torch_handler.request_envelope.base import BaseEnvelope
+    from ts.torch_handler.request_envelope.json import JSONEnvelope
+    from ts.torch_handler.request_envelope.kserve import KServeEnvelope
+    from ts.torch_handler.request_envelope.kservev2 import KServev2Envelope
+
+    kinds: tuple[tuple[Any, Kind], ...] = (
+        (JSONEnvelope, "json"), (KServeEnvelope, "kserve"), (KServev2Envelope, "kservev2"),
+    )  # fmt: skip
+    for cls, kind in kinds:
+        cls.handle = _handle_for(Envelope(kind), BaseEnvelope.handle)
+
+
+def _handle_for(envelope: Envelope, upstream: Any) -> Any:
+    def handle(self: Any, data: list[dict[str, Any]], context: Any) -> Any:
+        own = getattr(getattr(self._handle_fn, "__self__", None), "handle_envelope", None)
+        return upstream(self, data, context) if own is None else own(envelope, data, context)
+
+    return handle
+
+
+def _payload(row: Any) -> dict[str, Any]:
+    """A request's JSON object, whatever the frontend made of it."""
+    value = (row.get("data") or row.get("body") or row) if isinstance(row, dict) else row
+    if isinstance(value, (bytes, bytearray, str)):
+        try:
+            value = json.loads(value)
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise InvalidInputError(f"the body is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidInputError(f"the body must be a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _decode_base64(rows: list[Any]) -> list[Any]:
+    """As upstream's JSONEnvelope: ``{"b64": ...}`` becomes bytes, at the top of an instance and one level below."""
+    return [_bytes_of(row) if _is_base64(row) else _with_bytes(row) for row in rows]
+
+
+def _is_base64(value: Any) -> bool:
+    return isinstance(value, dict) and list(value) == ["b64"]
+
+
+def _with_bytes(row: Any) -> Any:
+    if not isinstance(row, dict):
+        return row
+    return {key: _bytes_of(value) if _is_base64(value) else value for key, value in row.items()}
+
+
+def _bytes_of(value: dict[str, Any]) -> Any:
+    import base64
+    import binascii
+
+    try:
+        return base64.b64decode(value["b64"], validate=True)
+    except (binascii.Error, ValueError, TypeError) as error:
+        return InvalidInputError(f"b64 is not base64: {error}")
+
+
+def _kserve_item(entry: dict[str, Any]) -> Any:
+    """As upstream's KServev2Envelope: the first string of BYTES, else the data in its shape."""
+    import numpy as np
+
+    item = copy.copy(entry)
+    try:
+        if entry["datatype"] == "BYTES":
+            item["data"] = entry["data"][0]
+        else:
+            item["data"] = np.array(entry["data"]).reshape(tuple(entry["shape"])).tolist()
+    except (ValueError, TypeError, IndexError, KeyError) as error:
+        return InvalidInputError(f"input {entry['name']!r}: {error}")
+    return item
+
+
+def _kserve_output(name: str, answer: Any) -> dict[str, Any]:
+    import numpy as np
+    from ts.torch_handler.request_envelope.kservev2 import _to_datatype
+
+    flat = np.array(answer).flatten()
+    return {"name": name, "datatype": _to_datatype(flat.dtype), "data": flat.tolist(), "shape": list(flat.shape)}

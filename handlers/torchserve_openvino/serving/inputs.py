@@ -1,0 +1,292 @@
+"""What the model takes, as declared: which calls fit, how they are brought into one form, and made-up ones."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torchserve_openvino.config.sections import WarmupInput
+from torchserve_openvino.errors import OutsideDeclaredError
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+Convert = Callable[[torch.Tensor, torch.dtype], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One compiled shape: items in the batch, and the length of each named dimension."""
+
+    batch: int
+    dims: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return ", ".join([f"batch {self.batch}", *(f"{name} {size}" for name, size in self.dims.items())])
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A call in the form in which it is compiled.
+
+    Attributes:
+        args: Positional tensors, named dimensions padded; the batch is not.
+        kwargs: The same, by keyword.
+        rows: Items in the call: the batch dimension of every tensor.
+        lengths: Real length of each named dimension.
+        sizes: Length after padding.
+    """
+
+    args: tuple[torch.Tensor, ...]
+    kwargs: dict[str, torch.Tensor]
+    rows: int
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def padded(self) -> bool:
+        """Whether a named dimension grew."""
+        return self.lengths != self.sizes
+
+    def shapes(self) -> tuple[Any, ...]:
+        """What two calls must share to be joined along the batch."""
+        return (
+            tuple((tuple(t.shape[1:]), t.dtype) for t in self.args),
+            tuple((name, tuple(t.shape[1:]), t.dtype) for name, t in self.kwargs.items()),
+        )
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One declared input.
+
+    Attributes:
+        name: Keyword, or what messages call a positional one.
+        keyword: Whether the model is called with it by keyword.
+        shape: Of one item; a name for each size that varies.
+    """
+
+    name: str
+    keyword: bool
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype
+    low: float | None = None
+    high: float | None = None
+    pad: float = 0.0
+    mask: bool = False
+
+    def __str__(self) -> str:
+        dims = ", ".join(str(size) for size in ("batch", *self.shape))
+        return f"{self.name} [{dims}] {str(self.dtype).removeprefix('torch.')}"
+
+    def make(self, signature: Signature, generator: torch.Generator) -> torch.Tensor:
+        """Random values within the declared range."""
+        shape = (signature.batch, *(signature.dims[size] if isinstance(size, str) else size for size in self.shape))
+        if self.mask:
+            return torch.ones(shape).to(self.dtype)
+        if self.dtype is torch.bool:
+            return torch.rand(shape, generator=generator) > 0.5
+        if self.dtype.is_floating_point or self.dtype.is_complex:
+            if self.low is None and self.high is None:
+                return torch.randn(shape, generator=generator).to(self.dtype)
+            low = self.low if self.low is not None else 0.0
+            high = self.high if self.high is not None else low + 1.0
+            return (torch.rand(shape, generator=generator) * (high - low) + low).to(self.dtype)
+        first = int(self.low or 0)
+        last = int(self.high) if self.high is not None else first + 2
+        return torch.randint(first, last, shape, generator=generator).to(self.dtype)
+
+    def check(self, tensor: torch.Tensor, lengths: dict[str, int]) -> int:
+        """Adds the lengths of named dimensions to ``lengths``; returns the rows.
+
+        Raises:
+            OutsideDeclaredError: Rank, a size, the type or an integer's range is another than declared.
+        """
+        if tensor.dim() != len(self.shape) + 1 or tensor.dtype is not self.dtype:
+            raise OutsideDeclaredError(f"{self._got(tensor)}; it takes {self}")
+        for size, declared in zip(tensor.shape[1:], self.shape, strict=True):
+            if isinstance(declared, str):
+                if lengths.setdefault(declared, size) != size:
+                    raise OutsideDeclaredError(
+                        f"{self._got(tensor)}, where {declared} is {lengths[declared]} in another input"
+                    )
+            elif size != declared:
+                raise OutsideDeclaredError(f"{self._got(tensor)}; it takes {self}")
+        if (self.low is not None or self.high is not None) and not self.dtype.is_floating_point and tensor.numel():
+            self._check_range(tensor)
+        return tensor.shape[0]
+
+    def _check_range(self, tensor: torch.Tensor) -> None:
+        least, largest = (int(value) for value in torch.aminmax(tensor))
+        if self.low is not None and least < self.low:
+            raise OutsideDeclaredError(f"input {self.name} holds {least}; the least value is {self.low:g}", values=True)
+        if self.high is not None and largest >= self.high:
+            raise OutsideDeclaredError(
+                f"input {self.name} holds {largest}; values must be below {self.high:g}", values=True
+            )
+
+    def _got(self, tensor: torch.Tensor) -> str:
+        return f"input {self.name} is {list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+    def pad_to(self, tensor: torch.Tensor, lengths: Mapping[str, int], sizes: Mapping[str, int]) -> torch.Tensor:
+        """The tensor with named dimensions filled up at their ends."""
+        widths: list[int] = []
+        for declared in reversed(self.shape):
+            grown = sizes[declared] - lengths[declared] if isinstance(declared, str) else 0
+            widths += [0, grown]
+        if not any(widths):
+            return tensor
+        value = 0 if self.mask else self.pad
+        return torch.nn.functional.pad(tensor, widths, value=value)
+
+
+class DeclaredInputs:
+    """All inputs of a model.
+
+    Args:
+        specs: In the order of the model's arguments.
+        parameters: Names of the arguments of the model's forward; empty where it does not say.
+        dims: Compiled lengths of each named dimension, ascending.
+        pads: Whether a length between two compiled ones is padded.
+        exact: Whether a length must be a compiled one; otherwise only the largest counts.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[InputSpec],
+        parameters: Sequence[str] = (),
+        dims: Mapping[str, Sequence[int]] | None = None,
+        *,
+        pads: bool = True,
+        exact: bool = False,
+    ) -> None:
+        self.specs = tuple(specs)
+        self.dims = {name: list(sizes) for name, sizes in (dims or {}).items()}
+        self._pads, self._exact = pads, exact
+        self._positions = {name: i for i, name in enumerate(parameters)}
+
+    def __str__(self) -> str:
+        limits = [f"{name} up to {sizes[-1]}" for name, sizes in self.dims.items()]
+        return "; ".join([", ".join(map(str, self.specs)), *limits])
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the inputs, in order."""
+        return [spec.name for spec in self.specs]
+
+    def make(self, signature: Signature, seed: int = 0) -> Inputs:
+        """Made-up inputs of one compiled shape, the same in every worker."""
+        generator = torch.Generator().manual_seed(seed)
+        return self._call([spec.make(signature, generator) for spec in self.specs])
+
+    def fit(self, args: Sequence[Any], kwargs: Mapping[str, Any], convert: Convert | None = None) -> Fitted:
+        """A call as it is compiled: in the declared order and manner, named dimensions padded.
+
+        Args:
+            convert: Takes a tensor of a guessed type to the declared one.
+
+        Raises:
+            OutsideDeclaredError: It fits no declared shape; the message names the limits.
+        """
+        tensors = self._bind(args, kwargs)
+        if convert is not None:
+            tensors = [t if t is None else convert(t, s.dtype) for t, s in zip(tensors, self.specs, strict=True)]
+        lengths: dict[str, int] = {}
+        rows = {spec.check(t, lengths) for spec, t in zip(self.specs, tensors, strict=True) if t is not None}
+        if len(rows) != 1 or rows == {0}:
+            raise OutsideDeclaredError("the inputs must share a batch dimension of at least 1")
+        (batch,) = rows
+        sizes = {name: self._size(name, length) for name, length in lengths.items()}
+        ready = [
+            spec.pad_to(_mask(spec, batch, lengths) if tensor is None else tensor, lengths, sizes)
+            for spec, tensor in zip(self.specs, tensors, strict=True)
+        ]
+        return Fitted(*self._call(ready), batch, lengths, sizes)
+
+    def _call(self, tensors: Sequence[torch.Tensor]) -> Inputs:
+        args = tuple(t for spec, t in zip(self.specs, tensors, strict=True) if not spec.keyword)
+        return args, {spec.name: t for spec, t in zip(self.specs, tensors, strict=True) if spec.keyword}
+
+    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor | None]:
+        found: dict[int, Any] = {}
+        order = self._order()
+        for position, value in enumerate(args):
+            index = order.get(position)
+            if index is None:
+                raise OutsideDeclaredError(f"{len(args)} inputs came; the model takes {self}")
+            found[index] = value
+        names = {spec.name: i for i, spec in enumerate(self.specs)}
+        for name, value in kwargs.items():
+            index = names.get(name)
+            if index is None or index in found:
+                raise OutsideDeclaredError(f"there is no input {name!r}; the model takes {self}")
+            found[index] = value
+        tensors: list[torch.Tensor | None] = []
+        for i, spec in enumerate(self.specs):
+            value = found.get(i)
+            if value is None and not spec.mask:
+                raise OutsideDeclaredError(f"input {spec.name!r} is missing; the model takes {self}")
+            if value is not None and not isinstance(value, torch.Tensor):
+                raise OutsideDeclaredError(f"input {spec.name!r} must be a tensor, not {type(value).__name__}")
+            tensors.append(value)
+        return tensors
+
+    def _order(self) -> dict[int, int]:
+        """Position in a call to the index of the input: by the model's parameters where their names are known."""
+        if all(spec.name in self._positions for spec in self.specs):
+            return {self._positions[spec.name]: i for i, spec in enumerate(self.specs)}
+        return {i: i for i in range(len(self.specs))}
+
+    def _size(self, name: str, length: int) -> int:
+        sizes = self.dims[name]
+        bucket = next((size for size in sizes if size >= length), None)
+        if length == 0 or bucket is None or (self._exact and bucket != length):
+            taken = f"one of {sizes}" if self._exact else f"1 to {sizes[-1]}"
+            raise OutsideDeclaredError(f"{name} is {length}; this model takes {taken} (handler.openvino.batching.dims)")
+        return bucket if self._pads else length
+
+
+def _mask(spec: InputSpec, rows: int, lengths: Mapping[str, int]) -> torch.Tensor:
+    shape = [lengths[size] if isinstance(size, str) else size for size in spec.shape]
+    return torch.ones(rows, *shape, dtype=spec.dtype)
+
+
+def parameter_names(model: Any) -> list[str]:
+    """Names of the arguments that a model's forward takes by position or keyword; empty where it takes any."""
+    forward: Callable[..., Any] = getattr(model, "forward", model)
+    try:
+        parameters = inspect.signature(forward).parameters.values()
+    except (TypeError, ValueError):
+        # TorchScript and builtins have none.
+        return []
+    if any(p.kind in {p.VAR_POSITIONAL, p.VAR_KEYWORD} for p in parameters):
+        return []
+    return [p.name for p in parameters if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}]
+
+
+def declared_specs(declared: Sequence[WarmupInput], parameters: Sequence[str]) -> list[InputSpec]:
+    """``handler.openvino.warmup.inputs`` as specs; a nameless input is called as the model's own argument."""
+    specs = []
+    for position, spec in enumerate(declared):
+        default = parameters[position] if position < len(parameters) else f"input {position}"
+        specs.append(
+            InputSpec(
+                name=spec.name or default,
+                keyword=spec.name is not None,
+                shape=spec.item_shape(),
+                dtype=getattr(torch, spec.dtype),
+                low=spec.low,
+                high=spec.high,
+                pad=spec.pad,
+                mask=spec.mask,
+            )
+        )
+    return specs
+
+
+def specs_of_sample(sample: Inputs, parameters: Sequence[str]) -> list[InputSpec]:
+    """What a sample shows of the inputs: their order, shapes and types."""
+    args, kwargs = sample
+    names = [parameters[i] if i < len(parameters) else f"input {i}" for i in range(len(args))]
+    plain = [InputSpec(name, False, tuple(t.shape[1:]), t.dtype) for name, t in zip(names, args, strict=True)]
+    return plain + [InputSpec(name, True, tuple(t.shape[1:]), t.dtype) for name, t in kwargs.items()]

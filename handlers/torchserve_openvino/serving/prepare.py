@@ -1,0 +1,259 @@
+"""From an eager model to one that is compiled for every declared shape, verified and allowed, before READY."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torchserve_openvino.backend import CompiledModule, compile
+from torchserve_openvino.config import ResolvedOptions, ServingConfig
+from torchserve_openvino.config.sections import WarmupInput
+from torchserve_openvino.errors import ModelLoadError, PolicyViolationError, VerificationError
+from torchserve_openvino.report import CompileReport
+from torchserve_openvino.serving import precision, probe, verify
+from torchserve_openvino.serving.batching import bucket_sizes
+from torchserve_openvino.serving.counters import Counters
+from torchserve_openvino.serving.inputs import (
+    DeclaredInputs,
+    Inputs,
+    InputSpec,
+    Signature,
+    declared_specs,
+    parameter_names,
+    specs_of_sample,
+)
+from torchserve_openvino.serving.policy import violations
+from torchserve_openvino.serving.served import ServedModel
+from torchserve_openvino.serving.streams import Streams
+from torchserve_openvino.serving.threads import ThreadPlan
+from torchserve_openvino.serving.warmup import Case, signatures, warm_up
+
+logger = logging.getLogger(__name__)
+
+# Calls of each case by which precisions are compared.
+TIMING_ROUNDS = 5
+
+
+@dataclass
+class Prepared:
+    """What serves.
+
+    Attributes:
+        model: Answers requests.
+        report: What ran where, and why.
+        cases: What was run before READY; empty where nothing is known of the inputs.
+        signatures: Compiled shapes.
+    """
+
+    model: ServedModel
+    report: CompileReport
+    cases: list[Case]
+    signatures: list[Signature]
+
+
+class Preparation:
+    """Compiles a model for serving.
+
+    Args:
+        eager: The model.
+        config: Its settings.
+        threads: This worker's share of the cores.
+        batch_size: TorchServe's batchSize.
+        declared: The model's inputs, one item each; empty where they are unknown.
+        samples: Calls that real requests make, from files of the archive.
+        counters: What happens to requests.
+        freezes: Whether calls run without guards after warm-up.
+    """
+
+    def __init__(
+        self,
+        eager: Any,
+        config: ServingConfig,
+        *,
+        threads: ThreadPlan,
+        batch_size: int,
+        declared: Sequence[WarmupInput],
+        samples: Sequence[tuple[str, Inputs]] = (),
+        counters: Counters,
+        freezes: bool = False,
+    ) -> None:
+        self._eager = eager
+        self._config = config
+        self._section = config.openvino
+        self._streams = Streams(threads.streams)
+        self._threads = threads
+        self._counters = counters
+        self._freezes = freezes
+        self._samples = samples
+        self._inputs = self._declare(declared)
+        mode, batching = self._section.batching.mode, self._section.batching
+        self._sizes = bucket_sizes(batching.buckets, batch_size, threads.streams) if mode == "bucket" else None
+        self._facts, self._axes = self._probe()
+        if self._facts is not None and not self._facts.joins:
+            logger.warning("Requests are not joined, nor batches padded: %s", self._facts.reason)
+            self._sizes = None
+        self._signatures = self._signature_list(batch_size)
+        self._cases = self._case_list()
+
+    # --- what is to be compiled -----------------------------------------------------------------------------
+
+    def _declare(self, declared: Sequence[WarmupInput]) -> DeclaredInputs | None:
+        names = parameter_names(self._eager)
+        specs: list[InputSpec] = declared_specs(declared, names)
+        if not specs and self._samples:
+            specs = specs_of_sample(self._samples[0][1], names)
+        if not specs:
+            return None
+        batching = self._section.batching
+        return DeclaredInputs(
+            specs, names, batching.dims, pads=batching.mode == "bucket", exact=batching.mode == "exact"
+        )
+
+    def _probe(self) -> tuple[probe.RowFacts | None, probe.Axes]:
+        if self._inputs is None:
+            return None, {}
+        least = Signature(1, {name: sizes[0] for name, sizes in self._inputs.dims.items()})
+        facts = probe.probe_rows(self._eager, self._inputs.make(least), self._inputs.make(least, seed=1))
+        if self._section.batching.mode != "bucket" or not self._inputs.dims:
+            return facts, {}
+        axes, unsafe = probe.probe_dims(self._eager, self._inputs, least)
+        for name, reason in unsafe.items():
+            raise ModelLoadError(
+                f"{name} can't be padded to the lengths in handler.openvino.batching.dims: {reason}. Declare the input "
+                "that masks the padding (mask: true), or set batching.mode to exact or dynamic."
+            )
+        return facts, axes
+
+    def _signature_list(self, batch_size: int) -> list[Signature]:
+        if self._inputs is None:
+            return []
+        section = self._section
+        sizes: Sequence[int]
+        if section.warmup.batch_sizes != "auto":
+            sizes = section.warmup.batch_sizes
+        elif self._sizes is not None:
+            sizes = self._sizes
+        elif section.batching.mode == "dynamic":
+            sizes = sorted({1, 2, batch_size})
+        else:
+            sizes = range(1, batch_size + 1)
+        return signatures(sizes, self._inputs.dims, section.batching.mode)
+
+    def _case_list(self) -> list[Case]:
+        assert self._inputs is not None or not self._signatures
+        made = [Case(str(s), self._inputs.make(s)) for s in self._signatures if self._inputs is not None]
+        return made + [Case(f"sample {name}", inputs, compiled_shape=False) for name, inputs in self._samples]
+
+    # --- compilation ----------------------------------------------------------------------------------------
+
+    def run(self) -> Prepared:
+        """Compiles, warms up, chooses a precision, verifies, applies the policy.
+
+        Raises:
+            VerificationError: Answers differ from eager's, and ``verify.on_violation`` is ``refuse``.
+            PolicyViolationError: More falls back than is allowed, and ``fallback.on_violation`` is ``refuse``.
+        """
+        resolved = self._with_threads()
+        verifies = self._section.verify.against != "off" and not self._eager.training and bool(self._cases)
+        tried = precision.candidates(resolved) if verifies else []
+        if len(tried) < 2 or resolved is None:
+            prepared = self._compile(resolved)
+            if verifies:
+                self._judge(prepared, self._compare(prepared))
+        else:
+            prepared = self._fastest(resolved, tried)
+        self._check_policy(prepared.report)
+        self._freeze(prepared)
+        return prepared
+
+    def _with_threads(self) -> ResolvedOptions | None:
+        """The backend's options with this worker's share of the cores, where the user named no number."""
+        resolved, added = self._config.backend, self._threads.ov_config()
+        if resolved is None or not added:
+            return resolved
+        sources = {
+            f"config.{name}": self._threads.sources["streams" if name == "NUM_STREAMS" else "openvino_threads"]
+            for name in added
+        }
+        config = {**resolved.options.config, **added}
+        return replace(
+            resolved,
+            options=resolved.options.model_copy(update={"config": config}),
+            sources={**resolved.sources, **sources},
+        )
+
+    def _compile(self, resolved: ResolvedOptions | None) -> Prepared:
+        pt2, mode = self._config.pt2, self._section.batching.mode
+        dynamic = True if mode == "dynamic" else bool(pt2.dynamic)
+        compiled = compile(
+            self._eager,
+            dynamic=dynamic,
+            options=pt2.options or None,
+            fullgraph=pt2.fullgraph,
+            mode=pt2.mode,
+            backend=pt2.backend,
+            resolved=resolved,
+        )
+        only = None
+        if self._sizes is None and mode != "dynamic" and not dynamic:
+            only = [signature.batch for signature in self._signatures]
+        served = ServedModel(
+            compiled,
+            self._eager,
+            inputs=self._inputs,
+            compiles_outside=self._section.batching.outside == "compile",
+            sizes=self._sizes,
+            only_sizes=only,
+            facts=self._facts,
+            axes=self._axes,
+            streams=self._streams,
+            counters=self._counters,
+        )
+        if self._cases:
+            seconds, _ = warm_up(compiled, served, self._cases)
+            compiled.report.add_timing("warmup_seconds", seconds)
+        return Prepared(served, compiled.report, self._cases, self._signatures)
+
+    def _fastest(self, resolved: ResolvedOptions, tried: Sequence[str]) -> Prepared:
+        made: list[Prepared] = []
+        trials: list[precision.Trial] = []
+        for name in tried:
+            logger.info("Precision %s: compiling, verifying, timing", name)
+            prepared = self._compile(precision.with_precision(resolved, name))
+            _, seconds = warm_up(prepared.model.compiled, prepared.model, self._cases, rounds=TIMING_ROUNDS)
+            made.append(prepared)
+            trials.append(precision.Trial(name, seconds, self._compare(prepared, name)))
+        chosen = precision.choose(trials)
+        facts = precision.explain(trials, chosen)
+        made[chosen].report.set_config("precision_choice", facts)
+        logger.info("Precision %s is served: the fastest whose answers pass. Tried: %s", tried[chosen], facts["tried"])
+        self._judge(made[chosen], trials[chosen].verify)
+        return made[chosen]
+
+    def _compare(self, prepared: Prepared, name: str | None = None) -> dict[str, Any]:
+        used = name or prepared.report.summary.precision or "f32"
+        return verify.compare(prepared.model, self._eager, prepared.cases, precision=used, section=self._section.verify)
+
+    def _judge(self, prepared: Prepared, result: dict[str, Any]) -> None:
+        prepared.report.set_verify(result)
+        if result["passed"]:
+            return
+        message = verify.failure(result)
+        if self._section.verify.on_violation == "refuse":
+            raise VerificationError(message)
+        logger.warning("Verification: %s", message)
+
+    def _check_policy(self, report: CompileReport) -> None:
+        policy = self._section.fallback
+        found = violations(report, policy) if self._cases else []
+        if found and policy.on_violation == "refuse":
+            raise PolicyViolationError("handler.openvino.fallback is not met: " + "; ".join(found))
+        for sentence in found:
+            logger.warning("handler.openvino.fallback: %s", sentence)
+
+    def _freeze(self, prepared: Prepared) -> None:
+        compiled = prepared.model.compiled
+        if self._freezes and self._cases and isinstance(compiled, CompiledModule):
+            compiled.freeze()
+            # Two calls of each shape are recorded and compared; the requests to come are neither.
+            warm_up(compiled, prepared.model, self._cases)

@@ -1,0 +1,152 @@
+"""The model as requests meet it: fits a call to a compiled shape, runs it, and cuts the answer back."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchserve_openvino.errors import OutsideDeclaredError
+from torchserve_openvino.serving.batching import RowRunner
+from torchserve_openvino.serving.counters import Counters
+from torchserve_openvino.serving.inputs import Convert, DeclaredInputs, Fitted, Signature
+from torchserve_openvino.serving.probe import Axes, RowFacts, cut_axes, output_tensors, probe_rows
+from torchserve_openvino.serving.streams import Streams
+
+logger = logging.getLogger(__name__)
+
+
+class ServedModel:
+    """Call it as the model itself; other attributes are the compiled model's.
+
+    Args:
+        compiled: The compiled model.
+        eager: The same model in PyTorch, to learn from where nothing was declared.
+        inputs: What was declared; None takes every call as it comes.
+        compiles_outside: Whether a call that fits nothing declared is compiled; else it is refused.
+        sizes: Compiled batch sizes that a batch is padded or split to; None runs each batch at its own size.
+        only_sizes: Batch sizes that are compiled where none is padded; None takes any.
+        facts: Whether items may be joined; None finds out at the first call.
+        axes: Which axes of each output follow a named dimension.
+        streams: Runs the parts of a batch.
+        counters: What happened to requests.
+    """
+
+    def __init__(
+        self,
+        compiled: Callable[..., Any],
+        eager: Callable[..., Any],
+        *,
+        inputs: DeclaredInputs | None = None,
+        compiles_outside: bool = True,
+        sizes: Sequence[int] | None = None,
+        only_sizes: Sequence[int] | None = None,
+        facts: RowFacts | None = None,
+        axes: Axes | None = None,
+        streams: Streams | None = None,
+        counters: Counters | None = None,
+    ) -> None:
+        self.compiled = compiled
+        self.inputs = inputs
+        self.facts = facts
+        self.counters = counters or Counters()
+        self._eager = eager
+        self._compiles_outside = compiles_outside
+        self._only_sizes = frozenset(only_sizes) if only_sizes else None
+        self._axes = axes or {}
+        self._rows = RowRunner(compiled, sizes, streams or Streams(), self.counters)
+
+    @property
+    def joins(self) -> bool:
+        """Whether requests may share a call: their answers do not depend on each other."""
+        return self.facts is not None and self.facts.joins
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs one call.
+
+        Raises:
+            OutsideDeclaredError: It fits no compiled shape, and such calls are refused.
+        """
+        fitted = self.fit(args, kwargs)
+        return self.compiled(*args, **kwargs) if fitted is None else self.run(fitted)
+
+    def fit(self, args: Sequence[Any], kwargs: dict[str, Any], convert: Convert | None = None) -> Fitted | None:
+        """The call in the form in which it is compiled; None where it must run as it is.
+
+        Args:
+            convert: Takes a tensor of a guessed type to the declared one.
+
+        Raises:
+            OutsideDeclaredError: It fits no compiled shape, and such calls are refused.
+        """
+        if self.inputs is None:
+            return self._fit_undeclared(args, kwargs)
+        try:
+            fitted = self.inputs.fit(args, kwargs, convert)
+            if self._only_sizes is not None and fitted.rows not in self._only_sizes:
+                raise OutsideDeclaredError(
+                    f"{fitted.rows} rows came in one request; this model takes {sorted(self._only_sizes)} "
+                    "(handler.openvino.warmup.batch_sizes)"
+                )
+        except OutsideDeclaredError as error:
+            if error.values or not self._compiles_outside:
+                raise
+            self.counters.add("outside_compiled")
+            logger.warning("A request outside the declared shapes is compiled for: %s", error)
+            return None
+        if fitted.padded:
+            self.counters.add("padded_dims")
+        return fitted
+
+    def run(self, fitted: Fitted) -> Any:
+        """Runs a fitted call and cuts its answer to the real lengths."""
+        return self.cut(self.run_rows(fitted), fitted)
+
+    def run_rows(self, fitted: Fitted) -> Any:
+        """Runs a fitted call; named dimensions of the answer still have their padding."""
+        return self._rows(fitted.args, fitted.kwargs, fitted.rows)
+
+    def cut(self, output: Any, fitted: Fitted) -> Any:
+        """An answer without the padding of named dimensions."""
+        for name, length in fitted.lengths.items():
+            if fitted.sizes[name] != length and name in self._axes:
+                leaves, spec = pytree.tree_flatten(output)
+                cut = iter(cut_axes(output_tensors(output), self._axes[name], length))
+                output = pytree.tree_unflatten([next(cut) if isinstance(v, torch.Tensor) else v for v in leaves], spec)
+        return output
+
+    def _fit_undeclared(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Fitted | None:
+        leaves = pytree.tree_leaves((tuple(args), kwargs))
+        sizes = {leaf.shape[0] if isinstance(leaf, torch.Tensor) and leaf.dim() else None for leaf in leaves}
+        (rows,) = sizes if len(sizes) == 1 else (None,)
+        if not rows:
+            return None
+        if self.facts is None:
+            self.facts = self._learn(args, kwargs)
+        return Fitted(tuple(args), kwargs, rows) if self.facts.joins else None
+
+    def _learn(self, args: Sequence[Any], kwargs: dict[str, Any]) -> RowFacts:
+        """Probes with the first call's first item, and with the same values in another order."""
+        first = pytree.tree_map(lambda t: t[:1], (tuple(args), kwargs))
+        second = pytree.tree_map(lambda t: t.flip(tuple(range(1, t.dim()))), first)
+        facts = probe_rows(self._eager, first, second)
+        if not facts.joins:
+            logger.info("Batches run at their own size: %s", facts.reason)
+        return facts
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "compiled":
+            raise AttributeError(name)
+        return getattr(self.compiled, name)
+
+
+def describe(model: ServedModel, signatures: Sequence[Signature]) -> dict[str, object]:
+    """How requests are shaped, JSON-safe."""
+    facts = model.facts
+    return {
+        "declared": str(model.inputs) if model.inputs is not None else "nothing",
+        "signatures": [str(signature) for signature in signatures],
+        "joins_requests": None if facts is None else facts.joins,
+        "why_not": facts.reason if facts is not None else "",
+    }

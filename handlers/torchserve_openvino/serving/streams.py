@@ -1,0 +1,49 @@
+"""Parts of one batch at the same time: each on an infer request of its own, all on one compiled model.
+
+A call of a compiled model borrows an infer request from its pool and leaves Python's lock while it infers, so that
+plain threads are enough to keep several streams busy, whatever the model's graph looks like.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+
+class Streams:
+    """A fixed number of callers.
+
+    Args:
+        count: How many calls run at a time; the calling thread is one of them.
+    """
+
+    def __init__(self, count: int = 1) -> None:
+        self.count = count
+        self._pool = ThreadPoolExecutor(count - 1, thread_name_prefix="ov-stream") if count > 1 else None
+
+    def run(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Runs calls, up to `count` at a time.
+
+        Returns:
+            Their results, in order.
+
+        Raises:
+            Exception: What the first failing call raised, after all have ended.
+        """
+        if self._pool is None or len(calls) == 1:
+            return [call() for call in calls]
+        # Both modes belong to a thread, and a compiled call depends on them.
+        inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        others = [self._pool.submit(_with_modes, call, inference, grad) for call in calls[1:]]
+        try:
+            first = calls[0]()
+        finally:
+            for future in others:
+                future.exception()
+        return [first, *(future.result() for future in others)]
+
+
+def _with_modes(call: Callable[[], Any], inference: bool, grad: bool) -> Any:
+    with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+        return call()

@@ -1,0 +1,52 @@
+"""The comparison with eager."""
+
+import pytest
+import torch
+
+from torchserve_openvino.config.sections import VerifySection
+from torchserve_openvino.serving.verify import compare
+from torchserve_openvino.serving.warmup import Case
+
+BATCH = [Case("batch 2", ((torch.tensor([[1.0, 2.0], [3.0, -1.0]]),), {}))]
+
+
+def run(compiled, eager=lambda x: x, **section):
+    return compare(compiled, eager, BATCH, precision="f32", section=VerifySection(**section))
+
+
+def test_figures() -> None:
+    same = run(lambda x: x * 2, lambda x: x * 2)
+    assert same["passed"] and same["max_abs"] == 0 and same["cosine"] == pytest.approx(1)
+    assert same["top1_agreement"] == 1 and same["problems"] == []
+    off = run(lambda x: x * 2 + 0.5, lambda x: x * 2)
+    assert not off["passed"] and off["max_abs"] == pytest.approx(0.5) and "differs by 0.5" in off["problems"][0]
+    assert run(lambda x: x + 0.5, max_abs=0.6)["passed"]
+    flipped = run(lambda x: -x, max_abs=100.0)
+    assert flipped["top1_agreement"] == 0.0 and flipped["cosine"] == pytest.approx(-1)
+
+
+def test_each_output_has_its_own_figures() -> None:
+    result = run(lambda x: (x, x + 0.25, x[:, 0]), lambda x: (x, x, x[:, 0]), max_abs=0.3)
+    assert result["passed"] and [round(o["max_abs"], 3) for o in result["outputs"]] == [0, 0.25, 0]
+    assert result["max_abs"] == pytest.approx(0.25) and result["outputs"][2]["top1_agreement"] is None
+
+
+@pytest.mark.parametrize(
+    ("section", "word"), [({"min_cosine": 0.99}, "min_cosine"), ({"min_top1": 1.0}, "min_top1 100.0%")]
+)
+def test_cosine_and_top1_have_limits_of_their_own(section, word) -> None:
+    result = run(lambda x: -x, max_abs=100.0, **section)
+    assert not result["passed"] and word in result["problems"][0]
+
+
+def test_nan_shape_type_and_count() -> None:
+    assert not run(lambda x: x / 0 * 0, max_abs=1e9)["passed"]
+    assert not run(lambda x: x[:1], max_abs=1e9)["passed"]
+    assert not run(lambda x: x.half(), max_abs=1e9)["passed"]
+    assert not run(lambda x: (x, x), max_abs=1e9)["passed"]
+    assert run(lambda x: x / 0, lambda x: x / 0)["passed"]
+
+
+def test_complex_outputs_are_compared() -> None:
+    assert run(lambda x: torch.complex(x, x), lambda x: torch.complex(x, x))["passed"]
+    assert not run(lambda x: torch.complex(x, -x), lambda x: torch.complex(x, x))["passed"]
