@@ -12,7 +12,8 @@ from openvino import opset13 as ops
 from torch.fx import GraphModule
 
 from torchserve_openvino.backend._openvino_private import fx_to_model
-from torchserve_openvino.backend.int_range import input_limit
+from torchserve_openvino.backend.index_range import Bounds, index_bounds
+from torchserve_openvino.backend.int_range import INT32_MAX, input_limit
 from torchserve_openvino.backend.partition import Part
 from torchserve_openvino.backend.spec import ValueSpec, spec_of
 from torchserve_openvino.ops import moves_only
@@ -41,7 +42,7 @@ class Converted:
         runtime: Positions in the part's arguments that are passed at each call; the others are constants.
         inputs: Spec of each runtime argument.
         outputs: Spec of each output of the model, as eager PyTorch would return it.
-        int_limit: Largest absolute value that an int64 input may hold.
+        int_bounds: For each runtime argument the least and largest integer that it may hold; None where any will do.
         order: For each output of the part, its position in ``outputs``: one tensor may be returned under two names.
         may_vanish: Nothing is computed, so that OpenVINO may reduce the model to handing its input through; it does
             not write to an output tensor that it is given then.
@@ -53,7 +54,7 @@ class Converted:
     inputs: tuple[ValueSpec, ...]
     outputs: tuple[ValueSpec, ...]
     constant_bytes: int
-    int_limit: int | None
+    int_bounds: tuple[Bounds | None, ...]
     order: tuple[int, ...]
     may_vanish: bool
     keep_alive: Any
@@ -74,7 +75,7 @@ def convert(part: Part, constants: Mapping[int, torch.Tensor]) -> Converted:
     try:
         runtime = tuple(i for i in range(len(part.arguments)) if i not in constants)
         inputs = tuple(spec_of(value_of(part.arguments[i])) for i in runtime)
-        limit = _int_limit(part, constants, inputs)
+        bounds = _int_bounds(part, constants, runtime, inputs)
         frozen, order = _freeze(part.graph, constants)
         nodes = part.output_nodes()
         outputs = tuple(spec_of(value_of(nodes[order.index(i)])) for i in range(max(order) + 1))
@@ -92,7 +93,7 @@ def convert(part: Part, constants: Mapping[int, torch.Tensor]) -> Converted:
         inputs=inputs,
         outputs=outputs,
         constant_bytes=sum(tensor.nbytes for tensor in constants.values()),
-        int_limit=limit,
+        int_bounds=bounds,
         order=order,
         may_vanish=all(moves_only(name) for name in part.op_counts),
         keep_alive=(decoder, frozen),
@@ -100,11 +101,21 @@ def convert(part: Part, constants: Mapping[int, torch.Tensor]) -> Converted:
     )
 
 
-def _int_limit(part: Part, constants: Mapping[int, torch.Tensor], inputs: Sequence[ValueSpec]) -> int | None:
-    """What int64 inputs may hold; None where there is none to check."""
+def _int_bounds(
+    part: Part, constants: Mapping[int, torch.Tensor], runtime: Sequence[int], inputs: Sequence[ValueSpec]
+) -> tuple[Bounds | None, ...]:
+    """What integer inputs may hold: 32 bits inside the partition, and the size of what they select from."""
     names = [node.name for node in part.graph.graph.find_nodes(op="placeholder")]
     limit = input_limit(part.graph, {names[i]: tensor for i, tensor in constants.items()})
-    return limit if any(spec.dtype is torch.int64 and not spec.is_scalar_int for spec in inputs) else None
+    indices = index_bounds(part.graph)
+    result: list[Bounds | None] = []
+    for position, spec in zip(runtime, inputs, strict=True):
+        wide = spec.dtype is torch.int64 and not spec.is_scalar_int
+        low, high = indices.get(names[position], (-INT32_MAX, INT32_MAX))
+        if wide:
+            low, high = max(low, -limit), min(high, limit)
+        result.append((low, high) if wide or names[position] in indices else None)
+    return tuple(result)
 
 
 def _freeze(gm: GraphModule, constants: Mapping[int, torch.Tensor]) -> tuple[GraphModule, tuple[int, ...]]:

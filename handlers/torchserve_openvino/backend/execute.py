@@ -63,7 +63,7 @@ class CompiledPartition:
         self._inputs = tuple(enumerate(zip(converted.runtime, converted.inputs, strict=True)))
         self._outputs = converted.outputs
         self._order = None if converted.order == tuple(range(len(converted.outputs))) else converted.order
-        self._int_limit = converted.int_limit
+        self._bounds = converted.int_bounds
         # Where the shape is known OpenVINO writes straight into torch memory; elsewhere its answer is copied.
         self._static = all(spec.is_static for spec in converted.outputs) and not converted.may_vanish
         self._requests: deque[Any] = deque([compiled.create_infer_request()])
@@ -90,8 +90,8 @@ class CompiledPartition:
             tensors = []
             for position, (source, spec) in self._inputs:
                 tensor = _contiguous(args[source], spec)
-                if self._int_limit is not None and spec.dtype is torch.int64:
-                    check_input(tensor, self._int_limit, position)
+                if (bounds := self._bounds[position]) is not None:
+                    check_input(tensor, bounds, position)
                 tensors.append(tensor)
                 request.set_input_tensor(position, wrap(tensor, spec))
             results = self._infer_static(request) if self._static else self._infer_dynamic(request)
@@ -152,9 +152,11 @@ class GuardedPartition:
         try:
             return self.compiled.run(args)
         except Exception as error:
-            # The subgraph is functional, so that eager can run it again from the same inputs.
+            # The subgraph is functional, so that eager can run it again from the same inputs. Where eager refuses them
+            # as well (an index beyond the end), the caller gets its error, and nothing fell back.
+            results = self._eager(args)
             self._on_failure(error)
-            return self._eager(args)
+            return results
 
     def _eager(self, args: Sequence[Any]) -> Sequence[Any]:
         results = self._fallback(*args)

@@ -66,7 +66,9 @@ class RowRunner:
             return self._padded(leaves, spec, rows)
         self._counters.add("split_batches")
         starts = [sum(parts[:i]) for i in range(len(parts))]
-        pieces = [[leaf[start : start + n] for leaf in leaves] for start, n in zip(starts, parts, strict=True)]
+        # A view that is made in inference mode counts as an inference tensor: see `inputs.ordinary`.
+        with torch.inference_mode(False):
+            pieces = [[leaf[start : start + n] for leaf in leaves] for start, n in zip(starts, parts, strict=True)]
         calls = [lambda piece=piece, n=n: self._padded(piece, spec, n) for piece, n in zip(pieces, parts, strict=True)]
         return _concatenate(self._streams.run(calls))
 
@@ -75,7 +77,8 @@ class RowRunner:
         size = next(size for size in self.sizes if size >= rows)
         if size > rows:
             self._counters.add("padded_rows", size - rows)
-            leaves = [torch.cat([t, t[-1:].expand(size - rows, *t.shape[1:])]) for t in leaves]
+            with torch.inference_mode(False):
+                leaves = [torch.cat([t, t[-1:].expand(size - rows, *t.shape[1:])]) for t in leaves]
         args, kwargs = pytree.tree_unflatten(list(leaves), spec)
         output = self.model(*args, **kwargs)
         if size == rows:

@@ -251,6 +251,17 @@ def _mask(spec: InputSpec, rows: int, lengths: Mapping[str, int]) -> torch.Tenso
     return torch.ones(rows, *shape, dtype=spec.dtype)
 
 
+def ordinary(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy of one that was made in inference mode.
+
+    Dynamo's guards tell the two apart: a batch that was padded in inference mode would compile the model anew.
+    """
+    if not tensor.is_inference():
+        return tensor
+    with torch.inference_mode(False):
+        return tensor.clone()
+
+
 def parameter_names(model: Any) -> list[str]:
     """Names of the arguments that a model's forward takes by position or keyword; empty where it takes any."""
     forward: Callable[..., Any] = getattr(model, "forward", model)

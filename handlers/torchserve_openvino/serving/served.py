@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from torchserve_openvino.errors import OutsideDeclaredError
 from torchserve_openvino.serving.batching import RowRunner
 from torchserve_openvino.serving.counters import Counters
-from torchserve_openvino.serving.inputs import Convert, DeclaredInputs, Fitted, Signature
+from torchserve_openvino.serving.inputs import Convert, DeclaredInputs, Fitted, Signature, ordinary
 from torchserve_openvino.serving.probe import Axes, RowFacts, cut_axes, output_tensors, probe_rows
 from torchserve_openvino.serving.streams import Streams
 
@@ -68,7 +68,10 @@ class ServedModel:
         Raises:
             OutsideDeclaredError: It fits no compiled shape, and such calls are refused.
         """
-        fitted = self.fit(args, kwargs)
+        if any(isinstance(v, torch.Tensor) and v.is_inference() for v in (*args, *kwargs.values())):
+            args, kwargs = pytree.tree_map_only(torch.Tensor, ordinary, (args, kwargs))
+        with torch.inference_mode(False):
+            fitted = self.fit(args, kwargs)
         return self.compiled(*args, **kwargs) if fitted is None else self.run(fitted)
 
     def fit(self, args: Sequence[Any], kwargs: dict[str, Any], convert: Convert | None = None) -> Fitted | None:

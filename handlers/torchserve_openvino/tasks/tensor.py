@@ -102,11 +102,13 @@ class TensorHandler(ItemHandler):
     def _run_joined(self, calls: list[Fitted]) -> list[Outputs]:
         first = calls[0]
         rows = [call.rows for call in calls]
-        joined = Fitted(
-            tuple(torch.cat(column) for column in zip(*(call.args for call in calls), strict=True)),
-            {name: torch.cat([call.kwargs[name] for call in calls]) for name in first.kwargs},
-            sum(rows),
-        )
+        # Tensors of inference mode would be told apart by Dynamo's guards (`inputs.ordinary`).
+        with torch.inference_mode(False):
+            joined = Fitted(
+                tuple(torch.cat(column) for column in zip(*(call.args for call in calls), strict=True)),
+                {name: torch.cat([call.kwargs[name] for call in calls]) for name in first.kwargs},
+                sum(rows),
+            )
         leaves, spec = pytree.tree_flatten(self.model.run_rows(joined))
         columns = [v.split(rows) if isinstance(v, torch.Tensor) else [v] * len(rows) for v in leaves]
         outputs = [pytree.tree_unflatten(list(row), spec) for row in zip(*columns, strict=True)]

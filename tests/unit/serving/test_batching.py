@@ -111,3 +111,18 @@ def test_a_known_model_is_padded() -> None:
     model = batch_of(lambda x: x * 2, facts=RowFacts(True))
     x = torch.randn(3, 2)
     assert torch.equal(model(x), x * 2) and model.counters.to_dict() == {"padded_rows": 1}
+
+
+def test_padding_in_inference_mode_does_not_compile_anew() -> None:
+    """Dynamo's guards tell tensors of inference mode apart; a handler calls its model in that mode."""
+    import torchserve_openvino as tov
+
+    eager = torch.nn.Linear(2, 3).eval()
+    compiled = tov.compile(eager)
+    model = ServedModel(compiled, eager, sizes=[4], facts=RowFacts(True))
+    for rows in (4, 3, 4, 2, 9):
+        x = torch.randn(rows, 2)
+        with torch.inference_mode():
+            torch.testing.assert_close(model(x), eager(x))
+            torch.testing.assert_close(model(x * 2), eager(x * 2))
+    assert compiled.report.summary.graphs == 1 and not compiled.report.to_dict()["recompiles"]
