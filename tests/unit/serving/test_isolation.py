@@ -1,0 +1,196 @@
+"""A batch that fails is run item by item; only the guilty one answers for it, also in an envelope."""
+
+import base64
+import json
+from typing import Any
+
+import pytest
+import torch
+from serving_worker import NETWORK, WARMUP, network, save_weights
+from ts.context import RequestProcessor
+from ts.torch_handler.base_handler import BaseHandler
+from ts.torch_handler.request_envelope.json import JSONEnvelope
+from ts.torch_handler.request_envelope.kserve import KServeEnvelope
+from ts.torch_handler.request_envelope.kservev2 import KServev2Envelope
+from ts.utils.util import PredictionException
+
+import torchserve_openvino as tov
+from torchserve_openvino.tasks.tensor import TensorHandler
+
+GOOD, OTHER = [[0.5, -1.0, 2.0, 0.1]], [[1.0, 2.0, 3.0, 4.0]]
+
+
+def close(answer, rows) -> None:
+    with torch.no_grad():
+        torch.testing.assert_close(torch.tensor(answer), network()(torch.tensor(rows)), rtol=1e-4, atol=1e-5)
+
+
+def started(handler, made):
+    handler.initialize(made.context)
+    return handler
+
+
+class Theirs(BaseHandler):
+    """As users write them: an exception anywhere fails the batch."""
+
+    def preprocess(self, data):
+        rows = []
+        for row in data:
+            text = (row["body"] if isinstance(row, dict) else row).decode()
+            if text == "teapot":
+                raise PredictionException("short and stout", 418)
+            rows.append([float(n) for n in text.split(",")])
+        return torch.tensor(rows)
+
+    def postprocess(self, outputs):
+        return [int(row.argmax()) for row in outputs]
+
+
+class Mine(tov.OpenVINOHandler, Theirs):
+    pass
+
+
+def test_one_bad_item_of_a_users_handler_fails_alone(archive) -> None:
+    made = archive(weights=save_weights, batch_size=4)
+    handler = started(Mine(), made)
+    answers = made.handle(handler, b"0.5,-1,2,0.1", b"no number", b"teapot", b"1,2,3,4")
+    with torch.no_grad():
+        expected = network()(torch.tensor(GOOD + OTHER)).argmax(1).tolist()
+    assert [answers[0], answers[3]] == expected
+    assert [made.status(i) for i in range(4)] == [200, 500, 418, 200]
+    assert "ValueError" in answers[1]["message"] and answers[2]["message"] == "short and stout"
+    assert handler.describe_handle()["serving"]["counts"]["retried_batches"] == 1
+
+
+def test_out_of_memory_is_torchserves_own_507(archive, monkeypatch) -> None:
+    made = archive(weights=save_weights, batch_size=2)
+    handler = started(Mine(), made)
+
+    def full(data):
+        raise MemoryError
+
+    monkeypatch.setattr(handler, "preprocess", full)
+    with pytest.raises(MemoryError):
+        made.handle(handler, b"1,2,3,4", b"1,2,3,4")
+
+
+def test_a_handler_that_loses_answers_is_told(archive, monkeypatch) -> None:
+    made = archive(weights=save_weights, batch_size=2)
+    handler = started(Mine(), made)
+    monkeypatch.setattr(handler, "postprocess", lambda outputs: [1])
+    answers = made.handle(handler, b"1,2,3,4", b"1,2,3,4")
+    # Each alone gets the one answer that this postprocess gives.
+    assert answers == [1, 1]
+    monkeypatch.setattr(handler, "postprocess", lambda outputs: "text")
+    (answer,) = made.handle(handler, b"1,2,3,4")
+    assert made.status(0) == 500 and "must return a list" in answer["message"]
+
+
+def test_non_finite_answers_can_be_refused(archive) -> None:
+    section = {
+        "warmup": {"inputs": [{"shape": [4]}]},
+        "outputs": {"non_finite": "refuse"},
+        "verify": {"against": "off"},
+    }
+    model = NETWORK.replace("relu())", "relu()) / x[:, :1]")
+    made = archive({"handler": {"openvino": section}}, model_file=model, weights=save_weights, batch_size=2)
+    handler = started(TensorHandler(), made)
+    answers = made.handle(handler, GOOD, [[0.0, 1.0, 1.0, 1.0]])
+    assert [made.status(i) for i in range(2)] == [200, 422]
+    assert answers[1]["type"] == "NonFiniteOutputError" and isinstance(answers[0], list)
+
+
+# --- envelopes ----------------------------------------------------------------------------------------------
+
+
+def enveloped(made, envelope_class, handler, *bodies: Any) -> list[Any]:
+    """As TorchServe's loader puts an envelope around a handler."""
+    made.context.request_processor = [RequestProcessor({}) for _ in bodies]
+    made.context.request_ids = {i: f"request-{i}" for i in range(len(bodies))}
+    made.metrics.set_request_ids(made.context.request_ids)
+    return envelope_class(handler.handle).handle([{"body": body} for body in bodies], made.context)
+
+
+def test_json_envelope_keeps_requests_and_items_apart(archive) -> None:
+    made = archive(weights=save_weights, batch_size=4)
+    handler = started(Mine(), made)
+
+    def instance(text: str) -> dict[str, str]:
+        return {"b64": base64.b64encode(text.encode()).decode()}
+
+    answers = enveloped(
+        made, JSONEnvelope, handler,
+        {"instances": [instance("0.5,-1,2,0.1"), instance("bad")]}, {"nothing": 1},
+        {"instances": [instance("1,2,3,4")]}, {"instances": [instance("bad")]},
+    )  # fmt: skip
+    with torch.no_grad():
+        expected = network()(torch.tensor(GOOD + OTHER)).argmax(1).tolist()
+    assert [made.status(i) for i in range(4)] == [207, 400, 200, 500]
+    first = json.loads(answers[0])["predictions"]
+    assert first[0] == expected[0] and first[1]["code"] == 500
+    assert "instances" in answers[1]["message"]
+    assert json.loads(answers[2])["predictions"] == expected[1:]
+
+
+@pytest.mark.parametrize("envelope", [JSONEnvelope, KServeEnvelope])
+def test_tensors_in_envelopes(archive, envelope) -> None:
+    made = archive(weights=save_weights, batch_size=4)
+    handler = started(TensorHandler(), made)
+    answers = enveloped(made, envelope, handler, {"instances": GOOD}, {"instances": [[1.0]]}, {"instances": OTHER})
+    assert [made.status(i) for i in range(3)] == [200, 400, 200]
+    close(answers[0]["predictions"], GOOD)
+    close(answers[2]["predictions"], OTHER)
+
+
+def v2(rows, name="x", **more):
+    shape = [len(rows), len(rows[0])]
+    data = [n for row in rows for n in row]
+    return {"inputs": [{"name": name, "shape": shape, "datatype": "FP32", "data": data}], **more}
+
+
+def test_kserve_v2_envelope_takes_whole_batches(archive) -> None:
+    made = archive(weights=save_weights, batch_size=4)
+    handler = started(TensorHandler(), made)
+    bad = v2(GOOD)
+    bad["inputs"][0]["shape"] = [3, 3]
+    answers = enveloped(made, KServev2Envelope, handler, v2(GOOD, id="a"), bad, v2(OTHER), b"{")
+    assert [made.status(i) for i in range(4)] == [200, 400, 200, 400]
+    assert answers[0]["id"] == "a"
+    close([answers[0]["outputs"][0]["data"]], GOOD)
+    close([answers[2]["outputs"][0]["data"]], OTHER)
+
+
+def test_kserve_v2_envelope_around_a_users_handler(archive) -> None:
+    class Lists(tov.OpenVINOHandler, BaseHandler):
+        def preprocess(self, data):
+            return torch.tensor([row["data"] for row in data])
+
+    made = archive(weights=save_weights, batch_size=4)
+    handler = started(Lists(), made)
+
+    def request(row):
+        return {"inputs": [{"name": "x", "shape": [4], "datatype": "FP32", "data": row}]}
+
+    answers = enveloped(made, KServev2Envelope, handler, request(GOOD[0]), request([1.0]), request(OTHER[0]))
+    assert [made.status(i) for i in range(3)] == [200, 400, 200]
+    close([answers[0]["outputs"][0]["data"]], GOOD)
+    assert answers[2]["id"] == "request-2"
+
+
+def test_envelopes_of_other_handlers_stay_upstreams(archive) -> None:
+    class Plain:
+        def handle(self, data, context):
+            return [sum(row) for row in data]
+
+    made = archive(weights=save_weights)
+    started(TensorHandler(), made)
+    (answer,) = JSONEnvelope(Plain().handle).handle([{"body": {"instances": [[1, 2], [3, 4]]}}], made.context)
+    assert json.loads(answer) == {"predictions": [3, 7]}
+
+
+def test_describe_through_an_envelope(archive) -> None:
+    made = archive({"handler": {"openvino": {"warmup": WARMUP}}}, weights=save_weights)
+    handler = started(TensorHandler(), made)
+    made.context.request_processor = [RequestProcessor({"describe": "True"})]
+    (report,) = JSONEnvelope(handler.handle).handle([{"body": b""}], made.context)
+    assert report["schema"] == 1

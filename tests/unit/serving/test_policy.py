@@ -1,0 +1,74 @@
+"""The policy at every call: a worker that falls short after READY says so, and can refuse and ask to be replaced."""
+
+import socket
+
+import pytest
+import torch
+from serving_worker import NETWORK, WARMUP, network, save_weights
+
+from torchserve_openvino.backend.execute import CompiledPartition
+from torchserve_openvino.tasks.tensor import TensorHandler
+
+ROW = [[0.5, -1.0, 2.0, 0.1]]
+
+
+def started(archive, fallback, **arguments):
+    made = archive(
+        {"handler": {"openvino": {"warmup": WARMUP, "fallback": fallback}}}, weights=save_weights, **arguments
+    )
+    handler = TensorHandler()
+    handler.initialize(made.context)
+    ours, theirs = socket.socketpair()
+    made.context.cl_socket = ours
+    return made, handler, theirs
+
+
+def test_warn_answers_and_marks_the_worker(archive, monkeypatch) -> None:
+    made, handler, _ = started(archive, {"allow": []})
+    monkeypatch.setattr(CompiledPartition, "run", lambda self, args: (_ for _ in ()).throw(RuntimeError("gave up")))
+    (answer,) = made.handle(handler, ROW)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.tensor(answer), network()(torch.tensor(ROW)))
+    policy = handler.describe_handle()["serving"]["policy"]
+    assert not policy["holds"] and "gave up" in policy["violations"][0]
+    assert made.metric("openvino_policy_violated") is not None
+
+
+def test_refuse_answers_503_and_asks_to_be_replaced(archive, monkeypatch) -> None:
+    made, handler, frontend = started(archive, {"allow": [], "on_violation": "refuse"})
+    assert made.handle(handler, ROW) and made.status(0) == 200
+    monkeypatch.setattr(CompiledPartition, "run", lambda self, args: (_ for _ in ()).throw(RuntimeError("gave up")))
+    (answer,) = made.handle(handler, ROW)
+    assert made.status(0) == 503 and answer["type"] == "ForbiddenFallbackError"
+    # TorchServe's worker ends itself when its connection has nothing more to read.
+    assert made.context.cl_socket.recv(1) == b""
+    made.context.cl_socket.sendall(b"the answer still goes out")
+    assert frontend.recv(100).startswith(b"the answer")
+
+
+def test_an_allowed_fallback_is_no_violation(archive, monkeypatch) -> None:
+    made, handler, _ = started(archive, {"allow": ["runtime_failed"], "on_violation": "refuse"})
+    monkeypatch.setattr(CompiledPartition, "run", lambda self, args: (_ for _ in ()).throw(RuntimeError("gave up")))
+    assert made.handle(handler, ROW) and made.status(0) == 200
+    assert handler.describe_handle()["serving"]["policy"]["holds"]
+
+
+INTEGERS = NETWORK.replace("def forward(self, x):", "def forward(self, x):\n        return x + x + x + x")
+
+
+def test_a_request_whose_own_values_fall_back_is_refused_alone(archive) -> None:
+    section = {
+        "warmup": {"inputs": [{"shape": [2], "dtype": "int64"}]},
+        "fallback": {"allow": [], "on_violation": "refuse"},
+    }
+    made = archive({"handler": {"openvino": section}}, model_file=INTEGERS, weights=save_weights, batch_size=3)
+    handler = TensorHandler()
+    handler.initialize(made.context)
+    ours, _ = socket.socketpair()
+    made.context.cl_socket = ours
+    answers = made.handle(handler, [[1, 2]], [[2**40, 1]], [[3, 4]])
+    assert [made.status(i) for i in range(3)] == [200, 422, 200]
+    assert answers[0] == [[4, 8]] and answers[2] == [[12, 16]]
+    ours.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        ours.recv(1)
