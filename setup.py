@@ -54,6 +54,7 @@ DEV = [
     "ruff>=0.17,<0.18",
     "scikit-image>=0.24,<1",
     "types-PyYAML>=6,<7",
+    "types-psutil>=7,<8",
 ]
 
 setup(

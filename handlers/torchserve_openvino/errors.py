@@ -61,6 +61,14 @@ class VerificationError(TorchServeOpenVINOError, RuntimeError):
     status = 503
 
 
+class IntegerRangeError(TorchServeOpenVINOError, RuntimeError):
+    """An integer that OpenVINO would not compute with as PyTorch does: above 32 bits, or an index out of range."""
+
+
+class WeightsReleasedError(TorchServeOpenVINOError, RuntimeError):
+    """A call that needs PyTorch's copy of the weights, which was freed."""
+
+
 class ItemError(TorchServeOpenVINOError, ValueError):
     """What one request item is answered instead of a result; the rest of its batch is not concerned."""
 

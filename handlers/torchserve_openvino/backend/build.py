@@ -8,6 +8,7 @@ from typing import Any
 import openvino as ov
 
 from torchserve_openvino.backend._openvino_private import core
+from torchserve_openvino.backend.own_weights import compile_from_file
 
 
 @dataclass
@@ -20,14 +21,21 @@ class Built:
     execution_devices: list[str]
 
 
-def build(model: ov.Model, device: str, config: Mapping[str, Any]) -> Built:
+def build(model: ov.Model, device: str, config: Mapping[str, Any], own_weights: bool = False) -> Built:
     """Compiles a model; with CACHE_DIR in ``config`` OpenVINO keeps its blob there, keyed on weights and options.
+
+    Args:
+        own_weights: Whether the compiled model must not share memory with the tensors that ``model`` was made of.
 
     Raises:
         RuntimeError: The plugin refused the model; its own message.
     """
     start = time.perf_counter()
-    compiled = core().compile_model(model, device, dict(config))
+
+    def compile(ready: ov.Model) -> ov.CompiledModel:
+        return core().compile_model(ready, device, dict(config))
+
+    compiled = compile_from_file(model, compile) if own_weights else compile(model)
     return Built(
         compiled=compiled,
         seconds=time.perf_counter() - start,

@@ -6,6 +6,7 @@ AOTAutograd takes care of mutated inputs, views that are returned, and autograd;
 import functools
 import logging
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ class OpenVINOBackend:
 
     def __init__(self, settings: BackendSettings) -> None:
         self.settings = settings
+        self._graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
         # Dynamo names the backend in its own logs by this.
         self.__name__ = "openvino_serving"
 
@@ -47,6 +49,11 @@ class OpenVINOBackend:
         )
         return lower(gm, example_inputs)
 
+    def release_weights(self) -> None:
+        """See `CompiledGraph.release_weights`."""
+        for graph in list(self._graphs):
+            graph.release_weights()
+
     def _compile(
         self, gm: GraphModule, example_inputs: Sequence[Any], *, stage: str, compile_id: str, where: str, start: float
     ) -> Any:
@@ -59,6 +66,7 @@ class OpenVINOBackend:
             compile_id=compile_id, where=where, stage=stage, ops_total=0, dynamic=is_dynamic(gm)
         )
         compiled = CompiledGraph(gm, facts, self.settings, record)
+        self._graphs.add(compiled)
         compiled.report_left_out()
         record.lower_seconds = time.perf_counter() - start
 

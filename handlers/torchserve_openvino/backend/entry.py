@@ -11,7 +11,7 @@ from torchserve_openvino.backend.capture import OpenVINOBackend
 from torchserve_openvino.backend.frozen import FrozenCalls
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.config import ResolvedOptions, resolve_options
-from torchserve_openvino.errors import TorchScriptModelError
+from torchserve_openvino.errors import TorchScriptModelError, WeightsReleasedError
 from torchserve_openvino.report import CompileReport, Tracker
 from torchserve_openvino.report.tracker import PartitionRecord
 
@@ -31,14 +31,22 @@ class CompiledModule:
     """
 
     def __init__(
-        self, model: Callable[..., Any], compiled: Callable[..., Any], tracker: Tracker, foreign: str | None = None
+        self,
+        model: Callable[..., Any],
+        compiled: Callable[..., Any],
+        tracker: Tracker,
+        *,
+        foreign: str | None = None,
+        backend: OpenVINOBackend | None = None,
     ) -> None:
         self.eager = model
         self.report = CompileReport(tracker)
         self._compiled = compiled
         self._tracker = tracker
         self._foreign = foreign
+        self._backend = backend
         self._frozen: FrozenCalls | None = None
+        self._released = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model; compiles at the first call, and for each new shape, dtype or code path."""
@@ -71,11 +79,50 @@ class CompiledModule:
         return self
 
     @property
+    def released(self) -> bool:
+        """Whether `release_weights` freed the module's weights."""
+        return self._released
+
+    @property
     def frozen(self) -> int:
         """How many input signatures run without guards; 0 before `freeze`."""
         return self._frozen.recorded if self._frozen is not None else 0
 
+    def release_weights(self) -> "CompiledModule":
+        """Frees the module's parameters and buffers, which the frozen calls do not need.
+
+        After it the module is empty, only the signatures recorded since `freeze` can be called, and nothing can fall
+        back to eager PyTorch. Compile with ``own_weights=True`` to be able to.
+
+        Raises:
+            WeightsReleasedError: Something still needs them: the reason is in the message, and nothing was freed.
+        """
+        if reason := self._why_weights_are_needed():
+            raise WeightsReleasedError(f"the weights are still needed: {reason}")
+        assert self._backend is not None and isinstance(self.eager, torch.nn.Module)
+        self._backend.release_weights()
+        self._released = True
+        for tensor in (*self.eager.parameters(), *self.eager.buffers()):
+            tensor.data = torch.empty(0, dtype=tensor.dtype)
+        return self
+
+    def _why_weights_are_needed(self) -> str | None:
+        if self._backend is None or not isinstance(self.eager, torch.nn.Module):
+            return "only a module that OpenVINO runs can do without"
+        if not self._backend.settings.own_weights:
+            return "the compiled model shares them (own_weights is False)"
+        if self._frozen is None or not self._frozen.recorded or self._frozen.refused:
+            refused = ", ".join(self._frozen.refused) if self._frozen is not None else ""
+            return f"calls run guarded{': ' + refused if refused else ', freeze() and call first'}"
+        summary = self.report.summary
+        if summary.coverage < 1.0 or summary.graph_breaks:
+            left = summary.ops_total - summary.ops_on_openvino
+            return f"{left} op(s) run in eager, {summary.graph_breaks} graph break(s)"
+        return None
+
     def _guarded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._released:
+            raise WeightsReleasedError("this call was not compiled before the weights were released")
         mark = FrameEvents.mark()
         runs = self._tracker.thread.graph_calls
         result = self._compiled(*args, **kwargs)
@@ -147,6 +194,7 @@ def compile(
     mode: str | None = None,
     backend: str = "openvino",
     resolved: ResolvedOptions | None = None,
+    own_weights: bool = False,
 ) -> CompiledModule:
     """Compiles a model through ``torch.compile``, with OpenVINO as the backend, and keeps the books.
 
@@ -159,6 +207,7 @@ def compile(
         fullgraph: Raise at a graph break instead of going on in Python.
         mode: For other backends only, as in ``torch.compile``.
         backend: ``openvino``, or any backend that Dynamo knows; another one is passed through, and reported.
+        own_weights: Whether the compiled model keeps its own copy of the weights, for `CompiledModule.release_weights`.
         resolved: Options that were validated before, instead of ``options``.
 
     Raises:
@@ -176,11 +225,11 @@ def compile(
         passed: Any = {"mode": mode, "options": dict(options)} if options else {"mode": mode}
         compiled = torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=fullgraph, **passed)
         return CompiledModule(model, compiled, tracker, foreign=backend)
-    settings = BackendSettings.of(resolved or resolve_options(options), tracker)
+    ours = OpenVINOBackend(BackendSettings.of(resolved or resolve_options(options), tracker, own_weights))
     # Both are in torch 2.13's signature (tests/contract), not in its type stubs.
     limits: Any = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
-    compiled = torch.compile(model, backend=OpenVINOBackend(settings), dynamic=dynamic, fullgraph=fullgraph, **limits)
-    return CompiledModule(model, compiled, tracker)
+    compiled = torch.compile(model, backend=ours, dynamic=dynamic, fullgraph=fullgraph, **limits)
+    return CompiledModule(model, compiled, tracker, backend=ours)
 
 
 def openvino_serving(

@@ -16,6 +16,7 @@ import torch
 from torchserve_openvino.backend.convert import Converted
 from torchserve_openvino.backend.int_range import check_input
 from torchserve_openvino.backend.spec import ValueSpec
+from torchserve_openvino.errors import WeightsReleasedError
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +56,13 @@ class CompiledPartition:
     Args:
         compiled: The compiled model; it may be shared between threads.
         converted: What goes in and what comes out of it.
+        owns_weights: Whether the compiled model has its own copy of its constants.
     """
 
-    def __init__(self, compiled: ov.CompiledModel, converted: Converted) -> None:
+    def __init__(self, compiled: ov.CompiledModel, converted: Converted, owns_weights: bool = False) -> None:
         self.compiled = compiled
-        self._keep_alive = converted.keep_alive
+        # Constants share the memory of the tensors that they were made of, unless the model has its own copy.
+        self._keep_alive = None if owns_weights else converted.keep_alive
         self._inputs = tuple(enumerate(zip(converted.runtime, converted.inputs, strict=True)))
         self._outputs = converted.outputs
         self._order = None if converted.order == tuple(range(len(converted.outputs))) else converted.order
@@ -154,7 +157,10 @@ class GuardedPartition:
         except Exception as error:
             # The subgraph is functional, so that eager can run it again from the same inputs. Where eager refuses them
             # as well (an index beyond the end), the caller gets its error, and nothing fell back.
-            results = self._eager(args)
+            try:
+                results = self._eager(args)
+            except WeightsReleasedError:
+                raise error from None
             self._on_failure(error)
             return results
 

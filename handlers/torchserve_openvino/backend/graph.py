@@ -24,10 +24,10 @@ from torchserve_openvino.backend.convert import ConversionError, Converted, conv
 from torchserve_openvino.backend.execute import CompiledPartition, GuardedPartition
 from torchserve_openvino.backend.fallback import fallback_for
 from torchserve_openvino.backend.frozen import GraphCall
-from torchserve_openvino.backend.int_range import IntegerRangeError
 from torchserve_openvino.backend.partition import Part, Partitioned, partition
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.weights import WeightWatch, can_freeze
+from torchserve_openvino.errors import IntegerRangeError, WeightsReleasedError
 from torchserve_openvino.ops import Refusal, op_name
 from torchserve_openvino.report.tracker import GraphRecord, PartitionRecord
 
@@ -72,6 +72,7 @@ class CompiledGraph:
         self._variants: dict[tuple[int, ...], Variant] = {}
         self._rebuilds = 0
         self._rebuilt = 0.0
+        self._released = False
         self._partitioned = self._partition()
 
     def __call__(self, args: list[Any]) -> Any:
@@ -177,12 +178,27 @@ class CompiledGraph:
         for part, record in zip(self._partitioned.parts, self._record.partitions, strict=True):
             compiled = self._compile(part, converted[part.name], record)
             fallback = part.graph.forward if compiled else fallback_for(part, self._settings)
+            fallback = functools.partial(self._fall_back, fallback)
             calls[part.name] = GuardedPartition(
                 compiled, fallback, functools.partial(self._runtime_failed, part.name), part.returns_tuple
             )
             record.builds += 1
         self._settings.tracker.add_build()
         return assemble(self._partitioned.outer, calls)
+
+    def _fall_back(self, run: Callable[..., Any], *args: Any) -> Any:
+        if self._released:
+            raise WeightsReleasedError(
+                "OpenVINO failed, and PyTorch's copy of the weights was released (handler.openvino.release_weights)"
+            )
+        return run(*args)
+
+    def release_weights(self) -> None:
+        """Lets go of everything that keeps the weights' memory; nothing falls back to eager after it."""
+        with self._lock:
+            self._released = True
+            for variant in self._variants.values():
+                variant.watch = None
 
     def _convert_all(self, frozen: dict[int, torch.Tensor]) -> dict[str, Converted | None]:
         """Converts every part; an operator that turns out not to convert is left out, and all is split anew."""
@@ -238,7 +254,7 @@ class CompiledGraph:
         record.constants = len(part.arguments) - len(converted.inputs)
         record.constant_bytes = converted.constant_bytes
         try:
-            built = build(converted.model, settings.device, settings.ov_config)
+            built = build(converted.model, settings.device, settings.ov_config, settings.own_weights)
         except Exception as error:
             self._part_failed("compile_failed", part, error)
             record.runs_on = settings.fallback_to
@@ -253,7 +269,7 @@ class CompiledGraph:
         logger.info(
             "Compiled %s: %d ops, convert %.2f s, compile %.2f s", part.name, part.ops, converted.seconds, built.seconds
         )
-        return CompiledPartition(built.compiled, converted)
+        return CompiledPartition(built.compiled, converted, settings.own_weights)
 
     def _name(self, part_name: str) -> str:
         return f"graph {self._record.index} / {part_name}"

@@ -11,6 +11,7 @@ import math
 import torch
 from torch.fx import GraphModule, Node
 
+from torchserve_openvino.errors import IntegerRangeError
 from torchserve_openvino.ops.names import op_name, packet_name, tensors_of, value_of
 
 INT32_MAX = 2**31 - 1
@@ -23,10 +24,6 @@ _REDUCTIONS = frozenset({"aten.sum", "aten.cumsum"})
 _POSITIONS = frozenset(
     {"aten.argmax", "aten.argmin", "aten.argsort", "aten.nonzero", "aten.sort", "aten.topk", "aten.sym_size"}
 )
-
-
-class IntegerRangeError(RuntimeError):
-    """An int64 value that OpenVINO would not compute exactly."""
 
 
 def input_limit(graph: GraphModule, constants: dict[str, torch.Tensor]) -> int:

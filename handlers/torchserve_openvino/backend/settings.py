@@ -23,6 +23,7 @@ class BackendSettings:
         support: Who may run on OpenVINO.
         decompositions: What AOTAutograd lowers with.
         tracker: Where everything is counted.
+        own_weights: Whether compiled models keep weights of their own, so that the module's can be freed.
     """
 
     device: str
@@ -31,9 +32,10 @@ class BackendSettings:
     support: SupportTable
     tracker: Tracker
     decompositions: dict[Any, Any] = field(default_factory=dict)
+    own_weights: bool = False
 
     @classmethod
-    def of(cls, resolved: ResolvedOptions, tracker: Tracker) -> "BackendSettings":
+    def of(cls, resolved: ResolvedOptions, tracker: Tracker, own_weights: bool = False) -> "BackendSettings":
         """Derives the settings from validated options, and states them in the report."""
         options = resolved.options
         support = SupportTable(upstream.upstream_supported(), options.disabled_ops)
@@ -62,6 +64,7 @@ class BackendSettings:
             support=support,
             tracker=tracker,
             decompositions=decomposition_table(support, upstream.kept_whole(), options.decompositions),
+            own_weights=own_weights,
         )
 
 

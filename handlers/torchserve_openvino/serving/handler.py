@@ -90,6 +90,8 @@ class OpenVINOHandler(BaseHandler):
         self.eager_model = self.servable(self.model)
         batch_size = int(context.system_properties.get("batch_size") or 1)
         prepared = self._prepare(threads, batch_size)
+        if prepared is not None and prepared.needs_no_torch:
+            threads = threads.settle()
         self.report.add_timing("load_seconds", loaded)
         self.report.set_config("threads", threads.to_dict())
         self._advise(time.perf_counter() - start)

@@ -22,6 +22,7 @@ from torchserve_openvino.serving.inputs import (
     parameter_names,
     specs_of_sample,
 )
+from torchserve_openvino.serving.memory import release_weights
 from torchserve_openvino.serving.policy import violations
 from torchserve_openvino.serving.served import ServedModel
 from torchserve_openvino.serving.streams import Streams
@@ -49,6 +50,14 @@ class Prepared:
     report: CompileReport
     cases: list[Case]
     signatures: list[Signature]
+
+    @property
+    def needs_no_torch(self) -> bool:
+        """Whether every declared call runs on OpenVINO alone, and without Dynamo, whose guards know torch's threads."""
+        compiled, summary = self.model.compiled, self.report.summary
+        covered = summary.graphs > 0 and summary.coverage == 1.0 and summary.fallbacks == 0
+        frozen = isinstance(compiled, CompiledModule) and compiled.frozen >= len(self.signatures) > 0
+        return covered and frozen and not any(graph["dynamic"] for graph in self.report.to_dict()["graphs"])
 
 
 class Preparation:
@@ -171,10 +180,9 @@ class Preparation:
         resolved, added = self._config.backend, self._threads.ov_config()
         if resolved is None or not added:
             return resolved
-        sources = {
-            f"config.{name}": self._threads.sources["streams" if name == "NUM_STREAMS" else "openvino_threads"]
-            for name in added
-        }
+        given = self._threads.sources
+        reasons = {"NUM_STREAMS": given["streams"], "ENABLE_CPU_PINNING": "several workers share the cores"}
+        sources = {f"config.{name}": reasons.get(name, given["openvino_threads"]) for name in added}
         config = {**resolved.options.config, **added}
         return replace(
             resolved,
@@ -193,6 +201,7 @@ class Preparation:
             mode=pt2.mode,
             backend=pt2.backend,
             resolved=resolved,
+            own_weights=self._section.release_weights and self._freezes,
         )
         only = None
         if self._sizes is None and mode != "dynamic" and not dynamic:
@@ -257,3 +266,5 @@ class Preparation:
             compiled.freeze()
             # Two calls of each shape are recorded and compared; the requests to come are neither.
             warm_up(compiled, prepared.model, self._cases)
+            if self._section.release_weights:
+                release_weights(compiled, self._cases, prepared.report)

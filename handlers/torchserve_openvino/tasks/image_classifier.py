@@ -19,29 +19,38 @@ Answer = dict[str, float] | ItemError
 class ImageClassifier(ItemHandler):
     """The ``top_k`` most probable classes of a photo, named by index_to_name.json where the archive has one."""
 
+    def servable(self, model: Any) -> Any:
+        """The model, or with ``fold`` the model with what surrounds it."""
+        section = self.config.openvino.image
+        return images.FoldedClassifier(model, section) if section.fold else model
+
     def warmup_inputs(self) -> Sequence[WarmupInput]:
         """One photo, unless the YAML says otherwise."""
-        crop = self.config.openvino.image.crop
-        return self.config.openvino.warmup.inputs or [WarmupInput(shape=[3, crop, crop])]
+        section = self.config.openvino.image
+        if section.fold:
+            return [WarmupInput(shape=[section.crop, section.crop, 3], dtype="uint8", low=0, high=256)]
+        return self.config.openvino.warmup.inputs or [WarmupInput(shape=[3, section.crop, section.crop])]
 
     def sample_inputs(self, body: bytes) -> Inputs:
         """A photo as the model gets it."""
         return (self.decode({"body": body}).unsqueeze(0),), {}
 
     def decode(self, item: Any) -> torch.Tensor:
-        """A request's picture as ``[3, crop, crop]`` float32."""
+        """A request's picture as `images.to_tensor` gives it."""
         return images.to_tensor(body(item), self.config.openvino.image)
 
     def predict(self, values: list[torch.Tensor]) -> list[Answer]:
         """``{label: probability}`` for each picture, most probable first."""
-        together = not isinstance(self.model, ServedModel) or self.model.joins
+        together = len(values) > 1 and (not isinstance(self.model, ServedModel) or self.model.joins)
         batches = [torch.stack(values)] if together else [value.unsqueeze(0) for value in values]
+        section = self.config.openvino.image
         with torch.inference_mode():
-            logits = torch.cat([_logits(self.model(batch.to(self.device))) for batch in batches])
-            top_k = min(self.config.openvino.image.top_k, logits.shape[1])
-            probabilities, classes = torch.topk(torch.softmax(logits.float(), dim=1), top_k, dim=1)
-        answers: list[Answer] = map_class_to_label(probabilities.tolist(), self.mapping, classes.tolist())
-        for index, row in enumerate(logits):
+            outputs = [images.logits_of(self.model(batch)) for batch in batches]
+            scores = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+            probabilities = scores if section.fold else torch.softmax(scores.float(), dim=1)
+            top, classes = torch.topk(probabilities, min(section.top_k, scores.shape[1]), dim=1)
+        answers: list[Answer] = map_class_to_label(top.tolist(), self.mapping, classes.tolist())
+        for index, row in enumerate(scores):
             try:
                 self.check_finite([row])
             except ItemError as error:
@@ -51,14 +60,3 @@ class ImageClassifier(ItemHandler):
     def run_eager(self, value: torch.Tensor) -> Any:
         """The eager model on one picture."""
         return self.eager_model(value.unsqueeze(0))
-
-
-def _logits(output: Any) -> torch.Tensor:
-    """The logits of a model that returns them bare, first in a tuple, or as a ``logits`` field."""
-    if isinstance(output, torch.Tensor):
-        return output
-    if hasattr(output, "logits"):
-        return output.logits
-    if isinstance(output, dict) and "logits" in output:
-        return output["logits"]
-    return output[0]

@@ -7,11 +7,13 @@ torchvision is not needed: its `Resize`, `CenterCrop`, `ToTensor` and `Normalize
 import base64
 import binascii
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
+from torch import nn
 
 from torchserve_openvino.config.sections import ImageSection
 from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError, UnsupportedMediaTypeError
@@ -32,7 +34,7 @@ def to_tensor(value: Any, section: ImageSection) -> torch.Tensor:
         section: Sizes, limits and normalisation.
 
     Returns:
-        float32 ``[3, crop, crop]``.
+        float32 ``[3, crop, crop]``; with ``fold`` the pixels as they are, uint8 ``[crop, crop, 3]``.
 
     Raises:
         PayloadTooLargeError: More bytes or pixels than allowed.
@@ -44,8 +46,13 @@ def to_tensor(value: Any, section: ImageSection) -> torch.Tensor:
     if isinstance(value, str):
         value = _from_base64(value, section)
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return transform(decode(bytes(value), section), section)
+        picture = decode(bytes(value), section)
+        return crop_pixels(picture, section) if section.fold else transform(picture, section)
     if isinstance(value, list):
+        if section.fold:
+            raise InvalidInputError(
+                "this model takes photos only, not ready tensors: handler.openvino.image.fold is true"
+            )
         return _from_lists(value, section)
     raise InvalidInputError(f"a picture must come as bytes, base64 text or nested lists, not {type(value).__name__}")
 
@@ -76,19 +83,71 @@ def decode(data: bytes, section: ImageSection) -> Image.Image:
         raise InvalidInputError(f"the picture is damaged: {error}") from error
 
 
+def crop_pixels(picture: Image.Image, section: ImageSection) -> torch.Tensor:
+    """Resize and CenterCrop.
+
+    Returns:
+        uint8 ``[crop, crop, 3]``, with memory of its own.
+    """
+    picture = _center_crop(_resize(picture, section), section.crop)
+    return torch.from_numpy(np.array(picture, dtype=np.uint8))
+
+
 def transform(picture: Image.Image, section: ImageSection) -> torch.Tensor:
     """Resize, CenterCrop, ToTensor, Normalize.
 
     Returns:
         float32 ``[3, crop, crop]``, contiguous.
     """
-    picture = _center_crop(_resize(picture, section), section.crop)
-    pixels = np.asarray(picture, dtype=np.uint8)
+    return normalise(crop_pixels(picture, section).unsqueeze(0), section.mean, section.std)[0].contiguous()
+
+
+def normalise(pixels: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
+    """ToTensor and Normalize.
+
+    Args:
+        pixels: uint8 ``[batch, height, width, 3]``.
+        mean: Of each channel, in 0..1.
+        std: The same.
+
+    Returns:
+        float32 ``[batch, 3, height, width]``.
+    """
     # ToTensor divides in float32, Normalize subtracts and divides in float32: the same order, the same rounding.
-    tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1).contiguous().to(torch.float32).div(255)
-    mean = torch.tensor(section.mean, dtype=torch.float32).view(3, 1, 1)
-    std = torch.tensor(section.std, dtype=torch.float32).view(3, 1, 1)
-    return tensor.sub_(mean).div_(std)
+    scaled = pixels.permute(0, 3, 1, 2).to(torch.float32).div(255)
+    centre = torch.tensor(mean, dtype=torch.float32).view(1, 3, 1, 1)
+    return scaled.sub(centre).div(torch.tensor(std, dtype=torch.float32).view(1, 3, 1, 1))
+
+
+class FoldedClassifier(nn.Module):
+    """A classifier on 8-bit pixels, to probabilities: what a request needs around the model becomes part of its graph.
+
+    Args:
+        model: From normalised float32 ``[batch, 3, height, width]`` to logits.
+        section: Normalisation.
+    """
+
+    def __init__(self, model: nn.Module, section: ImageSection) -> None:
+        super().__init__()
+        self.model = model
+        self._mean, self._std = list(section.mean), list(section.std)
+        self.train(model.training)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """uint8 ``[batch, height, width, 3]`` to probabilities ``[batch, classes]``."""
+        logits = logits_of(self.model(normalise(pixels, self._mean, self._std)))
+        return torch.softmax(logits.float(), dim=1)
+
+
+def logits_of(output: Any) -> torch.Tensor:
+    """The logits of a model that returns them bare, first in a tuple, or as a ``logits`` field."""
+    if isinstance(output, torch.Tensor):
+        return output
+    if hasattr(output, "logits"):
+        return output.logits
+    if isinstance(output, dict) and "logits" in output:
+        return output["logits"]
+    return output[0]
 
 
 def _resize(picture: Image.Image, section: ImageSection) -> Image.Image:

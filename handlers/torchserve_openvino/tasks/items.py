@@ -2,13 +2,15 @@
 
 import time
 from abc import abstractmethod
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
-from torchserve_openvino.errors import InvalidInputError, ItemError, NonFiniteOutputError
+from torchserve_openvino.errors import IntegerRangeError, InvalidInputError, ItemError, NonFiniteOutputError
 from torchserve_openvino.serving.handler import OpenVINOHandler
 from torchserve_openvino.serving.isolation import run_isolated, server_fault
+from torchserve_openvino.serving.streams import Streams
 
 
 class ItemHandler(OpenVINOHandler):
@@ -38,11 +40,11 @@ class ItemHandler(OpenVINOHandler):
         start = time.perf_counter()
         answers: list[Any] = [None] * len(items)
         decoded: dict[int, Any] = {}
-        for position, item in enumerate(items):
-            try:
-                decoded[position] = self.decode(item)
-            except ItemError as error:
-                answers[position] = error
+        for position, value in enumerate(self._decoders.run([partial(self._decoded, item) for item in items])):
+            if isinstance(value, ItemError):
+                answers[position] = value
+            else:
+                decoded[position] = value
         if decoded:
             for position, answer in zip(decoded, self._predicted(list(decoded.values())), strict=True):
                 answers[position] = answer
@@ -50,11 +52,26 @@ class ItemHandler(OpenVINOHandler):
         context.metrics.add_time("HandlerTime", round(milliseconds, 2), None, "ms", dimensions=[])
         return answers
 
+    def _decoded(self, item: Any) -> Any:
+        try:
+            return self.decode(item)
+        except ItemError as error:
+            return error
+
+    @cached_property
+    def _decoders(self) -> Streams:
+        """As many as OpenVINO has threads: Pillow leaves Python's lock while it decodes and resizes."""
+        threads = self.report.to_dict()["config"].get("threads", {}).get("openvino_threads")
+        return Streams(threads or 1)
+
     def _predicted(self, values: list[Any]) -> list[Any]:
         return run_isolated(values, lambda some: self.watched(lambda: self.predict(some)), self._blame, self.counters)
 
     def _blame(self, value: Any, error: Exception) -> ItemError:
         """Whether eager refuses the value as well: then it is the request's fault, and its message says why."""
+        if getattr(self.model, "released", False):
+            # There is no eager model any more; a value out of range is known to be the request's without it.
+            return InvalidInputError(str(error)) if isinstance(error, IntegerRangeError) else server_fault(error)
         try:
             with torch.inference_mode():
                 self.run_eager(value)

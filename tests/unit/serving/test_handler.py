@@ -238,19 +238,26 @@ def test_threads_are_shared_among_workers(archive, monkeypatch) -> None:
     from torchserve_openvino.serving import threads
 
     monkeypatch.setattr(threads, "usable_cores", lambda: 8)
-    before = torch.get_num_threads()
-    try:
-        made = archive({"maxWorkers": 4, "handler": {"openvino": {"warmup": WARMUP}}}, weights=save_weights)
+    made = archive({"maxWorkers": 4, "handler": {"openvino": {"warmup": WARMUP}}}, weights=save_weights)
+    handler = TensorHandler()
+    handler.initialize(made.context)
+    config = handler.describe_handle()["config"]
+    share = config["options"]["config.INFERENCE_NUM_THREADS"]
+    assert share == {"value": 2, "source": "handler.openvino.threads: auto: 8 cores / 4 workers"}
+    assert config["options"]["config.ENABLE_CPU_PINNING"]["value"] is False
+    # All operators are on OpenVINO: PyTorch has nothing left to do in parallel.
+    assert torch.get_num_threads() == config["threads"]["torch_threads"] == 1
+
+
+def test_torch_keeps_its_threads_where_it_has_work(archive, monkeypatch) -> None:
+    from torchserve_openvino.serving import threads
+
+    monkeypatch.setattr(threads, "usable_cores", lambda: 8)
+    for config, model in (({"threads": 3}, NETWORK), ({}, UNSUPPORTED)):
+        made = archive({"handler": {"openvino": {"warmup": WARMUP, **config}}}, model_file=model, weights=save_weights)
         handler = TensorHandler()
         handler.initialize(made.context)
-        assert torch.get_num_threads() == 2
-        options = handler.describe_handle()["config"]["options"]
-        assert options["config.INFERENCE_NUM_THREADS"] == {
-            "value": 2,
-            "source": "handler.openvino.threads: auto: 8 cores / 4 workers",
-        }
-    finally:
-        torch.set_num_threads(before)
+        assert torch.get_num_threads() == config.get("threads", 8)
 
 
 # --- the mixin ----------------------------------------------------------------------------------------------

@@ -147,7 +147,8 @@ def test_explicit_numbers_win(setting, ov_config, omp, torch_threads, openvino_t
     assert (made.torch_threads, made.openvino_threads) == (torch_threads, openvino_threads)
     assert made.sources["openvino_threads"] == source
     stated = "INFERENCE_NUM_THREADS" in ov_config
-    assert made.ov_config() == ({} if stated else {"INFERENCE_NUM_THREADS": openvino_threads})
+    share = {} if stated else {"INFERENCE_NUM_THREADS": openvino_threads}
+    assert made.ov_config() == {**share, "ENABLE_CPU_PINNING": False}
     assert setting == "auto" or made.sources["torch_threads"] == f"handler.openvino.threads: {setting}"
 
 
@@ -300,10 +301,16 @@ def test_what_apply_wrote_is_not_taken_for_the_users(clean) -> None:
     assert variables() == ("4", "4")
 
 
+def test_several_workers_are_not_pinned_to_the_same_cores() -> None:
+    assert "ENABLE_CPU_PINNING" not in plan(workers=1).ov_config()
+    assert plan(workers=2).ov_config()["ENABLE_CPU_PINNING"] is False
+    assert "ENABLE_CPU_PINNING" not in plan(workers=2, ov_config={"ENABLE_CPU_PINNING": True}).ov_config()
+
+
 def test_the_plan_as_json() -> None:
     made = plan(workers=2, throughput=True).to_dict()
     assert json.loads(json.dumps(made)) == made
     names = ("cores", "workers", "torch_threads", "openvino_threads", "streams")
     assert [made[name] for name in names] == [8, 2, 4, 4, 4]
-    assert made["ov_config"] == {"INFERENCE_NUM_THREADS": 4, "NUM_STREAMS": 4}
+    assert made["ov_config"] == {"INFERENCE_NUM_THREADS": 4, "NUM_STREAMS": 4, "ENABLE_CPU_PINNING": False}
     assert set(made["sources"]) == {"torch_threads", "openvino_threads", "streams"}

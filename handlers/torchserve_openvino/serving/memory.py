@@ -1,0 +1,65 @@
+"""The worker's memory, and freeing what PyTorch does not need any more."""
+
+import ctypes
+import gc
+import logging
+from collections.abc import Sequence
+
+import psutil
+import torch
+
+from torchserve_openvino.backend import CompiledModule
+from torchserve_openvino.errors import ModelLoadError, WeightsReleasedError
+from torchserve_openvino.report import CompileReport
+from torchserve_openvino.serving.probe import output_tensors
+from torchserve_openvino.serving.warmup import Case
+
+logger = logging.getLogger(__name__)
+
+
+def memory() -> dict[str, int]:
+    """Bytes: ``rss`` as the system counts this process, and ``uss``, which no other process shares."""
+    info = psutil.Process().memory_full_info()
+    return {"rss": int(info.rss), "uss": int(info.uss)}
+
+
+def release_weights(compiled: CompiledModule, cases: Sequence[Case], report: CompileReport) -> bool:
+    """Frees the eager weights where nothing needs them, and proves that the answers stay the same.
+
+    Returns:
+        Whether they were freed; the report says why not.
+
+    Raises:
+        ModelLoadError: An answer changed.
+    """
+    shapes = [case for case in cases if case.compiled_shape]
+    expected = [_run(compiled, case) for case in shapes]
+    before = memory()
+    try:
+        compiled.release_weights()
+    except WeightsReleasedError as error:
+        logger.warning("handler.openvino.release_weights: %s", error)
+        report.add_note(f"release_weights: {error}")
+        return False
+    gc.collect()
+    _trim()
+    report.set_config("memory", {"before_release": before, "after_release": memory()})
+    for case, tensors in zip(shapes, expected, strict=True):
+        if not all(torch.equal(a, b) for a, b in zip(_run(compiled, case), tensors, strict=True)):
+            raise ModelLoadError(f"{case.name}: the answer changed when the weights were released; set it to false")
+    after = memory()
+    logger.info("Released the weights: %.0f MB resident before, %.0f MB after", before["rss"] / 1e6, after["rss"] / 1e6)
+    return True
+
+
+def _run(compiled: CompiledModule, case: Case) -> list[torch.Tensor]:
+    args, kwargs = case.inputs
+    with torch.inference_mode():
+        return [tensor.nan_to_num() for tensor in output_tensors(compiled(*args, **kwargs))]
+
+
+def _trim() -> None:
+    """Gives what was freed back to the system; glibc keeps it otherwise."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

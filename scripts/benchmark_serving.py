@@ -1,0 +1,166 @@
+"""Compares whole servers: TorchServe with eager PyTorch, with Inductor, with this package; LitServe with raw OpenVINO.
+
+Each is started on free loopback ports, gets the same photos for the same EfficientNet-Lite0 from a client in a process
+of its own, and is stopped before the next one starts. Every answer is compared with eager PyTorch's. The client shares
+the machine with the servers; quote the ratios. Needs the extra `examples`, `pip install litserve aiohttp matplotlib`,
+and a C++ compiler for Inductor. How the TorchServes are configured: scripts/serving_bench/*.yaml.
+
+    python scripts/benchmark_serving.py --quick
+    python scripts/benchmark_serving.py --rounds 3 --json serving.json --plot serving.png
+    python scripts/benchmark_serving.py --only ours,litserve-openvino --concurrency 1,32 --rates 20,40
+    python scripts/benchmark_serving.py --only ours --ours-config my-model-config.yaml
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from serving_bench import cycle, photos, plots, tables
+from serving_bench.contenders import NAMES, OURS, Options
+
+QUICK_SECONDS, SECONDS = 3.0, 10.0
+console = Console(stderr=True)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+def listed(text: str, kind: type, option: str) -> list[Any]:
+    """`1,8,16` as positive numbers."""
+    try:
+        values = [kind(one) for one in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or any(value <= 0 for value in values):
+        raise typer.BadParameter(f"comma-separated numbers above 0, not {text!r}", param_hint=option)
+    return values
+
+
+def chosen(text: str) -> list[str]:
+    """The contenders' names, in the order of the tables."""
+    wanted = text.split(",")
+    unknown = [name for name in wanted if name not in NAMES]
+    if unknown:
+        raise typer.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(NAMES)}", param_hint="--only")
+    return [name for name in NAMES if name in wanted]
+
+
+def properties(lines: list[str]) -> dict[str, str]:
+    """KEY=VALUE, as config.properties has them."""
+    wrong = [line for line in lines if "=" not in line]
+    if wrong:
+        raise typer.BadParameter(f"KEY=VALUE, not {wrong[0]!r}", param_hint="--torchserve-property")
+    return {key: value for key, _, value in (line.partition("=") for line in lines)}
+
+
+def stop_by_signal(number: int, _: FrameType | None) -> None:
+    """SIGTERM and SIGHUP as an exception: the servers must be stopped on the way out."""
+    sys.exit(128 + number)
+
+
+# \b keeps the lines of a paragraph as they are.
+@app.command(help="\b\n" + (__doc__ or "").replace("\n\n", "\n\n\b\n"))
+def main(
+    only: Annotated[str, typer.Option(help="Comma-separated contenders")] = ",".join(NAMES),
+    concurrency: Annotated[str, typer.Option(help="Closed loop: numbers of clients")] = "1,8,16",
+    rates: Annotated[
+        str | None, typer.Option(help="Open loop: requests/s. Default: 50 and 80 % of ours' closed-loop throughput")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(help=f"Each load [default: {SECONDS:.0f}]", min=0.5)] = None,
+    warmup: Annotated[
+        float | None, typer.Option(help="Load before the first one [default: --seconds]", min=0.1)
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="How often all contenders take turns", min=1)] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help=f"{QUICK_SECONDS:.0f} s for each load")] = False,
+    cap: Annotated[int, typer.Option(help="Open loop: outstanding requests, above which arrivals drop", min=1)] = 256,
+    seed: Annotated[int, typer.Option(help="Open loop: of the arrivals")] = 0,
+    ours_config: Annotated[
+        Path,
+        typer.Option(help="Its model-config.yaml", exists=True, dir_okay=False, show_default="serving_bench/ours.yaml"),
+    ] = Options.ours_config,
+    torchserve_property: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE for config.properties of every TorchServe; repeatable")
+    ] = None,
+    litserve_workers: Annotated[int, typer.Option(min=1)] = Options.litserve_workers,
+    litserve_batch: Annotated[int, typer.Option(help="Largest batch", min=1)] = Options.litserve_batch,
+    litserve_api_servers: Annotated[
+        int, typer.Option(help="Processes that speak HTTP", min=1)
+    ] = Options.litserve_api_servers,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures here")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw a picture here, e.g. serving.png")] = None,
+) -> None:
+    duration = seconds or (QUICK_SECONDS if quick else SECONDS)
+    plan = cycle.Plan(
+        names=chosen(only),
+        clients=listed(concurrency, int, "--concurrency"),
+        rates=listed(rates, float, "--rates") if rates else None,
+        seconds=duration,
+        warmup=warmup or duration,
+        rounds=rounds,
+        cap=cap,
+        seed=seed,
+    )
+    options = Options(
+        ours_config=ours_config.resolve(),
+        properties=properties(torchserve_property or []),
+        litserve_workers=litserve_workers,
+        litserve_batch=litserve_batch,
+        litserve_api_servers=litserve_api_servers,
+    )
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop_by_signal)
+    warnings.filterwarnings("ignore")
+    raise typer.Exit(run(plan, options, json_path, plot))
+
+
+def run(plan: cycle.Plan, options: Options, json_path: Path | None, plot: Path | None) -> int:
+    """Measures, prints, writes; the exit status: 1 when `ours` failed or answered anything wrong."""
+    from torchserve_openvino.report.environment import environment
+
+    with console.status("what eager PyTorch answers"):
+        sent = photos.load()
+    console.print(
+        f"{len(sent)} photos: {', '.join(f'{one.name} ({one.label})' for one in sent)}", highlight=False, soft_wrap=True
+    )
+    with tempfile.TemporaryDirectory(prefix="tsov-bench-") as folder:
+        results = cycle.Cycle(plan, options, sent, Path(folder), console).run()
+    # A file or a pipe has no width: wide enough for the tables, so that no cell is cut.
+    out = Console() if sys.stdout.isatty() else Console(width=150)
+    medians = f", medians of {plan.rounds} rounds" if plan.rounds > 1 else ""
+    if any(one.figures for one in results):
+        out.print(tables.loads(results, f"EfficientNet-Lite0, f32, {plan.seconds:g} s each{medians}"))
+        out.print(tables.processes(results))
+    ratios = tables.ratio_table(results)
+    if ratios is not None:
+        out.print(ratios)
+    for line in tables.absent(results):
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
+    if json_path is not None:
+        written = {
+            "environment": environment(),
+            "plan": vars(plan),
+            "photos": [
+                {"name": one.name, "bytes": len(one.data), "label": one.label, "margin": one.margin} for one in sent
+            ],
+            "ratios": tables.ratios(results),
+            "contenders": [one.as_json() for one in results],
+        }
+        json_path.write_text(json.dumps(written, indent=2, default=str))
+        console.print(f"wrote {json_path}", highlight=False)
+    if plot is not None:
+        plots.draw(results, plot)
+        console.print(f"wrote {plot}", highlight=False)
+    ours = next((one for one in results if one.name == OURS), None)
+    return int(ours is not None and bool(ours.failed or ours.errors))
+
+
+if __name__ == "__main__":
+    app()

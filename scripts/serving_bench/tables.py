@@ -1,0 +1,134 @@
+"""What the user reads: one row for each contender and load, medians over the rounds, and ratios."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from serving_bench import contenders
+from serving_bench.cycle import Result, errors
+from serving_bench.load import Load
+
+BASES = {
+    contenders.EAGER: "ours / eager",
+    contenders.INDUCTOR: "ours / inductor",
+    contenders.LITSERVE: "ours / litserve",
+}
+
+
+def median(result: Result, load: Load, key: str) -> float | None:
+    """Of one figure over the rounds; rounds without it don't count."""
+    values = [one[key] for one in result.figures.get(load, []) if one[key] is not None]
+    return statistics.median(values) if values else None
+
+
+def loads_of(results: Sequence[Result]) -> list[Load]:
+    """Every load that any contender met, closed loop first, ascending."""
+    return sorted({one for result in results for one in result.figures}, key=lambda one: (one.kind, one.level))
+
+
+def _number(value: float | None, form: str = ".1f") -> str:
+    return format(value, form) if value is not None else ""
+
+
+def _total(result: Result, load: Load, count: Callable[[dict[str, Any]], int]) -> str:
+    return str(sum(count(one) for one in result.figures[load]))
+
+
+def loads(results: Sequence[Result], title: str) -> Table:
+    """Throughput, latency, errors and processor time; `other cores` is what strangers used meanwhile."""
+    table = Table(title=title)
+    for name in ("load", "contender"):
+        table.add_column(name, no_wrap=True)
+    for name in (
+        "requests/s",
+        "p50 ms",
+        "p90 ms",
+        "p99 ms",
+        "CPU ms/request",
+        "other cores",
+        "wrong",
+        "failed",
+        "dropped",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    for load in loads_of(results):
+        table.add_section()
+        rows = [result for result in results if load in result.figures]
+        for position, result in enumerate(rows):
+            table.add_row(
+                "" if position else str(load),
+                result.name,
+                *(_number(median(result, load, key)) for key in ("rate", "p50", "p90", "p99", "cpu_ms")),
+                _number(median(result, load, "other_cores"), ".2f"),
+                _total(result, load, lambda one: one["wrong"]),
+                _total(result, load, lambda one: errors(one) - one["wrong"]),
+                _total(result, load, lambda one: one["dropped"]),
+            )
+    return table
+
+
+def processes(results: Sequence[Result]) -> Table:
+    """Memory and start of each contender."""
+    table = Table(title="processes, after the last load")
+    table.add_column("contender", no_wrap=True)
+    for name in ("start s", "workers", "RSS MB of each worker", "USS MB of each worker", "RSS MB of all processes"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for result in results:
+        if not result.start_seconds:
+            continue
+        table.add_row(
+            result.name,
+            _number(statistics.median(result.start_seconds), ".0f"),
+            str(len(result.memory)),
+            ", ".join(_number(one.rss, ".0f") for one in result.memory),
+            ", ".join(_number(one.uss, ".0f") for one in result.memory),
+            _number(result.tree_rss, ".0f"),
+        )
+    return table
+
+
+def absent(results: Sequence[Result]) -> list[str]:
+    """One line for each contender that did not go through; the whole message was printed when it happened."""
+    lines = []
+    for result in results:
+        if result.skipped:
+            lines.append(f"{result.name}: skipped, {result.skipped}")
+        elif result.failed:
+            lines.append(f"{result.name}: failed, {result.failed.splitlines()[0]}")
+    return lines
+
+
+def ratios(results: Sequence[Result]) -> dict[str, dict[str, float]]:
+    """Throughput of ours over each other's in the same round, median over the rounds: base -> load -> ratio."""
+    by_name = {result.name: result for result in results}
+    ours = by_name.get(contenders.OURS)
+    answer: dict[str, dict[str, float]] = {}
+    for base, title in BASES.items():
+        other = by_name.get(base)
+        if ours is None or other is None:
+            continue
+        for load in loads_of(results):
+            pairs = zip(ours.figures.get(load, []), other.figures.get(load, []), strict=False)
+            values = [mine["rate"] / its["rate"] for mine, its in pairs if its["rate"]]
+            # In the open loop everybody answers what arrives, as long as he can.
+            if values and load.kind == "closed":
+                answer.setdefault(title, {})[str(load)] = statistics.median(values)
+    return answer
+
+
+def ratio_table(results: Sequence[Result]) -> Table | None:
+    """Nothing without `ours` and another."""
+    values = ratios(results)
+    if not values:
+        return None
+    table = Table(title="throughput, closed loop")
+    table.add_column("load", no_wrap=True)
+    for title in values:
+        table.add_column(title, justify="right", no_wrap=True)
+    for load in [str(one) for one in loads_of(results) if one.kind == "closed"]:
+        table.add_row(load, *(_number(column.get(load), ".2f") for column in values.values()))
+    return table
