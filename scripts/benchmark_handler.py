@@ -88,14 +88,14 @@ def jpeg() -> bytes:
     return buffer.getvalue()
 
 
-def contenders(model: BenchModel, handler: Any, threads: int) -> dict[str, Call]:
-    (pixels,) = model.kwargs.values()
+def contenders(model: BenchModel, handler: Any) -> dict[str, Call]:
     body = [{"body": jpeg()}]
     photo = handler.decode(body[0])
+    batch = photo.unsqueeze(0)
     return {
-        RAW: raw(model, threads),
-        "handler.model(tensor)": lambda: handler.model(pixels),
-        "handler.predict([photo])": lambda: handler.predict([photo]),
+        RAW: raw(model, handler.report.to_dict()["config"]["threads"]["openvino_threads"]),
+        "handler.model(tensor)": lambda: handler.model(batch),
+        "handler.predict(photo)": lambda: handler.predict([photo]),
         "handler.decode(jpeg)": lambda: handler.decode(body[0]),
         "handler.handle(jpeg)": lambda: handler.handle(body, handler.context),
     }
@@ -157,7 +157,7 @@ def main(
         console.print(f"{model.name}: preparing", highlight=False)
         with tempfile.TemporaryDirectory(prefix="tsov-bench-") as folder, torch.inference_mode(False):
             handler = started(model, Path(folder), yaml.safe_load(options))
-            calls = contenders(model, handler, torch.get_num_threads())
+            calls = contenders(model, handler)
             with torch.inference_mode():
                 rows = measure(calls, runs, warmup)
         results.append({"model": model.name, "runs": runs, "steps": rows})
