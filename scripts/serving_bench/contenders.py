@@ -1,4 +1,4 @@
-"""The four servers: how each is started, where it answers, which processes it is, and that it is stopped."""
+"""The servers: how each is started, where it answers, which processes it is, and that it is stopped."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from serving_bench import usage
 from serving_bench.photos import EXAMPLE, LABELS
 
 HERE = Path(__file__).resolve().parent
-EAGER, INDUCTOR, OURS, LITSERVE = "torchserve-eager", "torchserve-inductor", "ours", "litserve-openvino"
-NAMES = (EAGER, INDUCTOR, OURS, LITSERVE)
+EAGER, TUNED = "torchserve-eager", "torchserve-eager-tuned"
+INDUCTOR, OURS, LITSERVE = "torchserve-inductor", "ours", "litserve-openvino"
+NAMES = (EAGER, TUNED, INDUCTOR, OURS, LITSERVE)
+CONFIGS = {EAGER: HERE / "eager.yaml", TUNED: HERE / "eager-tuned.yaml", INDUCTOR: HERE / "inductor.yaml"}
 START_SECONDS = 900.0
 COMPILERS = ("c++", "g++", "clang++")
 
@@ -90,7 +92,7 @@ def serve(name: str, options: Options, work: Path) -> Iterator[Running]:
         with _litserve(options) as running:
             yield running
         return
-    config = {EAGER: HERE / "eager.yaml", INDUCTOR: HERE / "inductor.yaml", OURS: options.ours_config}[name]
+    config = {**CONFIGS, OURS: options.ours_config}[name]
     if name == INDUCTOR and not _has_compiler():
         raise SkippedError("no C++ compiler (set CXX, or install g++)")
     handler = handler_path("image_classifier") if name == OURS else str(HERE / "plain_handler.py")

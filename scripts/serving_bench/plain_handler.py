@@ -22,13 +22,14 @@ class PlainClassifier(BaseHandler):
     """Photos in, ``{label: probability}`` of the five most probable classes out."""
 
     def initialize(self, context: Context) -> None:
-        """Loads as BaseHandler does, and does a baseline the favours that ours does itself.
+        """Loads as BaseHandler does, and does a tuned baseline the favours that ours does itself.
 
-        The threads are this worker's share of the cores (torch would take all of them in each worker). A compiled
+        Its threads are this worker's share of the cores (torch takes all of them in each worker). A compiled
         model sees each batch size before the worker is READY, since it compiles each when it first sees it.
         """
         settings = context.model_yaml_config
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(settings["maxWorkers"])))
+        if settings["handler"]["divide_threads"]:
+            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(settings["maxWorkers"])))
         super().initialize(context)
         if "pt2" in settings:
             # Ascending, and twice: the first run compiles.

@@ -14,6 +14,7 @@ from serving_bench.load import Load
 
 BASES = {
     contenders.EAGER: "ours / eager",
+    contenders.TUNED: "ours / eager, tuned",
     contenders.INDUCTOR: "ours / inductor",
     contenders.LITSERVE: "ours / litserve",
 }
