@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 
-from torchserve_openvino.errors import IntegerRangeError, InvalidInputError, ItemError, NonFiniteOutputError
+from torchserve_openvino.errors import (
+    IntegerRangeError,
+    InvalidInputError,
+    ItemError,
+    NonFiniteOutputError,
+    PayloadTooLargeError,
+)  # fmt: skip
 from torchserve_openvino.serving.handler import OpenVINOHandler
 from torchserve_openvino.serving.isolation import run_isolated, server_fault
 from torchserve_openvino.serving.streams import Streams
@@ -57,6 +63,9 @@ class ItemHandler(OpenVINOHandler):
             return self.decode(item)
         except ItemError as error:
             return error
+        except MemoryError:
+            # What one item would have taken is not missing to the others.
+            return PayloadTooLargeError("this worker has not enough memory for this item")
 
     @cached_property
     def _decoders(self) -> Streams:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -91,10 +92,26 @@ def _checked(request: TensorRequest, max_bytes: int) -> TensorRequest:
 
 def _from_npy(raw: bytes) -> torch.Tensor:
     try:
+        _check_claimed_size(raw)
         array = np.load(io.BytesIO(raw), allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
         raise InvalidInputError(f"the .npy body can't be read: {error}") from error
     return _tensor_of(array, "the .npy body")
+
+
+def _check_claimed_size(raw: bytes) -> None:
+    """Compares what the header claims with what came: numpy.load would allocate the claimed size first.
+
+    Raises:
+        ValueError: The header can't be read, or claims more than there is.
+    """
+    stream = io.BytesIO(raw)
+    version = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    claimed, came = math.prod(shape) * dtype.itemsize, len(raw) - stream.tell()
+    if not dtype.hasobject and claimed > came:
+        raise ValueError(f"its header claims {list(shape)} {dtype}, {claimed} bytes, and {came} follow")
 
 
 def _tensor_of(array: np.ndarray, what: str) -> torch.Tensor:
