@@ -57,6 +57,6 @@ def server_fault(error: Exception) -> ItemError:
         refusal: ItemError = ModelCallError(str(error.message))
         refusal.status = int(error.error_code)
         return refusal
-    logger.error("The model failed on one item", exc_info=error)
+    logger.error("One item failed by a fault of the server", exc_info=error)
     text = (str(error).strip().splitlines() or [""])[0]
-    return ModelCallError(f"the model failed on this item: {type(error).__name__}: {text}")
+    return ModelCallError(f"the server failed on this item: {type(error).__name__}: {text}")

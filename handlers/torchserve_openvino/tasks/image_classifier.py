@@ -19,6 +19,9 @@ Answer = dict[str, float] | ItemError
 class ImageClassifier(ItemHandler):
     """The ``top_k`` most probable classes of a photo, named by index_to_name.json where the archive has one."""
 
+    # Pillow leaves Python's lock while it decodes and resizes.
+    decodes_in_parallel = True
+
     def servable(self, model: Any) -> Any:
         """The model, or with ``fold`` the model with what surrounds it."""
         section = self.config.openvino.image

@@ -24,6 +24,8 @@ class ItemHandler(OpenVINOHandler):
 
     # Nobody changes the model of a shipped task after loading.
     freezes = True
+    # Whether `decode` gains by threads, and is safe in them.
+    decodes_in_parallel = False
 
     @abstractmethod
     def decode(self, item: Any) -> Any:
@@ -66,12 +68,14 @@ class ItemHandler(OpenVINOHandler):
         except MemoryError:
             # What one item would have taken is not missing to the others.
             return PayloadTooLargeError("this worker has not enough memory for this item")
+        except Exception as error:
+            return server_fault(error)
 
     @cached_property
     def _decoders(self) -> Streams:
-        """As many as OpenVINO has threads: Pillow leaves Python's lock while it decodes and resizes."""
+        """As many as OpenVINO has threads, where decoding leaves Python's lock."""
         threads = self.report.to_dict()["config"].get("threads", {}).get("openvino_threads")
-        return Streams(threads or 1)
+        return Streams((threads or 1) if self.decodes_in_parallel else 1)
 
     def _predicted(self, values: list[Any]) -> list[Any]:
         return run_isolated(values, lambda some: self.watched(lambda: self.predict(some)), self._blame, self.counters)

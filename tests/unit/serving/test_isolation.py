@@ -194,3 +194,21 @@ def test_describe_through_an_envelope(archive) -> None:
     made.context.request_processor = [RequestProcessor({"describe": "True"})]
     (report,) = JSONEnvelope(handler.handle).handle([{"body": b""}], made.context)
     assert report["schema"] == 1
+
+
+def test_a_fault_while_decoding_one_item_leaves_the_others_alone(archive, monkeypatch) -> None:
+    made = archive(weights=save_weights, batch_size=3)
+    handler = started(TensorHandler(), made)
+    real = handler.decode
+
+    def decode(item):
+        if item["body"] == "fault":
+            raise SystemError("a fault of the interpreter")
+        if item["body"] == "large":
+            raise MemoryError
+        return real(item)
+
+    monkeypatch.setattr(handler, "decode", decode)
+    answers = made.handle(handler, GOOD, "fault", "large")
+    assert [made.status(i) for i in range(3)] == [200, 500, 413]
+    close(answers[0], GOOD)

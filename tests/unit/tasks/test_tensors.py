@@ -116,3 +116,18 @@ def test_pickles_are_not_read() -> None:
     np.save(buffer, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(InvalidInputError, match="allow_pickle"):
         parse(buffer.getvalue(), LIMIT)
+
+
+def test_an_npy_header_that_claims_more_than_it_brings_allocates_nothing() -> None:
+    buffer = io.BytesIO()
+    header = {"descr": "<i8", "fortran_order": False, "shape": (1 << 20, 1 << 20)}
+    np.lib.format.write_array_header_1_0(buffer, header)
+    with pytest.raises(InvalidInputError, match="claims .* 8796093022208 bytes, and 8 follow"):
+        parse(buffer.getvalue() + bytes(8), 1 << 20)
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_every_version_of_npy_is_read(version) -> None:
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, np.arange(6.0).reshape(2, 3), version=version)
+    assert parse(buffer.getvalue(), 1 << 20).positional[0].shape == (2, 3)
