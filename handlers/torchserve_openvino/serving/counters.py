@@ -20,6 +20,11 @@ class Counters:
         with self._lock:
             self._counts[name] += count
 
+    def reset(self) -> None:
+        """Forgets all: what came before READY was no request."""
+        with self._lock:
+            self._counts.clear()
+
     def to_dict(self) -> dict[str, int]:
         """All counts so far."""
         with self._lock:

@@ -97,6 +97,7 @@ class OpenVINOHandler(BaseHandler):
         self._advise(time.perf_counter() - start)
         watch = PolicyWatch(self.report, self.config.openvino.fallback)
         metrics = MetricsEmitter(self.report, self.counters)
+        self.counters.reset()
         self.state = ReadyState(self.report, self.counters, watch, metrics, prepared)
         self.state.emit(context)
         logger.info("%s: %s", context.model_name, self._summary(prepared))
