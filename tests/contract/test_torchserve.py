@@ -289,3 +289,75 @@ def test_its_vision_handlers_import_torchvision_and_captum():
     handlers = Path(inspect.getfile(BaseHandler)).parent
     assert "from captum" in (handlers / "vision_handler.py").read_text()
     assert "from torchvision import" in (handlers / "image_classifier.py").read_text()
+
+
+# --- envelopes, and the end of a worker ---------------------------------------------------------------------
+
+
+def test_a_handler_is_made_before_its_envelope_and_initialized_after(module_dir):
+    """Why `serving/envelopes.py` takes over in the handler's __init__."""
+    (module_dir / "ordered.py").write_text(
+        "import ts.torch_handler.request_envelope.json as j\n"
+        "EVENTS = []\n"
+        "class Ordered:\n"
+        "    def __init__(self):\n"
+        "        EVENTS.append('made')\n"
+        "        before = j.JSONEnvelope.__init__\n"
+        "        def note(self, fn):\n"
+        "            EVENTS.append('wrapped')\n"
+        "            before(self, fn)\n"
+        "        self._undo = (j.JSONEnvelope, before)\n"
+        "        j.JSONEnvelope.__init__ = note\n"
+        "    def initialize(self, context):\n"
+        "        EVENTS.append('initialized')\n"
+        "        self._undo[0].__init__ = self._undo[1]\n"
+        "    def handle(self, data, context):\n"
+        "        return data\n"
+    )
+    TsModelLoader().load("m", str(module_dir), "ordered.py", None, 1, "json", True, None)
+    assert sys.modules["ordered"].EVENTS == ["made", "wrapped", "initialized"]
+
+
+@pytest.mark.parametrize("name", ["json", "kserve", "kservev2"])
+def test_envelopes_share_one_handle_and_keep_the_handlers_bound_method(name):
+    from ts.torch_handler.request_envelope.base import BaseEnvelope
+
+    module = importlib.import_module(f"ts.torch_handler.request_envelope.{name}")
+    (envelope,) = [
+        c
+        for c in vars(module).values()
+        if isinstance(c, type) and issubclass(c, BaseEnvelope) and c is not BaseEnvelope
+    ]
+    assert inspect.getsource(BaseEnvelope.handle).count("parse_input") == 1
+    handler = BaseHandler()
+    assert envelope(handler.handle)._handle_fn.__self__ is handler
+
+
+def test_upstreams_json_envelope_fails_a_whole_batch_for_one_bad_request():
+    from ts.torch_handler.request_envelope.json import JSONEnvelope
+
+    with pytest.raises(KeyError):
+        JSONEnvelope(lambda data, context: data).parse_input([{"body": {"instances": [1]}}, {"body": {}}])
+
+
+def test_upstreams_kserve_envelope_reads_the_first_request_of_a_batch_only():
+    from ts.torch_handler.request_envelope.kserve import KServeEnvelope
+
+    opened = KServeEnvelope(None).parse_input([{"body": {"instances": [1, 2]}}, {"body": {"instances": [3]}}])
+    assert opened == [1, 2]
+
+
+def test_a_worker_without_more_to_read_ends_itself_after_its_answer():
+    """Why `serving/ready.py` shuts the reading side to be replaced."""
+    import socket
+
+    from ts.protocol.otf_message_handler import retrieve_msg
+
+    worker, frontend = socket.socketpair()
+    worker.shutdown(socket.SHUT_RD)
+    worker.sendall(b"answer")
+    assert frontend.recv(10) == b"answer"
+    with pytest.raises(SystemExit):
+        retrieve_msg(worker)
+    assert "set_cl_socket" in inspect.getsource(TorchModelServiceWorker.handle_connection)
+    assert "context.cl_socket = self.cl_socket" in inspect.getsource(Service.predict)

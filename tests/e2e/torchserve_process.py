@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,13 +22,17 @@ __all__ = ["ROOT", "TorchServeError", "TorchServeProcess", "archive", "handler_p
 
 
 @contextmanager
-def torchserve(model_store: Path | None = None) -> Iterator[TorchServeProcess]:
+def torchserve(
+    model_store: Path | None = None, properties: Mapping[str, str] | None = None
+) -> Iterator[TorchServeProcess]:
     """A TorchServe of its own on free ports; stopped, with all it started, on the way out.
 
     Prints the end of the logs when the block fails.
     """
     with tempfile.TemporaryDirectory(prefix="tsov-store-") as own_store:
-        server = TorchServeProcess(model_store or Path(own_store), properties={"enable_model_api": "true"})
+        server = TorchServeProcess(
+            model_store or Path(own_store), properties={"enable_model_api": "true", **(properties or {})}
+        )
         try:
             server.start()
             server.wait_healthy()

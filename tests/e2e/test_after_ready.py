@@ -1,0 +1,119 @@
+"""After READY, in a real TorchServe: a worker that breaks its policy is replaced; envelopes take whole batches."""
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torchserve_process import TorchServeProcess, handler_path, loaded, torchserve
+
+from encoder import ENCODER, encoder
+
+CONFIG = """
+minWorkers: 1
+maxWorkers: 1
+batchSize: 4
+maxBatchDelay: 200
+startupTimeout: 120
+maxRetryTimeoutInSec: 300
+handler:
+  openvino:
+    warmup:
+      inputs:
+        - {name: ids, shape: [sequence], dtype: int64, low: 0, high: 50}
+        - {name: mask, shape: [sequence], dtype: int64, mask: true}
+    batching: {dims: {sequence: [4, 8]}}
+    fallback: {allow: [], on_violation: refuse}
+"""
+
+BREAKABLE = '''
+from torchserve_openvino.backend.execute import CompiledPartition
+from torchserve_openvino.tasks.tensor import TensorHandler
+
+
+class Breakable(TensorHandler):
+    """OpenVINO gives up for good in this worker once a request asks for it."""
+
+    def decode(self, item):
+        if item.get("body") == {"break": True}:
+            def run(partition, args):
+                raise RuntimeError("the device is gone")
+            CompiledPartition.run = run
+            item = {"body": {"inputs": {"ids": [[1, 2]]}}}
+        return super().decode(item)
+'''
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "encoder.pth"
+    torch.save(encoder().state_dict(), path)
+    return path
+
+
+def ask(server: TorchServeProcess, name: str, body: Any) -> tuple[int, Any]:
+    answer = server.predict(name, json.dumps(body).encode(), "application/json")
+    return answer.status_code, answer.json()
+
+
+def logits(ids) -> torch.Tensor:
+    with torch.no_grad():
+        return encoder()(torch.tensor(ids))["logits"]
+
+
+def close(got, ids) -> None:
+    torch.testing.assert_close(torch.tensor(got), logits(ids), rtol=1e-4, atol=1e-4)
+
+
+def test_a_worker_that_breaks_its_policy_answers_503_and_is_replaced(server, weights) -> None:
+    with loaded(server, "breakable", handler=BREAKABLE, config=CONFIG, model_file=ENCODER, serialized_file=weights):
+        body = {"inputs": {"ids": [[1, 2, 3]]}}
+        assert ask(server, "breakable", body)[0] == 200
+        first = server.describe("breakable")["pid"]
+        status, answer = ask(server, "breakable", {"break": True})
+        assert (
+            status == 503 and answer["type"] == "ForbiddenFallbackError" and "the device is gone" in answer["message"]
+        )
+        deadline = time.monotonic() + 90
+        while True:
+            status, answer = ask(server, "breakable", body)
+            if status == 200 or time.monotonic() > deadline:
+                break
+            time.sleep(1)
+        assert status == 200
+        close(answer["logits"], body["inputs"]["ids"])
+        report = server.describe("breakable")
+        assert report["pid"] != first and report["serving"]["policy"]["holds"]
+
+
+@pytest.fixture(scope="module", params=["json", "kservev2"])
+def enveloped(request, tmp_path_factory) -> Iterator[tuple[TorchServeProcess, str]]:
+    with torchserve(properties={"service_envelope": request.param}) as running:
+        yield running, request.param
+
+
+def test_envelopes_take_whole_batches_and_keep_items_apart(enveloped, weights) -> None:
+    server, kind = enveloped
+    good, other, bad = [[1, 2, 3]], [[4, 5, 6, 7], [8, 9, 10, 11]], [[1, 99]]
+
+    def body(ids) -> dict[str, Any]:
+        if kind == "json":
+            return {"instances": ids}
+        flat = [n for row in ids for n in row]
+        return {"inputs": [{"name": "ids", "shape": [len(ids), len(ids[0])], "datatype": "INT64", "data": flat}]}
+
+    arguments = {"config": CONFIG, "model_file": ENCODER, "serialized_file": weights}
+    with loaded(server, "enveloped", handler=handler_path("tensor"), **arguments), ThreadPoolExecutor(4) as pool:
+        bodies = [body(good), body(bad), body(other), {"nothing": 1}]
+        answers = list(pool.map(lambda each: ask(server, "enveloped", each), bodies))
+    assert [status for status, _ in answers] == [200, 400, 200, 400]
+    assert "below 50" in answers[1][1]["message"]
+    for (_, answer), ids in ((answers[0], good), (answers[2], other)):
+        if kind == "json":
+            close(answer["predictions"]["logits"], ids)
+        else:
+            output = next(o for o in answer["outputs"] if o["name"] == "logits")
+            close(torch.tensor(output["data"]).reshape(output["shape"]).tolist(), ids)
