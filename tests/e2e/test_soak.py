@@ -150,7 +150,7 @@ def test_soak(server, models, photos) -> None:
         assert report["pid"] == pid, "the worker was replaced"
         assert report["serving"]["compiles_after_ready"] == 0, report["recompiles"]
         assert report["fallbacks"] == [] and report["serving"]["policy"]["holds"]
-        print(name, report["serving"]["counts"], report["config"].get("memory"))
+        print(name, report["serving"]["counts"], report["serving"]["memory"])
     assert max(grown.values()) < MAX_GROWTH, grown
 
 

@@ -186,6 +186,9 @@ class OpenVINOSection(Section):
     """What may be answered."""
     execution: ExecutionSection = ExecutionSection()
     """Latency or throughput."""
+    freeze: Literal["auto"] | Boolean = "auto"
+    """Whether calls skip Dynamo's guards after warm-up: about a millisecond less, and a model that changes later is not
+    seen to. auto: yes for image_classifier and tensor, no for a handler of your own."""
     release_weights: Boolean = False
     """Free eager PyTorch's copy of the weights after compilation; then nothing can fall back to eager later."""
     threads: Threads = "auto"

@@ -23,11 +23,13 @@ def memory() -> dict[str, int]:
     return {"rss": int(info.rss), "uss": int(info.uss)}
 
 
-def release_weights(compiled: CompiledModule, cases: Sequence[Case], report: CompileReport) -> bool:
+def release_weights(
+    compiled: CompiledModule, cases: Sequence[Case], report: CompileReport
+) -> dict[str, dict[str, int]]:
     """Frees the eager weights where nothing needs them, and proves that the answers stay the same.
 
     Returns:
-        Whether they were freed; the report says why not.
+        `memory` before and after; empty where they are still needed, and the report says why.
 
     Raises:
         ModelLoadError: An answer changed.
@@ -40,16 +42,15 @@ def release_weights(compiled: CompiledModule, cases: Sequence[Case], report: Com
     except WeightsReleasedError as error:
         logger.warning("handler.openvino.release_weights: %s", error)
         report.add_note(f"release_weights: {error}")
-        return False
+        return {}
     gc.collect()
     _trim()
-    report.set_config("memory", {"before_release": before, "after_release": memory()})
+    after = memory()
     for case, tensors in zip(shapes, expected, strict=True):
         if not all(torch.equal(a, b) for a, b in zip(_run(compiled, case), tensors, strict=True)):
             raise ModelLoadError(f"{case.name}: the answer changed when the weights were released; set it to false")
-    after = memory()
     logger.info("Released the weights: %.0f MB resident before, %.0f MB after", before["rss"] / 1e6, after["rss"] / 1e6)
-    return True
+    return {"before_release": before, "after_release": after}
 
 
 def _run(compiled: CompiledModule, case: Case) -> list[torch.Tensor]:

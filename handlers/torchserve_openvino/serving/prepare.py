@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchserve_openvino.backend import CompiledModule, compile
@@ -44,12 +44,14 @@ class Prepared:
         report: What ran where, and why.
         cases: What was run before READY; empty where nothing is known of the inputs.
         signatures: Compiled shapes.
+        memory: Before and after the eager weights were freed; empty where they were not.
     """
 
     model: ServedModel
     report: CompileReport
     cases: list[Case]
     signatures: list[Signature]
+    memory: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def needs_no_torch(self) -> bool:
@@ -71,7 +73,7 @@ class Preparation:
         declared: The model's inputs, one item each; empty where they are unknown.
         samples: Calls that real requests make, from files of the archive.
         counters: What happens to requests.
-        freezes: Whether calls run without guards after warm-up.
+        freezes: Whether calls run without guards after warm-up, where the YAML says ``freeze: auto``.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class Preparation:
         self._streams = Streams(threads.streams)
         self._threads = threads
         self._counters = counters
-        self._freezes = freezes
+        self._freezes = freezes if self._section.freeze == "auto" else self._section.freeze
         self._samples = samples
         self._inputs = self._declare(declared)
         mode, batching = self._section.batching.mode, self._section.batching
@@ -167,6 +169,8 @@ class Preparation:
         tried = precision.candidates(resolved) if verifies else []
         if len(tried) < 2 or resolved is None:
             prepared = self._compile(resolved)
+            if tried:
+                prepared.report.set_config("precision_choice", {"chosen": tried[0], "tried": {}})
             if verifies:
                 self._judge(prepared, self._compare(prepared))
         else:
@@ -267,4 +271,8 @@ class Preparation:
             # Two calls of each shape are recorded and compared; the requests to come are neither.
             warm_up(compiled, prepared.model, self._cases)
             if self._section.release_weights:
-                release_weights(compiled, self._cases, prepared.report)
+                prepared.memory = release_weights(compiled, self._cases, prepared.report)
+        elif self._section.release_weights:
+            note = "release_weights has no effect: calls are not frozen (handler.openvino.freeze, warmup.inputs)"
+            logger.warning("%s", note)
+            prepared.report.add_note(note)

@@ -63,13 +63,14 @@ class ReadyState:
             self._metrics.emit(context.metrics, self.compiles_after_ready, bool(self.watch.violations))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-safe: compiled shapes, counts, compilations after READY, and whether the policy still holds."""
+        """JSON-safe: shapes, counts, compilations after READY, whether the policy holds, bytes before and after release."""
         shapes = describe(self._prepared.model, self._prepared.signatures) if self._prepared is not None else {}
         return {
             "compiles_after_ready": self.compiles_after_ready,
             "counts": self._counters.to_dict(),
             "policy": {"holds": not self.watch.violations, "violations": list(self.watch.violations)},
             "shapes": shapes,
+            "memory": self._prepared.memory if self._prepared is not None else {},
         }
 
 

@@ -311,3 +311,28 @@ def test_importing_the_package_stays_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_users_handler_may_be_frozen(archive) -> None:
+    section = {"warmup": WARMUP, "freeze": True, "release_weights": True}
+    made = archive({"handler": {"openvino": section}}, weights=save_weights)
+    handler = Mine()
+    handler.initialize(made.context)
+    assert handler.model.frozen == 1 and handler.model.released
+    assert made.handle(handler, b"0.5,-1,2,0.1")[0]["largest"] == int(expected().argmax())
+
+
+def test_release_without_frozen_calls_says_that_it_does_nothing(archive) -> None:
+    made = archive({"handler": {"openvino": {"warmup": WARMUP, "release_weights": True}}}, weights=save_weights)
+    handler = Mine()
+    handler.initialize(made.context)
+    assert any("freeze" in note for note in handler.describe_handle()["notes"])
+    assert made.handle(handler, b"0.5,-1,2,0.1")[0]["largest"] == int(expected().argmax())
+
+
+def test_advice_where_loading_comes_near_the_timeout(archive, caplog) -> None:
+    made = archive({"startupTimeout": 1, "handler": {"openvino": {"warmup": WARMUP}}}, weights=save_weights)
+    handler = TensorHandler()
+    handler.initialize(made.context)
+    assert "Set startupTimeout: 3" in caplog.text
+    assert any("startupTimeout" in note for note in handler.describe_handle()["notes"])

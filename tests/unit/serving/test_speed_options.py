@@ -105,7 +105,7 @@ def test_released_weights_leave_right_answers(archive) -> None:
     rows = [[0.5, -1.0, 2.0, 0.1]]
     with torch.no_grad():
         torch.testing.assert_close(torch.tensor(made.handle(handler, rows)[0]), network()(torch.tensor(rows)))
-    memory = handler.describe_handle()["config"]["memory"]
+    memory = handler.describe_handle()["serving"]["memory"]
     assert memory["before_release"]["rss"] > 0 and memory["after_release"]["uss"] > 0
     (answer,) = made.handle(handler, [[1.0]])
     assert made.status(0) == 400 and "[batch, 4]" in answer["message"]
