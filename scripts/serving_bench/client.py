@@ -13,7 +13,6 @@ import random
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -64,13 +63,13 @@ class Tally:
     right: int = 0
     wrong: int = 0
     dropped: int = 0
-    failed: Counter[str] = field(default_factory=Counter)
+    failed: dict[str, int] = field(default_factory=dict)
     examples: list[str] = field(default_factory=list)
     latencies: list[float] = field(default_factory=list)
 
     def note(self, kind: str, text: str) -> None:
         """Counts a failure; keeps the first few for the reader."""
-        self.failed[kind] += 1
+        self.failed[kind] = self.failed.get(kind, 0) + 1
         self._example(f"{kind}: {text[:200]}")
 
     def note_wrong(self, text: str) -> None:

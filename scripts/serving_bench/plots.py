@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from serving_bench.cycle import Result
 from serving_bench.tables import loads_of, median
 
-COLOURS = ("#888888", "#d08020", "#1060c0", "#20a060")
+COLOURS = ("#888888", "#d08020", "#1060c0", "#20a060", "#903090")
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
@@ -19,7 +20,7 @@ def draw(results: Sequence[Result], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    shown = [(one, colour) for one, colour in zip(results, COLOURS, strict=False) if one.figures]
+    shown = [(one, colour) for one, colour in zip(results, itertools.cycle(COLOURS), strict=False) if one.figures]
     figure, (bars, closed, opened) = pyplot.subplots(1, 3, figsize=(16, 5), layout="constrained")
     _bars(bars, shown)
     _curves(closed, shown, "closed", "clients")

@@ -63,7 +63,7 @@ class ReadyState:
             self._metrics.emit(context.metrics, self.compiles_after_ready, bool(self.watch.violations))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-safe: shapes, counts, compilations after READY, whether the policy holds, bytes before and after release."""
+        """JSON-safe: shapes, counts, compilations after READY, whether the policy holds, and bytes of memory."""
         shapes = describe(self._prepared.model, self._prepared.signatures) if self._prepared is not None else {}
         return {
             "compiles_after_ready": self.compiles_after_ready,

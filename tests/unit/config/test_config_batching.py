@@ -21,7 +21,9 @@ def test_the_batch_may_stand_before_a_shape() -> None:
     ("given", "lengths"), [(128, [16, 32, 64, 128]), (100, [16, 32, 64, 100]), (8, [8]), ([64, 8, 64], [8, 64])]
 )
 def test_lengths_are_a_list_or_the_largest(given, lengths) -> None:
-    assert section(warmup={"inputs": [IDS]}, batching={"dims": {"sequence": given}}).batching.dims["sequence"] == lengths
+    assert (
+        section(warmup={"inputs": [IDS]}, batching={"dims": {"sequence": given}}).batching.dims["sequence"] == lengths
+    )
 
 
 @pytest.mark.parametrize(

@@ -274,7 +274,7 @@ def test_fallback_to_in_either_place():
     load_serving_config(both, env={})
 
 
-@pytest.mark.parametrize("name", ["cpu-latency", "cpu-throughput", "auto", "strict"])
+@pytest.mark.parametrize("name", ["cpu-latency", "cpu-throughput", "cpu-text", "auto", "strict"])
 def test_shipped_configurations_on_this_machine(name):
     path = MODEL_CONFIGS / f"{name}.yaml"
     config = load_serving_config(path, env={})
@@ -303,6 +303,6 @@ def test_the_strict_one_refuses_every_fallback():
 
 def test_every_shipped_configuration_is_tested_and_commented():
     paths = {path.stem: path for path in MODEL_CONFIGS.glob("*.yaml") if path.stem != "metrics"}
-    assert set(paths) == {"cpu-latency", "cpu-throughput", "gpu", "npu", "auto", "strict"}
+    assert set(paths) == {"cpu-latency", "cpu-throughput", "cpu-text", "gpu", "npu", "auto", "strict"}
     for path in paths.values():
         assert path.read_text(encoding="utf-8").startswith("# ")
