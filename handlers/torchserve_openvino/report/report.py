@@ -65,10 +65,6 @@ class CompileReport:
         self._tracker.verify = result
         self._tracker.touch()
 
-    def set_serving(self, facts: dict[str, Any]) -> None:
-        """Stores what a server has to say of itself (JSON-safe)."""
-        self._tracker.serving = facts
-
     def set_config(self, name: str, value: Any) -> None:
         """States one effective setting (JSON-safe)."""
         self._tracker.config[name] = value
@@ -125,14 +121,13 @@ class CompileReport:
             "config": t.config,
             "summary": dataclasses.asdict(self.summary),
             "graphs": graphs,
-            "fallbacks": [dataclasses.asdict(f) for f in t.fallbacks],
+            "fallbacks": [_shown(f) for f in t.fallbacks],
             "graph_breaks": [dataclasses.asdict(b) for b in t.graph_breaks],
             "recompiles": [dataclasses.asdict(r) for r in t.recompiles],
             "cache": t.cache,
             "verify": t.verify,
             "timings": {name: round(seconds, 4) for name, seconds in t.timings.items()},
             "notes": list(t.notes),
-            "serving": t.serving,
         }
         return json.loads(json.dumps(plain, default=str))
 
@@ -147,3 +142,10 @@ class CompileReport:
         from torchserve_openvino.report.text import summary_line
 
         return summary_line(self.to_dict())
+
+
+def _shown(fallback: Fallback) -> dict[str, Any]:
+    """The keys of the contract; who caused it is the server's own affair."""
+    entry = dataclasses.asdict(fallback)
+    del entry["caused_by_request"]
+    return entry

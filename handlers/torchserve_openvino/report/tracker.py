@@ -158,7 +158,6 @@ class Tracker:
         self.verify: dict[str, Any] = {}
         self.timings: dict[str, float] = {}
         self.notes: list[str] = []
-        self.serving: dict[str, Any] = {}
         self.builds = 0
         self.last_failure = ""
         self.thread = _ThreadState()

@@ -280,6 +280,6 @@ class OpenVINOHandler(BaseHandler):
     def describe_handle(self) -> dict[str, Any]:
         """The report, for ``GET /models/NAME?customized=true``."""
         model = getattr(self.context, "model_name", "")
-        if self.state is not None:
-            self.report.set_serving(self.state.to_dict())
-        return {**self.report.to_dict(), "pid": os.getpid(), "model": model, "settings": self.config.summary}
+        serving = self.state.to_dict() if self.state is not None else {}
+        own = {"serving": serving, "pid": os.getpid(), "model": model, "settings": self.config.summary}
+        return {**self.report.to_dict(), **own}

@@ -330,9 +330,13 @@ def test_release_without_frozen_calls_says_that_it_does_nothing(archive) -> None
     assert made.handle(handler, b"0.5,-1,2,0.1")[0]["largest"] == int(expected().argmax())
 
 
-def test_advice_where_loading_comes_near_the_timeout(archive, caplog) -> None:
+def test_advice_where_loading_comes_near_the_timeout(archive, caplog, monkeypatch) -> None:
+    from torchserve_openvino.serving import warmup
+
+    assert warmup.startup_advice(69, 100) is None and "startupTimeout: 205" in (warmup.startup_advice(70.1, 100) or "")
+    monkeypatch.setattr(warmup, "SAFE_SHARE", 0.0)
     made = archive({"startupTimeout": 1, "handler": {"openvino": {"warmup": WARMUP}}}, weights=save_weights)
     handler = TensorHandler()
     handler.initialize(made.context)
-    assert "Set startupTimeout: 3" in caplog.text
+    assert "Set startupTimeout: 3" in caplog.text and "allows" in caplog.text
     assert any("startupTimeout" in note for note in handler.describe_handle()["notes"])
