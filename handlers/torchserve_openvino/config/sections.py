@@ -199,6 +199,12 @@ class OpenVINOSection(Section):
     """Limits of the handler tensor."""
 
     @model_validator(mode="after")
+    def _folded_photos_have_one_input(self) -> "OpenVINOSection":
+        if self.image.fold and self.warmup.inputs:
+            raise ValueError("image.fold: true makes the model's input itself, 8-bit pixels; remove warmup.inputs.")
+        return self
+
+    @model_validator(mode="after")
     def _released_weights_compile_nothing(self) -> "OpenVINOSection":
         if self.release_weights and self.batching.outside == "compile":
             raise ValueError("release_weights: true leaves no weights for batching.outside: compile; choose one.")
