@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from torchserve_openvino.report.text import verify_line
+
 Column = tuple[str, Callable[[Mapping[str, Any]], Any]]
 
 
@@ -96,7 +98,16 @@ def _summary(report: Mapping[str, Any], title: str) -> Table:
     table.add_row(Text("compile seconds"), Text(_text(summary.get("compile_seconds"))))
     verify = report.get("verify") or {}
     if verify:
-        table.add_row(Text("verify"), Text(", ".join(f"{key} {value}" for key, value in verify.items())))
+        table.add_row(Text("verify"), Text(verify_line(verify), style="green" if verify.get("passed") else "red"))
+    serving = report.get("serving") or {}
+    if serving:
+        compiles = serving.get("compiles_after_ready", 0)
+        table.add_row(Text("compiles after READY"), Text(_text(compiles), style="yellow" if compiles else "green"))
+        counts = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in serving.get("counts", {}).items())
+        table.add_row(Text("requests"), Text(counts or "none yet"))
+        policy = serving.get("policy") or {}
+        for sentence in policy.get("violations", []):
+            table.add_row(Text("policy"), Text(_text(sentence), style="red"))
     if report.get("pid"):
         table.add_row(Text("worker pid"), Text(_text(report["pid"])))
     return table

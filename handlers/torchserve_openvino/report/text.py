@@ -23,6 +23,17 @@ def _first_line(text: str, width: int = 160) -> str:
     return line if len(line) <= width else line[: width - 3] + "..."
 
 
+def verify_line(verify: dict[str, Any]) -> str:
+    """The comparison with eager on one line; ``verify`` is that entry of the report."""
+    words = ["passed" if verify.get("passed") else "FAILED", f"{verify.get('cases', '?')} case(s)"]
+    for name in ("max_abs", "max_rel", "cosine", "top1_agreement"):
+        value = verify.get(name)
+        if isinstance(value, (int, float)):
+            words.append(f"{name.replace('_', ' ')} {value:.3g}" if name.startswith("max") else f"{name} {value:.6g}")
+    words += [str(problem) for problem in (verify.get("problems") or [])[:3]]
+    return ", ".join(words)
+
+
 def render(report: dict[str, Any]) -> str:
     """Several lines: summary, graphs with their partitions, then each fallback, break and recompile."""
     lines = ["OpenVINO compile report", "  " + summary_line(report)]
@@ -50,7 +61,7 @@ def render(report: dict[str, Any]) -> str:
             lines.append(f"    {entry['count']}x {head}{to}{where}: {_first_line(entry['reason'])}".replace("  :", ":"))
     verify = report.get("verify") or {}
     if verify:
-        lines.append("  verify: " + ", ".join(f"{key} {value}" for key, value in verify.items()))
+        lines.append(f"  verify: {verify_line(verify)}")
     for note in report.get("notes", []):
         lines.append(f"  note: {note}")
     return "\n".join(lines)

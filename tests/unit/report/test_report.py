@@ -110,3 +110,12 @@ def test_text_names_everything_that_matters() -> None:
 @pytest.mark.parametrize("kind", FALLBACK_KINDS)
 def test_kinds_are_those_of_the_design(kind: str) -> None:
     assert kind in "graph_break unsupported_op disabled_op conversion_failed compile_failed runtime_failed".split()
+
+
+def test_the_comparison_with_eager_fits_on_a_line() -> None:
+    from torchserve_openvino.report.text import verify_line
+
+    figures = {"max_abs": 7.21e-06, "max_rel": 0.0032, "cosine": 0.99999, "top1_agreement": None, "outputs": [{}]}
+    line = verify_line({"passed": True, "cases": 3, "problems": [], **figures})
+    assert line == "passed, 3 case(s), max abs 7.21e-06, max rel 0.0032, cosine 0.99999"
+    assert verify_line({"passed": False, "cases": 1, "problems": ["output 0 differs"]}).endswith("output 0 differs")
