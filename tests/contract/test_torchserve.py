@@ -347,17 +347,16 @@ def test_upstreams_kserve_envelope_reads_the_first_request_of_a_batch_only():
     assert opened == [1, 2]
 
 
-def test_a_worker_without_more_to_read_ends_itself_after_its_answer():
-    """Why `serving/ready.py` shuts the reading side to be replaced."""
-    import socket
+def test_a_handler_can_end_its_worker_in_the_middle_of_a_call():
+    """Why `serving/ready.py` raises SystemExit, and where it finds the connection."""
 
-    from ts.protocol.otf_message_handler import retrieve_msg
+    def handle(data, context):
+        raise SystemExit(1)
 
-    worker, frontend = socket.socketpair()
-    worker.shutdown(socket.SHUT_RD)
-    worker.sendall(b"answer")
-    assert frontend.recv(10) == b"answer"
+    metrics = MetricsCacheYamlImpl(config_file_path=str(STOCK_METRICS))
+    service = Service("m", ".", None, handle, None, 1, metrics_cache=metrics)
+    service.set_cl_socket("the connection")
     with pytest.raises(SystemExit):
-        retrieve_msg(worker)
+        service.predict([{"requestId": b"1", "parameters": [], "headers": []}])
+    assert service.context.cl_socket == "the connection"
     assert "set_cl_socket" in inspect.getsource(TorchModelServiceWorker.handle_connection)
-    assert "context.cl_socket = self.cl_socket" in inspect.getsource(Service.predict)

@@ -248,6 +248,7 @@ class OpenVINOHandler(BaseHandler):
     def _accounted(self, context: Any, answer: Callable[[], list[Any]]) -> list[Any]:
         state = self.state
         assert state is not None
+        state.before_call(context)
         self.counters.add("requests", len(context.request_ids or ()) or 1)
         try:
             return answer()

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from torchserve_openvino.backend import CompiledModule, compile
 from torchserve_openvino.config import ResolvedOptions, ServingConfig
 from torchserve_openvino.config.sections import WarmupInput
@@ -228,20 +230,22 @@ class Preparation:
         return Prepared(served, compiled.report, self._cases, self._signatures)
 
     def _fastest(self, resolved: ResolvedOptions, tried: Sequence[str]) -> Prepared:
-        made: list[Prepared] = []
         trials: list[precision.Trial] = []
         for name in tried:
             logger.info("Precision %s: compiling, verifying, timing", name)
             prepared = self._compile(precision.with_precision(resolved, name))
             _, seconds = warm_up(prepared.model.compiled, prepared.model, self._cases, rounds=TIMING_ROUNDS)
-            made.append(prepared)
             trials.append(precision.Trial(name, seconds, self._compare(prepared, name)))
         chosen = precision.choose(trials)
         facts = precision.explain(trials, chosen)
-        made[chosen].report.set_config("precision_choice", facts)
+        # Dynamo keeps what it compiled as long as the model lives: only the winner may take memory from here on.
+        del prepared
+        torch.compiler.reset()
+        winner = self._compile(precision.with_precision(resolved, tried[chosen]))
+        winner.report.set_config("precision_choice", facts)
         logger.info("Precision %s is served: the fastest whose answers pass. Tried: %s", tried[chosen], facts["tried"])
-        self._judge(made[chosen], trials[chosen].verify)
-        return made[chosen]
+        self._judge(winner, self._compare(winner, tried[chosen]))
+        return winner
 
     def _compare(self, prepared: Prepared, name: str | None = None) -> dict[str, Any]:
         used = name or prepared.report.summary.precision or "f32"

@@ -40,22 +40,27 @@ class ReadyState:
         self._prepared = prepared
         self._builds = report.builds
         self._seen = report.builds
-        self._leaving = False
 
     @property
     def compiles_after_ready(self) -> int:
         """Compilations that a request had to wait for."""
         return self._report.builds - self._builds
 
+    def before_call(self, context: Any) -> None:
+        """Ends this worker if the call before this one showed that it has to be replaced.
+
+        Raises:
+            SystemExit: It has to.
+        """
+        if self.watch.replace:
+            leave(context)
+
     def after_call(self, context: Any) -> None:
-        """Sends metrics, logs a compilation that should not have been, and asks for a replacement where that is due."""
+        """Sends metrics, and logs a compilation that should not have been."""
         if self._report.builds != self._seen:
             self._seen = self._report.builds
             logger.warning("%s compiled after READY: %s", context.model_name, self._report.summary_line())
         self.emit(context)
-        if self.watch.replace and not self._leaving:
-            self._leaving = True
-            ask_for_replacement(context)
 
     def emit(self, context: Any) -> None:
         """Sends the metrics that changed."""
@@ -74,17 +79,21 @@ class ReadyState:
         }
 
 
-def ask_for_replacement(context: Any) -> None:
-    """Makes this worker end after the answer under way, so that TorchServe starts another.
+def leave(context: Any) -> None:
+    """Ends this worker in the middle of a call, so that TorchServe starts another.
 
-    TorchServe has no message for it; a worker whose connection has no more requests to read ends itself
-    (`model_service_worker.py`), and the frontend replaces a worker that ended.
+    TorchServe has no message for it, but it replaces a worker whose connection closed. It answers the requests that
+    this worker was sent (500, "Worker died."), but loses those that it is gathering for the next batch: their clients
+    wait for ever. While it waits for an answer it gathers none, hence in the middle of a call and never after one.
+
+    Raises:
+        SystemExit: Always.
     """
+    logger.error("%s: this worker broke its fallback policy and ends, to be replaced", context.model_name)
     connection = getattr(context, "cl_socket", None)
-    if connection is None:
-        return
-    logger.error("%s: this worker broke its fallback policy and asks to be replaced", context.model_name)
-    try:
-        connection.shutdown(socket.SHUT_RD)
-    except OSError as error:
-        logger.warning("The connection to the frontend is closed already: %s", error)
+    if connection is not None:
+        try:
+            connection.shutdown(socket.SHUT_RDWR)
+        except OSError as error:
+            logger.warning("The connection to the frontend is closed already: %s", error)
+    raise SystemExit(1)
