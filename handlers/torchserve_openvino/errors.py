@@ -41,6 +41,14 @@ class UnknownOperatorError(ConfigError):
     """An operator name that torch does not know."""
 
 
+class CacheDirectoryError(ConfigError):
+    """A folder that must not hold the cache: others may write to it, or it is none."""
+
+
+class DamagedEntryError(TorchServeOpenVINOError, RuntimeError):
+    """A cache entry, or a file of it, that is not what was stored; what it held must be made again."""
+
+
 class ModelLoadError(TorchServeOpenVINOError, RuntimeError):
     """Model or weights that can't be loaded as they are packaged."""
 

@@ -3,6 +3,7 @@
 That is capture -> partition -> convert -> build -> execute. It knows nothing of TorchServe.
 """
 
-from torchserve_openvino.backend.entry import CompiledModule, compile, openvino_serving
+from torchserve_openvino.backend.compiled import CompiledModule
+from torchserve_openvino.backend.entry import compile, openvino_serving
 
 __all__ = ["CompiledModule", "compile", "openvino_serving"]

@@ -1,7 +1,8 @@
 """Everything that this package takes from OpenVINO's private modules; pinned by tests/contract/test_openvino.py.
 
 OpenVINO 2026.4: its FX decoder and its support table are the parts of its torch.compile backend that work; they have no
-public name. Importing them here does not import that backend, which would change torch._dynamo.config.
+public name. Importing them here does not import that backend, which would change torch._dynamo.config. They are
+imported when they are needed: a worker that starts from the cache converts nothing.
 """
 
 import functools
@@ -10,8 +11,6 @@ from typing import Any
 
 import openvino as ov
 import torch
-from openvino.frontend import FrontEndManager
-from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
 
 
 @functools.lru_cache(maxsize=1)
@@ -37,19 +36,19 @@ def kept_whole() -> tuple[Any, ...]:
     return tuple(ops_to_not_decompose())
 
 
-class _IndexedNodes(list[torch.fx.Node]):
+class _IndexedNodes(list["torch.fx.Node"]):
     """A node list whose ``index`` takes constant time; the decoder calls it once for each argument of each node."""
 
-    def __init__(self, nodes: Sequence[torch.fx.Node]) -> None:
+    def __init__(self, nodes: Sequence["torch.fx.Node"]) -> None:
         super().__init__(nodes)
         self._position = {node: i for i, node in enumerate(nodes)}
 
-    def index(self, node: torch.fx.Node, *_: Any) -> int:
+    def index(self, node: "torch.fx.Node", *_: Any) -> int:
         return self._position[node]
 
 
 def fx_to_model(
-    gm: torch.fx.GraphModule, shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype]
+    gm: "torch.fx.GraphModule", shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype]
 ) -> tuple[ov.Model, Any]:
     """Converts an FX graph of ATen operators.
 
@@ -64,6 +63,9 @@ def fx_to_model(
     Raises:
         RuntimeError: An operator has no conversion, or its translator failed; the message names it.
     """
+    from openvino.frontend import FrontEndManager
+    from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
+
     decoder = TorchFXPythonDecoder(gm, input_shapes=[list(s) for s in shapes], input_types=list(dtypes))
     decoder._nodes = _IndexedNodes(decoder._nodes)
     frontend = FrontEndManager().load_by_framework("pytorch")

@@ -1,24 +1,37 @@
-"""Fourth stage: ov.Model to CompiledModel."""
+"""Fourth stage: ov.Model to CompiledModel, or a stored blob to one."""
 
+import functools
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openvino as ov
+import torch
 
 from torchserve_openvino.backend._openvino_private import core
 from torchserve_openvino.backend.own_weights import compile_from_file
+from torchserve_openvino.backend.spec import Interface
+from torchserve_openvino.report.tracker import PartitionRecord, Tracker
 
 
 @dataclass
 class Built:
-    """A compiled model and how it came about."""
+    """A compiled model and how it came about.
+
+    Attributes:
+        from_cache: Nothing was compiled: it was imported, or OpenVINO's own CACHE_DIR had it.
+        keep_alive: Memory that the compiled model uses.
+    """
 
     compiled: ov.CompiledModel
     seconds: float
     from_cache: bool
     execution_devices: list[str]
+    keep_alive: Any = None
 
 
 def build(model: ov.Model, device: str, config: Mapping[str, Any], own_weights: bool = False) -> Built:
@@ -36,13 +49,64 @@ def build(model: ov.Model, device: str, config: Mapping[str, Any], own_weights: 
         return core().compile_model(ready, device, dict(config))
 
     compiled = compile_from_file(model, compile) if own_weights else compile(model)
-    return Built(
-        compiled=compiled,
-        seconds=time.perf_counter() - start,
-        # Every device has it, none lists it.
-        from_cache=bool(compiled.get_property("LOADED_FROM_CACHE")),
-        execution_devices=[str(name) for name in _property(compiled, "EXECUTION_DEVICES", [])],
-    )
+    # Every device has it, none lists it.
+    return _built(compiled, start, bool(compiled.get_property("LOADED_FROM_CACHE")))
+
+
+def _built(compiled: ov.CompiledModel, start: float, from_cache: bool, keep_alive: Any = None) -> Built:
+    devices = [str(name) for name in _property(compiled, "EXECUTION_DEVICES", [])]
+    return Built(compiled, time.perf_counter() - start, from_cache, devices, keep_alive)
+
+
+def build_from_ir(xml: bytes, weights: Path, device: str, config: Mapping[str, Any]) -> Built:
+    """Compiles a stored IR; its weights are mapped, not copied.
+
+    Raises:
+        RuntimeError: OpenVINO can't read or compile it.
+    """
+    start = time.perf_counter()
+    mapped = _mapped(weights)
+    model = core().read_model(xml, mapped)
+    return _built(core().compile_model(model, device, dict(config)), start, False, mapped)
+
+
+def import_blob(path: Path, device: str, config: Mapping[str, Any]) -> Built:
+    """Reads a compiled model; the file is mapped, not copied.
+
+    Raises:
+        RuntimeError: OpenVINO refuses it: another version, another instruction set, damage.
+    """
+    start = time.perf_counter()
+    mapped = _mapped(path)
+    return _built(core().import_model(mapped, device, dict(config)), start, True, mapped)
+
+
+def _mapped(path: Path) -> ov.Tensor:
+    """A private map of a file; OpenVINO wants memory that could be written."""
+    if path.stat().st_size == 0:
+        return ov.Tensor(np.zeros(0, dtype=np.uint8))
+    return ov.Tensor(np.memmap(path, dtype=np.uint8, mode="c"), shared_memory=True)
+
+
+def export_blob(compiled: ov.CompiledModel) -> bytes | None:
+    """The compiled model as bytes; None where the device has no such form."""
+    try:
+        return bytes(compiled.export_model().getbuffer())
+    except RuntimeError:
+        # AUTO, MULTI and some plugins: "not implemented".
+        return None
+
+
+def note_built(built: Built, interface: Interface, record: PartitionRecord, tracker: Tracker) -> None:
+    """Puts down what came about into the partition's record."""
+    record.inputs, record.outputs = len(interface.inputs), len(interface.outputs)
+    record.constants = interface.arguments - len(interface.inputs)
+    record.constant_bytes = interface.constant_bytes
+    record.compile_seconds += built.seconds
+    record.from_cache = built.from_cache
+    record.execution_devices = built.execution_devices
+    if precision := effective_precision(built.compiled):
+        tracker.config["effective_precision"] = precision
 
 
 def effective_precision(compiled: ov.CompiledModel) -> str:
@@ -60,3 +124,38 @@ def _property(compiled: ov.CompiledModel, name: str, default: Any) -> Any:
 def device_capabilities(device: str) -> list[str]:
     """Types that a hardware device computes fast, as OpenVINO calls them: ``FP32``, ``BF16``, ``INT8``, ..."""
     return [str(name) for name in core().get_property(device, "OPTIMIZATION_CAPABILITIES")]
+
+
+@functools.lru_cache(maxsize=32)
+def device_facts(device: str) -> dict[str, Any]:
+    """What a compiled blob depends on besides its model: the hardware behind a device string, JSON-safe."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    names: dict[str, str] = {}
+    fast: dict[str, list[str]] = {}
+    for member in _members(device):
+        names[member] = str(core().get_property(member, "FULL_DEVICE_NAME"))
+        fast[member] = device_capabilities(member)
+    # oneDNN's own switch, with which one CPU compiles for a lesser one.
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
+    return {"names": names, "fast": fast, "cpu": capability, "limit": limit}
+
+
+def _members(device: str) -> list[str]:
+    """Hardware devices behind ``AUTO:GPU,CPU``; all that there are behind a bare ``AUTO``."""
+    name, _, members = device.partition(":")
+    if name.split(".")[0] in {"AUTO", "MULTI", "HETERO", "BATCH"}:
+        return [m.split("(")[0] for m in members.split(",")] if members else list(core().available_devices)
+    return [device]
+
+
+@functools.lru_cache(maxsize=1)
+def cpu_level() -> str:
+    """The CPU's instruction set as OpenVINO writes it into its blobs, ``meta=1.0;ov=2026.4.1;isa=Intel AVX2``.
+
+    Only a compiled model has this property, so a tiny one is compiled (40 ms).
+    """
+    from openvino import opset13 as ops
+
+    parameter = ops.parameter([1], np.float32)
+    compiled = core().compile_model(ov.Model([ops.relu(parameter)], [parameter]), "CPU")
+    return str(compiled.get_property("RUNTIME_REQUIREMENTS"))

@@ -37,6 +37,7 @@ class OpenVINOBackend:
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
         """Compiles one graph of Dynamo's; called by Dynamo."""
         start = time.perf_counter()
+        self.settings.tracker.cache.traces += 1
         if fact := private.graph_break_of(gm):
             self.settings.tracker.add_graph_break(fact.reason, fact.where)
         where = _where(gm)

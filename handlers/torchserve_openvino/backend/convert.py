@@ -12,10 +12,10 @@ from openvino import opset13 as ops
 from torch.fx import GraphModule
 
 from torchserve_openvino.backend._openvino_private import fx_to_model
-from torchserve_openvino.backend.index_range import Bounds, index_bounds
+from torchserve_openvino.backend.index_range import index_bounds
 from torchserve_openvino.backend.int_range import INT32_MAX, input_limit
 from torchserve_openvino.backend.partition import Part
-from torchserve_openvino.backend.spec import ValueSpec, spec_of
+from torchserve_openvino.backend.spec import Bounds, Interface, ValueSpec, spec_of
 from torchserve_openvino.ops import moves_only
 from torchserve_openvino.ops.names import RENAMES, op_name, value_of
 
@@ -36,27 +36,14 @@ class ConversionError(RuntimeError):
 
 @dataclass
 class Converted:
-    """An ov.Model and what is needed to feed it.
+    """An ov.Model and how it is called.
 
     Attributes:
-        runtime: Positions in the part's arguments that are passed at each call; the others are constants.
-        inputs: Spec of each runtime argument.
-        outputs: Spec of each output of the model, as eager PyTorch would return it.
-        int_bounds: For each runtime argument the least and largest integer that it may hold; None where any will do.
-        order: For each output of the part, its position in ``outputs``: one tensor may be returned under two names.
-        may_vanish: Nothing is computed, so that OpenVINO may reduce the model to handing its input through; it does
-            not write to an output tensor that it is given then.
         keep_alive: Owners of memory that the model's constants share.
     """
 
     model: ov.Model
-    runtime: tuple[int, ...]
-    inputs: tuple[ValueSpec, ...]
-    outputs: tuple[ValueSpec, ...]
-    constant_bytes: int
-    int_bounds: tuple[Bounds | None, ...]
-    order: tuple[int, ...]
-    may_vanish: bool
+    interface: Interface
     keep_alive: Any
     seconds: float
 
@@ -89,13 +76,16 @@ def convert(part: Part, constants: Mapping[int, torch.Tensor]) -> Converted:
         raise ConversionError(message, named) from error
     return Converted(
         model=model,
-        runtime=runtime,
-        inputs=inputs,
-        outputs=outputs,
-        constant_bytes=sum(tensor.nbytes for tensor in constants.values()),
-        int_bounds=bounds,
-        order=order,
-        may_vanish=all(moves_only(name) for name in part.op_counts),
+        interface=Interface(
+            runtime=runtime,
+            inputs=inputs,
+            outputs=outputs,
+            arguments=len(part.arguments),
+            constant_bytes=sum(tensor.nbytes for tensor in constants.values()),
+            int_bounds=bounds,
+            order=order,
+            may_vanish=all(moves_only(name) for name in part.op_counts),
+        ),
         keep_alive=(decoder, frozen),
         seconds=time.perf_counter() - start,
     )

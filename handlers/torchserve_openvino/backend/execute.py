@@ -13,10 +13,9 @@ import numpy as np
 import openvino as ov
 import torch
 
-from torchserve_openvino.backend.convert import Converted
-from torchserve_openvino.backend.int_range import check_input
-from torchserve_openvino.backend.spec import ValueSpec
-from torchserve_openvino.errors import WeightsReleasedError
+from torchserve_openvino.backend.spec import Bounds, Interface, ValueSpec
+from torchserve_openvino.errors import IntegerRangeError, WeightsReleasedError
+from torchserve_openvino.report.tracker import Tracker
 
 logger = logging.getLogger(__name__)
 
@@ -50,25 +49,46 @@ def _relayout(tensor: torch.Tensor, layout: tuple[int, ...]) -> torch.Tensor:
     return tensor.permute(layout).contiguous().permute(inverse)
 
 
+def _check_integers(tensor: torch.Tensor, bounds: Bounds, position: int) -> None:
+    """Looks at an integer input of a call.
+
+    Args:
+        tensor: The input.
+        bounds: Least and largest value that OpenVINO computes as torch does.
+        position: Its place, for the message.
+
+    Raises:
+        IntegerRangeError: A value lies outside.
+    """
+    if not tensor.numel():
+        return
+    least, largest = (int(value) for value in torch.aminmax(tensor))
+    low, high = bounds
+    if least < low or largest > high:
+        raise IntegerRangeError(
+            f"integer input {position} holds {least if least < low else largest}, outside {low} to {high}, "
+            "within which OpenVINO computes as torch does (int64 in 32 bits, indices within their tensor)"
+        )
+
+
 class CompiledPartition:
     """Runs one compiled subgraph.
 
     Args:
         compiled: The compiled model; it may be shared between threads.
-        converted: What goes in and what comes out of it.
-        owns_weights: Whether the compiled model has its own copy of its constants.
+        interface: What goes in and what comes out of it.
+        keep_alive: Owners of memory that the compiled model shares.
     """
 
-    def __init__(self, compiled: ov.CompiledModel, converted: Converted, owns_weights: bool = False) -> None:
+    def __init__(self, compiled: ov.CompiledModel, interface: Interface, keep_alive: Any = None) -> None:
         self.compiled = compiled
-        # Constants share the memory of the tensors that they were made of, unless the model has its own copy.
-        self._keep_alive = None if owns_weights else converted.keep_alive
-        self._inputs = tuple(enumerate(zip(converted.runtime, converted.inputs, strict=True)))
-        self._outputs = converted.outputs
-        self._order = None if converted.order == tuple(range(len(converted.outputs))) else converted.order
-        self._bounds = converted.int_bounds
+        self._keep_alive = keep_alive
+        self._inputs = tuple(enumerate(zip(interface.runtime, interface.inputs, strict=True)))
+        self._outputs = interface.outputs
+        self._order = None if interface.order == tuple(range(len(interface.outputs))) else interface.order
+        self._bounds = interface.int_bounds
         # Where the shape is known OpenVINO writes straight into torch memory; elsewhere its answer is copied.
-        self._static = all(spec.is_static for spec in converted.outputs) and not converted.may_vanish
+        self._static = all(spec.is_static for spec in interface.outputs) and not interface.may_vanish
         self._requests: deque[Any] = deque([compiled.create_infer_request()])
 
     def run(self, args: Sequence[Any]) -> list[Any]:
@@ -94,7 +114,7 @@ class CompiledPartition:
             for position, (source, spec) in self._inputs:
                 tensor = _contiguous(args[source], spec)
                 if (bounds := self._bounds[position]) is not None:
-                    check_input(tensor, bounds, position)
+                    _check_integers(tensor, bounds, position)
                 tensors.append(tensor)
                 request.set_input_tensor(position, wrap(tensor, spec))
             results = self._infer_static(request) if self._static else self._infer_dynamic(request)
@@ -119,6 +139,36 @@ class CompiledPartition:
     def _infer_dynamic(self, request: Any) -> list[Any]:
         request.infer()
         return [_from_ov(request.get_output_tensor(i), spec) for i, spec in enumerate(self._outputs)]
+
+
+class EagerCopy:
+    """PyTorch's own copy of the weights, which everything that falls back to eager needs.
+
+    Attributes:
+        released: Whether it was freed.
+    """
+
+    def __init__(self) -> None:
+        self.released = False
+
+    def run(self, fallback: Callable[..., Any], *args: Any) -> Any:
+        """Runs a fallback.
+
+        Raises:
+            WeightsReleasedError: There is nothing left to run it with.
+        """
+        if self.released:
+            raise WeightsReleasedError(
+                "OpenVINO failed, and PyTorch's copy of the weights was released (handler.openvino.release_weights)"
+            )
+        return fallback(*args)
+
+
+def count_runtime_failure(tracker: Tracker, name: str, error: Exception) -> None:
+    """Counts a call of a partition that ran in eager PyTorch."""
+    by_request = isinstance(error, IntegerRangeError)
+    if tracker.add_fallback("runtime_failed", name, to="eager", reason=str(error), caused_by_request=by_request):
+        logger.warning("Fallback: a call of %s ran in eager PyTorch: %s", name, error)
 
 
 class GuardedPartition:

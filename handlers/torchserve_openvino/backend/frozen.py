@@ -10,10 +10,13 @@ guarded.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
+
+if TYPE_CHECKING:
+    from torchserve_openvino.backend.plain_part import Blueprint
 
 logger = logging.getLogger(__name__)
 
@@ -29,64 +32,96 @@ class GraphCall:
     Attributes:
         run: The assembled graph: all inputs, weights included, to a sequence of outputs.
         mutates: Whether AOTAutograd writes results back into inputs after the graph.
+        blueprint: How to build ``run`` again from the cache; None where that can't be done.
     """
 
     run: Callable[..., Sequence[Any]]
     args: tuple[Any, ...]
     results: Sequence[Any]
     mutates: bool
+    blueprint: "Blueprint | None" = None
 
 
-class _Recorded:
-    """One key's way from the caller's leaves to the graph's outputs."""
+class Route:
+    """One signature's way from the caller's leaves to the graph's outputs.
 
-    def __init__(self, call: GraphCall, leaves: Sequence[Any], output: Any) -> None:
+    Args:
+        run: The assembled graph.
+        template: The graph's inputs; None where one of the caller's leaves goes.
+        places: Pairs of a position in ``template`` and the leaf that goes there.
+        out: For each leaf of the answer ``(True, position among the graph's outputs)`` or ``(False, plain value)``.
+        out_spec: Structure of the answer; None where it is one tensor.
+    """
+
+    def __init__(
+        self,
+        run: Callable[..., Sequence[Any]],
+        template: list[Any],
+        places: list[tuple[int, int]],
+        out: list[tuple[bool, Any]],
+        out_spec: Any,
+    ) -> None:
+        self.run = run
+        self.template = template
+        self.places = places
+        self.out = out
+        self.out_spec = out_spec
+        self.confirmed = False
+        self._single = out[0][1] if out_spec is None else None
+
+    @classmethod
+    def of_call(cls, call: GraphCall, leaves: Sequence[Any], output: Any) -> "Route":
+        """Learns the way from a call that just ran.
+
+        Raises:
+            ValueError: It can't be repeated without Dynamo; why.
+        """
         position = {id(leaf): i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
         # Weights stay where they are in the template; the caller's tensors are put into their places.
-        self._template = [None if id(arg) in position else arg for arg in call.args]
-        self._places = [(i, position[id(arg)]) for i, arg in enumerate(call.args) if id(arg) in position]
+        template = [None if id(arg) in position else arg for arg in call.args]
+        places = [(i, position[id(arg)]) for i, arg in enumerate(call.args) if id(arg) in position]
         results = {id(result): i for i, result in enumerate(call.results) if isinstance(result, torch.Tensor)}
-        out_leaves, self._out_spec = pytree.tree_flatten(output)
+        out_leaves, out_spec = pytree.tree_flatten(output)
         if results.keys() - {id(leaf) for leaf in out_leaves}:
             raise ValueError("the graph computes more than the model returns: the model keeps state")
-        self._out: list[tuple[bool, Any]] = []
+        out: list[tuple[bool, Any]] = []
         for leaf in out_leaves:
             if isinstance(leaf, torch.Tensor):
                 if id(leaf) not in results:
                     raise ValueError("an output is not what the graph returned (a view, or an input)")
-                self._out.append((True, results[id(leaf)]))
+                out.append((True, results[id(leaf)]))
             else:
-                self._out.append((False, leaf))
-        self._run = call.run
-        self.confirmed = False
-        self._single = self._out[0][1] if len(self._out) == 1 and out_leaves[0] is output else None
+                out.append((False, leaf))
+        single = len(out) == 1 and out[0][0] and out_leaves[0] is output
+        return cls(call.run, template, places, out, None if single else out_spec)
 
-    def agrees(self, other: "_Recorded") -> bool:
+    def agrees(self, other: "Route") -> bool:
         """Whether a second call took the very same way: same graph, same weights and integers, same outputs."""
         return (
-            self._run is other._run
-            and self._places == other._places
-            and self._out == other._out
-            and len(self._template) == len(other._template)
-            and all(a is b or (type(a) is int and a == b) for a, b in zip(self._template, other._template, strict=True))
+            self.run is other.run
+            and self.places == other.places
+            and self.out == other.out
+            and len(self.template) == len(other.template)
+            and all(a is b or (type(a) is int and a == b) for a, b in zip(self.template, other.template, strict=True))
         )
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
-        args = self._template.copy()
-        for place, leaf in self._places:
+        """The caller's leaves to the answer."""
+        args = self.template.copy()
+        for place, leaf in self.places:
             args[place] = leaves[leaf]
-        results = self._run(*args)
+        results = self.run(*args)
         if self._single is not None:
             return results[self._single]
-        values = [results[value] if is_result else value for is_result, value in self._out]
-        return pytree.tree_unflatten(values, self._out_spec)
+        values = [results[value] if is_result else value for is_result, value in self.out]
+        return pytree.tree_unflatten(values, self.out_spec)
 
 
 class FrozenCalls:
     """The calls recorded so far."""
 
     def __init__(self) -> None:
-        self._recorded: dict[Key, _Recorded | None] = {}
+        self._recorded: dict[Key, Route | None] = {}
         self.refused: dict[str, int] = {}
 
     @property
@@ -94,7 +129,7 @@ class FrozenCalls:
         """How many input signatures run without guards."""
         return sum(entry is not None and entry.confirmed for entry in self._recorded.values())
 
-    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key | None, list[Any], "_Recorded | None"]:
+    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key | None, list[Any], "Route | None"]:
         """The key of a call, its leaves, and its recording if there is one."""
         if len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor:
             leaves, spec = [args[0]], None
@@ -103,6 +138,15 @@ class FrozenCalls:
         key = _key(leaves, spec)
         entry = self._recorded.get(key) if key is not None else None
         return key, leaves, entry if entry is not None and entry.confirmed else None
+
+    def known(self, key: Key) -> bool:
+        """Whether a call of this key was seen before."""
+        return key in self._recorded
+
+    def put(self, key: Key, route: Route) -> None:
+        """Takes over a way that was found in the cache."""
+        route.confirmed = True
+        self._recorded[key] = route
 
     def record(self, key: Key, leaves: list[Any], calls: Sequence[GraphCall], output: Any) -> None:
         """Keeps a call that just ran, where it can be repeated without Dynamo.
@@ -123,7 +167,7 @@ class FrozenCalls:
                 raise ValueError(f"the call ran {len(calls)} graphs")
             if calls[0].mutates:
                 raise ValueError("the model writes to an input or a buffer")
-            entry = _Recorded(calls[0], leaves, output)
+            entry = Route.of_call(calls[0], leaves, output)
             if first is not None:
                 if not first.agrees(entry):
                     raise ValueError("a second call took another way: the model keeps state")
@@ -132,6 +176,19 @@ class FrozenCalls:
         except ValueError as error:
             self.refused[str(error)] = self.refused.get(str(error), 0) + 1
             logger.info("A call stays guarded after freeze(): %s", error)
+
+
+def signature(key: Key) -> dict[str, Any]:
+    """A key as JSON-safe data, the same in every process.
+
+    Raises:
+        NotImplementedError: A container of the inputs has no name that torch's pytree knows.
+    """
+    spec, grad, autocast, *leaves = key
+    tensors = [[str(leaf[1]), list(leaf[0])] if len(leaf) == 2 and isinstance(leaf[0], torch.Size) else
+               [leaf[0].__name__, repr(leaf[1])] for leaf in leaves]  # fmt: skip
+    structure = "one tensor" if spec is None else pytree.treespec_dumps(spec)
+    return {"structure": structure, "leaves": tensors, "grad": grad, "autocast": autocast}
 
 
 def _key(leaves: list[Any], spec: Any) -> Key | None:

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch.fx import GraphModule, Node
 
+from torchserve_openvino.backend.spec import Bounds
 from torchserve_openvino.ops.names import op_name, packet_name, tensors_of, value_of
-
-Bounds = tuple[int, int]
 
 # Operators that hand values on; what they add (a fill value) is not an input's.
 _HANDS_ON = frozenset(

@@ -46,28 +46,6 @@ def input_limit(graph: GraphModule, constants: dict[str, torch.Tensor]) -> int:
     raise IntegerRangeError("int64 arithmetic may exceed 32 bits, in which OpenVINO computes it")
 
 
-def check_input(tensor: torch.Tensor, bounds: tuple[int, int], position: int) -> None:
-    """Looks at an integer input of a call.
-
-    Args:
-        tensor: The input.
-        bounds: Least and largest value that OpenVINO computes as torch does.
-        position: Its place, for the message.
-
-    Raises:
-        IntegerRangeError: A value lies outside.
-    """
-    if not tensor.numel():
-        return
-    least, largest = (int(value) for value in torch.aminmax(tensor))
-    low, high = bounds
-    if least < low or largest > high:
-        raise IntegerRangeError(
-            f"integer input {position} holds {least if least < low else largest}, outside {low} to {high}, "
-            "within which OpenVINO computes as torch does (int64 in 32 bits, indices within their tensor)"
-        )
-
-
 def _largest(tensor: torch.Tensor) -> int:
     if tensor.numel() == 0:
         return 0

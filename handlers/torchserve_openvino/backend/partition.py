@@ -4,7 +4,6 @@ torch's CapabilityBasedPartitioner groups the nodes that the support table accep
 stays in the outer graph, in eager PyTorch, each with its reason.
 """
 
-import operator
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -124,8 +123,3 @@ def is_dynamic(gm: GraphModule) -> bool:
         or (isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape))
         for value in values
     )
-
-
-def is_passthrough(node: Node) -> bool:
-    """Whether a node of the outer graph only unpacks a tuple."""
-    return node.op == "call_function" and node.target is operator.getitem

@@ -1,15 +1,20 @@
 """What every stage needs to know of the configuration, passed along instead of reached for."""
 
+import functools
 import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torchserve_openvino.backend import _openvino_private as upstream
+from torchserve_openvino.backend.execute import EagerCopy
+from torchserve_openvino.backend.partition_cache import PartitionCache
+from torchserve_openvino.cache.layers import CacheStore
 from torchserve_openvino.config import ResolvedOptions
-from torchserve_openvino.ops import SupportTable, decomposition_table
 from torchserve_openvino.report import Tracker
+
+if TYPE_CHECKING:
+    from torchserve_openvino.ops import SupportTable
 
 
 @dataclass
@@ -17,28 +22,36 @@ class BackendSettings:
     """One compiled model's settings.
 
     Attributes:
+        resolved: The validated options.
         device: OpenVINO device string.
         ov_config: Properties for ``compile_model``.
         fallback_to: ``eager`` or ``inductor`` for a subgraph that OpenVINO can't compile.
-        support: Who may run on OpenVINO.
-        decompositions: What AOTAutograd lowers with.
         tracker: Where everything is counted.
         own_weights: Whether compiled models keep weights of their own, so that the module's can be freed.
+        partitions: The cache; None without one.
+        eager_copy: Whether PyTorch's weights are still there.
     """
 
+    resolved: ResolvedOptions
     device: str
     ov_config: Mapping[str, Any]
     fallback_to: str
-    support: SupportTable
     tracker: Tracker
-    decompositions: dict[Any, Any] = field(default_factory=dict)
     own_weights: bool = False
+    partitions: PartitionCache | None = None
+    eager_copy: EagerCopy = field(default_factory=EagerCopy)
 
     @classmethod
-    def of(cls, resolved: ResolvedOptions, tracker: Tracker, own_weights: bool = False) -> "BackendSettings":
+    def of(
+        cls,
+        resolved: ResolvedOptions,
+        tracker: Tracker,
+        own_weights: bool = False,
+        store: CacheStore | None = None,
+        for_level: bool = False,
+    ) -> "BackendSettings":
         """Derives the settings from validated options, and states them in the report."""
         options = resolved.options
-        support = SupportTable(upstream.upstream_supported(), options.disabled_ops)
         ov_config = options.ov_config()
         tracker.config.update(
             backend="openvino",
@@ -47,25 +60,35 @@ class BackendSettings:
             effective_device=options.device,
             effective_precision=str(ov_config.get("INFERENCE_PRECISION_HINT", "")) or "chosen by the device",
         )
-        if options.model_caching or "CACHE_DIR" in ov_config:
-            tracker.cache.update(enabled=True, directory=str(ov_config.get("CACHE_DIR", "")), hits=0, misses=0)
-        else:
-            tracker.cache.update(enabled=False)
         if not options.aot_autograd:
             tracker.add_note("aot_autograd: false has no effect: this backend always lowers through AOTAutograd")
         fallback_to = options.fallback_to
         if fallback_to == "inductor" and cpp_compiler() is None:
             tracker.add_note("fallback to inductor was asked for, but no C++ compiler is on PATH: eager is used")
             fallback_to = "eager"
-        return cls(
-            device=options.device,
-            ov_config=ov_config,
-            fallback_to=fallback_to,
-            support=support,
-            tracker=tracker,
-            decompositions=decomposition_table(support, upstream.kept_whole(), options.decompositions),
-            own_weights=own_weights,
-        )
+        partitions = None
+        if store is not None:
+            tracker.cache.enabled = True
+            partitions = PartitionCache(store, options.device, ov_config, tracker.cache, for_level)
+        return cls(resolved, options.device, ov_config, fallback_to, tracker, own_weights, partitions)
+
+    # What only tracing needs, and what takes a second to import.
+
+    @functools.cached_property
+    def support(self) -> "SupportTable":
+        """Who may run on OpenVINO."""
+        from torchserve_openvino.backend._openvino_private import upstream_supported
+        from torchserve_openvino.ops import SupportTable
+
+        return SupportTable(upstream_supported(), self.resolved.options.disabled_ops)
+
+    @functools.cached_property
+    def decompositions(self) -> dict[Any, Any]:
+        """What AOTAutograd lowers with."""
+        from torchserve_openvino.backend._openvino_private import kept_whole
+        from torchserve_openvino.ops import decomposition_table
+
+        return decomposition_table(self.support, kept_whole(), self.resolved.options.decompositions)
 
 
 def cpp_compiler() -> str | None:

@@ -1,5 +1,6 @@
-"""What crosses the border between torch and OpenVINO: types, shapes and memory layout of one input or output."""
+"""What crosses the border between torch and OpenVINO: types, shapes and memory layout of inputs and outputs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,87 @@ class ValueSpec:
     def ov_type(self) -> ov.Type:
         """OpenVINO's name of the element type."""
         return OV_TYPES[self.dtype]
+
+    def to_plain(self) -> list[Any]:
+        """JSON-safe; `of_plain` reads it."""
+        return [
+            str(self.dtype),
+            list(self.shape),
+            self.is_scalar_int,
+            None if self.layout is None else list(self.layout),
+        ]
+
+    @classmethod
+    def of_plain(cls, plain: list[Any]) -> "ValueSpec":
+        """Reads `to_plain`.
+
+        Raises:
+            KeyError: A type that does not cross the border.
+        """
+        name, shape, is_scalar_int, layout = plain
+        return cls(_TYPES_BY_NAME[name], tuple(shape), is_scalar_int, None if layout is None else tuple(layout))
+
+
+_TYPES_BY_NAME = {str(dtype): dtype for dtype in OV_TYPES}
+
+Bounds = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Interface:
+    """How a partition is called, apart from who computes it.
+
+    Attributes:
+        runtime: Positions in the partition's arguments that are passed at each call; the others are constants.
+        inputs: Spec of each runtime argument.
+        outputs: Spec of each output of the model, as eager PyTorch would return it.
+        arguments: How many arguments there are, the constant ones included.
+        constant_bytes: Size of the constants.
+        int_bounds: For each runtime argument the least and largest integer that it may hold; None where any will do.
+        order: For each output of the partition, its position in ``outputs``: one tensor may have two names.
+        may_vanish: Nothing is computed, so that OpenVINO may reduce the model to handing its input through; it does
+            not write to an output tensor that it is given then.
+    """
+
+    runtime: tuple[int, ...]
+    inputs: tuple[ValueSpec, ...]
+    outputs: tuple[ValueSpec, ...]
+    arguments: int
+    constant_bytes: int
+    int_bounds: tuple[Bounds | None, ...]
+    order: tuple[int, ...]
+    may_vanish: bool
+
+    def to_plain(self) -> dict[str, Any]:
+        """JSON-safe; `of_plain` reads it."""
+        return {
+            "runtime": list(self.runtime),
+            "inputs": [spec.to_plain() for spec in self.inputs],
+            "outputs": [spec.to_plain() for spec in self.outputs],
+            "arguments": self.arguments,
+            "constant_bytes": self.constant_bytes,
+            "int_bounds": [None if bounds is None else list(bounds) for bounds in self.int_bounds],
+            "order": list(self.order),
+            "may_vanish": self.may_vanish,
+        }
+
+    @classmethod
+    def of_plain(cls, plain: Mapping[str, Any]) -> "Interface":
+        """Reads `to_plain`.
+
+        Raises:
+            KeyError: A part is missing, or a type does not cross the border.
+        """
+        return cls(
+            runtime=tuple(plain["runtime"]),
+            inputs=tuple(ValueSpec.of_plain(spec) for spec in plain["inputs"]),
+            outputs=tuple(ValueSpec.of_plain(spec) for spec in plain["outputs"]),
+            arguments=plain["arguments"],
+            constant_bytes=plain["constant_bytes"],
+            int_bounds=tuple(None if bounds is None else (bounds[0], bounds[1]) for bounds in plain["int_bounds"]),
+            order=tuple(plain["order"]),
+            may_vanish=plain["may_vanish"],
+        )
 
 
 def _layout(tensor: torch.Tensor) -> tuple[int, ...] | None:

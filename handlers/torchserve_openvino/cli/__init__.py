@@ -2,18 +2,20 @@
 
 import typer
 
+from torchserve_openvino.cli.cache import cache
 from torchserve_openvino.cli.check import check
 from torchserve_openvino.cli.handler_path import handler_path
 from torchserve_openvino.cli.report import report
 
 app = typer.Typer(
     name="torchserve-openvino",
-    help="Serve PyTorch models on OpenVINO: check a configuration, find a handler, read a report.",
+    help="Serve PyTorch models on OpenVINO: check a configuration, find a handler, read a report, tend the cache.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(cache, name="cache")
 app.command("check")(check)
 app.command("handler-path")(handler_path)
 app.command("report")(report)

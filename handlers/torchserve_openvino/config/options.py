@@ -2,11 +2,9 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict
 
 from torchserve_openvino.config.devices import (
     DeviceCatalog,
@@ -30,10 +28,12 @@ _FALLBACKS = ("eager", "inductor")
 _CACHE_FOLDER = "torchserve-openvino"
 
 
-class BackendOptions(BaseModel):
-    """Options of the backend in canonical form; `resolve_options` makes them from what a user wrote."""
+@dataclass(frozen=True)
+class BackendOptions:
+    """Options of the backend in canonical form; `resolve_options` makes them from what a user wrote, and checks them.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    No pydantic here: its import would be a tenth of a warm start.
+    """
 
     device: str = "CPU"
     """Device as OpenVINO names it: CPU, GPU, GPU.0, NPU, AUTO, AUTO:GPU,CPU, HETERO:GPU,CPU, MULTI:GPU,CPU."""
@@ -48,7 +48,7 @@ class BackendOptions(BaseModel):
     """Operators to take apart before partitioning, e.g. aten.addcdiv (all overloads) or aten.addcdiv.default."""
     disabled_ops: tuple[str, ...] = ()
     """Operators that must not run on OpenVINO, e.g. aten.relu.default (one overload) or aten.relu (all)."""
-    config: dict[str, Any] = {}
+    config: dict[str, Any] = field(default_factory=dict)
     """OpenVINO properties for compile_model."""
     testing: bool = False
     """Upstream's flag: hand graphs of a single operator to OpenVINO as well."""
@@ -58,20 +58,20 @@ class BackendOptions(BaseModel):
     def ov_config(self) -> dict[str, Any]:
         """Properties for ``core.compile_model``.
 
-        `config`, plus ``CACHE_DIR`` where `model_caching` is on, plus ``INFERENCE_PRECISION_HINT: f32`` where
-        neither precision nor execution mode is stated (an NPU excepted, which computes in f16).
+        `config`, plus ``INFERENCE_PRECISION_HINT: f32`` where neither precision nor execution mode is stated (an NPU
+        excepted, which computes in f16).
         """
         return self._ov_config()[0]
 
     def _ov_config(self) -> tuple[dict[str, Any], str | None]:
-        config, added = with_default_precision(self.config, self._spec())
-        if self.model_caching and self.cache_dir and "CACHE_DIR" not in config:
-            config["CACHE_DIR"] = self.cache_dir
-        return config, added
+        return with_default_precision(self.config, self._spec())
 
     def _spec(self) -> DeviceSpec:
         spec = parse_device(self.device, Problems(lambda _: "options"))
         return spec if spec is not None else DeviceSpec(self.device)
+
+
+OPTION_NAMES = tuple(each.name for each in fields(BackendOptions))
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class ResolvedOptions:
 
     def values(self) -> dict[str, Any]:
         """Effective values under the keys of `sources`; OpenVINO properties one by one as ``config.NAME``."""
-        plain = {name: getattr(self.options, name) for name in BackendOptions.model_fields if name != "config"}
+        plain = {name: getattr(self.options, name) for name in OPTION_NAMES if name != "config"}
         return plain | {f"config.{name}": value for name, value in self.options.ov_config().items()}
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
@@ -142,6 +142,16 @@ def pick_catalog(check_device: bool) -> DeviceCatalog:
     return SystemCatalog() if check_device else UncheckedCatalog()
 
 
+def cache_root(env: Mapping[str, str] | None = None) -> Path:
+    """The user's own folder for our cache, absolute: where it lies by default, and what a relative one lies below.
+
+    Args:
+        env: Environment variables; ``os.environ`` if None.
+    """
+    base = Path((os.environ if env is None else env).get("XDG_CACHE_HOME", "")).expanduser()
+    return (base if base.is_absolute() else Path("~/.cache").expanduser()) / _CACHE_FOLDER
+
+
 def resolve_into(
     problems: Problems,
     options: Mapping[str, Any] | None,
@@ -157,9 +167,9 @@ def resolve_into(
         problems.add((), f"must be a mapping of options, not {shown(options)}.")
         options = {}
     for key in options:
-        if key not in BackendOptions.model_fields:
-            hint = nearest(str(key), BackendOptions.model_fields)
-            message = f"is no option of this backend; there are {listed(BackendOptions.model_fields)}."
+        if key not in OPTION_NAMES:
+            hint = nearest(str(key), OPTION_NAMES)
+            message = f"is no option of this backend; there are {listed(OPTION_NAMES)}."
             problems.add((str(key),), message, suggestion=hint)
 
     return _Resolver(problems, options, env, catalog).run()
@@ -173,7 +183,7 @@ class _Resolver:
         self.given = options
         self.env = env
         self.catalog = catalog
-        self.sources = dict.fromkeys(BackendOptions.model_fields, "default")
+        self.sources = dict.fromkeys(OPTION_NAMES, "default")
         del self.sources["config"]
 
     def run(self) -> ResolvedOptions:
@@ -192,8 +202,6 @@ class _Resolver:
         for name in effective:
             if name == added and name not in values["config"]:
                 self.sources[f"config.{name}"] = "default"
-            elif name not in values["config"]:
-                self.sources[f"config.{name}"] = self.sources["cache_dir"]
             else:
                 self.sources[f"config.{name}"] = self.problems.place("config", name)
         return ResolvedOptions(options, self.sources)
@@ -229,7 +237,7 @@ class _Resolver:
         return spec
 
     def _bool(self, name: str) -> bool:
-        default: bool = BackendOptions.model_fields[name].default
+        default: bool = getattr(BackendOptions, name)
         value = self._value(name)
         if value is None:
             return default
@@ -243,7 +251,7 @@ class _Resolver:
     def _cache_dir(self, model_caching: bool) -> str | None:
         value = self._value("cache_dir")
         if value is None:
-            return str(self._cache_root()) if model_caching else None
+            return str(cache_root(self.env)) if model_caching else None
         problems, keys = self._problems_of("cache_dir")
         return self._absolute(value, problems, keys)
 
@@ -253,14 +261,10 @@ class _Resolver:
             return None
         path = Path(value).expanduser()
         if not path.is_absolute():
-            path = self._cache_root() / path
+            path = cache_root(self.env) / path
         if path.exists() and not path.is_dir():
             problems.add(keys, f"{str(path)!r} is no folder.")
         return os.path.normpath(path)
-
-    def _cache_root(self) -> Path:
-        base = Path(self.env.get("XDG_CACHE_HOME", "")).expanduser()
-        return (base if base.is_absolute() else Path("~/.cache").expanduser()) / _CACHE_FOLDER
 
     def _operators(self, name: str) -> tuple[str, ...]:
         value = self._value(name)
@@ -304,4 +308,4 @@ class _Resolver:
         return config
 
 
-__all__ = ["BackendOptions", "ResolvedOptions", "json_safe", "resolve_options"]
+__all__ = ["OPTION_NAMES", "BackendOptions", "ResolvedOptions", "cache_root", "json_safe", "resolve_options"]

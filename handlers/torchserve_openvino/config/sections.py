@@ -171,6 +171,17 @@ class TensorSection(Section):
     """Join the requests of a batch along dimension 0; otherwise each runs by itself."""
 
 
+class CacheSection(Section):
+    """More about the cache that `pt2.compile.options.model_caching` and `cache_dir` switch on."""
+
+    limit_gb: Positive = 20.0
+    """Size of all entries together, in 10**9 bytes; the least recently used go first."""
+    wait_seconds: Count = 600
+    """How long a worker waits for another one that compiles the same model, before it compiles by itself."""
+    packaged: Boolean = True
+    """Use the compiled graphs that `torchserve-openvino package --precompile` put into the archive."""
+
+
 class OpenVINOSection(Section):
     """Everything under `handler.openvino`."""
 
@@ -191,6 +202,8 @@ class OpenVINOSection(Section):
     seen to. auto: yes for image_classifier and tensor, no for a handler of your own."""
     release_weights: Boolean = False
     """Free eager PyTorch's copy of the weights after compilation; then nothing can fall back to eager later."""
+    cache: CacheSection = CacheSection()
+    """Size of the cache, waiting, packaged graphs."""
     threads: Threads = "auto"
     """CPU threads of a worker; auto shares the cores among the workers."""
     image: ImageSection = ImageSection()

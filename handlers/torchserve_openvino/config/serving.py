@@ -1,6 +1,7 @@
 """A whole model-config.yaml, checked before any model loads."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -172,7 +173,7 @@ def _with_fallback_to(backend: ResolvedOptions, section: OpenVINOSection, proble
         problems.add(keys, f"is {section.fallback.to}, but the option fallback_to is {other}; state one.")
     if given:
         return backend
-    options = backend.options.model_copy(update={"fallback_to": section.fallback.to})
+    options = replace(backend.options, fallback_to=section.fallback.to)
     return ResolvedOptions(options, {**backend.sources, "fallback_to": problems.place(*keys)})
 
 

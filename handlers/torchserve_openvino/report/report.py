@@ -124,7 +124,7 @@ class CompileReport:
             "fallbacks": [_shown(f) for f in t.fallbacks],
             "graph_breaks": [dataclasses.asdict(b) for b in t.graph_breaks],
             "recompiles": [dataclasses.asdict(r) for r in t.recompiles],
-            "cache": t.cache,
+            "cache": t.cache.to_dict(),
             "verify": t.verify,
             "timings": {name: round(seconds, 4) for name, seconds in t.timings.items()},
             "notes": list(t.notes),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchserve_openvino.config.kinds import FALLBACK_KINDS, FallbackKind
+from torchserve_openvino.report.cache_record import CacheRecord
 
 __all__ = [
     "FALLBACK_KINDS",
@@ -54,12 +55,12 @@ class PartitionRecord:
         ops: Operators in it that do work.
         runs_on: ``openvino``, ``eager`` or ``inductor``.
         convert_seconds: FX to ov.Model.
-        compile_seconds: ov.Model to CompiledModel (or its import from OpenVINO's cache).
+        compile_seconds: ov.Model to CompiledModel, or the blob's import from the cache.
         inputs: Tensors and integers that are passed at each call.
         constants: Weights frozen into it.
         constant_bytes: Size of those weights.
         execution_devices: What OpenVINO says it runs on.
-        from_cache: OpenVINO's own CACHE_DIR served the compiled blob.
+        from_cache: It was not compiled: the blob came from the cache, or from OpenVINO's own CACHE_DIR.
         builds: How often it was built (several modules may share one graph; a changed weight builds again).
     """
 
@@ -154,7 +155,7 @@ class Tracker:
         self.graph_breaks: list[GraphBreak] = []
         self.recompiles: list[Recompile] = []
         self.config: dict[str, Any] = {}
-        self.cache: dict[str, Any] = {}
+        self.cache = CacheRecord()
         self.verify: dict[str, Any] = {}
         self.timings: dict[str, float] = {}
         self.notes: list[str] = []

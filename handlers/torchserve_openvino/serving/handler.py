@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ts.torch_handler.base_handler import BaseHandler
 
+from torchserve_openvino.cache.open import PACKAGED_FOLDER
 from torchserve_openvino.config import ServingConfig, load_serving_config
 from torchserve_openvino.config.sections import WarmupInput
 from torchserve_openvino.errors import ItemError, ModelLoadError, TorchServeOpenVINOError
 from torchserve_openvino.report import CompileReport, Tracker
 from torchserve_openvino.serving import loading
+from torchserve_openvino.serving.base import BaseHandler
 from torchserve_openvino.serving.batch_answer import answer_enveloped, finish
 from torchserve_openvino.serving.counters import Counters
 from torchserve_openvino.serving.envelopes import Envelope, take_over
@@ -181,6 +182,7 @@ class OpenVINOHandler(BaseHandler):
             samples=self._samples(),
             counters=self.counters,
             freezes=self.freezes,
+            packaged=self._model_dir / PACKAGED_FOLDER,
         ).run()
         self.model, self.report = prepared.model, prepared.report
         return prepared

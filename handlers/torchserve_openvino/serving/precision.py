@@ -44,7 +44,7 @@ def with_precision(resolved: ResolvedOptions, precision: str) -> ResolvedOptions
     config = {**resolved.options.config, "INFERENCE_PRECISION_HINT": precision}
     return replace(
         resolved,
-        options=resolved.options.model_copy(update={"config": config}),
+        options=replace(resolved.options, config=config),
         sources={**resolved.sources, HINT: "chosen: the fastest that passes verification"},
     )
 

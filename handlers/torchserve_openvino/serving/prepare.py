@@ -3,11 +3,13 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from torchserve_openvino.backend import CompiledModule, compile
+from torchserve_openvino.cache.open import CacheSettings
 from torchserve_openvino.config import ResolvedOptions, ServingConfig
 from torchserve_openvino.config.sections import WarmupInput
 from torchserve_openvino.errors import ModelLoadError, PolicyViolationError, VerificationError
@@ -75,7 +77,8 @@ class Preparation:
         declared: The model's inputs, one item each; empty where they are unknown.
         samples: Calls that real requests make, from files of the archive.
         counters: What happens to requests.
-        freezes: Whether calls run without guards after warm-up, where the YAML says ``freeze: auto``.
+        freezes: Whether calls run without guards, where the YAML says ``freeze: auto``.
+        packaged: Folder of compiled graphs that came with the archive.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Preparation:
         samples: Sequence[tuple[str, Inputs]] = (),
         counters: Counters,
         freezes: bool = False,
+        packaged: Path | None = None,
     ) -> None:
         self._eager = eager
         self._config = config
@@ -98,6 +102,7 @@ class Preparation:
         self._counters = counters
         self._freezes = freezes if self._section.freeze == "auto" else self._section.freeze
         self._samples = samples
+        self._packaged = packaged if self._section.cache.packaged else None
         self._inputs = self._declare(declared)
         mode, batching = self._section.batching.mode, self._section.batching
         self._sizes = bucket_sizes(batching.buckets, batch_size, threads.streams) if mode == "bucket" else None
@@ -167,18 +172,35 @@ class Preparation:
             PolicyViolationError: More falls back than is allowed, and ``fallback.on_violation`` is ``refuse``.
         """
         resolved = self._with_threads()
-        verifies = self._section.verify.against != "off" and not self._eager.training and bool(self._cases)
-        tried = precision.candidates(resolved) if verifies else []
+        tried = precision.candidates(resolved) if self._verifies else []
         if len(tried) < 2 or resolved is None:
             prepared = self._compile(resolved)
             if tried:
                 prepared.report.set_config("precision_choice", {"chosen": tried[0], "tried": {}})
-            if verifies:
-                self._judge(prepared, self._compare(prepared))
+            if self._verifies:
+                prepared = self._verified(prepared, resolved)
         else:
             prepared = self._fastest(resolved, tried)
         self._check_policy(prepared.report)
-        self._freeze(prepared)
+        self._release(prepared)
+        return prepared
+
+    @property
+    def _verifies(self) -> bool:
+        return self._section.verify.against != "off" and not self._eager.training and bool(self._cases)
+
+    def _verified(self, prepared: Prepared, resolved: ResolvedOptions | None, name: str | None = None) -> Prepared:
+        """The model once its answers were compared with eager's; a wrong one from the cache is made again."""
+        result = self._compare(prepared, name)
+        compiled = prepared.model.compiled
+        if not result["passed"] and isinstance(compiled, CompiledModule) and compiled.reject_cached():
+            logger.warning("Answers from the cache differ from eager's, compiling again: %s", verify.failure(result))
+            prepared.report.add_note(f"entries of the cache were rejected: {verify.failure(result)}")
+            prepared = self._compile(resolved)
+            result = self._compare(prepared, name)
+        elif isinstance(compiled, CompiledModule):
+            compiled.confirm_cached()
+        self._judge(prepared, result)
         return prepared
 
     def _with_threads(self) -> ResolvedOptions | None:
@@ -192,7 +214,7 @@ class Preparation:
         config = {**resolved.options.config, **added}
         return replace(
             resolved,
-            options=resolved.options.model_copy(update={"config": config}),
+            options=replace(resolved.options, config=config),
             sources={**resolved.sources, **sources},
         )
 
@@ -208,7 +230,11 @@ class Preparation:
             backend=pt2.backend,
             resolved=resolved,
             own_weights=self._section.release_weights and self._freezes,
+            cache=self._cache_settings(),
         )
+        if self._freezes and self._cases and isinstance(compiled, CompiledModule):
+            # Before the first call: what is verified is then what will be served, and it may come from the cache.
+            compiled.freeze()
         only = None
         if self._sizes is None and mode != "dynamic" and not dynamic:
             only = [signature.batch for signature in self._signatures]
@@ -244,8 +270,7 @@ class Preparation:
         winner = self._compile(precision.with_precision(resolved, tried[chosen]))
         winner.report.set_config("precision_choice", facts)
         logger.info("Precision %s is served: the fastest whose answers pass. Tried: %s", tried[chosen], facts["tried"])
-        self._judge(winner, self._compare(winner, tried[chosen]))
-        return winner
+        return self._verified(winner, precision.with_precision(resolved, tried[chosen]), tried[chosen])
 
     def _compare(self, prepared: Prepared, name: str | None = None) -> dict[str, Any]:
         used = name or prepared.report.summary.precision or "f32"
@@ -268,15 +293,23 @@ class Preparation:
         for sentence in found:
             logger.warning("handler.openvino.fallback: %s", sentence)
 
-    def _freeze(self, prepared: Prepared) -> None:
+    def _cache_settings(self) -> CacheSettings:
+        section = self._section.cache
+        return CacheSettings(
+            limit_bytes=int(section.limit_gb * 1e9),
+            lock_seconds=float(section.wait_seconds),
+            packaged=self._packaged,
+            # Verification compares every compiled shape with eager; no need to do so twice.
+            proves=not self._verifies,
+        )
+
+    def _release(self, prepared: Prepared) -> None:
         compiled = prepared.model.compiled
+        if not self._section.release_weights:
+            return
         if self._freezes and self._cases and isinstance(compiled, CompiledModule):
-            compiled.freeze()
-            # Two calls of each shape are recorded and compared; the requests to come are neither.
-            warm_up(compiled, prepared.model, self._cases)
-            if self._section.release_weights:
-                prepared.memory = release_weights(compiled, self._cases, prepared.report)
-        elif self._section.release_weights:
+            prepared.memory = release_weights(compiled, self._cases, prepared.report)
+        else:
             note = "release_weights has no effect: calls are not frozen (handler.openvino.freeze, warmup.inputs)"
             logger.warning("%s", note)
             prepared.report.add_note(note)

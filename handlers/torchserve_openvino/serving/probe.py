@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torchserve_openvino.backend.compare import output_tensors
 from torchserve_openvino.serving.inputs import DeclaredInputs, Inputs, Signature
 
 # float32 sums in another order differ by some 1e-6 of the largest value; what depends on its neighbours, by much more.
@@ -25,11 +26,6 @@ class RowFacts:
 
     joins: bool
     reason: str = ""
-
-
-def output_tensors(output: Any) -> list[torch.Tensor]:
-    """The tensors of any output structure, in order."""
-    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
 
 
 def probe_rows(model: Callable[..., Any], first: Inputs, second: Inputs) -> RowFacts:

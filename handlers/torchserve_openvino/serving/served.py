@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torchserve_openvino.backend.compare import output_tensors
 from torchserve_openvino.errors import OutsideDeclaredError
 from torchserve_openvino.serving.batching import RowRunner
 from torchserve_openvino.serving.counters import Counters
 from torchserve_openvino.serving.inputs import Convert, DeclaredInputs, Fitted, Signature, ordinary
-from torchserve_openvino.serving.probe import Axes, RowFacts, cut_axes, output_tensors, probe_rows
+from torchserve_openvino.serving.probe import Axes, RowFacts, cut_axes, probe_rows
 from torchserve_openvino.serving.streams import Streams
 
 logger = logging.getLogger(__name__)

@@ -6,15 +6,12 @@ from typing import Any
 
 import torch
 
+from torchserve_openvino.backend.compare import output_tensors, relative_tolerance
 from torchserve_openvino.config.sections import VerifySection
-from torchserve_openvino.serving.probe import output_tensors
 from torchserve_openvino.serving.warmup import Case
 
 logger = logging.getLogger(__name__)
 
-# Largest difference relative to the largest value of the output. float32: summation order over some thousand terms;
-# bfloat16 keeps 8 bits of mantissa, float16 11: their rounding adds up over the layers of a network.
-RELATIVE_TOLERANCE = {"f32": 1e-3, "f16": 2e-2, "bf16": 6e-2}
 WORST = {"max_abs": max, "max_rel": max, "cosine": min, "top1_agreement": min}
 
 
@@ -36,13 +33,13 @@ def compare(
         JSON-safe: ``passed``, ``cases``, ``tolerance``, ``problems``; the worst ``max_abs``, ``max_rel``, ``cosine``
         and ``top1_agreement`` (None where no output has classes); and ``outputs`` with these four for each output.
     """
-    relative = RELATIVE_TOLERANCE.get(precision, RELATIVE_TOLERANCE["bf16"])
+    relative = relative_tolerance(precision)
     outputs: list[dict[str, float | None]] = []
     problems: list[str] = []
     for case in cases:
         args, kwargs = case.inputs
         with torch.inference_mode():
-            got, expected = (output_tensors(_plain(model(*args, **kwargs))) for model in (compiled, eager))
+            got, expected = (output_tensors(model(*args, **kwargs)) for model in (compiled, eager))
         if len(got) != len(expected):
             problems.append(f"{case.name}: {len(got)} outputs instead of {len(expected)}")
             continue
@@ -92,11 +89,6 @@ def _difference(
 def _worst(name: str, values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return WORST[name](known) if known else None
-
-
-def _plain(output: Any) -> Any:
-    # A ModelOutput of transformers that torch's pytree does not know is a mapping all the same.
-    return dict(output) if hasattr(output, "keys") else output
 
 
 def _finite(tensor: torch.Tensor) -> torch.Tensor:

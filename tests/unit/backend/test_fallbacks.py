@@ -173,7 +173,7 @@ def test_conversion_failure_is_local_and_has_the_message(monkeypatch: pytest.Mon
 
 
 def test_compile_failure_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchserve_openvino.backend import graph as stage
+    from torchserve_openvino.backend import builder as stage
 
     def failing(*args, **kwargs):
         raise RuntimeError("the plugin is on strike")
@@ -184,7 +184,7 @@ def test_compile_failure_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_compile_failure_goes_to_inductor_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchserve_openvino.backend import graph as stage
+    from torchserve_openvino.backend import builder as stage
 
     def failing(*args, **kwargs):
         raise RuntimeError("the plugin is on strike")

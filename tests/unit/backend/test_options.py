@@ -57,7 +57,7 @@ def test_environment_gives_defaults_and_options_win(monkeypatch, tmp_path: Path)
     assert compiled.report.to_dict()["cache"]["directory"] == str(tmp_path) and list(tmp_path.iterdir())
     compiled = check(net(), torch.randn(4, 6), options={"device": "CPU", "model_caching": False})
     assert compiled.report.to_dict()["config"]["options"]["device"]["value"] == "CPU"
-    assert compiled.report.to_dict()["cache"] == {"enabled": False}
+    assert compiled.report.to_dict()["cache"]["status"] == "off"
 
 
 PROCESS = """

@@ -59,8 +59,8 @@ def test_the_contracts_example(write):
     assert config.backend.options.ov_config() == {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_PRECISION_HINT": "f32",
-        "CACHE_DIR": "/var/cache/torchserve-openvino",
     }
+    assert config.backend.options.cache_dir == "/var/cache/torchserve-openvino"
     section = config.openvino
     assert section.warmup.inputs[0].shape == [3, 224, 224]
     assert section.fallback.allow == ["unsupported_op", "disabled_op"]

@@ -1,0 +1,306 @@
+"""Calls in the cache: one input signature of one model, from the caller's tensors to the answer, without tracing.
+
+An entry names the partitions, holds the graph around them and the partitions' own graphs (for what falls back to
+eager) as plain data, and says where each input of the graph comes from: the caller, a weight by its name, or a stored
+tensor.
+"""
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import safetensors.torch
+import torch
+
+from torchserve_openvino.backend.assemble import Whole
+from torchserve_openvino.backend.execute import GuardedPartition, count_runtime_failure
+from torchserve_openvino.backend.frozen import Key, Route, signature
+from torchserve_openvino.backend.partition_cache import PartitionCache
+from torchserve_openvino.backend.plain_graph import PlainGraph, decode, encode, to_plain
+from torchserve_openvino.backend.plain_tree import text_to_tree, tree_to_text
+from torchserve_openvino.backend.settings import BackendSettings
+from torchserve_openvino.cache.fingerprint import Fingerprint, fingerprint
+from torchserve_openvino.cache.key import digest, graph_options, make_key
+from torchserve_openvino.cache.manifest import Entry
+from torchserve_openvino.cache.tensors import named_weights, tensor_digest, weights_digest
+from torchserve_openvino.cache.versions import python_version, versions
+from torchserve_openvino.config.options import json_safe
+from torchserve_openvino.errors import DamagedEntryError
+from torchserve_openvino.report.tracker import GraphRecord, PartitionRecord
+
+if TYPE_CHECKING:
+    from torchserve_openvino.backend.plain_part import Blueprint
+
+logger = logging.getLogger(__name__)
+
+_TENSORS = "tensors.safetensors"
+
+
+class CallCache:
+    """Loads and stores the calls of one frozen model.
+
+    Args:
+        model: The model; its weights and code must not change any more.
+        settings: Of the model, with a cache.
+        dynamic: As given to ``torch.compile``.
+    """
+
+    def __init__(self, model: Any, settings: BackendSettings, dynamic: bool | None) -> None:
+        assert settings.partitions is not None
+        self._model = model
+        self._settings = settings
+        self._partitions: PartitionCache = settings.partitions
+        self._store = settings.partitions.store
+        self._record = settings.tracker.cache
+        self._dynamic = dynamic
+        self._print: Fingerprint | None = None
+        self._runs: dict[str, Callable[..., Any]] = {}
+        self._used: set[str] = set()
+
+    def fields(self, key: Key) -> dict[str, Any] | None:
+        """What the entry of a signature depends on; None where the model can't be known without tracing."""
+        if self._print is None:
+            self._print = fingerprint(self._model)
+            for what in self._print.unknown:
+                reason = f"{what} can't be made part of the key, so the model is traced in each process"
+                self._record.refused[reason] += 1
+                logger.info("Cache: %s", reason)
+        if self._print.unknown:
+            return None
+        try:
+            form = signature(key)
+        except ValueError as error:
+            self._record.refused[str(error)] += 1
+            return None
+        return {
+            **versions(),
+            "python": python_version(),
+            "code": self._print.code,
+            "weights": self._print.weights,
+            "signature": form,
+            "options": graph_options(json_safe(self._settings.resolved.values())),
+            "arguments": {"dynamic": self._dynamic},
+            "torch_state": _torch_state(),
+        }
+
+    def key(self, fields: Mapping[str, Any]) -> str:
+        """The entry's name."""
+        return make_key("call", fields)
+
+    def lock(self, fields: Mapping[str, Any]) -> AbstractContextManager[bool]:
+        """Held while a signature is traced, so that other processes wait for it instead of tracing too."""
+        return self._store.lock("call", self.key(fields))
+
+    def events(self) -> dict[str, Any]:
+        """What the store counted, JSON-safe."""
+        return self._store.events.to_dict()
+
+    # --- loading ----------------------------------------------------------------------------------------------
+
+    def load(self, fields: Mapping[str, Any]) -> Route | None:
+        """The way of a signature; None where it is not there or can't be used."""
+        key = self.key(fields)
+        entry = self._store.get("call", key)
+        if entry is None:
+            self._record.call_misses += 1
+            if self._record.nearest is None:
+                self._record.nearest = self._store.nearest("call", fields)
+            return None
+        try:
+            route = self._route(entry)
+        except (DamagedEntryError, LookupError, TypeError, ValueError, RuntimeError) as error:
+            logger.warning("A call in the cache can't be used and is traced again: %s", error)
+            self._record.refused[f"a stored call was not used: {str(error)[:200]}"] += 1
+            self._store.discard("call", key)
+            route = None
+        if route is None:
+            self._record.call_misses += 1
+            return None
+        self._record.call_hits += 1
+        self._used.add(key)
+        return route
+
+    def reject(self, key: str) -> None:
+        """Throws away an entry whose answer was wrong, and its partitions."""
+        entry = self._store.get("call", key)
+        for part in entry.body.get("parts", ()) if entry is not None else ():
+            self._store.discard("partition", part["key"])
+        self._store.discard("call", key)
+        self._used.discard(key)
+        self._record.rejected += 1
+        self._record.call_hits -= 1
+
+    def reject_used(self) -> bool:
+        """Throws away every entry that was used; whether there was one."""
+        used = list(self._used)
+        for key in used:
+            self.reject(key)
+        return bool(used)
+
+    def _route(self, entry: Entry) -> Route | None:
+        body = entry.body
+        tensors = safetensors.torch.load(entry.read(_TENSORS)) if _TENSORS in entry.files else {}
+        run = self._run(body, tensors)
+        if run is None:
+            return None
+        weights = dict(named_weights(self._model)) if isinstance(self._model, torch.nn.Module) else {}
+        template: list[Any] = []
+        places: list[tuple[int, int]] = []
+        for position, (kind, value) in enumerate(body["inputs"]):
+            if kind == "leaf":
+                places.append((position, value))
+            sources = {"weight": weights, "tensor": tensors}
+            template.append(sources[kind][value] if kind in sources else decode(value) if kind == "literal" else None)
+        out = [(bool(is_result), value if is_result else decode(value)) for is_result, value in body["out"]]
+        return Route(run, template, places, out, text_to_tree(body["out_spec"]) if body["out_spec"] else None)
+
+    def _run(self, body: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Callable[..., Any] | None:
+        """The graph; signatures that share one share its function."""
+        identity = body["identity"]
+        if identity not in self._runs:
+            run = self._build(body, tensors)
+            if run is None:
+                return None
+            self._runs[identity] = run
+        return self._runs[identity]
+
+    def _build(self, body: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Callable[..., Any] | None:
+        tracker, copy = self._settings.tracker, self._settings.eager_copy
+        stored = [self._partitions.load(part["key"]) for part in body["parts"]]
+        found = [part for part in stored if part is not None]
+        if len(found) < len(stored):
+            return None
+        facts = dict(body["record"])
+        partitions = [PartitionRecord(**partition) for partition in facts.pop("partitions")]
+        record: GraphRecord = tracker.add_graph(**facts, partitions=partitions)
+        calls: dict[str, GuardedPartition] = {}
+        for part, loaded, partition in zip(body["parts"], found, partitions, strict=True):
+            fallback = _LazyGraph(part["graph"], _below(tensors, part["name"]))
+            calls[part["name"]] = GuardedPartition(
+                loaded.run(partition, tracker),
+                functools.partial(copy.run, fallback),
+                functools.partial(count_runtime_failure, tracker, f"graph {record.index} / {part['name']}"),
+                part["returns_tuple"],
+            )
+        for item in body["left_out"]:
+            tracker.add_fallback(**item)
+        whole = body["whole"]
+        if whole is not None:
+            slots = [(kind, decode(value)) for kind, value in whole["slots"]]
+            return Whole(whole["part"], list(whole["pick"]), slots).bind(calls[whole["part"]])
+        return PlainGraph(body["outer"], calls, _below(tensors, "outer"))
+
+    # --- storing ----------------------------------------------------------------------------------------------
+
+    def save(self, fields: Mapping[str, Any], route: Route, blueprint: "Blueprint") -> None:
+        """Stores a confirmed way; what can't be stored is counted with its reason."""
+        try:
+            body, tensors = self._body(route, blueprint)
+        except (TypeError, ValueError) as error:
+            self._record.refused[f"a call was not stored: {error}"] += 1
+            logger.info("Cache: a call is not stored: %s", error)
+            return
+        if weights_digest(self._model) != fields["weights"]:
+            self._record.refused["a call was not stored: the weights changed while it was compiled"] += 1
+            return
+        files = {_TENSORS: safetensors.torch.save(tensors)} if tensors else {}
+        if self._store.put("call", self.key(fields), fields=fields, body=body, files=files) is not None:
+            self._record.stored += 1
+
+    def _body(self, route: Route, blueprint: "Blueprint") -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        from torchserve_openvino.backend.plain_part import attributes
+
+        partitioned = blueprint.partitioned
+        tensors: dict[str, torch.Tensor] = {}
+        parts = []
+        for part, key in zip(partitioned.parts, blueprint.keys, strict=True):
+            graph = to_plain(part.graph.graph)
+            parts.append({"name": part.name, "key": key, "graph": graph, "returns_tuple": part.returns_tuple})
+            tensors |= {f"{part.name}/{name}": tensor for name, tensor in attributes(part.graph).items()}
+        tensors |= {f"outer/{name}": tensor for name, tensor in attributes(partitioned.outer).items()}
+        whole = Whole.of(partitioned.outer)
+        graph = {
+            "parts": parts,
+            "whole": None if whole is None else _plain_whole(whole),
+            "outer": None if whole is not None else to_plain(partitioned.outer.graph),
+        }
+        contents = {name: tensor_digest(tensor) for name, tensor in tensors.items()}
+        body = {
+            **graph,
+            "identity": digest([graph, contents]),
+            "record": _plain_record(blueprint.record),
+            "left_out": [
+                {"kind": i.refusal.kind, "op": i.op, "to": "eager", "reason": i.refusal.reason, "where": i.where}
+                for i in blueprint.left_out
+            ],
+            "inputs": self._inputs(route, tensors),
+            "out": [[is_result, value if is_result else encode(value)] for is_result, value in route.out],
+            "out_spec": tree_to_text(route.out_spec) if route.out_spec is not None else "",
+        }
+        return body, {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
+
+    def _inputs(self, route: Route, tensors: dict[str, torch.Tensor]) -> list[list[Any]]:
+        """Where each input of the graph comes from; tensors that are nobody's go into ``tensors``."""
+        weights = named_weights(self._model) if isinstance(self._model, torch.nn.Module) else ()
+        names = {id(tensor): name for name, tensor in weights}
+        leaves = dict(route.places)
+        found: list[list[Any]] = []
+        for position, value in enumerate(route.template):
+            if position in leaves:
+                found.append(["leaf", leaves[position]])
+            elif isinstance(value, torch.Tensor) and id(value) in names:
+                found.append(["weight", names[id(value)]])
+            elif type(value) is torch.Tensor:
+                name = f"input/{position}"
+                tensors[name] = value
+                found.append(["tensor", name])
+            else:
+                found.append(["literal", encode(value)])
+        return found
+
+
+class _LazyGraph:
+    """A plain graph that is put together when it is first needed, which is when OpenVINO fails."""
+
+    def __init__(self, plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        self._plain = dict(plain)
+        self._tensors = tensors
+
+    @functools.cached_property
+    def _graph(self) -> PlainGraph:
+        return PlainGraph(self._plain, {}, self._tensors)
+
+    def __call__(self, *args: Any) -> Any:
+        return self._graph(*args)
+
+
+def _plain_whole(whole: Whole) -> dict[str, Any]:
+    slots = [[kind, encode(value)] for kind, value in whole.slots]
+    return {"part": whole.part, "pick": whole.pick, "slots": slots}
+
+
+def _below(tensors: Mapping[str, torch.Tensor], part: str) -> dict[str, torch.Tensor]:
+    return {name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.partition("/")[0] == part}
+
+
+def _plain_record(record: GraphRecord) -> dict[str, Any]:
+    """Without what belongs to the process that compiled."""
+    partitions = [
+        {"name": p.name, "ops": p.ops, "op_counts": dict(p.op_counts), "builds": 0} for p in record.partitions
+    ]
+    facts = dataclasses.asdict(record)
+    for name in ("index", "lower_seconds"):
+        del facts[name]
+    return {**facts, "partitions": partitions}
+
+
+def _torch_state() -> dict[str, Any]:
+    """Process-wide settings that tracing reads."""
+    return {
+        "default_dtype": str(torch.get_default_dtype()),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }

@@ -1,0 +1,286 @@
+"""A compiled model as its user calls it: guarded by Dynamo, or frozen, then perhaps from the cache."""
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchserve_openvino.backend.call_cache import CallCache
+from torchserve_openvino.backend.compare import difference
+from torchserve_openvino.backend.frozen import FrozenCalls, GraphCall, Key, Route
+from torchserve_openvino.backend.settings import BackendSettings
+from torchserve_openvino.errors import WeightsReleasedError
+from torchserve_openvino.report import CompileReport, Tracker
+from torchserve_openvino.report.tracker import PartitionRecord
+
+if TYPE_CHECKING:
+    from torchserve_openvino.backend._torch_private import FrameFact, GraphBreakFact
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The model through ``torch.compile``.
+
+    Attributes:
+        release_weights: Lets its graphs go of the weights.
+    """
+
+    call: Callable[..., Any]
+    release_weights: Callable[[], None]
+
+
+class CompiledModule:
+    """A compiled model: call it as the model itself; other attributes are the model's.
+
+    Args:
+        model: The model.
+        trace: Makes what goes through Dynamo.
+        tracker: Where everything is counted.
+        foreign: Name of a backend that is not ours.
+        settings: Of our backend.
+        calls: The cache of calls, for a frozen model.
+        proves: Whether a call from the cache is first compared with eager PyTorch.
+
+    Attributes:
+        report: What ran where, and why; live.
+        eager: The model that was compiled, unchanged.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        trace: Callable[[], Traced],
+        tracker: Tracker,
+        *,
+        foreign: str | None = None,
+        settings: BackendSettings | None = None,
+        calls: CallCache | None = None,
+        proves: bool = True,
+    ) -> None:
+        self.eager = model
+        self.report = CompileReport(tracker)
+        self._trace = trace
+        self._tracker = tracker
+        self._foreign = foreign
+        self._settings = settings
+        self._calls = calls
+        self._proves = proves
+        self._frozen: FrozenCalls | None = None
+        self._lock = threading.RLock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model; compiles at the first call, and for each new shape, dtype or code path."""
+        if self._frozen is None:
+            return self._guarded(args, kwargs)
+        key, leaves, recorded = self._frozen.find(args, kwargs)
+        if recorded is not None:
+            return recorded(leaves)
+        if key is None:
+            return self._guarded(args, kwargs)
+        if self._calls is not None and not self._frozen.known(key):
+            return self._first(self._calls, self._frozen, key, leaves, args, kwargs)
+        return self._recorded(self._frozen, key, leaves, args, kwargs)[0]
+
+    def _recorded(
+        self, frozen: FrozenCalls, key: Key, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, list[GraphCall]]:
+        """A guarded call that is written down."""
+        thread = self._tracker.thread
+        calls: list[GraphCall] = []
+        thread.recording = calls
+        try:
+            result = self._guarded(args, kwargs)
+        finally:
+            thread.recording = None
+        frozen.record(key, leaves, calls, result)
+        return result, calls
+
+    def _first(
+        self,
+        calls: CallCache,
+        frozen: FrozenCalls,
+        key: Key,
+        leaves: list[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """The first call of a signature: from the cache, proven, or traced twice and stored."""
+        with self._lock:
+            if frozen.known(key):
+                return self(*args, **kwargs)
+            fields = calls.fields(key)
+            if fields is None:
+                return self._recorded(frozen, key, leaves, args, kwargs)[0]
+            with calls.lock(fields):
+                route = calls.load(fields)
+                if route is not None:
+                    result = self._proven(route, leaves, args, kwargs)
+                    if result is not None:
+                        frozen.put(key, route)
+                        return result[0]
+                    calls.reject(calls.key(fields))
+                self._recorded(frozen, key, leaves, args, kwargs)
+                result, made = self._recorded(frozen, key, leaves, args, kwargs)
+                confirmed = frozen.find(args, kwargs)[2]
+                if confirmed is not None and made[0].blueprint is not None:
+                    calls.save(fields, confirmed, made[0].blueprint)
+            self._tracker.cache.store = calls.events()
+            return result
+
+    def _proven(
+        self, route: Route, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any] | None:
+        """The answer of a way from the cache, once eager PyTorch gave the same; None where it did not."""
+        result = route(leaves)
+        if not self._proves:
+            return (result,)
+        problem = difference(result, self.eager(*args, **kwargs), self.report.summary.precision)
+        if problem:
+            logger.warning("A cached model answers wrong and is compiled again: %s", problem)
+            return None
+        self._tracker.cache.verified += 1
+        return (result,)
+
+    def freeze(self) -> "CompiledModule":
+        """Promises that the model will not change any more, and takes the guards out of the calls to come.
+
+        After it, a change of weights, buffers, mode, attributes or globals of the model is not seen: answers stay
+        those of the frozen state. Inputs are checked as before: a new shape or type is compiled. Calls that can't be
+        repeated without Dynamo (a graph break, an output that is a view, a buffer that changes) stay guarded.
+        """
+        if self._foreign is None:
+            self._frozen = FrozenCalls()
+        return self
+
+    @property
+    def released(self) -> bool:
+        """Whether `release_weights` freed the module's weights."""
+        return self._settings is not None and self._settings.eager_copy.released
+
+    def reject_cached(self) -> bool:
+        """Throws away the entries of the cache that calls of this model use, because an answer is wrong.
+
+        Returns:
+            Whether there were any; compile the model again then.
+        """
+        return self._calls is not None and self._calls.reject_used()
+
+    def confirm_cached(self) -> None:
+        """Says that somebody compared the answers of all calls so far with eager PyTorch's."""
+        if self._calls is not None:
+            self._tracker.cache.verified = self._tracker.cache.call_hits
+
+    @property
+    def frozen(self) -> int:
+        """How many input signatures run without guards; 0 before `freeze`."""
+        return self._frozen.recorded if self._frozen is not None else 0
+
+    def release_weights(self) -> "CompiledModule":
+        """Frees the module's parameters and buffers, which the frozen calls do not need.
+
+        After it the module is empty, only the signatures recorded since `freeze` can be called, and nothing can fall
+        back to eager PyTorch. Compile with ``own_weights=True`` to be able to.
+
+        Raises:
+            WeightsReleasedError: Something still needs them: the reason is in the message, and nothing was freed.
+        """
+        if reason := self._why_weights_are_needed():
+            raise WeightsReleasedError(f"the weights are still needed: {reason}")
+        assert self._settings is not None and isinstance(self.eager, torch.nn.Module)
+        self._settings.eager_copy.released = True
+        if "_traced" in vars(self):
+            self._traced.release_weights()
+        for tensor in (*self.eager.parameters(), *self.eager.buffers()):
+            tensor.data = torch.empty(0, dtype=tensor.dtype)
+        return self
+
+    def _why_weights_are_needed(self) -> str | None:
+        if self._settings is None or not isinstance(self.eager, torch.nn.Module):
+            return "only a module that OpenVINO runs can do without"
+        if not self._settings.own_weights:
+            return "the compiled model shares them (own_weights is False)"
+        if self._frozen is None or not self._frozen.recorded or self._frozen.refused:
+            refused = ", ".join(self._frozen.refused) if self._frozen is not None else ""
+            return f"calls run guarded{': ' + refused if refused else ', freeze() and call first'}"
+        summary = self.report.summary
+        if summary.coverage < 1.0 or summary.graph_breaks:
+            left = summary.ops_total - summary.ops_on_openvino
+            return f"{left} op(s) run in eager, {summary.graph_breaks} graph break(s)"
+        return None
+
+    @functools.cached_property
+    def _traced(self) -> Traced:
+        """Made when a call first has to be traced: a worker that starts warm never imports Dynamo."""
+        return self._trace()
+
+    def _guarded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        from torchserve_openvino.backend._torch_private import FrameEvents
+
+        if self.released:
+            raise WeightsReleasedError("this call was not compiled before the weights were released")
+        mark = FrameEvents.mark()
+        runs = self._tracker.thread.graph_calls
+        result = self._traced.call(*args, **kwargs)
+        ran = self._foreign is not None or self._tracker.thread.graph_calls != runs
+        if FrameEvents.frames_seen() != mark.frames:
+            self._harvest(FrameEvents.breaks_since(mark), FrameEvents.frames_since(mark), ran)
+        if not ran:
+            self._count_eager_call()
+        return result
+
+    def _count_eager_call(self) -> None:
+        """No graph of ours ran: Dynamo skipped the model, gave up on it, or was told to."""
+        reason = "Dynamo ran this call without any compiled graph"
+        if self._tracker.last_failure:
+            reason += f"; its last failure was: {self._tracker.last_failure}"
+        if self._tracker.add_fallback("graph_break", "whole call", to="eager", reason=reason):
+            logger.warning("Fallback: a whole call ran in eager PyTorch: %s", reason)
+
+    def _harvest(self, breaks: Iterable["GraphBreakFact"], frames: Iterable["FrameFact"], ran: bool) -> None:
+        """Takes over what Dynamo recorded during a call in which it compiled something."""
+        tracker = self._tracker
+        for fact in breaks:
+            tracker.add_graph_break(fact.reason, fact.where)
+        for frame in frames:
+            if frame.recompile_reason and not frame.failure:
+                tracker.add_recompile(frame.where, frame.recompile_reason, frame.compile_id)
+            if frame.failure:
+                tracker.last_failure = frame.failure
+                if ran:
+                    op = frame.where or "a function"
+                    tracker.add_fallback("graph_break", op, to="eager", reason=frame.failure, where=frame.where)
+            if self._foreign is not None and frame.ops:
+                record = tracker.add_graph(
+                    compile_id=frame.compile_id, where=frame.where, stage="inference", ops_total=frame.ops
+                )
+                record.partitions.append(PartitionRecord(self._foreign, frame.ops, runs_on=self._foreign))
+
+    def eval(self) -> "CompiledModule":
+        """Puts the model into evaluation mode; the next call compiles for it."""
+        return self.train(False)
+
+    def train(self, mode: bool = True) -> "CompiledModule":
+        """Sets the model's mode, as `torch.nn.Module.train`."""
+        if isinstance(self.eager, torch.nn.Module):
+            self.eager.train(mode)
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> "CompiledModule":
+        """Moves or casts the model, as `torch.nn.Module.to`."""
+        if isinstance(self.eager, torch.nn.Module):
+            self.eager.to(*args, **kwargs)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "eager":
+            raise AttributeError(name)
+        return getattr(self.eager, name)
+
+    def __repr__(self) -> str:
+        return f"CompiledModule({self.eager!r})"

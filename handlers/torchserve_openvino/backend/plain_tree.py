@@ -1,0 +1,43 @@
+"""The structure of a call's inputs and of its answer as text, and back."""
+
+import json
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+# torch's reader imports whatever module an entry names for these two.
+_IMPORTING = ("collections.defaultdict", "__enum__")
+
+
+def tree_to_text(spec: Any) -> str:
+    """The structure as JSON text.
+
+    Raises:
+        ValueError: A container that torch's pytree has no name for, or that can't be read back without importing code.
+    """
+    try:
+        text: str = pytree.treespec_dumps(spec)
+    except (NotImplementedError, TypeError) as error:
+        raise ValueError(f"the structure has no text form: {error}") from error
+    _check(text)
+    return text
+
+
+def text_to_tree(text: str) -> Any:
+    """The structure that `tree_to_text` wrote.
+
+    Raises:
+        ValueError: Not such a text, or one of a container that this process does not know.
+    """
+    _check(text)
+    try:
+        return pytree.treespec_loads(text)
+    except (NotImplementedError, TypeError, KeyError) as error:
+        raise ValueError(f"the structure can't be read: {error}") from error
+
+
+def _check(text: str) -> None:
+    json.loads(text)
+    for name in _IMPORTING:
+        if name in text:
+            raise ValueError(f"the structure holds a {name.strip('_')}, which can't be stored")

@@ -1,0 +1,216 @@
+"""Manifests: one JSON file per entry, canonical, with a checksum that is looked at before anything else.
+
+The file is ``{"checksum":"<64 hex digits>",REST}``, and the checksum that of ``{REST}``. Later schemas keep that
+frame, so that an older reader can tell "newer than I know" from "damaged".
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, get_args
+
+from blake3 import blake3
+
+from torchserve_openvino.errors import DamagedEntryError
+
+Kind = Literal["call", "partition", "blob"]
+
+SCHEMA = 1
+KINDS: tuple[str, ...] = get_args(Kind)
+MAX_BYTES = 64 * 2**20
+HEX = re.compile(r"[0-9a-f]{64}")
+FILE_NAME = re.compile(r"[a-z0-9._-]{1,64}")
+# Any digest that a manifest of whatever schema names: enough to know which objects it needs.
+_ANY_DIGEST = re.compile(rb'"([0-9a-f]{64})"')
+
+_HEAD = b'{"checksum":"'
+_HEAD_BYTES = len(_HEAD) + 64 + len(b'",')
+_KEYS = {"schema", "kind", "key", "fields", "body", "files", "created"}
+
+
+class ForeignSchemaError(Exception):
+    """A sound manifest of another version of this package."""
+
+
+class FileRef(NamedTuple):
+    """A file of an entry: its blake3 digest in hexadecimal, and its size in bytes."""
+
+    digest: str
+    bytes: int
+
+
+class FileSource(Protocol):
+    """What an entry gets its files from."""
+
+    def read_file(self, entry: "Entry", name: str) -> bytes:
+        """Bytes of a file, as verified."""
+        ...
+
+    def file_path(self, entry: "Entry", name: str) -> Path:
+        """Place of a file that was verified."""
+        ...
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A stored entry. Its manifest was verified; a file is when it is asked for.
+
+    Attributes:
+        kind: What it is: ``call``, ``partition`` or ``blob``.
+        key: 64 hexadecimal digits.
+        fields: What the key was made of, for people.
+        body: What was stored, JSON.
+        files: Digest and size of each file.
+        created: When it was written, UTC, ISO 8601.
+    """
+
+    kind: str
+    key: str
+    fields: Mapping[str, Any]
+    body: Mapping[str, Any]
+    files: Mapping[str, FileRef]
+    created: str = ""
+    _source: FileSource | None = field(default=None, repr=False, compare=False)
+
+    def read(self, name: str) -> bytes:
+        """A file of the entry; the checksum was that of these very bytes.
+
+        Raises:
+            DamagedEntryError: The file is missing, damaged or unreadable. The entry is gone then, or will be a miss.
+        """
+        return self._files_from().read_file(self, name)
+
+    def path(self, name: str) -> Path:
+        """Place of a file, verified just now, for what takes nothing but a file. Must not be written to.
+
+        Another process may evict the entry before the file is opened.
+
+        Raises:
+            DamagedEntryError: As for `read`.
+        """
+        return self._files_from().file_path(self, name)
+
+    def _files_from(self) -> FileSource:
+        if self._source is None:
+            raise DamagedEntryError(f"{label(self.kind, self.key)} belongs to no store")
+        return self._source
+
+
+def label(kind: str, key: str) -> str:
+    """An entry's name in messages."""
+    return f"{kind} {key[:12]}"
+
+
+def check_name(kind: str, key: str) -> None:
+    """Raises ValueError for a kind or a key that can't be one."""
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
+    if not isinstance(key, str) or not HEX.fullmatch(key):
+        raise ValueError(f"a key is 64 hexadecimal digits, not {key!r}")
+
+
+def check_file_name(name: str) -> None:
+    """Raises ValueError for what can't be the name of an entry's file."""
+    if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
+        raise ValueError(f"a file's name is 1 to 64 of a-z, 0-9, '.', '_' and '-', not {name!r}")
+
+
+def canonical(value: Any) -> bytes:
+    """JSON with sorted keys and no spaces, ASCII.
+
+    Raises:
+        TypeError, ValueError: It is no JSON: another type, a key that is no text, NaN, infinity.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def plain(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A mapping as it will come back: tuples as lists, keys as text. Raises as `canonical`."""
+    return json.loads(canonical(dict(value)))
+
+
+def encode(record: Mapping[str, Any]) -> bytes:
+    """The manifest file of a record, which is all but the checksum."""
+    rest = canonical(dict(record))
+    return _HEAD + blake3(rest).hexdigest().encode() + b'",' + rest[1:]
+
+
+def record_of(entry: Entry) -> dict[str, Any]:
+    """What `encode` takes."""
+    files = {name: {"digest": ref.digest, "bytes": ref.bytes} for name, ref in entry.files.items()}
+    return {
+        "schema": SCHEMA,
+        "kind": entry.kind,
+        "key": entry.key,
+        "fields": entry.fields,
+        "body": entry.body,
+        "files": files,
+        "created": entry.created,
+    }
+
+
+def decode(data: bytes, kind: str, key: str, source: FileSource | None = None) -> Entry:
+    """The entry of a manifest file.
+
+    Args:
+        data: Content of the file.
+        kind: Folder in which it lies.
+        key: Name under which it lies.
+        source: Where the entry gets its files from.
+
+    Raises:
+        ForeignSchemaError: It is sound, and of another schema.
+        DamagedEntryError: It is anything but a sound manifest of this kind and key.
+    """
+    record = _checked(data)
+    if record.get("schema") != SCHEMA:
+        raise ForeignSchemaError(f"schema {record.get('schema')!r}, not {SCHEMA}")
+    if set(record) != _KEYS:
+        raise DamagedEntryError(f"the manifest has the keys {sorted(record)}")
+    if record["kind"] != kind or record["key"] != key:
+        raise DamagedEntryError(f"the manifest is that of {record['kind']!r} {record['key']!r}")
+    if not isinstance(record["fields"], dict) or not isinstance(record["body"], dict):
+        raise DamagedEntryError("fields and body are not JSON objects")
+    if not isinstance(record["created"], str):
+        raise DamagedEntryError("created is no text")
+    files = _files(record["files"])
+    return Entry(kind, key, record["fields"], record["body"], files, record["created"], source)
+
+
+def _checked(data: bytes) -> dict[str, Any]:
+    if len(data) > MAX_BYTES:
+        raise DamagedEntryError(f"the manifest has {len(data)} bytes, more than {MAX_BYTES}")
+    stated, comma = data[len(_HEAD) : len(_HEAD) + 64], data[len(_HEAD) + 64 : _HEAD_BYTES]
+    digest = blake3(b"{")
+    digest.update(memoryview(data)[_HEAD_BYTES:])
+    if not data.startswith(_HEAD) or comma != b'",' or digest.hexdigest().encode() != stated:
+        raise DamagedEntryError("the manifest does not match its checksum")
+    try:
+        record = json.loads(b"{" + data[_HEAD_BYTES:])
+    except (ValueError, RecursionError) as error:
+        raise DamagedEntryError(f"the manifest is no JSON: {error}") from error
+    return record
+
+
+def _files(value: Any) -> dict[str, FileRef]:
+    if not isinstance(value, dict):
+        raise DamagedEntryError("files is no JSON object")
+    files = {}
+    for name, ref in value.items():
+        if not FILE_NAME.fullmatch(name):
+            raise DamagedEntryError(f"{name[:80]!r} can't be the name of a file")
+        size = ref.get("bytes") if isinstance(ref, dict) else None
+        digest = ref.get("digest") if isinstance(ref, dict) else None
+        if not isinstance(digest, str) or not HEX.fullmatch(digest) or set(ref) != {"digest", "bytes"}:
+            raise DamagedEntryError(f"file {name!r} has no digest")
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise DamagedEntryError(f"file {name!r} has no size")
+        files[name] = FileRef(digest, size)
+    return files
+
+
+def digests_in(data: bytes) -> set[str]:
+    """Digests that a manifest names, whatever its schema and state; may hold some that are none of its files'."""
+    return {found.decode("ascii") for found in _ANY_DIGEST.findall(data)}

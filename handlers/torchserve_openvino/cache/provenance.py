@@ -1,0 +1,56 @@
+"""Where a Python module comes from: the user, an installed package, or Python itself."""
+
+import functools
+import sys
+import sysconfig
+from importlib import metadata
+from pathlib import Path
+
+from blake3 import blake3
+
+_LIBRARIES = ("purelib", "platlib", "stdlib", "platstdlib")
+
+
+def is_torch(module: str) -> bool:
+    """Whether a module is torch's own, which counts by torch's version."""
+    return module == "torch" or module.startswith("torch.")
+
+
+@functools.lru_cache(maxsize=4096)
+def is_installed(module: str) -> bool:
+    """Whether a module belongs to an installed package or to Python itself, and so counts by version."""
+    if module == "builtins" or module in sys.builtin_module_names:
+        return True
+    if module == "__main__":
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:
+        # A part of an installed package that is compiled into another has no file.
+        top = module.partition(".")[0]
+        return top != module and top in sys.modules and is_installed(top)
+    parts = Path(file).parts
+    if "site-packages" in parts or "dist-packages" in parts:
+        return True
+    return any(Path(file).is_relative_to(sysconfig.get_path(name)) for name in _LIBRARIES)
+
+
+@functools.lru_cache(maxsize=1024)
+def version(module: str) -> str:
+    """Version of the package that a module belongs to; empty where it states none."""
+    top = module.partition(".")[0]
+    stated = getattr(sys.modules.get(top), "__version__", None)
+    if isinstance(stated, str):
+        return stated
+    try:
+        return metadata.version(top) if is_installed(top) and top not in sys.stdlib_module_names else ""
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+@functools.lru_cache(maxsize=1024)
+def source_digest(module: str) -> str:
+    """Of a module's file; empty where it has none, and for Python's own."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if module.partition(".")[0] in sys.stdlib_module_names or file is None or not Path(file).is_file():
+        return ""
+    return blake3(Path(file).read_bytes()).hexdigest()

@@ -1,0 +1,43 @@
+"""Digests of tensors and of all weights of a model, by content."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from blake3 import blake3
+
+
+def weights_digest(model: Any) -> str:
+    """Digest of all parameters and buffers of a module, the non-persistent ones as well."""
+    found = blake3(max_threads=blake3.AUTO)
+    if isinstance(model, torch.nn.Module):
+        seen: dict[tuple[Any, ...], str] = {}
+        for name, tensor in named_weights(model):
+            _tensor_into(found, name, tensor, seen)
+    return found.hexdigest()
+
+
+def named_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and buffers with their full names; one that has two names comes twice."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def tensor_digest(tensor: torch.Tensor) -> str:
+    """Digest of one tensor: type, shape, strides, content."""
+    found = blake3(max_threads=blake3.AUTO)
+    _tensor_into(found, "", tensor, {})
+    return found.hexdigest()
+
+
+def _tensor_into(found: Any, name: str, tensor: torch.Tensor, seen: dict[tuple[Any, ...], str]) -> None:
+    facts = (str(tensor.dtype), tuple(tensor.shape), tensor.stride(), str(tensor.layout), str(tensor.device))
+    found.update(f"{name}|{facts}|{tensor.requires_grad}|".encode())
+    place = (tensor.data_ptr(), *facts)
+    if place in seen:
+        found.update(f"is {seen[place]}".encode())
+        return
+    seen[place] = name
+    if tensor.numel():
+        plain = tensor.detach().cpu().contiguous().reshape(-1)
+        found.update(plain.view(torch.uint8).numpy().data)

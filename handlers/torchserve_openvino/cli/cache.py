@@ -1,0 +1,267 @@
+"""`torchserve-openvino cache ls|verify|prune|export|import|clear`."""
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from torchserve_openvino.cli import cache_tables as tables
+from torchserve_openvino.cli.console import fail, print_json, stdout
+
+if TYPE_CHECKING:
+    from torchserve_openvino.cache.store import Store
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
+_AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])", re.IGNORECASE)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+cache = typer.Typer(
+    help="Look at the cache of compiled models, check it, make it smaller, carry it to another machine.",
+    no_args_is_help=True,
+)
+
+
+def size_of(text: str) -> int:
+    """Bytes of ``5GB``, ``512 MiB`` or ``1000``."""
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
+        raise typer.BadParameter(f"{text!r} is no size; write e.g. 5GB, 512MiB or a number of bytes.")
+    unit = (match[2] or "").lower()
+    return int(float(match[1]) * (1024 if unit.endswith("i") else 1000) ** (" kmgt".index(unit[0]) if unit else 0))
+
+
+def age_of(text: str) -> float:
+    """Seconds of ``30d``, ``12h``, ``2w``, ``90m`` or ``10s``."""
+    match = _AGE.fullmatch(text.strip())
+    if not match:
+        raise typer.BadParameter(f"{text!r} is no age; write e.g. 30d, 12h or 2w.")
+    return float(match[1]) * _SECONDS[match[2].lower()]
+
+
+Dir = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir",
+        help="The cache's folder. By default OPENVINO_TORCH_CACHE_DIR, else torchserve-openvino in your cache folder.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@cache.command("ls")
+def ls(folder: Dir = None, as_json: Json = False) -> None:
+    """List the entries, the last used one first.
+
+    Examples:
+
+        torchserve-openvino cache ls
+
+        torchserve-openvino cache ls --json | jq '.entries[].key'
+    """
+    store = _look(folder)
+    rows, unread = tables.rows(store)
+    size = store.size()
+    if as_json:
+        print_json({"dir": str(store.root), "entries": rows, "unreadable": unread, "total": size._asdict()})
+        return
+    console = stdout()
+    if rows:
+        console.print(tables.table(rows))
+    console.print(f"{size.entries} entries, {tables.human(size.bytes)} in {store.root}")
+    if unread:
+        console.print(f"{unread} of them are damaged or of another version; run torchserve-openvino cache verify.")
+
+
+@cache.command("verify")
+def verify(folder: Dir = None, as_json: Json = False) -> None:
+    """Read every file and compare it with its checksum. Removes nothing: a damaged entry is made again when it is used.
+
+    Exit code 0 if all is well, 1 otherwise.
+
+    Examples:
+
+        torchserve-openvino cache verify
+
+        torchserve-openvino cache verify --dir /var/cache/torchserve-openvino --json
+    """
+    store = _look(folder)
+    with tables.progress("Reading") as progress:
+        problems = store.verify(progress)
+    if as_json:
+        print_json({"dir": str(store.root), "ok": not problems, "problems": [each._asdict() for each in problems]})
+    else:
+        size = store.size()
+        tables.print_problems(problems)
+        verdict = f"{len(problems)} problems" if problems else "all in order"
+        stdout().print(f"{size.entries} entries, {tables.human(size.bytes)} in {store.root}: {verdict}")
+    if problems:
+        raise typer.Exit(1)
+
+
+@cache.command("prune")
+def prune(
+    folder: Dir = None,
+    to: Annotated[
+        int | None,
+        typer.Option(parser=size_of, metavar="SIZE", help="Size to shrink to, e.g. 5GB or 512MiB.", show_default=False),
+    ] = None,
+    older_than: Annotated[
+        float | None,
+        typer.Option(
+            parser=age_of,
+            metavar="AGE",
+            help="Drop what was not used for that long, e.g. 30d or 12h.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Drop the entries that were not used for longest, and what interrupted writes left. By default to 20 GiB.
+
+    Examples:
+
+        torchserve-openvino cache prune --to 5GB
+
+        torchserve-openvino cache prune --older-than 30d
+    """
+    store = _change(folder)
+    limit = sys.maxsize if to is None and older_than is not None else to
+    tables.print_freed(store, store.prune(limit, older_than=older_than), as_json)
+
+
+@cache.command("export")
+def export(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The tar file to write.", show_default=False)],
+    keys: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY]...", help="Keys or their beginnings, as ls shows them.", show_default=False),
+    ] = None,
+    folder: Dir = None,
+) -> None:
+    """Write entries to a tar file, all of them or those named.
+
+    Exit code 1 if an entry was damaged and left out.
+
+    Examples:
+
+        torchserve-openvino cache export warm.tar
+
+        torchserve-openvino cache export one.tar 3f9a1c22b07d
+    """
+    from torchserve_openvino.cache import bundle
+
+    store = _look(folder)
+    chosen = _matching(store, keys) if keys else None
+    with tables.progress("Writing") as progress, _told(file):
+        moved = bundle.export(store, file, chosen, progress=progress)
+    tables.print_moved(moved, f"written to {file}")
+
+
+@cache.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A tar file that export wrote.", show_default=False)],
+    folder: Dir = None,
+) -> None:
+    """Take over the entries of a tar file. Everything is verified; what is wrong is named and left out.
+
+    Compiled models are code: take them only from whom you would take a program.
+
+    Exit code 1 if something was left out.
+
+    Examples:
+
+        torchserve-openvino cache import warm.tar
+    """
+    from torchserve_openvino.cache import bundle
+
+    store = _change(folder, make=True)
+    with tables.progress("Reading") as progress, _told(file):
+        moved = bundle.import_(store, file, progress=progress)
+    tables.print_moved(moved, f"taken over into {store.root}")
+
+
+@cache.command("clear")
+def clear(folder: Dir = None, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False) -> None:
+    """Drop everything.
+
+    Examples:
+
+        torchserve-openvino cache clear --yes
+    """
+    store = _change(folder)
+    size = store.size()
+    if not yes:
+        typer.confirm(
+            f"Drop {size.entries} entries, {tables.human(size.bytes)}, in {store.root}?", abort=True, err=True
+        )
+    tables.print_freed(store, store.clear(), as_json=False)
+
+
+def default_dir() -> Path:
+    """Where the backend keeps its cache if nobody names a folder."""
+    from torchserve_openvino.config.options import ENV_CACHE_DIR, cache_root
+
+    given = os.environ.get(ENV_CACHE_DIR, "").strip()
+    return Path(os.path.normpath(cache_root() / Path(given).expanduser())) if given else cache_root()
+
+
+def _open(folder: Path | None, *, writable: bool) -> "Store":
+    from torchserve_openvino.cache.store import Store
+    from torchserve_openvino.errors import CacheDirectoryError
+
+    try:
+        return Store(folder.expanduser() if folder is not None else default_dir(), writable=writable)
+    except CacheDirectoryError as error:
+        fail(str(error))
+
+
+def _look(folder: Path | None) -> "Store":
+    """A store that is only read; one that does not exist is empty, and that is said."""
+    store = _open(folder, writable=False)
+    if not store.root.exists():
+        typer.echo(f"note: {store.root} does not exist", err=True)
+    return store
+
+
+def _change(folder: Path | None, *, make: bool = False) -> "Store":
+    """A store that can be written; where there is none it is made, or is empty."""
+    store = _look(folder)
+    if not make and not store.root.exists():
+        return store
+    store = _open(folder, writable=True)
+    if store.why_read_only is not None:
+        fail(f"{store.why_read_only}.")
+    return store
+
+
+@contextlib.contextmanager
+def _told(file: Path) -> Iterator[None]:
+    """Failures that end a command, as one message."""
+    from torchserve_openvino.errors import TorchServeOpenVINOError
+
+    try:
+        yield
+    except OSError as error:
+        fail(f"{error.filename or file}: {error.strerror or error}")
+    except TorchServeOpenVINOError as error:
+        fail(f"{file}: {error}")
+
+
+def _matching(store: "Store", given: list[str]) -> set[str]:
+    from torchserve_openvino.cache.housekeeping import manifests
+
+    known = {found.key for found in manifests(store.root)}
+    chosen = set()
+    for text in given:
+        found = {key for key in known if key.startswith(text.lower())}
+        if len(found) != 1:
+            what = "no entry" if not found else f"{len(found)} entries"
+            raise typer.BadParameter(f"{what} in {store.root} begin with {text!r}; see torchserve-openvino cache ls.")
+        chosen |= found
+    return chosen

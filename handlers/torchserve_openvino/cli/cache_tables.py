@@ -1,0 +1,136 @@
+"""The cache for a terminal: tables, sizes, ages, progress bars."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from torchserve_openvino.cli.console import print_json, stdout
+
+if TYPE_CHECKING:
+    from torchserve_openvino.cache.bundle import Moved
+    from torchserve_openvino.cache.store import Freed, Problem, Store
+
+_FIELDS = ("model", "device", "cpu", "torch", "openvino")
+
+
+def rows(store: "Store") -> tuple[list[dict[str, Any]], int]:
+    """The entries, JSON-safe, the last used one first; and how many could not be read."""
+    from torchserve_openvino.cache.housekeeping import manifests
+    from torchserve_openvino.cache.manifest import ForeignSchemaError
+    from torchserve_openvino.errors import DamagedEntryError
+
+    found_rows: list[dict[str, Any]] = []
+    unread = 0
+    for found in reversed(manifests(store.root)):
+        try:
+            entry = store.load(found.kind, found.key)
+        except (OSError, DamagedEntryError, ForeignSchemaError):
+            unread += 1
+            continue
+        found_rows.append(
+            {
+                "kind": entry.kind,
+                "key": entry.key,
+                "bytes": found.bytes + sum(ref.bytes for ref in entry.files.values()),
+                "created": entry.created,
+                "last_used": datetime.fromtimestamp(found.used).astimezone().isoformat(timespec="seconds"),
+                "fields": dict(entry.fields),
+                "files": {name: ref._asdict() for name, ref in entry.files.items()},
+            }
+        )
+    return found_rows, unread
+
+
+def table(entries: Sequence[Mapping[str, Any]]) -> Table:
+    """A line for each entry; of the fields, those that any entry has."""
+    shown = [name for name in _FIELDS if any(_field(each["fields"], name) for each in entries)]
+    result = Table("kind", "key", "size", "age", "last used", *shown)
+    result.columns[2].justify = "right"
+    for column in result.columns[:5]:
+        column.no_wrap = True
+    for each in entries:
+        facts = [_field(each["fields"], name) or "-" for name in shown]
+        times = [_ago(each["created"]), _ago(each["last_used"])]
+        cells = [each["kind"], each["key"][:12], human(each["bytes"]), *times, *facts]
+        result.add_row(*(Text(str(cell)) for cell in cells))
+    return result
+
+
+def _field(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
+    if value is None and isinstance(fields.get("capabilities"), Mapping):
+        value = fields["capabilities"].get(name)
+    if isinstance(value, Mapping):
+        value = value.get("name") or next(iter(value.values()), None)
+    text = "" if value is None else str(value)
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
+def human(size: float) -> str:
+    """Bytes in the unit that fits: ``1.5 GB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def _ago(moment: str) -> str:
+    try:
+        seconds = max(0.0, time.time() - datetime.fromisoformat(moment).timestamp())
+    except ValueError:
+        return "-"
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def print_problems(problems: "Sequence[Problem]") -> None:
+    """A line for each problem, on stdout."""
+    if not problems:
+        return
+    result = Table("kind", "key", "what is wrong", "file")
+    for each in problems:
+        result.add_row(*(Text(cell or "-") for cell in (each.kind, each.key[:12], each.reason, each.path)))
+    stdout().print(result)
+
+
+def print_freed(store: "Store", freed: "Freed", as_json: bool) -> None:
+    """What was dropped and what is left."""
+    left = store.size()
+    if as_json:
+        gone = {"entries": freed.entries, "files": freed.files, "bytes": freed.bytes}
+        print_json({"dir": str(store.root), "freed": gone, "left": left._asdict()})
+        return
+    stdout().print(
+        f"Dropped {freed.entries} entries, {human(freed.bytes)}; {left.entries} entries, {human(left.bytes)} are left "
+        f"in {store.root}"
+    )
+
+
+def print_moved(moved: "Moved", where: str) -> None:
+    """What was carried over, and what was not."""
+    print_problems(moved.problems)
+    stdout().print(f"{moved.entries} entries, {human(moved.bytes)} {where}")
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on stderr that takes bytes done and to do; None where nobody would see it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

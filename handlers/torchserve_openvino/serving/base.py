@@ -1,0 +1,22 @@
+"""TorchServe's BaseHandler, imported without what it drags along.
+
+Its module imports ``openvino.torch``, which is OpenVINO's own torch.compile backend and imports all of Dynamo: three
+seconds of each worker's start, for something that this package replaces.
+"""
+
+import sys
+from typing import Any
+
+_UNUSED = "openvino.torch"
+
+_before: Any = sys.modules.get(_UNUSED)
+if _before is None:
+    # An entry of None is Python's own way to say that a module can't be imported; BaseHandler then goes on without.
+    sys.modules[_UNUSED] = None  # type: ignore[assignment]
+try:
+    from ts.torch_handler.base_handler import BaseHandler
+finally:
+    if _before is None:
+        del sys.modules[_UNUSED]
+
+__all__ = ["BaseHandler"]
