@@ -77,6 +77,10 @@ class WeightsReleasedError(TorchServeOpenVINOError, RuntimeError):
     """A call that needs PyTorch's copy of the weights, which was freed."""
 
 
+class PackagingError(TorchServeOpenVINOError):
+    """A model archive that can't be made, read, or compiled for."""
+
+
 class ItemError(TorchServeOpenVINOError, ValueError):
     """What one request item is answered instead of a result; the rest of its batch is not concerned."""
 

@@ -189,3 +189,18 @@ class PartitionCache:
 def _first_line(error: Exception) -> str:
     lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("Exception from")]
     return lines[0][:200] if lines else type(error).__name__
+
+
+def fits_here(fields: Mapping[str, Any]) -> bool:
+    """Whether a blob with these fields is for this machine's device, whatever its configuration."""
+    device = str(fields.get("device", ""))
+    capabilities = fields.get("capabilities", {})
+    if LEVEL in capabilities:
+        return device == "CPU" and capabilities[LEVEL] == cpu_level()
+    try:
+        facts = device_facts(device)
+    except RuntimeError:
+        # A device that this machine lacks.
+        return False
+    wanted = {name: facts[name] for name in ("fast", "cpu", "limit")}
+    return bool(fields.get("device_name") == facts["names"] and capabilities == wanted)

@@ -1,6 +1,7 @@
 """From settings to the store that a model uses."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchserve_openvino.cache.layers import Layers
@@ -8,6 +9,11 @@ from torchserve_openvino.cache.store import LIMIT_BYTES, Store
 
 # Where `torchserve-openvino package` puts entries into a model archive.
 PACKAGED_FOLDER = "torchserve-openvino-cache"
+# How `torchserve-openvino package --precompile` tells the worker that it starts where to store.
+PRECOMPILE_ENV = "TORCHSERVE_OPENVINO_PRECOMPILE"
+FOR_LEVEL_ENV = "TORCHSERVE_OPENVINO_PRECOMPILE_FOR_LEVEL"
+# The date of packaged entries: the same content shall give the same archive.
+_PACKAGED_DATE = "1980-01-01T00:00:00+00:00"
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,8 @@ class CacheSettings:
         proves: Whether the answer of a call from the cache is compared with eager PyTorch's before it is used; False
             where somebody else compares.
         for_level: Whether compiled models are stored for any CPU with this one's instruction set.
+        directory: Folder instead of the options' ``cache_dir``, whether or not ``model_caching`` is on.
+        created: Date that entries state, instead of now.
     """
 
     limit_bytes: int = LIMIT_BYTES
@@ -28,6 +36,16 @@ class CacheSettings:
     packaged: Path | None = None
     proves: bool = True
     for_level: bool = False
+    directory: Path | None = None
+    created: str | None = None
+
+    def while_packaging(self, env: Mapping[str, str]) -> "CacheSettings":
+        """These settings, or those of a worker that fills an archive's cache, where the environment says so."""
+        folder = env.get(PRECOMPILE_ENV)
+        if not folder:
+            return self
+        level = bool(env.get(FOR_LEVEL_ENV))
+        return replace(self, directory=Path(folder), created=_PACKAGED_DATE, packaged=None, for_level=level)
 
 
 def open_cache(directory: str | None, settings: CacheSettings) -> Layers | None:
@@ -40,9 +58,12 @@ def open_cache(directory: str | None, settings: CacheSettings) -> Layers | None:
     Raises:
         CacheDirectoryError: The folder belongs to another user, or others may write to it.
     """
+    folder = settings.directory or (Path(directory) if directory is not None else None)
     primary = None
-    if directory is not None:
-        primary = Store(Path(directory), limit_bytes=settings.limit_bytes, lock_seconds=settings.lock_seconds)
+    if folder is not None:
+        primary = Store(
+            folder, limit_bytes=settings.limit_bytes, lock_seconds=settings.lock_seconds, created=settings.created
+        )
     extra = []
     if settings.packaged is not None and settings.packaged.is_dir():
         extra.append(Store(settings.packaged, writable=False, private=False))

@@ -4,8 +4,9 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from torchserve_openvino.cache.directory import NotPlainFileError, foreign, open_plain, remove
 from torchserve_openvino.cache.events import Events
@@ -98,6 +99,17 @@ class Reader:
                 with contextlib.suppress(OSError, DamagedEntryError, ForeignSchemaError):
                     yield self.load(found.kind, found.key)
 
+    def nearest(self, kind: str, wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | None:
+        """As `Store.nearest`, for fields that are plain JSON."""
+        best: dict[str, tuple[Any, Any]] | None = None
+        for entry in self.entries((kind,)):
+            names = sorted(entry.fields.keys() | wanted.keys())
+            pairs = {name: (entry.fields.get(name), wanted.get(name)) for name in names}
+            differ = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+            if best is None or len(differ) <= len(best):
+                best = differ
+        return best
+
     def read_file(self, entry: Entry, name: str) -> bytes:
         """As `Entry.read`."""
         with self._watched(entry, name) as ref:
@@ -161,7 +173,8 @@ class Reader:
             with contextlib.suppress(OSError, DamagedEntryError, ForeignSchemaError):
                 if self.load(kind, key) != entry:
                     return
-            remove(self.place(kind, key))
+            if not remove(self.place(kind, key)):
+                self.hide(kind, key)
 
 
 def _words(error: Exception) -> str:

@@ -49,6 +49,7 @@ class Store:
         writable: Whether to write at all.
         private: Whether a folder that others may write to is refused; False for one that lies in an unpacked
             model archive, whose code is run anyway.
+        created: Date that entries state, instead of now; then the same content gives the same files.
 
     Attributes:
         root: The folder, absolute, without links.
@@ -68,8 +69,10 @@ class Store:
         lock_seconds: float = 600.0,
         writable: bool = True,
         private: bool = True,
+        created: str | None = None,
     ) -> None:
         self.events = Events()
+        self._created = created
         self.root, self.why_read_only = open_root(Path(root), writable=writable, private=private)
         self.writable = self.why_read_only is None
         self.limit_bytes = limit_bytes
@@ -123,7 +126,7 @@ class Store:
         sources = dict(files or {})
         for name in sources:
             check_file_name(name)
-        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        created = self._created or datetime.now(timezone.utc).isoformat(timespec="seconds")
         entry = Entry(kind, key, plain(fields), plain(body), {}, created, self._reader)
         if self.why_read_only is not None:
             self._write_failed(self.why_read_only)
@@ -218,14 +221,7 @@ class Store:
         A field that one side lacks is None there. None where the kind has no entry; of several as near as each
         other, the one used last.
         """
-        wanted, best = plain(fields), None
-        for entry in self.entries((kind,)):
-            names = sorted(entry.fields.keys() | wanted.keys())
-            pairs = {name: (entry.fields.get(name), wanted.get(name)) for name in names}
-            differ = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-            if best is None or len(differ) <= len(best):
-                best = differ
-        return best
+        return self._reader.nearest(kind, plain(fields))
 
     def load(self, kind: Kind | str, key: str) -> Entry:
         """An entry by its manifest alone, for a look at it; nothing is counted, touched or removed.

@@ -5,6 +5,7 @@ import typer
 from torchserve_openvino.cli.cache import cache
 from torchserve_openvino.cli.check import check
 from torchserve_openvino.cli.handler_path import handler_path
+from torchserve_openvino.cli.package import package
 from torchserve_openvino.cli.report import report
 
 app = typer.Typer(
@@ -18,6 +19,7 @@ app = typer.Typer(
 app.add_typer(cache, name="cache")
 app.command("check")(check)
 app.command("handler-path")(handler_path)
+app.command("package")(package)
 app.command("report")(report)
 
 

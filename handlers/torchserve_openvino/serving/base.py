@@ -4,18 +4,28 @@ Its module imports ``openvino.torch``, which is OpenVINO's own torch.compile bac
 seconds of each worker's start, for something that this package replaces.
 """
 
+import logging
 import sys
 from typing import Any
 
 _UNUSED = "openvino.torch"
 
+
+def _keep(record: logging.LogRecord) -> bool:
+    # What the module says because of us, and what a user of this package would misread.
+    return record.getMessage() != "OpenVINO is not enabled"
+
+
+_logger = logging.getLogger("ts.torch_handler.base_handler")
 _before: Any = sys.modules.get(_UNUSED)
+_logger.addFilter(_keep)
 if _before is None:
     # An entry of None is Python's own way to say that a module can't be imported; BaseHandler then goes on without.
     sys.modules[_UNUSED] = None  # type: ignore[assignment]
 try:
     from ts.torch_handler.base_handler import BaseHandler
 finally:
+    _logger.removeFilter(_keep)
     if _before is None:
         del sys.modules[_UNUSED]
 

@@ -1,6 +1,7 @@
 """From an eager model to one that is compiled for every declared shape, verified and allowed, before READY."""
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -295,13 +296,14 @@ class Preparation:
 
     def _cache_settings(self) -> CacheSettings:
         section = self._section.cache
-        return CacheSettings(
+        settings = CacheSettings(
             limit_bytes=int(section.limit_gb * 1e9),
             lock_seconds=float(section.wait_seconds),
             packaged=self._packaged,
             # Verification compares every compiled shape with eager; no need to do so twice.
             proves=not self._verifies,
         )
+        return settings.while_packaging(os.environ)
 
     def _release(self, prepared: Prepared) -> None:
         compiled = prepared.model.compiled

@@ -1,0 +1,212 @@
+"""`torchserve-openvino package`."""
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from torchserve_openvino.cli.console import fail, print_json, stdout
+from torchserve_openvino.cli.handler_path import handlers
+from torchserve_openvino.errors import PackagingError
+
+if TYPE_CHECKING:
+    from torchserve_openvino.packaging.inspect import Verdict
+
+
+def package(
+    model_name: Annotated[str | None, typer.Option(help="The model's name in TorchServe.", show_default=False)] = None,
+    version: Annotated[str, typer.Option(help="The model's version.")] = "1.0",
+    model_file: Annotated[
+        Path | None, typer.Option(help="Python file with the model's class.", exists=True, show_default=False)
+    ] = None,
+    serialized_file: Annotated[
+        Path | None,
+        typer.Option(help="Weights: a state dict (.pth, .safetensors) or .pt2.", exists=True, show_default=False),
+    ] = None,
+    handler: Annotated[
+        str, typer.Option(help="A handler of this package (image_classifier, tensor), or a file of yours.")
+    ] = "tensor",
+    config_file: Annotated[
+        Path | None, typer.Option(help="model-config.yaml.", exists=True, show_default=False)
+    ] = None,
+    index_to_name: Annotated[
+        Path | None, typer.Option(help="Names of the classes, JSON.", exists=True, show_default=False)
+    ] = None,
+    sample: Annotated[
+        list[Path] | None,
+        typer.Option(help="A request, for handler.openvino.warmup.samples; repeatable.", exists=True),
+    ] = None,
+    extra_files: Annotated[
+        list[Path] | None, typer.Option(help="Anything else the handler reads; repeatable.", exists=True)
+    ] = None,
+    requirements_file: Annotated[
+        Path | None, typer.Option(help="pip requirements of the model.", exists=True, show_default=False)
+    ] = None,
+    bundle_package: Annotated[
+        bool,
+        typer.Option(
+            "--bundle-package",
+            help="Put this package's wheel and a requirements.txt into the archive, for a TorchServe without it "
+            "(install_py_dep_per_model=true).",
+        ),
+    ] = False,
+    precompile: Annotated[
+        bool, typer.Option("--precompile", help="Load the model once and put the compiled graphs into the archive.")
+    ] = False,
+    level: Annotated[
+        list[str] | None,
+        typer.Option(help="With --precompile, also for any CPU with avx2, avx512, amx ...; repeatable."),
+    ] = None,
+    export_path: Annotated[Path, typer.Option(help="Folder for the archive.")] = Path("model-store"),
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace an archive of this name.")] = False,
+    check: Annotated[
+        Path | None,
+        typer.Option(
+            "--check", metavar="FILE", help="Say whether this .mar starts warm here, and why not.", show_default=False
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Make a .mar with torch-model-archiver, with its compiled graphs inside; or look into one.
+
+    The same files give the same archive, byte for byte. With --check nothing
+    of the archive is run; exit code 0 if it starts warm here, 1 otherwise.
+
+    Examples:
+
+        torchserve-openvino package --model-name cats --model-file model.py --serialized-file w.pth
+        --handler image_classifier --config-file model-config.yaml --index-to-name names.json --precompile
+
+        torchserve-openvino package ... --precompile --level avx2 --level avx512
+
+        torchserve-openvino package --check model-store/cats.mar
+    """
+    try:
+        if check is not None:
+            _check(check, as_json)
+            return
+        if not model_name:
+            raise typer.BadParameter("give the model a --model-name, or a file to --check.")
+        if level and not precompile:
+            raise typer.BadParameter("--level needs --precompile.")
+        target = export_path / f"{model_name}.mar"
+        if target.exists() and not force:
+            fail(f"{target} exists; replace it with --force.")
+        arguments = ["--version", version, "--handler", _handler(handler)]
+        for option, path in (
+            ("--model-file", model_file),
+            ("--serialized-file", serialized_file),
+            ("--config-file", config_file),
+        ):
+            arguments += [option, str(path)] if path is not None else []
+        extra = [path for path in (index_to_name, *(sample or ()), *(extra_files or ())) if path is not None]
+        if index_to_name is not None and index_to_name.name != "index_to_name.json":
+            raise typer.BadParameter(f"the handlers read index_to_name.json; rename {index_to_name.name}.")
+        result = _make(model_name, arguments, extra, requirements_file, bundle_package, precompile, level or [], target)
+    except PackagingError as error:
+        fail(str(error))
+    if as_json:
+        print_json(result)
+        return
+    console = stdout()
+    for line in result["precompiled"]:
+        console.print(f"compiled for {line}")
+    console.print(f"{target}: {result['bytes'] / 1e6:.1f} MB")
+
+
+def _make(
+    name: str,
+    arguments: list[str],
+    extra: list[Path],
+    requirements: Path | None,
+    bundle: bool,
+    precompile: bool,
+    levels: list[str],
+    target: Path,
+) -> dict[str, Any]:
+    from torchserve_openvino.packaging import archive
+    from torchserve_openvino.packaging.precompile import check_levels
+    from torchserve_openvino.packaging.precompile import precompile as fill
+    from torchserve_openvino.packaging.wheel import build_wheel
+
+    check_levels(levels)
+    with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
+        work, folder = Path(scratch) / "work", Path(scratch) / "archive"
+        work.mkdir()
+        folder.mkdir()
+        if bundle:
+            wheel = build_wheel(work)
+            lines = requirements.read_text(encoding="utf-8").rstrip() + "\n" if requirements is not None else ""
+            requirements = work / "requirements.txt"
+            requirements.write_text(f"{lines}./{wheel.name}\n", encoding="utf-8")
+            extra = [*extra, wheel]
+        if extra:
+            arguments = [*arguments, "--extra-files", ",".join(map(str, extra))]
+        if requirements is not None:
+            arguments = [*arguments, "--requirements-file", str(requirements)]
+        with _steps() as step:
+            step("torch-model-archiver")
+            archive.extract(archive.run_archiver(arguments, name, work), folder)
+            done = fill(folder, levels, step) if precompile else []
+            step("writing the archive")
+            archive.write(folder, target)
+    summaries = [each.summary for each in done]
+    return {"archive": str(target), "bytes": target.stat().st_size, "precompiled": summaries}
+
+
+@contextlib.contextmanager
+def _steps() -> Iterator[Callable[[str], None]]:
+    """A spinner with the step under way on a terminal; a line each elsewhere. On stderr."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    if not sys.stderr.isatty():
+        yield lambda text: typer.echo(text, err=True)
+        return
+    with console.status("starting") as status:
+        yield lambda text: status.update(text[: max(20, console.width - 4)])
+
+
+def _handler(name: str) -> str:
+    found = handlers()
+    known = found.get(name.removesuffix(".py").replace("-", "_"))
+    if known is not None and not Path(name).is_file():
+        return str(known)
+    if not Path(name).is_file():
+        raise typer.BadParameter(f"there is no handler {name!r}, nor such a file; there are {', '.join(found)}.")
+    return name
+
+
+def _check(path: Path, as_json: bool) -> None:
+    from torchserve_openvino.packaging.inspect import inspect
+
+    verdict = inspect(path)
+    if as_json:
+        print_json(verdict.to_dict())
+    else:
+        _show(path, verdict)
+    if verdict.start != "warm":
+        raise typer.Exit(1)
+
+
+def _show(path: Path, verdict: "Verdict") -> None:
+    meaning = {
+        "warm": "nothing is traced or compiled",
+        "from IR": "nothing is traced; OpenVINO compiles",
+        "cold": "everything is traced and compiled",
+    }
+    console = stdout()
+    console.print(f"{path}: starts {verdict.start} here ({meaning[verdict.start]})")
+    console.print(
+        f"  model {verdict.model.get('modelName', '?')} {verdict.model.get('modelVersion', '?')}, "
+        f"handler {verdict.model.get('handler', '?')}"
+    )
+    console.print(
+        f"  {verdict.calls} input signature(s), {verdict.partitions} partition(s), {verdict.compiled} compiled for here"
+    )
+    for reason in verdict.reasons:
+        console.print(f"  - {reason}")

@@ -1,0 +1,119 @@
+"""Whether an archive will start warm on this machine, and if not, why; without running anything of it."""
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchserve_openvino.cache.open import PACKAGED_FOLDER
+from torchserve_openvino.cache.store import Store
+from torchserve_openvino.cache.versions import python_version, versions
+from torchserve_openvino.errors import PackagingError
+from torchserve_openvino.packaging.archive import MANIFEST, extract
+from torchserve_openvino.packaging.precompile import CONTENTS, contents
+
+
+@dataclass
+class Verdict:
+    """What `inspect` found.
+
+    Attributes:
+        start: ``warm`` (nothing is traced or compiled), ``from IR`` (compiled, not traced) or ``cold``.
+        calls: Input signatures that start without tracing.
+        partitions: Stored subgraphs.
+        compiled: Those of them that are compiled for this machine.
+        model: Of the archive's manifest.
+        reasons: Why it does not start warm; or what to know.
+    """
+
+    start: str = "cold"
+    calls: int = 0
+    partitions: int = 0
+    compiled: int = 0
+    model: dict[str, Any] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-safe."""
+        return dict(vars(self))
+
+
+def inspect(path: Path) -> Verdict:
+    """Opens an archive.
+
+    Raises:
+        PackagingError: It is no model archive.
+    """
+    with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
+        folder = Path(scratch)
+        extract(path, folder)
+        verdict = Verdict(model=json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("model", {}))
+        if not (folder / PACKAGED_FOLDER).is_dir():
+            verdict.reasons.append(
+                "it carries no compiled graphs; make it with `torchserve-openvino package --precompile`, or let "
+                "model_caching keep them after the first start"
+            )
+            return verdict
+        _judge(folder, Store(folder / PACKAGED_FOLDER, writable=False, private=False), verdict)
+        return verdict
+
+
+def _judge(folder: Path, store: Store, verdict: Verdict) -> None:
+    damaged = store.verify()
+    verdict.reasons += [f"damaged: {problem}" for problem in damaged]
+    changed = _changed(folder)
+    verdict.reasons += changed
+    entries = list(store.entries())
+    calls = [entry for entry in entries if entry.kind == "call"]
+    here = {**versions(), "python": python_version()}
+    foreign = _differences([entry.fields for entry in calls], here)
+    verdict.reasons += foreign
+    verdict.calls = len(calls)
+    keys = {part["key"] for entry in calls for part in entry.body.get("parts", ())}
+    verdict.partitions = len(keys)
+    verdict.compiled = sum(_compiled_here(store, key, entries) for key in keys)
+    if not calls:
+        verdict.reasons.append(
+            "no input signature can be called without tracing: the model has graph breaks, keeps state, or is not "
+            "frozen (handler.openvino.freeze)"
+        )
+    if damaged or changed or foreign or not calls:
+        return
+    verdict.start = "warm" if verdict.compiled == len(keys) else "from IR"
+    if verdict.start == "from IR":
+        verdict.reasons.append(
+            f"{len(keys) - verdict.compiled} of {len(keys)} partitions are not compiled for this machine's CPU; they "
+            "are compiled from their IR, without tracing (package with --level for other CPUs)"
+        )
+
+
+def _changed(folder: Path) -> list[str]:
+    try:
+        stored = json.loads((folder / PACKAGED_FOLDER / CONTENTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return [f"{CONTENTS} is missing or damaged: whether the model is the one that was compiled is not known"]
+    now = contents(folder)
+    names = sorted(name for name in stored.keys() | now.keys() if stored.get(name) != now.get(name))
+    return [f"changed since it was compiled: {', '.join(names)}"] if names else []
+
+
+def _differences(fields: list[Mapping[str, Any]], here: Mapping[str, Any]) -> list[str]:
+    found: dict[str, None] = {}
+    for stored in fields:
+        for name, value in here.items():
+            if stored.get(name) != value:
+                found[f"{name}: compiled with {stored.get(name)}, here is {value}"] = None
+    return list(found)
+
+
+def _compiled_here(store: Store, key: str, entries: list[Any]) -> bool:
+    from torchserve_openvino.backend.partition_cache import fits_here
+
+    return any(
+        entry.kind == "blob" and entry.fields.get("partition") == key and fits_here(entry.fields) for entry in entries
+    )
+
+
+__all__ = ["PackagingError", "Verdict", "inspect"]

@@ -1,0 +1,137 @@
+"""Compiles what an archive will serve, the way a worker does, into a folder that goes with the archive.
+
+A real worker's load is run in a process of its own: TorchServe's own loader, the archive's handler, warm-up,
+verification. The cache that it fills is what is packaged.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchserve_openvino.cache.open import FOR_LEVEL_ENV, PACKAGED_FOLDER, PRECOMPILE_ENV
+from torchserve_openvino.errors import PackagingError
+from torchserve_openvino.packaging.archive import MANIFEST, files_of
+
+# Name of a CPU level to oneDNN's name of it, and what a CPU must have to compile for it.
+LEVELS: dict[str, tuple[str, str]] = {
+    "sse4": ("SSE41", "sse4_1"),
+    "avx2": ("AVX2", "avx2"),
+    "avx512": ("AVX512_CORE", "avx512_f"),
+    "avx512-vnni": ("AVX512_CORE_VNNI", "avx512_vnni"),
+    "avx512-bf16": ("AVX512_CORE_BF16", "avx512_bf16"),
+    "amx": ("AVX512_CORE_AMX", "amx_tile"),
+}
+# What was packaged, for `--check`: digests of the archive's own files.
+CONTENTS = "contents.json"
+# The program that loads an archive, and how its report begins on stdout.
+_LOADER = "torchserve_openvino.serving.load_archive"
+_RESULT = "torchserve-openvino-loaded: "
+
+
+@dataclass(frozen=True)
+class Precompiled:
+    """What one load of the archive came to.
+
+    Attributes:
+        level: Name of the CPU level; empty for this machine's own CPU.
+        report: The model's report.
+    """
+
+    level: str
+    report: Mapping[str, Any]
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        cache, summary = self.report["cache"], self.report["summary"]
+        where = f"any CPU with {self.level}" if self.level else "this CPU"
+        return (
+            f"{where}: {summary['graphs']} graph(s), {summary['coverage']:.0%} on OpenVINO, "
+            f"{cache['stored']} entries stored, {cache['compiles']} compiled"
+        )
+
+
+def check_levels(names: Sequence[str]) -> None:
+    """Whether this CPU can compile for each level.
+
+    Raises:
+        PackagingError: It can't, or there is no such level.
+    """
+    import torch
+
+    capabilities = torch.cpu.get_capabilities()
+    for name in names:
+        if name not in LEVELS:
+            raise PackagingError(f"there is no CPU level {name!r}; there are {', '.join(LEVELS)}.")
+        if not capabilities.get(LEVELS[name][1]):
+            raise PackagingError(
+                f"this CPU lacks {name}, so it can't compile for it. Package on a machine that has it, or leave it "
+                "out: the archive starts there from the stored IR, without tracing."
+            )
+
+
+def precompile(folder: Path, levels: Sequence[str], log: Callable[[str], None]) -> list[Precompiled]:
+    """Fills the archive's cache for this CPU and for each level.
+
+    Args:
+        folder: The unpacked archive.
+        levels: Names of `LEVELS`.
+        log: Takes the worker's log, line by line.
+
+    Raises:
+        PackagingError: The model does not load, or nothing was compiled.
+    """
+    check_levels(levels)
+    cache = folder / PACKAGED_FOLDER
+    shutil.rmtree(cache, ignore_errors=True)
+    done = [_load(folder, cache, level, log) for level in ("", *levels)]
+    if not done[0].report["cache"]["stored"]:
+        raise PackagingError(
+            "nothing was compiled while the model loaded. Declare its inputs in handler.openvino.warmup.inputs, and "
+            "let pt2 name the backend openvino."
+        )
+    for rest in ("locks", "tmp"):
+        shutil.rmtree(cache / rest, ignore_errors=True)
+    (cache / CONTENTS).write_text(json.dumps(contents(folder), indent=1, sort_keys=True), encoding="utf-8")
+    return done
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Digest of each file of an unpacked archive, without the manifest and the packaged cache."""
+    from blake3 import blake3
+
+    found = {}
+    for path in files_of(folder):
+        name = path.relative_to(folder).as_posix()
+        if name != MANIFEST and not name.startswith(f"{PACKAGED_FOLDER}/"):
+            found[name] = blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+    return found
+
+
+def _load(folder: Path, cache: Path, level: str, log: Callable[[str], None]) -> Precompiled:
+    environment = {**os.environ, PRECOMPILE_ENV: str(cache)}
+    if level:
+        environment |= {"ONEDNN_MAX_CPU_ISA": LEVELS[level][0], FOR_LEVEL_ENV: "1"}
+    command = [sys.executable, "-W", "ignore", "-m", _LOADER, str(folder)]
+    report = None
+    last: list[str] = []
+    with subprocess.Popen(
+        command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(_RESULT):
+                report = json.loads(line.removeprefix(_RESULT))
+                continue
+            last = [*last[-20:], line.rstrip()]
+            log(line.rstrip())
+    if process.returncode or report is None:
+        said = "\n".join(last)
+        raise PackagingError(f"the archive does not load (exit code {process.returncode}):\n{said}")
+    return Precompiled(level, report)

@@ -1,0 +1,40 @@
+"""Loads an unpacked model archive as TorchServe's worker does and prints the report: ``python -m ... FOLDER``."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import yaml
+from ts.model_loader import ModelLoaderFactory
+
+RESULT = "torchserve-openvino-loaded: "
+
+
+def main(folder: str) -> None:
+    """Runs the archive's handler up to READY.
+
+    Args:
+        folder: The unpacked archive.
+
+    Raises:
+        SystemExit: Its handler is none of this package's.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stdout)
+    place = Path(folder)
+    model = json.loads((place / "MAR-INF" / "MANIFEST.json").read_text(encoding="utf-8"))["model"]
+    batch_size = 1
+    if name := model.get("configFile"):
+        batch_size = int((yaml.safe_load((place / name).read_text(encoding="utf-8")) or {}).get("batchSize", 1))
+    sys.path.insert(0, str(place))
+    handler = str(place / model["handler"]) if (place / model["handler"]).is_file() else model["handler"]
+    service = ModelLoaderFactory.get_model_loader().load(model["modelName"], str(place), handler, None, batch_size)
+    describe = getattr(getattr(service._entry_point, "__self__", None), "describe_handle", None)
+    report = describe() if describe is not None else {}
+    if not isinstance(report, dict) or "cache" not in report:
+        raise SystemExit("the archive's handler is none of torchserve-openvino's: nothing is compiled for it")
+    print(RESULT + json.dumps({name: report[name] for name in ("cache", "summary", "verify")}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
