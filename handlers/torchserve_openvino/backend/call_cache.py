@@ -94,10 +94,6 @@ class CallCache:
         """Held while a signature is traced, so that other processes wait for it instead of tracing too."""
         return self._store.lock("call", self.key(fields))
 
-    def events(self) -> dict[str, Any]:
-        """What the store counted, JSON-safe."""
-        return self._store.events.to_dict()
-
     # --- loading ----------------------------------------------------------------------------------------------
 
     def load(self, fields: Mapping[str, Any]) -> Route | None:
@@ -111,7 +107,7 @@ class CallCache:
             return None
         try:
             route = self._route(entry)
-        except (DamagedEntryError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        except (DamagedEntryError, LookupError, TypeError, ValueError, OSError, RuntimeError) as error:
             logger.warning("A call in the cache can't be used and is traced again: %s", error)
             self._record.refused[f"a stored call was not used: {str(error)[:200]}"] += 1
             self._store.discard("call", key)
@@ -233,7 +229,7 @@ class CallCache:
             "identity": digest([graph, contents]),
             "record": _plain_record(blueprint.record),
             "left_out": [
-                {"kind": i.refusal.kind, "op": i.op, "to": "eager", "reason": i.refusal.reason, "where": i.where}
+                {"kind": i.refusal.kind, "op": i.op, "to": "eager", "reason": i.refusal.reason, "where": _place(i.where)}
                 for i in blueprint.left_out
             ],
             "inputs": self._inputs(route, tensors),
@@ -294,7 +290,14 @@ def _plain_record(record: GraphRecord) -> dict[str, Any]:
     facts = dataclasses.asdict(record)
     for name in ("index", "lower_seconds"):
         del facts[name]
-    return {**facts, "partitions": partitions}
+    return {**facts, "where": _place(record.where), "partitions": partitions}
+
+
+def _place(where: str) -> str:
+    """``file:line`` without the folder of the user's file: each worker unpacks the archive to another one."""
+    if "site-packages" in where or "dist-packages" in where:
+        return where
+    return where.rpartition("/")[2]
 
 
 def _torch_state() -> dict[str, Any]:

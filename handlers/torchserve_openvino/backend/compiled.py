@@ -130,7 +130,6 @@ class CompiledModule:
                 confirmed = frozen.find(args, kwargs)[2]
                 if confirmed is not None and made[0].blueprint is not None:
                     calls.save(fields, confirmed, made[0].blueprint)
-            self._tracker.cache.store = calls.events()
             return result
 
     def _proven(

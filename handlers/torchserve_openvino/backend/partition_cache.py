@@ -114,7 +114,7 @@ class PartitionCache:
                 built = build_from_ir(entry.read("model.xml"), entry.path("model.bin"), self._device, self._config)
                 self._record.compiles += 1
                 self._store_blob(key, built.compiled)
-        except (DamagedEntryError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        except (DamagedEntryError, LookupError, TypeError, ValueError, OSError, RuntimeError) as error:
             logger.warning("A partition in the cache can't be used and is made again: %s", error)
             self._record.refused[f"a stored partition was not used: {_first_line(error)}"] += 1
             self.store.discard("partition", key)
@@ -131,7 +131,7 @@ class PartitionCache:
                 continue
             try:
                 built = import_blob(entry.path("blob"), self._device, self._config)
-            except (DamagedEntryError, RuntimeError) as error:
+            except (DamagedEntryError, OSError, RuntimeError) as error:
                 # OpenVINO checks its own version and instruction set.
                 logger.warning("A compiled model in the cache is not used, its IR is compiled: %s", _first_line(error))
                 self._record.refused[f"a blob was not used: {_first_line(error)}"] += 1

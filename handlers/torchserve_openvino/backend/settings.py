@@ -69,6 +69,7 @@ class BackendSettings:
         partitions = None
         if store is not None:
             tracker.cache.enabled = True
+            tracker.cache.events = lambda: store.events.to_dict()
             partitions = PartitionCache(store, options.device, ov_config, tracker.cache, for_level)
         return cls(resolved, options.device, ov_config, fallback_to, tracker, own_weights, partitions)
 

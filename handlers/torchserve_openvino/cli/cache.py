@@ -70,12 +70,11 @@ def ls(folder: Dir = None, as_json: Json = False) -> None:
     if as_json:
         print_json({"dir": str(store.root), "entries": rows, "unreadable": unread, "total": size._asdict()})
         return
-    console = stdout()
     if rows:
-        console.print(tables.table(rows))
-    console.print(f"{size.entries} entries, {tables.human(size.bytes)} in {store.root}")
+        stdout().print(tables.table(rows))
+    typer.echo(f"{tables.sized(size.entries, size.bytes)} in {store.root}")
     if unread:
-        console.print(f"{unread} of them are damaged or of another version; run torchserve-openvino cache verify.")
+        typer.echo(f"not shown, since damaged or of another version: {unread}; see torchserve-openvino cache verify")
 
 
 @cache.command("verify")
@@ -98,8 +97,8 @@ def verify(folder: Dir = None, as_json: Json = False) -> None:
     else:
         size = store.size()
         tables.print_problems(problems)
-        verdict = f"{len(problems)} problems" if problems else "all in order"
-        stdout().print(f"{size.entries} entries, {tables.human(size.bytes)} in {store.root}: {verdict}")
+        verdict = tables.count(len(problems), "problem", "problems") if problems else "all in order"
+        typer.echo(f"{tables.sized(size.entries, size.bytes)} in {store.root}: {verdict}")
     if problems:
         raise typer.Exit(1)
 
@@ -161,6 +160,8 @@ def export(
     with tables.progress("Writing") as progress, _told(file):
         moved = bundle.export(store, file, chosen, progress=progress)
     tables.print_moved(moved, f"written to {file}")
+    if moved.problems:
+        raise typer.Exit(1)
 
 
 @cache.command("import")
@@ -184,6 +185,8 @@ def import_(
     with tables.progress("Reading") as progress, _told(file):
         moved = bundle.import_(store, file, progress=progress)
     tables.print_moved(moved, f"taken over into {store.root}")
+    if moved.problems:
+        raise typer.Exit(1)
 
 
 @cache.command("clear")
@@ -197,9 +200,7 @@ def clear(folder: Dir = None, yes: Annotated[bool, typer.Option("--yes", "-y", h
     store = _change(folder)
     size = store.size()
     if not yes:
-        typer.confirm(
-            f"Drop {size.entries} entries, {tables.human(size.bytes)}, in {store.root}?", abort=True, err=True
-        )
+        typer.confirm(f"Drop {tables.sized(size.entries, size.bytes)}, in {store.root}?", abort=True, err=True)
     tables.print_freed(store, store.clear(), as_json=False)
 
 

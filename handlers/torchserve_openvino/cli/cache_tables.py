@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.table import Table
 from rich.text import Text
 
-from torchserve_openvino.cli.console import print_json, stdout
+from torchserve_openvino.cli.console import print_json
 
 if TYPE_CHECKING:
     from torchserve_openvino.cache.bundle import Moved
@@ -91,33 +92,40 @@ def _ago(moment: str) -> str:
     return f"{seconds:.0f} s"
 
 
+def count(number: int, one: str, many: str) -> str:
+    """``1 entry``, ``2 entries``."""
+    return f"{number} {one if number == 1 else many}"
+
+
+def sized(entries: int, size: int) -> str:
+    """``2 entries, 1.5 GB``."""
+    return f"{count(entries, 'entry', 'entries')}, {human(size)}"
+
+
 def print_problems(problems: "Sequence[Problem]") -> None:
-    """A line for each problem, on stdout."""
-    if not problems:
-        return
-    result = Table("kind", "key", "what is wrong", "file")
+    """A line for each problem on stdout, and one for the file, which is too long for a table."""
     for each in problems:
-        result.add_row(*(Text(cell or "-") for cell in (each.kind, each.key[:12], each.reason, each.path)))
-    stdout().print(result)
+        what = " ".join(part for part in (each.kind, each.key[:12]) if part)
+        typer.echo(f"{what}: {each.reason}" if what else each.reason)
+        if each.path:
+            typer.echo(f"    {each.path}")
 
 
 def print_freed(store: "Store", freed: "Freed", as_json: bool) -> None:
     """What was dropped and what is left."""
     left = store.size()
     if as_json:
-        gone = {"entries": freed.entries, "files": freed.files, "bytes": freed.bytes}
-        print_json({"dir": str(store.root), "freed": gone, "left": left._asdict()})
+        removed = {"entries": freed.entries, "files": freed.files, "bytes": freed.bytes}
+        print_json({"dir": str(store.root), "freed": removed, "left": left._asdict()})
         return
-    stdout().print(
-        f"Dropped {freed.entries} entries, {human(freed.bytes)}; {left.entries} entries, {human(left.bytes)} are left "
-        f"in {store.root}"
-    )
+    gone, rest = sized(freed.entries, freed.bytes), sized(left.entries, left.bytes)
+    typer.echo(f"dropped: {gone}; left: {rest} in {store.root}")
 
 
 def print_moved(moved: "Moved", where: str) -> None:
     """What was carried over, and what was not."""
     print_problems(moved.problems)
-    stdout().print(f"{moved.entries} entries, {human(moved.bytes)} {where}")
+    typer.echo(f"{sized(moved.entries, moved.bytes)} {where}")
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """What the cache did for one model: plain data of the report."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ class CacheRecord:
         verified: Signatures from the cache whose answer was compared with eager PyTorch's.
         rejected: Signatures from the cache whose answer differed: thrown away, and compiled anew.
         refused: Why something was not stored or not used, with how often.
+        events: Gives the store's own counts: entries damaged, writes that failed, waiting for locks.
         nearest: For a miss, the fields in which the nearest stored entry differs: name to (stored, wanted).
     """
 
@@ -41,7 +43,12 @@ class CacheRecord:
     rejected: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     nearest: dict[str, tuple[Any, Any]] | None = None
-    store: dict[str, Any] = field(default_factory=dict)
+    events: Callable[[], dict[str, Any]] = dict
+
+    @property
+    def write_failures(self) -> int:
+        """Entries that could not be stored: a full disk, a folder that can't be written."""
+        return int(self.events().get("write_failures", 0))
 
     @property
     def status(self) -> str:
@@ -73,5 +80,5 @@ class CacheRecord:
             "verified": {"against": "eager", "signatures": self.verified, "rejected": self.rejected},
             "refused": dict(self.refused),
             "nearest": {name: {"stored": stored, "wanted": wanted} for name, (stored, wanted) in nearest.items()},
-            "store": self.store,
+            "store": self.events(),
         }

@@ -5,6 +5,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from torchserve_openvino.report.cache_record import CacheRecord
 from torchserve_openvino.report.environment import environment
 from torchserve_openvino.report.tracker import Fallback, Tracker
 
@@ -55,6 +56,11 @@ class CompileReport:
     def fallbacks(self) -> list[Fallback]:
         """Every cause for which work did not run on OpenVINO."""
         return list(self._tracker.fallbacks)
+
+    @property
+    def cache(self) -> CacheRecord:
+        """What the cache did."""
+        return self._tracker.cache
 
     def fallback_counts(self) -> dict[str, int]:
         """Fallback counts by kind."""

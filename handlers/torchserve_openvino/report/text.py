@@ -34,6 +34,19 @@ def verify_line(verify: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
+def cache_line(cache: dict[str, Any]) -> str:
+    """What the cache did, on one line; ``cache`` is that entry of the report."""
+    words = [cache["status"], f"{cache['traces']} traced, {cache['compiles']} compiled, {cache['imports']} imported"]
+    if verified := cache["verified"]["signatures"]:
+        words.append(f"{verified} signature(s) compared with eager")
+    if rejected := cache["verified"]["rejected"]:
+        words.append(f"{rejected} REJECTED, answers differed")
+    if nearest := cache.get("nearest"):
+        words.append(f"the nearest entry differs in {', '.join(nearest)}")
+    words += list(cache.get("refused", ()))[:3]
+    return "; ".join(words)
+
+
 def render(report: dict[str, Any]) -> str:
     """Several lines: summary, graphs with their partitions, then each fallback, break and recompile."""
     lines = ["OpenVINO compile report", "  " + summary_line(report)]
@@ -62,6 +75,9 @@ def render(report: dict[str, Any]) -> str:
     verify = report.get("verify") or {}
     if verify:
         lines.append(f"  verify: {verify_line(verify)}")
+    cache = report.get("cache") or {}
+    if cache.get("enabled"):
+        lines.append(f"  cache: {cache_line(cache)}")
     for note in report.get("notes", []):
         lines.append(f"  note: {note}")
     return "\n".join(lines)

@@ -57,6 +57,10 @@ class MetricsEmitter:
         summary = self._report.summary
         for name, attribute in GAUGES.items():
             self._gauge(metrics, name, getattr(summary, attribute))
+        cache = self._report.cache
+        for name, value in (("traces", cache.traces), ("compiles", cache.compiles), ("imports", cache.imports)):
+            self._gauge(metrics, f"openvino_{name}", value)
+        self._count(metrics, "openvino_cache_write_failures_total", cache.write_failures)
         self._gauge(metrics, "openvino_policy_violated", int(violated))
         for kind, count in self._report.fallback_counts().items():
             self._count(metrics, "openvino_fallbacks_total", count, "kind", kind)

@@ -1,6 +1,5 @@
 """A process that dies in the middle of a put, and processes that want the same entry."""
 
-import logging
 import os
 import signal
 import subprocess
@@ -8,7 +7,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 
 import crash_writer
 import pytest
@@ -22,11 +20,12 @@ pytestmark = pytest.mark.timeout(100)
 @pytest.mark.parametrize("how", ["fresh", "older", "damaged", "full"])
 def test_killed_before_each_call_to_the_system(tmp_path, how):
     script = [sys.executable, crash_writer.__file__, str(tmp_path), how]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(script, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
     died_at = done.stdout.split()
-    roots = sorted(path for path in tmp_path.iterdir() if path.name.isdigit())
-    assert len(roots) == len(died_at) + 1
+    # In the last one nobody died.
+    roots = [tmp_path / f"{step:03d}" for step in range(1, len(died_at) + 2)]
+    assert roots[-1].exists() and len(roots) > 50
     counts = Counter(died_at)
     assert counts["replace"] >= 3 and counts["fsync"] >= 6 and counts["write"] >= 3, counts
     outcomes = Counter()
@@ -35,13 +34,12 @@ def test_killed_before_each_call_to_the_system(tmp_path, how):
         entry = store.get("partition", key(1))
         if entry is None:
             outcomes["absent"] += 1
-            assert how in ("fresh", "damaged")
         elif entry.body == {"new": True}:
             outcomes["new"] += 1
             assert content(entry) == crash_writer.NEW
-        elif how != "damaged":
+        else:
             outcomes["old"] += 1
-            assert content(entry) == FILES
+            assert how == "damaged" or content(entry) == FILES
         assert store.events.damaged == 0
         assert how == "damaged" or [problem for problem in store.verify() if problem.kind] == []
         # Nothing hangs on what the dead process left, and everything can be put right.
@@ -50,9 +48,9 @@ def test_killed_before_each_call_to_the_system(tmp_path, how):
         assert time.monotonic() - started < 2
         assert content(Store(root).get("partition", key(1))) == crash_writer.NEW
         assert [problem for problem in store.verify() if problem.kind] == []
-        left = sum(1 for _ in (root / "tmp").iterdir())
-        assert left <= 1
-    assert outcomes["new"] >= 1 and (outcomes["absent"] or how != "fresh") and (outcomes["old"] or how == "fresh" or how == "damaged")
+        assert sum(1 for _ in (root / "tmp").iterdir()) <= 1
+    before = "absent" if how == "fresh" else "old"
+    assert outcomes.keys() == {before, "new"} and outcomes[before] > 10, outcomes
 
 
 WORKER = """

@@ -1,0 +1,228 @@
+"""`torchserve-openvino package`: real archives, compiled for real, looked into without running them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from encoder import ENCODER, encoder
+from torchserve_openvino.cache.open import PACKAGED_FOLDER
+from torchserve_openvino.cli import app
+from torchserve_openvino.errors import PackagingError
+from torchserve_openvino.packaging import inspect as inspection
+from torchserve_openvino.packaging.archive import extract, write
+from torchserve_openvino.packaging.inspect import inspect
+from torchserve_openvino.packaging.wheel import build_wheel
+
+CONFIG = """
+batchSize: 2
+pt2: {compile: {enable: true, backend: openvino}}
+handler:
+  openvino:
+    warmup: {inputs: [{name: ids, shape: [4], dtype: int64, low: 0, high: 50}]}
+"""
+
+
+def package(*arguments: object) -> Any:
+    return CliRunner().invoke(app, ["package", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sources")
+    (folder / "model.py").write_text(ENCODER)
+    (folder / "model-config.yaml").write_text(CONFIG)
+    torch.save(encoder().state_dict(), folder / "weights.pth")
+    return folder
+
+
+def options(sources: Path, target: Path) -> list[object]:
+    return [
+        *("--model-name", "small", "--model-file", sources / "model.py", "--serialized-file", sources / "weights.pth"),
+        *("--handler", "tensor", "--config-file", sources / "model-config.yaml", "--export-path", target),
+    ]
+
+
+@pytest.fixture(scope="module")
+def packed(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("store")
+    result = package(*options(sources, target), "--precompile", "--level", "sse4")
+    assert result.exit_code == 0, result.output
+    assert "compiled for any CPU with sse4" in result.stdout
+    return target / "small.mar"
+
+
+def started(archive: Path, folder: Path) -> dict[str, Any]:
+    """The report of a worker that loads the archive here, in a process of its own."""
+    folder.mkdir()
+    extract(archive, folder)
+    return loaded(folder)
+
+
+def loaded(folder: Path, **environment: str) -> dict[str, Any]:
+    command = [sys.executable, "-W", "ignore", "-m", "torchserve_openvino.serving.load_archive", str(folder)]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env={**os.environ, **environment}, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    line = next(line for line in done.stdout.splitlines() if line.startswith("torchserve-openvino-loaded: "))
+    return json.loads(line.partition(": ")[2])
+
+
+def test_a_packaged_archive_starts_warm_and_right(packed: Path, tmp_path: Path) -> None:
+    assert inspect(packed).start == "warm"
+    report = started(packed, tmp_path / "worker")
+    assert report["cache"]["status"] == "hit" and report["cache"]["calls"] == {"hits": 2, "misses": 0}
+    assert (report["cache"]["traces"], report["cache"]["compiles"]) == (0, 0)
+    assert report["summary"]["coverage"] == 1.0 and report["summary"]["fallbacks"] == 0
+    assert report["verify"]["passed"] and report["cache"]["verified"]["signatures"] == 2
+
+
+def test_check_tells_people_and_programs(packed: Path) -> None:
+    result = package("--check", packed)
+    assert result.exit_code == 0 and "starts warm here" in result.stdout
+    answer = json.loads(package("--check", packed, "--json").stdout)
+    assert answer["start"] == "warm" and answer["model"]["modelName"] == "small" and not answer["reasons"]
+
+
+def test_the_same_files_give_the_same_archive(packed: Path, sources: Path, tmp_path: Path) -> None:
+    result = package(*options(sources, tmp_path), "--precompile", "--level", "sse4", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["archive"] == str(tmp_path / "small.mar")
+    assert (tmp_path / "small.mar").read_bytes() == packed.read_bytes()
+
+
+def test_an_archive_of_plain_torch_model_archiver_still_starts_and_check_says_cold(
+    sources: Path, tmp_path: Path
+) -> None:
+    handler = Path(sys.modules["torchserve_openvino.cli"].__file__ or "").parents[1] / "entrypoints" / "tensor.py"
+    command = [sys.executable, "-m", "model_archiver.model_packaging", "--model-name", "plain", "--version", "1"]
+    command += ["--model-file", str(sources / "model.py"), "--serialized-file", str(sources / "weights.pth")]
+    command += ["--config-file", str(sources / "model-config.yaml"), "--handler", str(handler)]
+    subprocess.run([*command, "--export-path", str(tmp_path)], check=True, capture_output=True)
+    result = package("--check", tmp_path / "plain.mar")
+    assert result.exit_code == 1 and "no compiled graphs" in result.stdout
+    report = started(tmp_path / "plain.mar", tmp_path / "worker")
+    assert report["cache"]["status"] == "off" and report["verify"]["passed"]
+
+
+def repacked(packed: Path, folder: Path) -> Path:
+    extract(packed, folder)
+    return folder
+
+
+def test_other_weights_in_an_old_archive_are_found_and_never_served_stale(packed: Path, tmp_path: Path) -> None:
+    folder = repacked(packed, tmp_path / "new")
+    torch.manual_seed(7)
+    other = {name: torch.randn_like(tensor) for name, tensor in encoder().state_dict().items()}
+    torch.save(other, folder / "weights.pth")
+    write(folder, tmp_path / "small.mar")
+    verdict = inspect(tmp_path / "small.mar")
+    assert verdict.start == "cold" and "weights.pth" in verdict.reasons[0]
+    report = loaded(folder)
+    assert report["cache"]["calls"]["hits"] == 0 and report["cache"]["nearest"].keys() == {"weights"}
+    assert report["verify"]["passed"] and report["summary"]["coverage"] == 1.0
+
+
+def test_other_versions_are_named(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = inspection.versions()
+    monkeypatch.setattr(inspection, "versions", lambda: {**now, "openvino": "2031.1"})
+    verdict = inspect(packed)
+    assert verdict.start == "cold" and "openvino" in verdict.reasons[0] and "2031.1" in verdict.reasons[0]
+
+
+def test_another_cpu_starts_from_the_stored_ir_or_from_its_level(packed: Path, tmp_path: Path) -> None:
+    folder = repacked(packed, tmp_path / "worker")
+    # An SSE4 machine has no blob of its own in the archive, but one for its level.
+    report = loaded(folder, ONEDNN_MAX_CPU_ISA="SSE41")
+    assert report["cache"]["status"] == "hit" and report["cache"]["imports"] == 2
+    shutil.rmtree(folder / PACKAGED_FOLDER / "entries" / "blob")
+    report = loaded(folder)
+    assert (report["cache"]["traces"], report["cache"]["compiles"]) == (0, 2)
+    assert report["cache"]["status"] == "partial" and report["verify"]["passed"]
+    write(folder, tmp_path / "small.mar")
+    verdict = inspect(tmp_path / "small.mar")
+    assert verdict.start == "from IR" and "not compiled for this machine" in verdict.reasons[0]
+
+
+def test_damage_is_named_and_survived(packed: Path, tmp_path: Path) -> None:
+    folder = repacked(packed, tmp_path / "worker")
+    for path in (folder / PACKAGED_FOLDER / "objects").rglob("*"):
+        if path.is_file():
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+    write(folder, tmp_path / "small.mar")
+    verdict = inspect(tmp_path / "small.mar")
+    assert verdict.start == "cold" and verdict.reasons[0].startswith("damaged")
+    report = loaded(folder)
+    assert report["verify"]["passed"] and report["summary"]["coverage"] == 1.0
+
+
+def test_a_model_that_does_not_load_is_told_with_its_reason(sources: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(ENCODER.replace("torch.nn.Linear(8, 3)", "torch.nn.Linear(9, 3)"))
+    arguments = options(sources, tmp_path)
+    arguments[3] = tmp_path / "model.py"
+    result = package(*arguments, "--precompile")
+    assert result.exit_code == 1 and "does not load" in result.stderr and "size mismatch" in result.stderr
+    assert not (tmp_path / "small.mar").exists()
+
+
+def test_a_model_without_declared_inputs_can_not_be_precompiled(sources: Path, tmp_path: Path) -> None:
+    (tmp_path / "model-config.yaml").write_text("pt2: openvino\n")
+    arguments = options(sources, tmp_path)
+    arguments[9] = tmp_path / "model-config.yaml"
+    result = package(*arguments, "--precompile")
+    assert result.exit_code == 1 and "handler.openvino.warmup.inputs" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--precompile", "--level", "avx1024"], "no CPU level 'avx1024'"),
+        (["--level", "avx2"], "--level needs --precompile"),
+        (["--handler", "nothing"], "no handler 'nothing'"),
+    ],
+)
+def test_wrong_arguments(sources: Path, tmp_path: Path, arguments: list[str], words: str) -> None:
+    result = package(*options(sources, tmp_path), *arguments)
+    assert result.exit_code != 0 and words in " ".join(result.output.replace("│", " ").split())
+
+
+def test_an_archive_is_not_replaced_unasked(packed: Path, sources: Path) -> None:
+    before = packed.read_bytes()
+    result = package(*options(sources, packed.parent))
+    assert result.exit_code == 1 and "--force" in result.stderr and packed.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["../outside.txt", "/etc/outside.txt"])
+def test_names_that_lead_outside_are_refused(tmp_path: Path, name: str) -> None:
+    with zipfile.ZipFile(tmp_path / "bad.mar", "w") as archive:
+        archive.writestr(name, "x")
+    with pytest.raises(PackagingError, match="outside"):
+        inspect(tmp_path / "bad.mar")
+
+
+def test_what_is_no_archive_is_told(tmp_path: Path) -> None:
+    (tmp_path / "no.mar").write_text("not a zip")
+    result = package("--check", tmp_path / "no.mar")
+    assert result.exit_code == 1 and "can't be read as a .mar" in result.stderr
+
+
+def test_the_bundled_wheel_is_the_package(tmp_path: Path) -> None:
+    wheel = build_wheel(tmp_path)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target"]
+    subprocess.run([*command, str(tmp_path / "there"), str(wheel)], check=True, capture_output=True)
+    code = "import torchserve_openvino, sys; print(torchserve_openvino.__file__)"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "there")}
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    assert said.stdout.startswith(str(tmp_path / "there"))
+    assert wheel.read_bytes() == build_wheel(tmp_path).read_bytes()
