@@ -130,7 +130,7 @@ CHANGES = {
     "sign of zero": ("x + 11.0", "x + -0.0"),
     "int for float": ("x + 11.0", "x + 11"),
     "bool for int": ("steps = 29", "steps = True"),
-    "base class": ("class Net(Base)", "class Net(Base, dict)" if False else "class Net(Child, Base)"),
+    "base class": ("class Child(nn.Module)", "class Child(nn.Identity)"),
 }
 
 
@@ -173,10 +173,7 @@ print(fingerprint(written.Net()).code)
 def test_a_changed_model_is_another(load: Callable[..., Any], change: tuple[str, str]) -> None:
     old, new = change
     assert MODEL.count(old) == 1
-    changed = MODEL.replace(old, new)
-    if new == "class Net(Child, Base)":
-        changed = changed.replace("class Net(Child, Base):", "class Net(Child, Base):\n    pass\n    _x = 1")
-    assert code(load(MODEL).Net()) != code(load(changed).Net())
+    assert code(load(MODEL).Net()) != code(load(MODEL.replace(old, new)).Net())
 
 
 def changed_by(change: Callable[[nn.Module], Any], make: Callable[[], nn.Module] | None = None) -> bool:
@@ -513,36 +510,36 @@ def test_an_attribute_of_a_function(load: Callable[..., Any]) -> None:
 
 def test_the_value_of_an_enum_member(load: Callable[..., Any]) -> None:
     text = "import enum\nclass Mode(enum.Enum):\n    A = 2.0\n" + NET.format("x * self.mode.value")
-    text += "    def __init__(self):\n        super().__init__()\n        self.mode = Mode.A\n"
-    assert tell_apart(variants(load, text, "A = 2.0", "A = 3.0"))
+    text += "def make():\n    net = Net()\n    net.mode = Mode.A\n    return net\n"
+    assert tell_apart(variants(load, text, "A = 2.0", "A = 3.0", "make"))
 
 
 def test_a_method_of_an_enum(load: Callable[..., Any]) -> None:
     text = "import enum\nclass Mode(enum.Enum):\n    A = 2.0\n    def gain(self):\n        return 5.0\n"
     text += NET.format("x * self.mode.gain()")
-    text += "    def __init__(self):\n        super().__init__()\n        self.mode = Mode.A\n"
-    assert tell_apart(variants(load, text, "return 5.0", "return 6.0"))
+    text += "def make():\n    net = Net()\n    net.mode = Mode.A\n    return net\n"
+    assert tell_apart(variants(load, text, "return 5.0", "return 6.0", "make"))
 
 
 @pytest.mark.parametrize("base", ["dict", "list", "tuple", "collections.deque", "int", "str"])
 def test_a_method_of_a_subclass_of_a_builtin(load: Callable[..., Any], base: str) -> None:
     text = f"import collections\nclass Own({base}):\n    def gain(self):\n        return 5.0\n"
     text += NET.format("x * self.own.gain()")
-    text += "    def __init__(self):\n        super().__init__()\n        self.own = Own()\n"
-    assert tell_apart(variants(load, text, "return 5.0", "return 6.0"))
+    text += "def make():\n    net = Net()\n    net.own = Own()\n    return net\n"
+    assert tell_apart(variants(load, text, "return 5.0", "return 6.0", "make"))
 
 
 @pytest.mark.parametrize("base", ["dict", "list", "collections.OrderedDict"])
 def test_an_attribute_of_a_subclass_of_a_builtin(load: Callable[..., Any], base: str) -> None:
     text = f"import collections\nclass Own({base}):\n    pass\n" + NET.format("x * self.own.gain")
-    text += "    def __init__(self):\n        super().__init__()\n        self.own = Own()\n        self.own.gain = 5.0\n"
-    assert tell_apart(variants(load, text, "gain = 5.0", "gain = 6.0"))
+    text += "def make():\n    net = Net()\n    net.own = Own()\n    net.own.gain = 5.0\n    return net\n"
+    assert tell_apart(variants(load, text, "gain = 5.0", "gain = 6.0", "make"))
 
 
 def test_content_of_a_subclass_of_deque(load: Callable[..., Any]) -> None:
     text = "import collections\nclass Own(collections.deque):\n    pass\n" + NET.format("x * self.own[0]")
-    text += "    def __init__(self):\n        super().__init__()\n        self.own = Own([5.0])\n"
-    assert tell_apart(variants(load, text, "5.0", "6.0"))
+    text += "def make():\n    net = Net()\n    net.own = Own([5.0])\n    return net\n"
+    assert tell_apart(variants(load, text, "5.0", "6.0", "make"))
 
 
 def test_tensors_in_a_deque() -> None:
@@ -572,8 +569,8 @@ def test_what_a_builtin_is_bound_to() -> None:
 
 def test_a_set_of_objects_whose_text_hides_them(load: Callable[..., Any]) -> None:
     text = "class Own:\n    gain = 5.0\n    def __repr__(self):\n        return 'own'\n" + NET.format("x * min(self.own).gain")
-    text += "    def __init__(self):\n        super().__init__()\n        self.own = {Own()}\n"
-    assert tell_apart(variants(load, text, "gain = 5.0", "gain = 6.0"))
+    text += "def make():\n    net = Net()\n    net.own = {Own()}\n    return net\n"
+    assert tell_apart(variants(load, text, "gain = 5.0", "gain = 6.0", "make"))
 
 
 def test_an_installed_class_that_was_patched(monkeypatch: pytest.MonkeyPatch) -> None:

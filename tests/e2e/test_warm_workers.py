@@ -1,0 +1,107 @@
+"""Warm starts in a real TorchServe: workers that share a cache, archives that carry one, weights that change."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchserve_process import TorchServeProcess, loaded
+from typer.testing import CliRunner
+
+from encoder import ENCODER, encoder
+from torchserve_openvino.cli import app
+
+CONFIG = """
+minWorkers: {workers}
+maxWorkers: {workers}
+batchSize: 2
+maxBatchDelay: 20
+startupTimeout: 120
+pt2: {{compile: {{enable: true, backend: openvino, options: {options}}}}}
+handler:
+  openvino:
+    warmup: {{inputs: [{{name: ids, shape: [4], dtype: int64, low: 0, high: 50}}]}}
+"""
+BODY = b'{"inputs": {"ids": [[1, 2, 3, 4]]}}'
+
+
+def weights_at(path: Path, seed: int) -> torch.nn.Module:
+    model = encoder()
+    torch.manual_seed(seed)
+    model.load_state_dict({name: torch.randn_like(tensor) for name, tensor in model.state_dict().items()})
+    torch.save(model.state_dict(), path)
+    return model
+
+
+def reports(server: TorchServeProcess, name: str, count: int) -> dict[int, dict[str, Any]]:
+    """The report of each worker, by pid; TorchServe asks one of them each time."""
+    found: dict[int, dict[str, Any]] = {}
+    deadline = time.monotonic() + 60
+    while len(found) < count and time.monotonic() < deadline:
+        report = server.describe(name)
+        found[report["pid"]] = report
+    assert len(found) == count
+    return found
+
+
+def right(server: TorchServeProcess, name: str, model: torch.nn.Module) -> None:
+    answer = server.predict(name, BODY, "application/json")
+    assert answer.status_code == 200, answer.text
+    with torch.no_grad():
+        expected = model(torch.tensor([[1, 2, 3, 4]]))["logits"]
+    torch.testing.assert_close(torch.tensor(answer.json()["logits"]), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.fixture
+def handler() -> Path:
+    return Path(__file__).resolve().parents[2] / "handlers" / "torchserve_openvino" / "entrypoints" / "tensor.py"
+
+
+def test_two_workers_compile_once_and_new_weights_are_never_served_stale(
+    server: TorchServeProcess, handler: Path, tmp_path: Path
+) -> None:
+    model = weights_at(tmp_path / "weights.pth", seed=1)
+    config = CONFIG.format(workers=2, options=f"{{model_caching: true, cache_dir: {tmp_path / 'cache'}}}")
+    arguments: dict[str, Any] = {
+        "handler": handler, "config": config, "model_file": ENCODER, "serialized_file": tmp_path / "weights.pth",
+    }  # fmt: skip
+    with loaded(server, "shared", **arguments):
+        right(server, "shared", model)
+        caches = [report["cache"] for report in reports(server, "shared", 2).values()]
+        # Two batch sizes: whoever takes a signature's lock traces it, the other worker reads it.
+        assert sum(cache["traces"] for cache in caches) == 2 and sum(cache["compiles"] for cache in caches) == 2
+        assert sum(cache["calls"]["hits"] for cache in caches) == 2
+    with loaded(server, "shared", **arguments):
+        right(server, "shared", model)
+        for report in reports(server, "shared", 2).values():
+            assert report["cache"]["status"] == "hit" and report["verify"]["passed"]
+            assert (report["cache"]["traces"], report["cache"]["compiles"]) == (0, 0)
+            assert report["summary"]["coverage"] == 1.0 and report["summary"]["fallbacks"] == 0
+            assert report["graphs"][0]["partitions"][0]["execution_devices"] == ["CPU"]
+    # The same name, the same shapes, the same cache: retrained.
+    other = weights_at(tmp_path / "weights.pth", seed=2)
+    with loaded(server, "shared", **arguments):
+        right(server, "shared", other)
+        nearest = [report["cache"]["nearest"] for report in reports(server, "shared", 2).values()]
+        assert {"weights"} in [set(differs) for differs in nearest]
+
+
+def test_a_packaged_archive_starts_every_worker_warm(server: TorchServeProcess, tmp_path: Path) -> None:
+    model = weights_at(tmp_path / "weights.pth", seed=3)
+    (tmp_path / "model.py").write_text(ENCODER)
+    (tmp_path / "model-config.yaml").write_text(CONFIG.format(workers=2, options="{}"))
+    arguments = ["package", "--model-name", "packed", "--model-file", tmp_path / "model.py", "--handler", "tensor"]
+    arguments += ["--serialized-file", tmp_path / "weights.pth", "--config-file", tmp_path / "model-config.yaml"]
+    done = CliRunner().invoke(app, [*map(str, arguments), "--export-path", str(server.model_store), "--precompile"])
+    assert done.exit_code == 0, done.output
+    assert server.register("packed.mar", "packed").status_code == 200
+    try:
+        server.wait_ready("packed")
+        right(server, "packed", model)
+        for report in reports(server, "packed", 2).values():
+            assert report["cache"]["status"] == "hit" and report["cache"]["packaged"]
+            assert (report["cache"]["traces"], report["cache"]["compiles"]) == (0, 0)
+            assert report["verify"]["passed"] and report["serving"]["compiles_after_ready"] == 0
+    finally:
+        server.http.delete(f"{server.management_url}/models/packed")
