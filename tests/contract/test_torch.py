@@ -112,3 +112,13 @@ def test_fused_inference_kernels_have_no_decomposition() -> None:
         torch.ops.aten._native_multi_head_attention.default,
     ]
     assert not torch._decomp.get_decompositions(kernels)
+
+
+def test_reading_a_tree_may_import_modules_for_two_kinds_of_container() -> None:
+    """Why `backend/plain_tree.py` refuses them."""
+    from torch.utils import _pytree as pytree
+
+    assert "import_module" in inspect.getsource(pytree.enum_object_hook)
+    assert "import_module" in inspect.getsource(pytree._defaultdict_deserialize)
+    spec = pytree.tree_flatten({"a": (1, [2])})[1]
+    assert pytree.treespec_loads(pytree.treespec_dumps(spec)) == spec

@@ -5,6 +5,7 @@ import inspect
 import json
 import logging
 import struct
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -360,3 +361,11 @@ def test_a_handler_can_end_its_worker_in_the_middle_of_a_call():
         service.predict([{"requestId": b"1", "parameters": [], "headers": []}])
     assert service.context.cl_socket == "the connection"
     assert "set_cl_socket" in inspect.getsource(TorchModelServiceWorker.handle_connection)
+
+
+def test_base_handler_imports_the_stock_backend_and_ours_does_not():
+    """Why `serving/base.py` stands between: it saves each worker the import of Dynamo."""
+    assert "import openvino.torch" in inspect.getsource(sys.modules[BaseHandler.__module__])
+    code = "import torchserve_openvino.tasks.tensor, sys; print('torch._dynamo' in sys.modules)"
+    said = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "False" and "OpenVINO is not enabled" not in said.stderr
