@@ -193,18 +193,18 @@ class CallCache:
 
     def save(self, fields: Mapping[str, Any], route: Route, blueprint: "Blueprint") -> None:
         """Stores a confirmed way; what can't be stored is counted with its reason."""
+        if weights_digest(self._model) != fields["weights"]:
+            self._record.refused["a call was not stored: the weights changed while it was compiled"] += 1
+            return
         try:
             body, tensors = self._body(route, blueprint)
+            files = {_TENSORS: safetensors.torch.save(tensors)} if tensors else {}
+            stored = self._store.put("call", self.key(fields), fields=fields, body=body, files=files)
         except (TypeError, ValueError) as error:
             self._record.refused[f"a call was not stored: {error}"] += 1
             logger.info("Cache: a call is not stored: %s", error)
             return
-        if weights_digest(self._model) != fields["weights"]:
-            self._record.refused["a call was not stored: the weights changed while it was compiled"] += 1
-            return
-        files = {_TENSORS: safetensors.torch.save(tensors)} if tensors else {}
-        if self._store.put("call", self.key(fields), fields=fields, body=body, files=files) is not None:
-            self._record.stored += 1
+        self._record.stored += stored is not None
 
     def _body(self, route: Route, blueprint: "Blueprint") -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         from torchserve_openvino.backend.plain_part import attributes

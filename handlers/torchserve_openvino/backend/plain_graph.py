@@ -4,6 +4,7 @@ Nothing of an entry is executed: a target is a name that is looked up among torc
 builtins that lowered graphs use, and an argument is a literal of a known kind.
 """
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -68,6 +69,9 @@ def encode(value: Any, position: Mapping[Any, int] | None = None) -> Any:
     Raises:
         PlainGraphError: It has no plain form.
     """
+    if type(value) is float and not math.isfinite(value):
+        # JSON has no infinity; attention masks do.
+        return {"float": repr(value)}
     if value is None or type(value) in (bool, int, float, str):
         return value
     if position is not None and value.__hash__ is not None and value in position:
@@ -79,7 +83,7 @@ def encode(value: Any, position: Mapping[Any, int] | None = None) -> Any:
     if isinstance(value, slice):
         return {"slice": [encode(item, position) for item in (value.start, value.stop, value.step)]}
     if isinstance(value, complex):
-        return {"complex": [value.real, value.imag]}
+        return {"complex": [encode(value.real), encode(value.imag)]}
     if isinstance(value, torch.device):
         return {"device": str(value)}
     for kind, known in _LITERALS.items():
@@ -110,8 +114,10 @@ def decode(value: Any, values: Sequence[Any] = ()) -> Any:
         return {str(key): decode(item, values) for key, item in content.items()}
     if kind == "slice":
         return slice(*(decode(item, values) for item in content))
+    if kind == "float":
+        return float(content)
     if kind == "complex":
-        return complex(*content)
+        return complex(*(decode(part) for part in content))
     if kind == "device":
         return torch.device(content)
     if kind in _LITERALS and content in _LITERALS[kind]:
