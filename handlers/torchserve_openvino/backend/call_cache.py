@@ -32,6 +32,7 @@ from torchserve_openvino.errors import DamagedEntryError
 from torchserve_openvino.report.tracker import GraphRecord, PartitionRecord
 
 if TYPE_CHECKING:
+    from torchserve_openvino.backend.partition import LeftOut
     from torchserve_openvino.backend.plain_part import Blueprint
 
 logger = logging.getLogger(__name__)
@@ -228,10 +229,7 @@ class CallCache:
             **graph,
             "identity": digest([graph, contents]),
             "record": _plain_record(blueprint.record),
-            "left_out": [
-                {"kind": i.refusal.kind, "op": i.op, "to": "eager", "reason": i.refusal.reason, "where": _place(i.where)}
-                for i in blueprint.left_out
-            ],
+            "left_out": [_plain_fallback(item) for item in blueprint.left_out],
             "inputs": self._inputs(route, tensors),
             "out": [[is_result, value if is_result else encode(value)] for is_result, value in route.out],
             "out_spec": tree_to_text(route.out_spec) if route.out_spec is not None else "",
@@ -291,6 +289,11 @@ def _plain_record(record: GraphRecord) -> dict[str, Any]:
     for name in ("index", "lower_seconds"):
         del facts[name]
     return {**facts, "where": _place(record.where), "partitions": partitions}
+
+
+def _plain_fallback(item: "LeftOut") -> dict[str, Any]:
+    refusal = item.refusal
+    return {"kind": refusal.kind, "op": item.op, "to": "eager", "reason": refusal.reason, "where": _place(item.where)}
 
 
 def _place(where: str) -> str:

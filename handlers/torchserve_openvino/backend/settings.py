@@ -69,7 +69,12 @@ class BackendSettings:
         partitions = None
         if store is not None:
             tracker.cache.enabled = True
-            tracker.cache.events = lambda: store.events.to_dict()
+
+            def events() -> dict[str, Any]:
+                # A store of several layers sums up anew each time it is asked.
+                return store.events.to_dict()
+
+            tracker.cache.events = events
             partitions = PartitionCache(store, options.device, ov_config, tracker.cache, for_level)
         return cls(resolved, options.device, ov_config, fallback_to, tracker, own_weights, partitions)
 
