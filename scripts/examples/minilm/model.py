@@ -1,0 +1,71 @@
+"""MiniLM-L6, the sentence encoder, in plain PyTorch: no transformers to import, which takes a worker seconds.
+
+Modules are named as Hugging Face names them, so that `model.safetensors` of all-MiniLM-L6-v2 loads as it is.
+"""
+
+import torch
+from torch import nn
+from torch.nn.functional import gelu, scaled_dot_product_attention
+
+HIDDEN, HEADS, LAYERS, INNER = 384, 12, 6, 1536
+VOCABULARY, POSITIONS, SEGMENTS = 30522, 512, 2
+
+
+def _norm() -> nn.LayerNorm:
+    return nn.LayerNorm(HIDDEN, eps=1e-12)
+
+
+def _layer() -> nn.ModuleDict:
+    """One layer of the encoder; only modules with names, `MiniLM` computes."""
+    projections = {name: nn.Linear(HIDDEN, HIDDEN) for name in ("query", "key", "value")}
+    attended = {"dense": nn.Linear(HIDDEN, HIDDEN), "LayerNorm": _norm()}
+    return nn.ModuleDict(
+        {
+            "attention": nn.ModuleDict({"self": nn.ModuleDict(projections), "output": nn.ModuleDict(attended)}),
+            "intermediate": nn.ModuleDict({"dense": nn.Linear(HIDDEN, INNER)}),
+            "output": nn.ModuleDict({"dense": nn.Linear(INNER, HIDDEN), "LayerNorm": _norm()}),
+        }
+    )
+
+
+class MiniLM(nn.Module):
+    """Token ids and their mask, both int64 (N, length), to a float32 vector for each token (N, length, 384)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embeddings = nn.ModuleDict(
+            {
+                "word_embeddings": nn.Embedding(VOCABULARY, HIDDEN, padding_idx=0),
+                "position_embeddings": nn.Embedding(POSITIONS, HIDDEN),
+                "token_type_embeddings": nn.Embedding(SEGMENTS, HIDDEN),
+                "LayerNorm": _norm(),
+            }
+        )
+        self.embeddings.register_buffer("position_ids", torch.arange(POSITIONS).unsqueeze(0))
+        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(_layer() for _ in range(LAYERS))})
+        # In the file; the answer does not go through it.
+        self.pooler = nn.ModuleDict({"dense": nn.Linear(HIDDEN, HIDDEN)})
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """The last layer's hidden state; tokens whose mask is 0 are not looked at."""
+        parts = self.embeddings
+        places = parts.get_buffer("position_ids")[:, : input_ids.shape[1]]
+        # All tokens are of the first segment.
+        hidden = parts["word_embeddings"](input_ids) + parts.get_parameter("token_type_embeddings.weight")[0]
+        hidden = parts["LayerNorm"](hidden + parts["position_embeddings"](places))
+        seen = attention_mask[:, None, None, :] != 0
+        for layer in self.encoder["layer"].children():
+            hidden = self._attend(layer.get_submodule("attention"), hidden, seen)
+            inner = gelu(layer.get_submodule("intermediate.dense")(hidden))
+            hidden = layer.get_submodule("output.LayerNorm")(layer.get_submodule("output.dense")(inner) + hidden)
+        return hidden
+
+    def _attend(self, attention: nn.Module, hidden: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = hidden.shape
+        query, key, value = (
+            attention.get_submodule(f"self.{name}")(hidden).view(batch, length, HEADS, -1).transpose(1, 2)
+            for name in ("query", "key", "value")
+        )
+        mixed = scaled_dot_product_attention(query, key, value, attn_mask=seen)
+        mixed = mixed.transpose(1, 2).reshape(batch, length, HIDDEN)
+        return attention.get_submodule("output.LayerNorm")(attention.get_submodule("output.dense")(mixed) + hidden)

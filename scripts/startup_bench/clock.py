@@ -1,0 +1,63 @@
+"""Where the seconds of a process went. Imports next to nothing: its own import is measured too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Clock:
+    """Phases that may lie in one another; a second belongs to the innermost alone, so that they add up to the total.
+
+    Args:
+        started: `time.time()` of the parent, just before it started this process.
+
+    Attributes:
+        phases: Seconds of each; what no phase has is `interpreter`.
+    """
+
+    def __init__(self, started: float) -> None:
+        self.phases: dict[str, float] = {}
+        self._started = self._last = started
+        self._open = ["interpreter"]
+
+    @property
+    def total(self) -> float:
+        """Seconds from the parent's start of this process to the end of the last phase."""
+        return self._last - self._started
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """What runs within belongs to a phase."""
+        self._charge()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._charge()
+            self._open.pop()
+
+    def watch(self, owner: Any, method: str, name: str) -> bool:
+        """Makes every call of a class's method a phase; whether the class has it."""
+        plain: Callable[..., Any] | None = getattr(owner, method, None)
+        if plain is None:
+            return False
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            with self.phase(name):
+                return plain(*args, **kwargs)
+
+        setattr(owner, method, timed)
+        return True
+
+    def move(self, source: str, target: str, seconds: float) -> None:
+        """Gives part of a phase another name, where somebody else measured it."""
+        self.phases[source] = self.phases.get(source, 0.0) - seconds
+        self.phases[target] = self.phases.get(target, 0.0) + seconds
+
+    def _charge(self) -> None:
+        now = time.time()
+        self.phases[self._open[-1]] = self.phases.get(self._open[-1], 0.0) + now - self._last
+        self._last = now

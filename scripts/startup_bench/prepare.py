@@ -1,0 +1,36 @@
+"""Before the clock runs, in a process of its own: the inputs, eager's answer, and the model made ready for `bare`.
+
+python -m startup_bench.prepare MODEL FOLDER      (in scripts/)
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from startup_bench.models import ANSWER, BLOB, INPUTS, IR, OV_CONFIG, SOURCES
+
+
+def prepare(model: str, folder: Path) -> None:
+    """Writes `INPUTS`, `ANSWER`, `IR` and `BLOB`."""
+    import openvino as ov
+    from bench_models import tensors
+
+    source = SOURCES[model]
+    torch.manual_seed(0)
+    module, kwargs = source.module(source.imports(), source.weights()), source.inputs()
+    torch.save(kwargs, folder / INPUTS)
+    with torch.inference_mode():
+        torch.save([tensor.clone() for tensor in tensors(module(**kwargs))], folder / ANSWER)
+    # Exported first: the shapes are then fixed, as they are for everybody else.
+    with torch.no_grad():
+        converted = ov.convert_model(torch.export.export(module, (), kwargs))
+    ov.save_model(converted, folder / IR, compress_to_fp16=False)
+    compiled = ov.Core().compile_model(folder / IR, "CPU", OV_CONFIG)
+    (folder / BLOB).write_bytes(compiled.export_model().getbuffer())
+
+
+if __name__ == "__main__":
+    prepare(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,109 @@
+"""Models for the tests of the cache, and how they stand in for a new process."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import torchserve_openvino as tov
+from helpers import assert_same
+from torchserve_openvino.cache.open import CacheSettings
+from torchserve_openvino.cache.store import Store
+
+
+class Net(nn.Module):
+    """One partition."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+class Glued(nn.Module):
+    """Two partitions around an operator that OpenVINO lacks, with weights in both."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = torch.relu(self.first(x))
+        y = torch.digamma(x + 2)
+        return {"y": torch.tanh(self.second(y)), "x": x * 3}
+
+
+class Ids(nn.Module):
+    """Integers go in, which OpenVINO computes in 32 bits."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + 1
+
+
+def options(folder: Path, **more: Any) -> dict[str, Any]:
+    return {"model_caching": True, "cache_dir": str(folder), **more}
+
+
+def fresh(
+    model: Callable[..., Any],
+    folder: Path,
+    *,
+    dynamic: bool | None = False,
+    own_weights: bool = False,
+    cache: CacheSettings | None = None,
+    frozen: bool = True,
+    **more: Any,
+) -> tov.CompiledModule:
+    """What a new process has: nothing compiled, only the folder."""
+    torch.compiler.reset()
+    compiled = tov.compile(
+        model, dynamic=dynamic, options=options(folder, **more), own_weights=own_weights, cache=cache or CacheSettings()
+    )
+    return compiled.freeze() if frozen else compiled
+
+
+def copied(value: Any) -> Any:
+    return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, value)
+
+
+def ask(compiled: tov.CompiledModule, *args: Any, grad: bool = False, eager: Any = None, **kwargs: Any) -> Any:
+    """One call, compared with eager: the answer, its structure, and the inputs afterwards."""
+    given, twin = (args, kwargs), copied((args, kwargs))
+    with torch.set_grad_enabled(grad):
+        expected = (eager or compiled.eager)(*twin[0], **twin[1])
+        got = compiled(*args, **kwargs)
+    assert type(got) is type(expected)
+    assert_same(got, expected)
+    assert_same(given, twin)
+    return got
+
+
+def cache_of(compiled: tov.CompiledModule) -> dict[str, Any]:
+    return compiled.report.to_dict()["cache"]
+
+
+def assert_hit(compiled: tov.CompiledModule, signatures: int = 1) -> None:
+    """Nothing was traced or compiled."""
+    cache = cache_of(compiled)
+    assert cache["status"] == "hit", cache
+    assert (cache["traces"], cache["compiles"], cache["stored"]) == (0, 0, 0), cache
+    assert cache["calls"] == {"hits": signatures, "misses": 0} and not cache["refused"], cache
+    assert cache["verified"] == {"against": "eager", "signatures": signatures, "rejected": 0}, cache
+
+
+def assert_traced(compiled: tov.CompiledModule, signatures: int = 1) -> None:
+    """No call came from the cache, and none was taken and then thrown away."""
+    cache = cache_of(compiled)
+    assert cache["calls"]["hits"] == 0 and cache["traces"] >= 1, cache
+    assert cache["verified"]["rejected"] == 0, cache
+
+
+def entries(folder: Path, *kinds: str) -> list[Any]:
+    return sorted(Store(folder).entries(kinds or ("call", "partition", "blob")), key=lambda e: (e.kind, e.key))
