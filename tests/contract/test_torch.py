@@ -122,3 +122,9 @@ def test_reading_a_tree_may_import_modules_for_two_kinds_of_container() -> None:
     assert "import_module" in inspect.getsource(pytree._defaultdict_deserialize)
     spec = pytree.tree_flatten({"a": (1, [2])})[1]
     assert pytree.treespec_loads(pytree.treespec_dumps(spec)) == spec
+
+
+def test_dynamo_takes_zero_and_minus_zero_for_the_same_input() -> None:
+    """A wrong answer of torch.compile's own that no backend can see."""
+    compiled = torch.compile(lambda x, s: x / s, backend="eager", dynamic=False)
+    assert compiled(torch.ones(1), 0.0) == compiled(torch.ones(1), -0.0) == float("inf")

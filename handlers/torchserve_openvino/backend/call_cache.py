@@ -19,17 +19,16 @@ from torchserve_openvino.backend.assemble import Whole
 from torchserve_openvino.backend.execute import GuardedPartition, count_runtime_failure
 from torchserve_openvino.backend.frozen import Key, Route, signature
 from torchserve_openvino.backend.partition_cache import PartitionCache
-from torchserve_openvino.backend.plain_graph import PlainGraph, decode, encode, to_plain
+from torchserve_openvino.backend.plain_graph import PlainGraph, decode, draws_random_numbers, encode, to_plain
 from torchserve_openvino.backend.plain_tree import text_to_tree, tree_to_text
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.cache.fingerprint import Fingerprint, fingerprint
 from torchserve_openvino.cache.key import digest, graph_options, make_key
 from torchserve_openvino.cache.manifest import Entry
-from torchserve_openvino.cache.tensors import named_weights, tensor_digest, weights_digest
+from torchserve_openvino.cache.tensors import named_weights, tensor_digest
 from torchserve_openvino.cache.versions import python_version, versions
 from torchserve_openvino.config.options import json_safe
-from torchserve_openvino.errors import DamagedEntryError
-from torchserve_openvino.report.tracker import GraphRecord, PartitionRecord
+from torchserve_openvino.report.tracker import FALLBACK_KINDS, GraphRecord, PartitionRecord
 
 if TYPE_CHECKING:
     from torchserve_openvino.backend.partition import LeftOut
@@ -58,8 +57,9 @@ class CallCache:
         self._record = settings.tracker.cache
         self._dynamic = dynamic
         self._print: Fingerprint | None = None
-        self._runs: dict[str, Callable[..., Any]] = {}
-        self._used: set[str] = set()
+        self._runs: dict[str, _Built] = {}
+        # Key of an entry to the identity of its graph.
+        self._used: dict[str, str] = {}
 
     def fields(self, key: Key) -> dict[str, Any] | None:
         """What the entry of a signature depends on; None where the model can't be known without tracing."""
@@ -108,7 +108,8 @@ class CallCache:
             return None
         try:
             route = self._route(entry)
-        except (DamagedEntryError, LookupError, TypeError, ValueError, OSError, RuntimeError) as error:
+        except Exception as error:
+            # Whatever a damaged or foreign entry makes torch, OpenVINO or safetensors raise: it is a miss.
             logger.warning("A call in the cache can't be used and is traced again: %s", error)
             self._record.refused[f"a stored call was not used: {str(error)[:200]}"] += 1
             self._store.discard("call", key)
@@ -117,18 +118,32 @@ class CallCache:
             self._record.call_misses += 1
             return None
         self._record.call_hits += 1
-        self._used.add(key)
+        self._used[key] = entry.body["identity"]
         return route
+
+    def accept(self, key: str) -> None:
+        """Takes the graph of an entry into the report: its answer is used."""
+        tracker = self._settings.tracker
+        built = self._runs[self._used[key]]
+        if built.record in tracker.graphs:
+            return
+        tracker.adopt_graph(built.record)
+        for item in built.left_out:
+            tracker.add_fallback(**item)
 
     def reject(self, key: str) -> None:
         """Throws away an entry whose answer was wrong, and its partitions."""
         entry = self._store.get("call", key)
         for part in entry.body.get("parts", ()) if entry is not None else ():
             self._store.discard("partition", part["key"])
-        self._store.discard("call", key)
-        self._used.discard(key)
+        self.discard(key)
+        self._runs.pop(self._used.pop(key, ""), None)
         self._record.rejected += 1
         self._record.call_hits -= 1
+
+    def discard(self, key: str) -> None:
+        """Throws away an entry, but not its partitions: the call turned out not to be repeatable."""
+        self._store.discard("call", key)
 
     def reject_used(self) -> bool:
         """Throws away every entry that was used; whether there was one."""
@@ -158,13 +173,13 @@ class CallCache:
         """The graph; signatures that share one share its function."""
         identity = body["identity"]
         if identity not in self._runs:
-            run = self._build(body, tensors)
-            if run is None:
+            built = self._build(body, tensors)
+            if built is None:
                 return None
-            self._runs[identity] = run
-        return self._runs[identity]
+            self._runs[identity] = built
+        return self._runs[identity].run
 
-    def _build(self, body: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Callable[..., Any] | None:
+    def _build(self, body: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> "_Built | None":
         tracker, copy = self._settings.tracker, self._settings.eager_copy
         stored = [self._partitions.load(part["key"]) for part in body["parts"]]
         found = [part for part in stored if part is not None]
@@ -172,7 +187,7 @@ class CallCache:
             return None
         facts = dict(body["record"])
         partitions = [PartitionRecord(**partition) for partition in facts.pop("partitions")]
-        record: GraphRecord = tracker.add_graph(**facts, partitions=partitions)
+        record = GraphRecord(index=len(tracker.graphs), **facts, partitions=partitions)
         calls: dict[str, GuardedPartition] = {}
         for part, loaded, partition in zip(body["parts"], found, partitions, strict=True):
             fallback = _LazyGraph(part["graph"], _below(tensors, part["name"]))
@@ -182,20 +197,21 @@ class CallCache:
                 functools.partial(count_runtime_failure, tracker, f"graph {record.index} / {part['name']}"),
                 part["returns_tuple"],
             )
-        for item in body["left_out"]:
-            tracker.add_fallback(**item)
         whole = body["whole"]
         if whole is not None:
             slots = [(kind, decode(value)) for kind, value in whole["slots"]]
-            return Whole(whole["part"], list(whole["pick"]), slots).bind(calls[whole["part"]])
-        return PlainGraph(body["outer"], calls, _below(tensors, "outer"))
+            run: Callable[..., Any] = Whole(whole["part"], list(whole["pick"]), slots).bind(calls[whole["part"]])
+        else:
+            run = PlainGraph(body["outer"], calls, _below(tensors, "outer"))
+        return _Built(run, record, [_fallback(item) for item in body["left_out"]])
 
     # --- storing ----------------------------------------------------------------------------------------------
 
     def save(self, fields: Mapping[str, Any], route: Route, blueprint: "Blueprint") -> None:
-        """Stores a confirmed way; what can't be stored is counted with its reason."""
-        if weights_digest(self._model) != fields["weights"]:
-            self._record.refused["a call was not stored: the weights changed while it was compiled"] += 1
+        """Stores the way of a call; what can't be stored is counted with its reason."""
+        now = fingerprint(self._model)
+        if (now.code, now.weights) != (fields["code"], fields["weights"]):
+            self._record.refused["a call was not stored: the model changed while it ran, so it keeps state"] += 1
             return
         try:
             body, tensors = self._body(route, blueprint)
@@ -210,6 +226,9 @@ class CallCache:
     def _body(self, route: Route, blueprint: "Blueprint") -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         from torchserve_openvino.backend.plain_part import attributes
 
+        for item in blueprint.left_out:
+            if draws_random_numbers(item.op):
+                raise ValueError(f"{item.op} draws random numbers: no answer of the model can be proven")
         partitioned = blueprint.partitioned
         tensors: dict[str, torch.Tensor] = {}
         parts = []
@@ -256,6 +275,15 @@ class CallCache:
         return found
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Built:
+    """A graph from the cache; its record is the report's once an answer of it was found right."""
+
+    run: Callable[..., Any]
+    record: GraphRecord
+    left_out: list[dict[str, Any]]
+
+
 class _LazyGraph:
     """A plain graph that is put together when it is first needed, which is when OpenVINO fails."""
 
@@ -294,6 +322,18 @@ def _plain_record(record: GraphRecord) -> dict[str, Any]:
 def _plain_fallback(item: "LeftOut") -> dict[str, Any]:
     refusal = item.refusal
     return {"kind": refusal.kind, "op": item.op, "to": "eager", "reason": refusal.reason, "where": _place(item.where)}
+
+
+def _fallback(item: Any) -> dict[str, str]:
+    """Reads `_plain_fallback`.
+
+    Raises:
+        ValueError: It is no such thing.
+    """
+    names = {"kind", "op", "to", "reason", "where"}
+    if not isinstance(item, dict) or item.keys() != names or item["kind"] not in FALLBACK_KINDS:
+        raise ValueError(f"{item!r} is no fallback")
+    return {name: str(item[name]) for name in names}
 
 
 def _place(where: str) -> str:

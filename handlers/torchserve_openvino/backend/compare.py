@@ -8,6 +8,7 @@ from torch.utils import _pytree as pytree
 # Largest difference relative to the largest value of the output. float32: summation order over some thousand terms;
 # bfloat16 keeps 8 bits of mantissa, float16 11: their rounding adds up over the layers of a network.
 RELATIVE_TOLERANCE = {"f32": 1e-3, "f16": 2e-2, "bf16": 6e-2}
+_OF_DTYPE = {torch.float16: RELATIVE_TOLERANCE["f16"], torch.bfloat16: RELATIVE_TOLERANCE["bf16"]}
 
 
 def relative_tolerance(precision: str) -> float:
@@ -35,7 +36,8 @@ def difference(got: Any, expected: Any, precision: str) -> str:
         wide = torch.complex128 if a.is_complex() else torch.float64
         x, y = a.to(wide), b.to(wide)
         scale = float(y.abs().nan_to_num(0.0, 0.0, 0.0).max())
-        limit = relative_tolerance(precision) * max(1.0, scale)
+        # A model may compute in a narrower type than the device is told to.
+        limit = max(relative_tolerance(precision), _OF_DTYPE.get(a.dtype, 0.0)) * max(1.0, scale)
         if not torch.allclose(x, y, rtol=0.0, atol=limit, equal_nan=True):
             worst = float((x - y).abs().nan_to_num(float("inf")).max())
             return f"output {index} differs by {worst:.3g}, more than {limit:.3g}"

@@ -73,6 +73,8 @@ class CompiledModule:
         self._proves = proves
         self._frozen: FrozenCalls | None = None
         self._lock = threading.RLock()
+        # Signatures that were stored after their first call, and are not confirmed yet.
+        self._stored: dict[Key, str] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model; compiles at the first call, and for each new shape, dtype or code path."""
@@ -85,7 +87,11 @@ class CompiledModule:
             return self._guarded(args, kwargs)
         if self._calls is not None and not self._frozen.known(key):
             return self._first(self._calls, self._frozen, key, leaves, args, kwargs)
-        return self._recorded(self._frozen, key, leaves, args, kwargs)[0]
+        result, _ = self._recorded(self._frozen, key, leaves, args, kwargs)
+        if self._calls is not None and self._frozen.candidate(key) is None and (stored := self._stored.pop(key, "")):
+            # The second call took another way: the model keeps state that nothing showed.
+            self._calls.discard(stored)
+        return result
 
     def _recorded(
         self, frozen: FrozenCalls, key: Key, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -110,7 +116,7 @@ class CompiledModule:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """The first call of a signature: from the cache, proven, or traced twice and stored."""
+        """The first call of a signature: from the cache, proven, or traced and stored; the second confirms it."""
         with self._lock:
             if frozen.known(key):
                 return self(*args, **kwargs)
@@ -123,27 +129,36 @@ class CompiledModule:
                     result = self._proven(route, leaves, args, kwargs)
                     if result is not None:
                         frozen.put(key, route)
+                        calls.accept(calls.key(fields))
                         return result[0]
                     calls.reject(calls.key(fields))
-                self._recorded(frozen, key, leaves, args, kwargs)
-                result, made = self._recorded(frozen, key, leaves, args, kwargs)
-                confirmed = frozen.find(args, kwargs)[2]
-                if confirmed is not None and made[0].blueprint is not None:
-                    calls.save(fields, confirmed, made[0].blueprint)
-            return result
+                answer, made = self._recorded(frozen, key, leaves, args, kwargs)
+                route = frozen.candidate(key)
+                if route is not None and made[0].blueprint is not None:
+                    calls.save(fields, route, made[0].blueprint)
+                    self._stored[key] = calls.key(fields)
+            return answer
 
     def _proven(
         self, route: Route, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any] | None:
         """The answer of a way from the cache, once eager PyTorch gave the same; None where it did not."""
-        result = route(leaves)
-        if not self._proves:
-            return (result,)
-        problem = difference(result, self.eager(*args, **kwargs), self.report.summary.precision)
+        failures = self._tracker.runtime_failures()
+        problem, result = "", None
+        try:
+            result = route(leaves)
+        except Exception as error:
+            # Eager says whether the caller's input or the entry is to blame.
+            problem = f"{type(error).__name__}: {error}"
+        if self._proves or problem:
+            expected = self.eager(*args, **kwargs)
+            problem = problem or difference(result, expected, str(self._tracker.config.get("effective_precision", "")))
+        if self._tracker.runtime_failures() != failures:
+            problem = problem or "OpenVINO failed on it"
         if problem:
-            logger.warning("A cached model answers wrong and is compiled again: %s", problem)
+            logger.warning("A cached model is not used and compiled again: %s", problem)
             return None
-        self._tracker.cache.verified += 1
+        self._tracker.cache.verified += self._proves
         return (result,)
 
     def freeze(self) -> "CompiledModule":

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torchserve_openvino.backend.plain_tree import tree_to_text
+
 if TYPE_CHECKING:
     from torchserve_openvino.backend.plain_part import Blueprint
 
@@ -143,6 +145,10 @@ class FrozenCalls:
         """Whether a call of this key was seen before."""
         return key in self._recorded
 
+    def candidate(self, key: Key) -> Route | None:
+        """The way that a call of this key took, confirmed or not; None where it can't be repeated."""
+        return self._recorded.get(key)
+
     def put(self, key: Key, route: Route) -> None:
         """Takes over a way that was found in the cache."""
         route.confirmed = True
@@ -182,25 +188,27 @@ def signature(key: Key) -> dict[str, Any]:
     """A key as JSON-safe data, the same in every process.
 
     Raises:
-        NotImplementedError: A container of the inputs has no name that torch's pytree knows.
+        ValueError: The structure of the inputs has no text form.
     """
     spec, grad, autocast, *leaves = key
     tensors = [[str(leaf[1]), list(leaf[0])] if len(leaf) == 2 and isinstance(leaf[0], torch.Size) else
-               [leaf[0].__name__, repr(leaf[1])] for leaf in leaves]  # fmt: skip
-    structure = "one tensor" if spec is None else pytree.treespec_dumps(spec)
-    return {"structure": structure, "leaves": tensors, "grad": grad, "autocast": autocast}
+               [leaf[0].__name__, leaf[1]] for leaf in leaves]  # fmt: skip
+    structure = "one tensor" if spec is None else tree_to_text(spec)
+    return {"structure": structure, "leaves": tensors, "grad": grad, "autocast": str(autocast)}
 
 
 def _key(leaves: list[Any], spec: Any) -> Key | None:
     """What must be equal for a recorded call to fit; None where a call can't be recorded."""
-    parts: list[Any] = [spec, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")]
+    autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    parts: list[Any] = [spec, torch.is_grad_enabled(), autocast]
     for leaf in leaves:
         if type(leaf) is torch.Tensor:
             if leaf.requires_grad or not leaf.is_contiguous() or leaf.device.type != "cpu":
                 return None
             parts.append((leaf.shape, leaf.dtype))
         elif leaf is None or type(leaf) in {bool, int, float, str}:
-            parts.append((type(leaf), leaf))
+            # By its text: 0.0 equals -0.0, and nan not even itself.
+            parts.append((type(leaf), repr(leaf)))
         else:
             return None
     if len(leaves) > 1 and len({id(leaf) for leaf in leaves if type(leaf) is torch.Tensor}) != sum(

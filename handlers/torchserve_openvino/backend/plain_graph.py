@@ -102,6 +102,8 @@ def decode(value: Any, values: Sequence[Any] = ()) -> Any:
         PlainGraphError: Not what `encode` makes.
     """
     if not isinstance(value, Mapping):
+        if isinstance(value, list):
+            raise PlainGraphError("a bare list stands for nothing")
         return value
     ((kind, content),) = value.items()
     if kind == "node":
@@ -110,7 +112,7 @@ def decode(value: Any, values: Sequence[Any] = ()) -> Any:
         return [decode(item, values) for item in content]
     if kind == "tuple":
         return tuple(decode(item, values) for item in content)
-    if kind == "dict":
+    if kind == "dict" and isinstance(content, Mapping):
         return {str(key): decode(item, values) for key, item in content.items()}
     if kind == "slice":
         return slice(*(decode(item, values) for item in content))
@@ -186,3 +188,12 @@ def _known(table: Mapping[str, Any], name: str, kind: str) -> Any:
     if name not in table:
         raise PlainGraphError(f"the {kind} {name} is missing")
     return table[name]
+
+
+def draws_random_numbers(name: str) -> bool:
+    """Whether an operator answers differently each time."""
+    try:
+        target = _target(name)
+    except PlainGraphError:
+        return False
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())

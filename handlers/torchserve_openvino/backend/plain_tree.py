@@ -19,7 +19,8 @@ def tree_to_text(spec: Any) -> str:
         text: str = pytree.treespec_dumps(spec)
     except (NotImplementedError, TypeError) as error:
         raise ValueError(f"the structure has no text form: {error}") from error
-    _check(text)
+    if text_to_tree(text) != spec:
+        raise ValueError("the structure changes when it is written as text: a key that is no string")
     return text
 
 

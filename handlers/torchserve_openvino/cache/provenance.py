@@ -1,19 +1,44 @@
 """Where a Python module comes from: the user, an installed package, or Python itself."""
 
+import builtins
 import functools
 import sys
 import sysconfig
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from blake3 import blake3
 
+# CPython's flag of classes that Python code made (Py_TPFLAGS_HEAPTYPE).
+_HEAP_TYPE = 1 << 9
 _LIBRARIES = ("purelib", "platlib", "stdlib", "platstdlib")
 
 
 def is_torch(module: str) -> bool:
     """Whether a module is torch's own, which counts by torch's version."""
     return module == "torch" or module.startswith("torch.")
+
+
+def is_library(thing: Any) -> bool:
+    """Whether a class or function belongs to Python, torch or another installed package."""
+    module = getattr(thing, "__module__", None)
+    if not isinstance(module, str):
+        return False
+    if module == "builtins":
+        # So says a class that was made by `exec` as well.
+        name = getattr(thing, "__qualname__", "")
+        return (
+            getattr(builtins, name.partition(".")[0], None) is not None
+            or not isinstance(thing, type)
+            or _made_in_c(thing)
+        )
+    return is_torch(module) or is_installed(module)
+
+
+def _made_in_c(cls: type) -> bool:
+    """Whether a class is one of Python's own without a name in ``builtins``, as that of functions."""
+    return not cls.__flags__ & _HEAP_TYPE
 
 
 @functools.lru_cache(maxsize=4096)

@@ -31,13 +31,17 @@ def tensor_digest(tensor: torch.Tensor) -> str:
 
 
 def _tensor_into(found: Any, name: str, tensor: torch.Tensor, seen: dict[tuple[Any, ...], str]) -> None:
-    facts = (str(tensor.dtype), tuple(tensor.shape), tensor.stride(), str(tensor.layout), str(tensor.device))
+    stride = tensor.stride() if tensor.layout is torch.strided else ()
+    signs = (tensor.is_conj(), tensor.is_neg())
+    facts = (str(tensor.dtype), tuple(tensor.shape), stride, str(tensor.layout), str(tensor.device), signs)
     found.update(f"{name}|{facts}|{tensor.requires_grad}|".encode())
     place = (tensor.data_ptr(), *facts)
     if place in seen:
         found.update(f"is {seen[place]}".encode())
         return
     seen[place] = name
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        raise TypeError(f"{name or 'a tensor'} is {tensor.layout} on {tensor.device}: its content has no plain bytes")
     if tensor.numel():
-        plain = tensor.detach().cpu().contiguous().reshape(-1)
+        plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
         found.update(plain.view(torch.uint8).numpy().data)

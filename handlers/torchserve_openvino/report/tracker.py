@@ -171,6 +171,13 @@ class Tracker:
             self.revision += 1
             return record
 
+    def adopt_graph(self, record: GraphRecord) -> None:
+        """Takes over the record of a graph that was compiled before, in another process."""
+        with self._lock:
+            record.index = len(self.graphs)
+            self.graphs.append(record)
+            self.revision += 1
+
     def add_fallback(
         self,
         kind: FallbackKind,
@@ -236,6 +243,12 @@ class Tracker:
         """Says that a record was changed in place."""
         with self._lock:
             self.revision += 1
+
+    def runtime_failures(self) -> int:
+        """Calls of partitions that OpenVINO failed on, through no fault of the request."""
+        with self._lock:
+            found = (f for f in self.fallbacks if f.kind == "runtime_failed" and not f.caused_by_request)
+            return sum(f.count for f in found)
 
     def fallback_counts(self) -> dict[str, int]:
         """Fallbacks by kind; kinds without one are absent."""

@@ -22,45 +22,6 @@ from torchserve_openvino.cache.store import Store
 X = torch.linspace(-2, 3, 12).reshape(2, 6)
 
 
-# What the package gets wrong so far, and the tests that show it; take an entry out with its bug.
-BUGS: dict[str, list[str]] = {
-    "proven with the answer of the eager fallback, and never repaired": [
-        "test_a_blob_of_another_model_under_the_right_key[other shapes]",
-    ],
-    "what a stored call raises when it runs fails the request": [
-        "test_a_call_whose_content_makes_no_sense[a graph of nothing]",
-        "test_a_call_whose_content_makes_no_sense[a structure of another size]",
-        "test_a_call_whose_content_makes_no_sense[inputs beyond the call's]",
-        "test_a_call_whose_content_makes_no_sense[inputs of no kind]",
-        "test_a_call_whose_content_makes_no_sense[no inputs]",
-        "test_a_call_whose_content_makes_no_sense[outputs beyond the graph's]",
-    ],
-    "AttributeError fails the request": [
-        "test_a_call_whose_content_makes_no_sense[arguments of no kind]",
-    ],
-    "the rejected graph stays in the report": [
-        "test_a_rejected_answer_leaves_nothing_in_the_report",
-    ],
-    "_runs keeps the rejected graph": [
-        "test_a_rejected_graph_is_not_kept_for_the_next_signature",
-    ],
-    "SafetensorError is a plain Exception and fails the request": [
-        "test_tensors_that_are_none[empty]",
-        "test_tensors_that_are_none[x]",
-        "test_tensors_that_are_none[zeros]",
-    ],
-}
-
-
-@pytest.fixture(autouse=True)
-def known_bug(request: pytest.FixtureRequest) -> None:
-    """Marks the tests of `BUGS`."""
-    names = {request.node.name, getattr(request.node, "originalname", "")}
-    for reason, tests in BUGS.items():
-        if names & set(tests):
-            request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
-
-
 class Full(nn.Module):
     """Files of every kind: two partitions, and a constant beside the weights."""
 

@@ -22,26 +22,6 @@ from torchserve_openvino.backend.plain_tree import text_to_tree, tree_to_text
 aten = torch.ops.aten
 
 
-# What the package gets wrong so far, and the tests that show it; take an entry out with its bug.
-BUGS: dict[str, list[str]] = {
-    "keys of a dict that are tuples come back as lists": [
-        "test_a_structure_either_comes_back_or_is_refused[{(1, 2): 1}]",
-    ],
-    "AttributeError, which CallCache.load does not take for damage": [
-        "test_what_encode_never_makes[{'dict': [1]}]",
-    ],
-}
-
-
-@pytest.fixture(autouse=True)
-def known_bug(request: pytest.FixtureRequest) -> None:
-    """Marks the tests of `BUGS`."""
-    names = {request.node.name, getattr(request.node, "originalname", "")}
-    for reason, tests in BUGS.items():
-        if names & set(tests):
-            request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
-
-
 def through_json(value: Any) -> Any:
     """As the store keeps it: strict JSON."""
     return json.loads(json.dumps(value, allow_nan=False))
