@@ -19,6 +19,14 @@ from torchserve_openvino.backend.assemble import Whole
 from torchserve_openvino.backend.execute import GuardedPartition, count_runtime_failure
 from torchserve_openvino.backend.frozen import Key, Route, signature
 from torchserve_openvino.backend.partition_cache import PartitionCache
+from torchserve_openvino.backend.plain_call import (
+    LazyGraph,
+    below,
+    plain_fallback,
+    plain_record,
+    plain_whole,
+    read_fallback,
+)
 from torchserve_openvino.backend.plain_graph import PlainGraph, decode, draws_random_numbers, encode, to_plain
 from torchserve_openvino.backend.plain_tree import text_to_tree, tree_to_text
 from torchserve_openvino.backend.settings import BackendSettings
@@ -28,10 +36,9 @@ from torchserve_openvino.cache.manifest import Entry
 from torchserve_openvino.cache.tensors import named_weights, tensor_digest
 from torchserve_openvino.cache.versions import python_version, versions
 from torchserve_openvino.config.options import json_safe
-from torchserve_openvino.report.tracker import FALLBACK_KINDS, GraphRecord, PartitionRecord
+from torchserve_openvino.report.tracker import GraphRecord, PartitionRecord
 
 if TYPE_CHECKING:
-    from torchserve_openvino.backend.partition import LeftOut
     from torchserve_openvino.backend.plain_part import Blueprint
 
 logger = logging.getLogger(__name__)
@@ -190,7 +197,7 @@ class CallCache:
         record = GraphRecord(index=len(tracker.graphs), **facts, partitions=partitions)
         calls: dict[str, GuardedPartition] = {}
         for part, loaded, partition in zip(body["parts"], found, partitions, strict=True):
-            fallback = _LazyGraph(part["graph"], _below(tensors, part["name"]))
+            fallback = LazyGraph(part["graph"], below(tensors, part["name"]))
             calls[part["name"]] = GuardedPartition(
                 loaded.run(partition, tracker),
                 functools.partial(copy.run, fallback),
@@ -202,8 +209,8 @@ class CallCache:
             slots = [(kind, decode(value)) for kind, value in whole["slots"]]
             run: Callable[..., Any] = Whole(whole["part"], list(whole["pick"]), slots).bind(calls[whole["part"]])
         else:
-            run = PlainGraph(body["outer"], calls, _below(tensors, "outer"))
-        return _Built(run, record, [_fallback(item) for item in body["left_out"]])
+            run = PlainGraph(body["outer"], calls, below(tensors, "outer"))
+        return _Built(run, record, [read_fallback(item) for item in body["left_out"]])
 
     # --- storing ----------------------------------------------------------------------------------------------
 
@@ -240,15 +247,15 @@ class CallCache:
         whole = Whole.of(partitioned.outer)
         graph = {
             "parts": parts,
-            "whole": None if whole is None else _plain_whole(whole),
+            "whole": None if whole is None else plain_whole(whole),
             "outer": None if whole is not None else to_plain(partitioned.outer.graph),
         }
         contents = {name: tensor_digest(tensor) for name, tensor in tensors.items()}
         body = {
             **graph,
             "identity": digest([graph, contents]),
-            "record": _plain_record(blueprint.record),
-            "left_out": [_plain_fallback(item) for item in blueprint.left_out],
+            "record": plain_record(blueprint.record),
+            "left_out": [plain_fallback(item) for item in blueprint.left_out],
             "inputs": self._inputs(route, tensors),
             "out": [[is_result, value if is_result else encode(value)] for is_result, value in route.out],
             "out_spec": tree_to_text(route.out_spec) if route.out_spec is not None else "",
@@ -282,65 +289,6 @@ class _Built:
     run: Callable[..., Any]
     record: GraphRecord
     left_out: list[dict[str, Any]]
-
-
-class _LazyGraph:
-    """A plain graph that is put together when it is first needed, which is when OpenVINO fails."""
-
-    def __init__(self, plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        self._plain = dict(plain)
-        self._tensors = tensors
-
-    @functools.cached_property
-    def _graph(self) -> PlainGraph:
-        return PlainGraph(self._plain, {}, self._tensors)
-
-    def __call__(self, *args: Any) -> Any:
-        return self._graph(*args)
-
-
-def _plain_whole(whole: Whole) -> dict[str, Any]:
-    slots = [[kind, encode(value)] for kind, value in whole.slots]
-    return {"part": whole.part, "pick": whole.pick, "slots": slots}
-
-
-def _below(tensors: Mapping[str, torch.Tensor], part: str) -> dict[str, torch.Tensor]:
-    return {name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.partition("/")[0] == part}
-
-
-def _plain_record(record: GraphRecord) -> dict[str, Any]:
-    """Without what belongs to the process that compiled."""
-    partitions = [
-        {"name": p.name, "ops": p.ops, "op_counts": dict(p.op_counts), "builds": 0} for p in record.partitions
-    ]
-    facts = dataclasses.asdict(record)
-    for name in ("index", "lower_seconds"):
-        del facts[name]
-    return {**facts, "where": _place(record.where), "partitions": partitions}
-
-
-def _plain_fallback(item: "LeftOut") -> dict[str, Any]:
-    refusal = item.refusal
-    return {"kind": refusal.kind, "op": item.op, "to": "eager", "reason": refusal.reason, "where": _place(item.where)}
-
-
-def _fallback(item: Any) -> dict[str, str]:
-    """Reads `_plain_fallback`.
-
-    Raises:
-        ValueError: It is no such thing.
-    """
-    names = {"kind", "op", "to", "reason", "where"}
-    if not isinstance(item, dict) or item.keys() != names or item["kind"] not in FALLBACK_KINDS:
-        raise ValueError(f"{item!r} is no fallback")
-    return {name: str(item[name]) for name in names}
-
-
-def _place(where: str) -> str:
-    """``file:line`` without the folder of the user's file: each worker unpacks the archive to another one."""
-    if "site-packages" in where or "dist-packages" in where:
-        return where
-    return where.rpartition("/")[2]
 
 
 def _torch_state() -> dict[str, Any]:

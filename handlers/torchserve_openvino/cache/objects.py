@@ -11,7 +11,8 @@ from torchserve_openvino.cache.directory import Buffer, Draft, NotPlainFileError
 from torchserve_openvino.cache.manifest import HEX, FileRef
 from torchserve_openvino.errors import DamagedEntryError
 
-_CHUNK = 16 * 2**20
+# Fits into a core's cache, so that hashing does not wait for memory a second time.
+_CHUNK = 2**20
 
 Source = bytes | bytearray | memoryview | Path
 
@@ -118,7 +119,7 @@ class Objects:
         with open(source, "rb", buffering=0) as file:
             return self.add_chunks(chunks_of(file))
 
-    def add_chunks(self, chunks: Iterator[bytes], expected: FileRef | None = None) -> FileRef:
+    def add_chunks(self, chunks: Iterator[bytes] | Iterator[memoryview], expected: FileRef | None = None) -> FileRef:
         """Puts an object on the disk as it comes.
 
         Args:
@@ -164,10 +165,11 @@ class Objects:
         return fd
 
 
-def chunks_of(file: Any) -> Iterator[bytes]:
-    """A file's content, piece by piece."""
-    while chunk := file.read(_CHUNK):
-        yield chunk
+def chunks_of(file: Any) -> Iterator[memoryview]:
+    """An unbuffered file's content, piece by piece; a piece is valid until the next one is asked for."""
+    whole = memoryview(bytearray(_CHUNK))
+    while count := file.readinto(whole):
+        yield whole[:count]
 
 
 def flat(source: bytes | bytearray | memoryview) -> Buffer:

@@ -6,6 +6,7 @@ Modules are named as Hugging Face names them, so that `model.safetensors` of all
 import torch
 from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
+from torch.nn.utils import skip_init
 
 HIDDEN, HEADS, LAYERS, INNER = 384, 12, 6, 1536
 VOCABULARY, POSITIONS, SEGMENTS = 30522, 512, 2
@@ -15,15 +16,20 @@ def _norm() -> nn.LayerNorm:
     return nn.LayerNorm(HIDDEN, eps=1e-12)
 
 
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    # Its weights are loaded; drawing random ones first takes longer than all the rest.
+    return skip_init(nn.Linear, inputs, outputs)
+
+
 def _layer() -> nn.ModuleDict:
     """One layer of the encoder; only modules with names, `MiniLM` computes."""
-    projections = {name: nn.Linear(HIDDEN, HIDDEN) for name in ("query", "key", "value")}
-    attended = {"dense": nn.Linear(HIDDEN, HIDDEN), "LayerNorm": _norm()}
+    projections = {name: _linear(HIDDEN, HIDDEN) for name in ("query", "key", "value")}
+    attended = {"dense": _linear(HIDDEN, HIDDEN), "LayerNorm": _norm()}
     return nn.ModuleDict(
         {
             "attention": nn.ModuleDict({"self": nn.ModuleDict(projections), "output": nn.ModuleDict(attended)}),
-            "intermediate": nn.ModuleDict({"dense": nn.Linear(HIDDEN, INNER)}),
-            "output": nn.ModuleDict({"dense": nn.Linear(INNER, HIDDEN), "LayerNorm": _norm()}),
+            "intermediate": nn.ModuleDict({"dense": _linear(HIDDEN, INNER)}),
+            "output": nn.ModuleDict({"dense": _linear(INNER, HIDDEN), "LayerNorm": _norm()}),
         }
     )
 
@@ -35,16 +41,16 @@ class MiniLM(nn.Module):
         super().__init__()
         self.embeddings = nn.ModuleDict(
             {
-                "word_embeddings": nn.Embedding(VOCABULARY, HIDDEN, padding_idx=0),
-                "position_embeddings": nn.Embedding(POSITIONS, HIDDEN),
-                "token_type_embeddings": nn.Embedding(SEGMENTS, HIDDEN),
+                "word_embeddings": skip_init(nn.Embedding, VOCABULARY, HIDDEN),
+                "position_embeddings": skip_init(nn.Embedding, POSITIONS, HIDDEN),
+                "token_type_embeddings": skip_init(nn.Embedding, SEGMENTS, HIDDEN),
                 "LayerNorm": _norm(),
             }
         )
         self.embeddings.register_buffer("position_ids", torch.arange(POSITIONS).unsqueeze(0))
         self.encoder = nn.ModuleDict({"layer": nn.ModuleList(_layer() for _ in range(LAYERS))})
         # In the file; the answer does not go through it.
-        self.pooler = nn.ModuleDict({"dense": nn.Linear(HIDDEN, HIDDEN)})
+        self.pooler = nn.ModuleDict({"dense": _linear(HIDDEN, HIDDEN)})
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """The last layer's hidden state; tokens whose mask is 0 are not looked at."""
