@@ -3,22 +3,35 @@
 Modules are named as Hugging Face names them, so that `model.safetensors` of all-MiniLM-L6-v2 loads as it is.
 """
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
-from torch.nn.utils import skip_init
 
 HIDDEN, HEADS, LAYERS, INNER = 384, 12, 6, 1536
 VOCABULARY, POSITIONS, SEGMENTS = 30522, 512, 2
 
 
+@functools.cache
+def _unset(kind: type[nn.Module]) -> Callable[..., nn.Module]:
+    """A class of modules without random weights: all are loaded, and drawing them first takes longer than that."""
+
+    # Within a function, since TorchServe wants one class in a model's file.
+    class Unset(kind):  # type: ignore[valid-type, misc]
+        def reset_parameters(self) -> None:
+            pass
+
+    return Unset
+
+
+def _linear(inputs: int, outputs: int) -> nn.Module:
+    return _unset(nn.Linear)(inputs, outputs)
+
+
 def _norm() -> nn.LayerNorm:
     return nn.LayerNorm(HIDDEN, eps=1e-12)
-
-
-def _linear(inputs: int, outputs: int) -> nn.Linear:
-    # Its weights are loaded; drawing random ones first takes longer than all the rest.
-    return skip_init(nn.Linear, inputs, outputs)
 
 
 def _layer() -> nn.ModuleDict:
@@ -41,9 +54,9 @@ class MiniLM(nn.Module):
         super().__init__()
         self.embeddings = nn.ModuleDict(
             {
-                "word_embeddings": skip_init(nn.Embedding, VOCABULARY, HIDDEN),
-                "position_embeddings": skip_init(nn.Embedding, POSITIONS, HIDDEN),
-                "token_type_embeddings": skip_init(nn.Embedding, SEGMENTS, HIDDEN),
+                "word_embeddings": _unset(nn.Embedding)(VOCABULARY, HIDDEN),
+                "position_embeddings": _unset(nn.Embedding)(POSITIONS, HIDDEN),
+                "token_type_embeddings": _unset(nn.Embedding)(SEGMENTS, HIDDEN),
                 "LayerNorm": _norm(),
             }
         )
