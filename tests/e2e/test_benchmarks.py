@@ -1,6 +1,7 @@
 """The benchmark scripts run to their end and write what they promise; how fast, only a quiet machine can say."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,7 @@ def test_benchmark_startup(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("STARTUP_SERVERS" not in os.environ, reason="half a minute; set STARTUP_SERVERS=1")
 def test_benchmark_startup_of_servers(tmp_path: Path) -> None:
     figures = tmp_path / "startup.json"
     arguments = ("--models", "none", "--serve", "--only", "ours-cold,ours-warm", "--rounds", "1")
