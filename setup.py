@@ -59,6 +59,7 @@ DEV = [
     "mypy>=2,<3",
     "pytest>=9,<10",
     "pytest-timeout>=2.4,<3",
+    "pytest-xdist>=3.6,<4",
     "ruff>=0.17,<0.18",
     "scikit-image>=0.24,<1",
     "types-PyYAML>=6,<7",

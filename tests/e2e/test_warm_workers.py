@@ -4,9 +4,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from torchserve_process import TorchServeProcess, loaded
+from torchserve_process import TorchServeProcess, handler_path, loaded
 from typer.testing import CliRunner
 
 from encoder import ENCODER, encoder
@@ -53,19 +52,17 @@ def right(server: TorchServeProcess, name: str, model: torch.nn.Module) -> None:
     torch.testing.assert_close(torch.tensor(answer.json()["logits"]), expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.fixture
-def handler() -> Path:
-    return Path(__file__).resolve().parents[2] / "handlers" / "torchserve_openvino" / "entrypoints" / "tensor.py"
-
-
 def test_two_workers_compile_once_and_new_weights_are_never_served_stale(
-    server: TorchServeProcess, handler: Path, tmp_path: Path
+    server: TorchServeProcess, tmp_path: Path
 ) -> None:
     model = weights_at(tmp_path / "weights.pth", seed=1)
     config = CONFIG.format(workers=2, options=f"{{model_caching: true, cache_dir: {tmp_path / 'cache'}}}")
     arguments: dict[str, Any] = {
-        "handler": handler, "config": config, "model_file": ENCODER, "serialized_file": tmp_path / "weights.pth",
-    }  # fmt: skip
+        "handler": handler_path("tensor"),
+        "config": config,
+        "model_file": ENCODER,
+        "serialized_file": tmp_path / "weights.pth",
+    }
     with loaded(server, "shared", **arguments):
         right(server, "shared", model)
         caches = [report["cache"] for report in reports(server, "shared", 2).values()]

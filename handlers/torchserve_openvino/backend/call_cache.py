@@ -31,7 +31,7 @@ from torchserve_openvino.backend.plain_graph import PlainGraph, decode, draws_ra
 from torchserve_openvino.backend.plain_tree import text_to_tree, tree_to_text
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.cache.fingerprint import Fingerprint, fingerprint
-from torchserve_openvino.cache.key import digest, graph_options, make_key
+from torchserve_openvino.cache.key import digest, graph_options
 from torchserve_openvino.cache.manifest import Entry
 from torchserve_openvino.cache.tensors import named_weights, tensor_digest
 from torchserve_openvino.cache.versions import python_version, versions
@@ -94,19 +94,14 @@ class CallCache:
             "torch_state": _torch_state(),
         }
 
-    def key(self, fields: Mapping[str, Any]) -> str:
-        """The entry's name."""
-        return make_key("call", fields)
-
-    def lock(self, fields: Mapping[str, Any]) -> AbstractContextManager[bool]:
+    def lock(self, key: str) -> AbstractContextManager[bool]:
         """Held while a signature is traced, so that other processes wait for it instead of tracing too."""
-        return self._store.lock("call", self.key(fields))
+        return self._store.lock("call", key)
 
     # --- loading ----------------------------------------------------------------------------------------------
 
-    def load(self, fields: Mapping[str, Any]) -> Route | None:
+    def load(self, key: str, fields: Mapping[str, Any]) -> Route | None:
         """The way of a signature; None where it is not there or can't be used."""
-        key = self.key(fields)
         entry = self._store.get("call", key)
         if entry is None:
             self._record.call_misses += 1
@@ -214,7 +209,7 @@ class CallCache:
 
     # --- storing ----------------------------------------------------------------------------------------------
 
-    def save(self, fields: Mapping[str, Any], route: Route, blueprint: "Blueprint") -> None:
+    def save(self, key: str, fields: Mapping[str, Any], route: Route, blueprint: "Blueprint") -> None:
         """Stores the way of a call; what can't be stored is counted with its reason."""
         now = fingerprint(self._model)
         if (now.code, now.weights) != (fields["code"], fields["weights"]):
@@ -223,7 +218,7 @@ class CallCache:
         try:
             body, tensors = self._body(route, blueprint)
             files = {_TENSORS: safetensors.torch.save(tensors)} if tensors else {}
-            stored = self._store.put("call", self.key(fields), fields=fields, body=body, files=files)
+            stored = self._store.put("call", key, fields=fields, body=body, files=files)
         except (TypeError, ValueError) as error:
             self._record.refused[f"a call was not stored: {error}"] += 1
             logger.info("Cache: a call is not stored: %s", error)

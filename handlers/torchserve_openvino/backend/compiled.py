@@ -13,6 +13,7 @@ from torchserve_openvino.backend.call_cache import CallCache
 from torchserve_openvino.backend.compare import difference
 from torchserve_openvino.backend.frozen import FrozenCalls, GraphCall, Key, Route
 from torchserve_openvino.backend.settings import BackendSettings
+from torchserve_openvino.cache.key import make_key
 from torchserve_openvino.errors import WeightsReleasedError
 from torchserve_openvino.report import CompileReport, Tracker
 from torchserve_openvino.report.tracker import PartitionRecord
@@ -123,20 +124,21 @@ class CompiledModule:
             fields = calls.fields(key)
             if fields is None:
                 return self._recorded(frozen, key, leaves, args, kwargs)[0]
-            with calls.lock(fields):
-                route = calls.load(fields)
+            entry = make_key("call", fields)
+            with calls.lock(entry):
+                route = calls.load(entry, fields)
                 if route is not None:
                     result = self._proven(route, leaves, args, kwargs)
                     if result is not None:
                         frozen.put(key, route)
-                        calls.accept(calls.key(fields))
+                        calls.accept(entry)
                         return result[0]
-                    calls.reject(calls.key(fields))
+                    calls.reject(entry)
                 answer, made = self._recorded(frozen, key, leaves, args, kwargs)
                 route = frozen.candidate(key)
                 if route is not None and made[0].blueprint is not None:
-                    calls.save(fields, route, made[0].blueprint)
-                    self._stored[key] = calls.key(fields)
+                    calls.save(entry, fields, route, made[0].blueprint)
+                    self._stored[key] = entry
             return answer
 
     def _proven(

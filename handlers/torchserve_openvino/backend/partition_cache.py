@@ -25,7 +25,7 @@ from torchserve_openvino.backend.build import (
 from torchserve_openvino.backend.execute import CompiledPartition
 from torchserve_openvino.backend.spec import Interface
 from torchserve_openvino.cache.key import RUN_PROPERTIES, digest, make_key
-from torchserve_openvino.cache.layers import CacheStore
+from torchserve_openvino.cache.layers import Layers
 from torchserve_openvino.cache.tensors import tensor_digest
 from torchserve_openvino.cache.versions import versions
 from torchserve_openvino.errors import DamagedEntryError
@@ -70,7 +70,7 @@ class PartitionCache:
 
     def __init__(
         self,
-        store: CacheStore,
+        store: Layers,
         device: str,
         ov_config: Mapping[str, Any],
         record: CacheRecord,
@@ -152,8 +152,7 @@ class PartitionCache:
             **versions(),
             "partition": key,
             "device": self._device,
-            "device_name": facts.get("names", LEVEL),
-            "capabilities": {name: facts[name] for name in ("fast", "cpu", "limit", LEVEL) if name in facts},
+            **_hardware(facts),
             "ov_config": config,
         }
 
@@ -194,13 +193,20 @@ def _first_line(error: Exception) -> str:
 def fits_here(fields: Mapping[str, Any]) -> bool:
     """Whether a blob with these fields is for this machine's device, whatever its configuration."""
     device = str(fields.get("device", ""))
-    capabilities = fields.get("capabilities", {})
-    if LEVEL in capabilities:
-        return device == "CPU" and capabilities[LEVEL] == cpu_level()
-    try:
-        facts = device_facts(device)
-    except RuntimeError:
-        # A device that this machine lacks.
-        return False
-    wanted = {name: facts[name] for name in ("fast", "cpu", "limit")}
-    return bool(fields.get("device_name") == facts["names"] and capabilities == wanted)
+    if LEVEL in fields.get("capabilities", {}):
+        facts: Mapping[str, Any] = {LEVEL: cpu_level()} if device == "CPU" else {}
+    else:
+        try:
+            facts = device_facts(device)
+        except RuntimeError:
+            # A device that this machine lacks.
+            return False
+    return all(fields.get(name) == value for name, value in _hardware(facts).items())
+
+
+def _hardware(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Those fields of a blob that say which hardware it is for."""
+    return {
+        "device_name": facts.get("names", LEVEL),
+        "capabilities": {name: facts[name] for name in ("fast", "cpu", "limit", LEVEL) if name in facts},
+    }

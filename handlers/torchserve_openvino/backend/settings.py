@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchserve_openvino.backend.execute import EagerCopy
 from torchserve_openvino.backend.partition_cache import PartitionCache
-from torchserve_openvino.cache.layers import CacheStore
+from torchserve_openvino.cache.layers import Layers
 from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.report import Tracker
 
@@ -47,7 +47,7 @@ class BackendSettings:
         resolved: ResolvedOptions,
         tracker: Tracker,
         own_weights: bool = False,
-        store: CacheStore | None = None,
+        store: Layers | None = None,
         for_level: bool = False,
     ) -> "BackendSettings":
         """Derives the settings from validated options, and states them in the report."""

@@ -1,5 +1,6 @@
 """Classes and functions as part of a model's fingerprint: byte code, constants, and what the code reaches by name."""
 
+import abc
 import builtins
 import dis
 import functools
@@ -21,7 +22,7 @@ _CLASS_BOOKKEEPING = frozenset(
 _ENVIRONMENT = frozenset({"environ", "getenv", "environb", "getenvb"})
 
 
-class CodeWalk:
+class CodeWalk(abc.ABC):
     """The part of a walk that reads code; `value` takes everything else that code refers to.
 
     Attributes:
@@ -38,9 +39,9 @@ class CodeWalk:
         """Adds text, so that no two sequences of texts look alike."""
         self.hash.update(f"{kind}:{len(text)}:{text};".encode(errors="surrogatepass"))
 
+    @abc.abstractmethod
     def value(self, value: Any, place: str) -> None:
         """Adds any value; ``place`` is how a message names it."""
-        raise NotImplementedError
 
     # --- classes ------------------------------------------------------------------------------------------------
 

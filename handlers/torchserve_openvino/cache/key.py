@@ -72,7 +72,7 @@ ARGUMENTS: dict[str, str] = {
 }
 
 # OpenVINO properties that say how a compiled model is run, not what it computes: `import_model` takes them anew, so
-# that another number of workers finds the same blob. tests/contract/test_openvino.py shows it.
+# that another number of workers finds the same blob. tests/contract/test_openvino_blobs.py shows it.
 RUN_PROPERTIES = frozenset({"CACHE_DIR", "INFERENCE_NUM_THREADS", "NUM_STREAMS", "ENABLE_CPU_PINNING", "LOG_LEVEL"})
 
 

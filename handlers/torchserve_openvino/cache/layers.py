@@ -3,49 +3,12 @@
 import contextlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 from torchserve_openvino.cache.events import Events, total
 from torchserve_openvino.cache.manifest import Entry, Kind, check_name
 from torchserve_openvino.cache.objects import Source
 from torchserve_openvino.cache.store import Store
-
-
-class CacheStore(Protocol):
-    """What a user of the cache needs of it; `Store` and `Layers` both are one."""
-
-    @property
-    def events(self) -> Events:
-        """Counts."""
-        ...
-
-    def get(self, kind: Kind | str, key: str) -> Entry | None:
-        """As `Store.get`."""
-        ...
-
-    def put(
-        self,
-        kind: Kind | str,
-        key: str,
-        *,
-        fields: Mapping[str, Any],
-        body: Mapping[str, Any],
-        files: Mapping[str, Source] | None = None,
-    ) -> Entry | None:
-        """As `Store.put`."""
-        ...
-
-    def discard(self, kind: Kind | str, key: str) -> None:
-        """As `Store.discard`."""
-        ...
-
-    def lock(self, kind: Kind | str, key: str) -> AbstractContextManager[bool]:
-        """As `Store.lock`."""
-        ...
-
-    def nearest(self, kind: Kind | str, fields: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | None:
-        """As `Store.nearest`."""
-        ...
 
 
 class Layers:

@@ -172,13 +172,13 @@ def _steps() -> Iterator[Callable[[str], None]]:
 
 
 def _handler(name: str) -> str:
+    if Path(name).is_file():
+        return name
     found = handlers()
     known = found.get(name.removesuffix(".py").replace("-", "_"))
-    if known is not None and not Path(name).is_file():
-        return str(known)
-    if not Path(name).is_file():
+    if known is None:
         raise typer.BadParameter(f"there is no handler {name!r}, nor such a file; there are {', '.join(found)}.")
-    return name
+    return str(known)
 
 
 def _check(path: Path, as_json: bool) -> None:

@@ -2,23 +2,22 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from torchserve_openvino.errors import PackagingError
+from torchserve_openvino.serving.load_archive import MANIFEST
 
-MANIFEST = "MAR-INF/MANIFEST.json"
 # The earliest date that a zip file can state, and what stands for "now" in everything that is packaged.
 EPOCH = (1980, 1, 1, 0, 0, 0)
 EPOCH_TEXT = "01/01/1980 00:00:00"
 # Far above any model of today; an archive that claims more is damaged, or meant to fill the disk.
 MAX_BYTES = 200 * 2**30
-
-Progress = Callable[[int], None]
 
 
 def run_archiver(arguments: Sequence[str], name: str, folder: Path) -> Path:
@@ -82,7 +81,7 @@ def files_of(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
 
 
-def write(folder: Path, target: Path, progress: Progress = lambda done: None) -> None:
+def write(folder: Path, target: Path) -> None:
     """Writes a folder as a .mar: names sorted, dates and permissions fixed, so that it depends on the content alone.
 
     The file appears under its name when it is complete.
@@ -90,7 +89,6 @@ def write(folder: Path, target: Path, progress: Progress = lambda done: None) ->
     Args:
         folder: What belongs into it, with its manifest.
         target: The .mar.
-        progress: Called with bytes as they are read.
     """
     manifest = folder / MANIFEST
     stated = json.loads(manifest.read_text(encoding="utf-8"))
@@ -102,7 +100,7 @@ def write(folder: Path, target: Path, progress: Progress = lambda done: None) ->
         with os.fdopen(handle, "wb") as file:
             with zipfile.ZipFile(file, "w") as archive:
                 for path in files_of(folder):
-                    _add(archive, path, path.relative_to(folder).as_posix(), progress)
+                    _add(archive, path, path.relative_to(folder).as_posix())
             file.flush()
             os.fsync(file.fileno())
         Path(name).chmod(0o644)
@@ -112,20 +110,10 @@ def write(folder: Path, target: Path, progress: Progress = lambda done: None) ->
         raise
 
 
-def _add(archive: zipfile.ZipFile, path: Path, name: str, progress: Progress) -> None:
+def _add(archive: zipfile.ZipFile, path: Path, name: str) -> None:
     info = zipfile.ZipInfo(name, EPOCH)
     info.external_attr = 0o644 << 16
     # Weights and compiled models hardly shrink, and deflating them takes longer than all the rest.
     info.compress_type = zipfile.ZIP_STORED if path.stat().st_size > 2**20 else zipfile.ZIP_DEFLATED
     with path.open("rb") as source, archive.open(info, "w", force_zip64=True) as sink:
-        while chunk := source.read(2**20):
-            sink.write(chunk)
-            progress(len(chunk))
-
-
-def copy_into(folder: Path, files: Iterable[tuple[Path, str]]) -> None:
-    """Copies files into a folder under names of their own."""
-    for source, name in files:
-        place = folder / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(source.read_bytes())
+        shutil.copyfileobj(source, sink, 2**20)

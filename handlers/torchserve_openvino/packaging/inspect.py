@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.cache.open import PACKAGED_FOLDER
-from torchserve_openvino.cache.store import Store
+from torchserve_openvino.cache.store import Entry, Store
 from torchserve_openvino.cache.versions import python_version, versions
-from torchserve_openvino.errors import PackagingError
-from torchserve_openvino.packaging.archive import MANIFEST, extract
+from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.packaging.precompile import CONTENTS, contents
+from torchserve_openvino.serving.load_archive import MANIFEST
 
 
 @dataclass
@@ -73,7 +73,7 @@ def _judge(folder: Path, store: Store, verdict: Verdict) -> None:
     verdict.calls = len(calls)
     keys = {part["key"] for entry in calls for part in entry.body.get("parts", ())}
     verdict.partitions = len(keys)
-    verdict.compiled = sum(_compiled_here(store, key, entries) for key in keys)
+    verdict.compiled = len(keys & _compiled_here(entries))
     if not calls:
         verdict.reasons.append(
             "no input signature can be called without tracing: the model has graph breaks, keeps state, or is not "
@@ -108,12 +108,8 @@ def _differences(fields: list[Mapping[str, Any]], here: Mapping[str, Any]) -> li
     return list(found)
 
 
-def _compiled_here(store: Store, key: str, entries: list[Any]) -> bool:
+def _compiled_here(entries: list[Entry]) -> set[Any]:
+    """Keys of the partitions that have a blob for this machine."""
     from torchserve_openvino.backend.partition_cache import fits_here
 
-    return any(
-        entry.kind == "blob" and entry.fields.get("partition") == key and fits_here(entry.fields) for entry in entries
-    )
-
-
-__all__ = ["PackagingError", "Verdict", "inspect"]
+    return {e.fields.get("partition") for e in entries if e.kind == "blob" and fits_here(e.fields)}

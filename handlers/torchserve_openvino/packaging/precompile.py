@@ -16,7 +16,8 @@ from typing import Any
 
 from torchserve_openvino.cache.open import FOR_LEVEL_ENV, PACKAGED_FOLDER, PRECOMPILE_ENV
 from torchserve_openvino.errors import PackagingError
-from torchserve_openvino.packaging.archive import MANIFEST, files_of
+from torchserve_openvino.packaging.archive import files_of
+from torchserve_openvino.serving import load_archive
 
 # Name of a CPU level to oneDNN's name of it, and what a CPU must have to compile for it.
 LEVELS: dict[str, tuple[str, str]] = {
@@ -29,9 +30,6 @@ LEVELS: dict[str, tuple[str, str]] = {
 }
 # What was packaged, for `--check`: digests of the archive's own files.
 CONTENTS = "contents.json"
-# The program that loads an archive, and how its report begins on stdout.
-_LOADER = "torchserve_openvino.serving.load_archive"
-_RESULT = "torchserve-openvino-loaded: "
 
 
 @dataclass(frozen=True)
@@ -63,13 +61,12 @@ def check_levels(names: Sequence[str]) -> None:
     Raises:
         PackagingError: It can't, or there is no such level.
     """
-    import torch
-
-    capabilities = torch.cpu.get_capabilities()
     for name in names:
         if name not in LEVELS:
             raise PackagingError(f"there is no CPU level {name!r}; there are {', '.join(LEVELS)}.")
-        if not capabilities.get(LEVELS[name][1]):
+        import torch
+
+        if not torch.cpu.get_capabilities().get(LEVELS[name][1]):
             raise PackagingError(
                 f"this CPU lacks {name}, so it can't compile for it. Package on a machine that has it, or leave it "
                 "out: the archive starts there from the stored IR, without tracing."
@@ -81,13 +78,12 @@ def precompile(folder: Path, levels: Sequence[str], log: Callable[[str], None]) 
 
     Args:
         folder: The unpacked archive.
-        levels: Names of `LEVELS`.
+        levels: Names of `LEVELS` that passed `check_levels`.
         log: Takes the worker's log, line by line.
 
     Raises:
         PackagingError: The model does not load, or nothing was compiled.
     """
-    check_levels(levels)
     cache = folder / PACKAGED_FOLDER
     shutil.rmtree(cache, ignore_errors=True)
     done = [_load(folder, cache, level, log) for level in ("", *levels)]
@@ -109,7 +105,7 @@ def contents(folder: Path) -> dict[str, str]:
     found = {}
     for path in files_of(folder):
         name = path.relative_to(folder).as_posix()
-        if name != MANIFEST and not name.startswith(f"{PACKAGED_FOLDER}/"):
+        if name != load_archive.MANIFEST and not name.startswith(f"{PACKAGED_FOLDER}/"):
             found[name] = blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
     return found
 
@@ -118,7 +114,7 @@ def _load(folder: Path, cache: Path, level: str, log: Callable[[str], None]) -> 
     environment = {**os.environ, PRECOMPILE_ENV: str(cache)}
     if level:
         environment |= {"ONEDNN_MAX_CPU_ISA": LEVELS[level][0], FOR_LEVEL_ENV: "1"}
-    command = [sys.executable, "-W", "ignore", "-m", _LOADER, str(folder)]
+    command = [sys.executable, "-W", "ignore", "-m", load_archive.__name__, str(folder)]
     report = None
     last: list[str] = []
     with subprocess.Popen(
@@ -126,8 +122,8 @@ def _load(folder: Path, cache: Path, level: str, log: Callable[[str], None]) -> 
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if line.startswith(_RESULT):
-                report = json.loads(line.removeprefix(_RESULT))
+            if line.startswith(load_archive.RESULT):
+                report = json.loads(line.removeprefix(load_archive.RESULT))
                 continue
             last = [*last[-20:], line.rstrip()]
             log(line.rstrip())

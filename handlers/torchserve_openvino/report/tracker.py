@@ -165,18 +165,15 @@ class Tracker:
 
     def add_graph(self, **values: Any) -> GraphRecord:
         """Starts the record of a graph and returns it; the backend fills in its partitions."""
-        with self._lock:
-            record = GraphRecord(index=len(self.graphs), **values)
-            self.graphs.append(record)
-            self.revision += 1
-            return record
+        return self.adopt_graph(GraphRecord(index=0, **values))
 
-    def adopt_graph(self, record: GraphRecord) -> None:
-        """Takes over the record of a graph that was compiled before, in another process."""
+    def adopt_graph(self, record: GraphRecord) -> GraphRecord:
+        """Takes over a record, of a graph that another process compiled for example, and gives it its index."""
         with self._lock:
             record.index = len(self.graphs)
             self.graphs.append(record)
             self.revision += 1
+            return record
 
     def add_fallback(
         self,

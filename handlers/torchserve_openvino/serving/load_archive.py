@@ -5,9 +5,9 @@ import logging
 import sys
 from pathlib import Path
 
-import yaml
-from ts.model_loader import ModelLoaderFactory
-
+# Where torch-model-archiver puts what it was told.
+MANIFEST = "MAR-INF/MANIFEST.json"
+# How the line with the report begins.
 RESULT = "torchserve-openvino-loaded: "
 
 
@@ -20,9 +20,13 @@ def main(folder: str) -> None:
     Raises:
         SystemExit: Its handler is none of this package's.
     """
+    # Here, so that whoever only wants the names above need not have TorchServe.
+    import yaml
+    from ts.model_loader import ModelLoaderFactory
+
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stdout)
     place = Path(folder)
-    model = json.loads((place / "MAR-INF" / "MANIFEST.json").read_text(encoding="utf-8"))["model"]
+    model = json.loads((place / MANIFEST).read_text(encoding="utf-8"))["model"]
     batch_size = 1
     if name := model.get("configFile"):
         batch_size = int((yaml.safe_load((place / name).read_text(encoding="utf-8")) or {}).get("batchSize", 1))

@@ -176,10 +176,10 @@ class Preparation:
         tried = precision.candidates(resolved) if self._verifies else []
         if len(tried) < 2 or resolved is None:
             prepared = self._compile(resolved)
-            if tried:
-                prepared.report.set_config("precision_choice", {"chosen": tried[0], "tried": {}})
             if self._verifies:
                 prepared = self._verified(prepared, resolved)
+            if tried:
+                prepared.report.set_config("precision_choice", {"chosen": tried[0], "tried": {}})
         else:
             prepared = self._fastest(resolved, tried)
         self._check_policy(prepared.report)
@@ -195,9 +195,10 @@ class Preparation:
         result = self._compare(prepared, name)
         compiled = prepared.model.compiled
         if not result["passed"] and isinstance(compiled, CompiledModule) and compiled.reject_cached():
-            logger.warning("Answers from the cache differ from eager's, compiling again: %s", verify.failure(result))
-            prepared.report.add_note(f"entries of the cache were rejected: {verify.failure(result)}")
+            problem = verify.failure(result)
+            logger.warning("Answers from the cache differ from eager's, compiling again: %s", problem)
             prepared = self._compile(resolved)
+            prepared.report.add_note(f"entries of the cache were rejected: {problem}")
             result = self._compare(prepared, name)
         elif isinstance(compiled, CompiledModule):
             compiled.confirm_cached()
@@ -233,7 +234,7 @@ class Preparation:
             own_weights=self._section.release_weights and self._freezes,
             cache=self._cache_settings(),
         )
-        if self._freezes and self._cases and isinstance(compiled, CompiledModule):
+        if self._freezes and self._cases:
             # Before the first call: what is verified is then what will be served, and it may come from the cache.
             compiled.freeze()
         only = None
@@ -268,10 +269,11 @@ class Preparation:
         # Dynamo keeps what it compiled as long as the model lives: only the winner may take memory from here on.
         del prepared
         torch.compiler.reset()
-        winner = self._compile(precision.with_precision(resolved, tried[chosen]))
+        resolved = precision.with_precision(resolved, tried[chosen])
+        winner = self._verified(self._compile(resolved), resolved, tried[chosen])
         winner.report.set_config("precision_choice", facts)
         logger.info("Precision %s is served: the fastest whose answers pass. Tried: %s", tried[chosen], facts["tried"])
-        return self._verified(winner, precision.with_precision(resolved, tried[chosen]), tried[chosen])
+        return winner
 
     def _compare(self, prepared: Prepared, name: str | None = None) -> dict[str, Any]:
         used = name or prepared.report.summary.precision or "f32"

@@ -1,5 +1,6 @@
 """Models for the tests of the cache, and how they stand in for a new process."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import torchserve_openvino as tov
 from helpers import assert_same
 from torchserve_openvino.cache.open import CacheSettings
 from torchserve_openvino.cache.store import Store
+
+X = torch.linspace(-2, 3, 12).reshape(2, 6)
 
 
 class Net(nn.Module):
@@ -107,3 +110,25 @@ def assert_traced(compiled: tov.CompiledModule, signatures: int = 1) -> None:
 
 def entries(folder: Path, *kinds: str) -> list[Any]:
     return sorted(Store(folder).entries(kinds or ("call", "partition", "blob")), key=lambda e: (e.kind, e.key))
+
+
+def both(make: Callable[[], Any], folder: Path, *args: Any, hit: bool = True, **kwargs: Any) -> None:
+    """Cold, then warm; three calls each."""
+    for process in range(2):
+        compiled = fresh(make(), folder)
+        for _ in range(3):
+            ask(compiled, *args, eager=make(), **kwargs)
+        if hit and process:
+            assert_hit(compiled)
+
+
+def differs(first: Any, second: Any, folder: Path, *args: Any, **kwargs: Any) -> None:
+    """Two models in turn, in one folder: each gets its own answer, and none is even tried for the other."""
+    for model in (first, second):
+        compiled = fresh(copy.deepcopy(model), folder)
+        ask(compiled, *args, **kwargs)
+        assert_traced(compiled)
+    for model in (first, second):
+        compiled = fresh(copy.deepcopy(model), folder)
+        ask(compiled, *args, **kwargs)
+        assert_hit(compiled)

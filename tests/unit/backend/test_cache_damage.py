@@ -12,14 +12,12 @@ from typing import Any
 import openvino as ov
 import pytest
 import torch
-from cache_models import Glued, Net, ask, assert_hit, cache_of, entries, fresh
+from cache_models import Glued, Net, X, ask, assert_hit, cache_of, entries, fresh
 from torch import nn
 
 from torchserve_openvino.cache.key import make_key
 from torchserve_openvino.cache.manifest import encode
 from torchserve_openvino.cache.store import Store
-
-X = torch.linspace(-2, 3, 12).reshape(2, 6)
 
 
 class Full(nn.Module):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from cache_models import Glued, Ids, Net, ask, assert_hit, cache_of, entries, fresh
+from cache_models import Glued, Ids, Net, X, ask, assert_hit, cache_of, entries, fresh
 from torch import nn
 
 from helpers import assert_same
@@ -20,7 +20,6 @@ from torchserve_openvino.cache.open import CacheSettings
 from torchserve_openvino.cache.store import Store
 from torchserve_openvino.errors import WeightsReleasedError
 
-X = torch.linspace(-2, 3, 12).reshape(2, 6)
 HERE = Path(__file__).parent
 
 

@@ -1,7 +1,7 @@
 import pytest
 from cache_helpers import FILES, content, key, manifest, object_of, put
 
-from torchserve_openvino.cache.layers import CacheStore, Layers
+from torchserve_openvino.cache.layers import Layers
 from torchserve_openvino.cache.store import DamagedEntryError, Store
 
 
@@ -21,7 +21,7 @@ def layers(folders):
 
 
 def test_the_order(layers, folders):
-    cache: CacheStore = layers
+    cache: Layers = layers
     for store, name in zip([layers.primary, *layers.extra], ["primary", "first", "second"], strict=True):
         assert cache.get("partition", key(1)).body == {"from": name}
         Store(store.root).clear()

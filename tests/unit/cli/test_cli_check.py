@@ -15,7 +15,8 @@ BAD = "batchsize: 4\npt2:\n  compile:\n    options:\n      device: GPU\n"
 
 @pytest.fixture
 def run():
-    runner = CliRunner()
+    # Wide enough for the path of any temporary folder.
+    runner = CliRunner(env={"COLUMNS": "300"})
     return lambda *args: runner.invoke(app, [str(arg) for arg in args])
 
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from encoder import ENCODER, encoder
 from torchserve_openvino.cache.open import PACKAGED_FOLDER
 from torchserve_openvino.cli import app
+from torchserve_openvino.cli.handler_path import handlers
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging import inspect as inspection
 from torchserve_openvino.packaging.archive import extract, write
@@ -109,7 +110,7 @@ def test_the_same_files_give_the_same_archive(packed: Path, sources: Path, tmp_p
 def test_an_archive_of_plain_torch_model_archiver_still_starts_and_check_says_cold(
     sources: Path, tmp_path: Path
 ) -> None:
-    handler = Path(sys.modules["torchserve_openvino.cli"].__file__ or "").parents[1] / "entrypoints" / "tensor.py"
+    handler = handlers()["tensor"]
     command = [sys.executable, "-m", "model_archiver.model_packaging", "--model-name", "plain", "--version", "1"]
     command += ["--model-file", str(sources / "model.py"), "--serialized-file", str(sources / "weights.pth")]
     command += ["--config-file", str(sources / "model-config.yaml"), "--handler", str(handler)]
