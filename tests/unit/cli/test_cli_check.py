@@ -15,15 +15,17 @@ BAD = "batchsize: 4\npt2:\n  compile:\n    options:\n      device: GPU\n"
 
 @pytest.fixture
 def run():
-    # Wide enough for the path of any temporary folder.
-    runner = CliRunner(env={"COLUMNS": "300"})
+    runner = CliRunner()
     return lambda *args: runner.invoke(app, [str(arg) for arg in args])
 
 
 @pytest.fixture
-def write(tmp_path):
+def write(tmp_path, monkeypatch):
+    # A relative path: the table's columns must not depend on how long the temporary folder's name is.
+    monkeypatch.chdir(tmp_path)
+
     def _write(text):
-        path = tmp_path / "net.yaml"
+        path = Path("net.yaml")
         path.write_text(text, encoding="utf-8")
         return path
 
