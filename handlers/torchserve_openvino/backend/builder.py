@@ -23,6 +23,7 @@ from torchserve_openvino.backend.fallback import fallback_for
 from torchserve_openvino.backend.partition import Part, Partitioned, partition
 from torchserve_openvino.backend.partition_cache import StoredPartition
 from torchserve_openvino.backend.plain_part import Blueprint
+from torchserve_openvino.backend.probes import Observation
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.cache.key import make_key
 from torchserve_openvino.ops import Refusal, op_name
@@ -97,7 +98,11 @@ class GraphBuilder:
     # --- splitting --------------------------------------------------------------------------------------------
 
     def _refuse(self, node: Node) -> Refusal | None:
-        return self._refused.get(op_name(node.target)) or self._settings.support.refuse(node)
+        refusal = self._refused.get(op_name(node.target)) or self._settings.support.refuse(node)
+        leave_out = self._settings.probes.leave_out
+        if refusal is None and leave_out is not None and (reason := leave_out(node)) is not None:
+            return Refusal("disabled_op", reason)
+        return refusal
 
     def _partition(self) -> Partitioned:
         partitioned = partition(self._gm, self._refuse)
@@ -189,6 +194,8 @@ class GraphBuilder:
             )
             record.builds += 1
         settings.tracker.add_build()
+        if settings.probes.observe is not None:
+            settings.probes.observe(Observation(self._gm, self._partitioned, calls, self._record))
         whole = all(call.compiled is not None for call in calls.values()) and len(keys) == len(calls)
         blueprint = None
         if settings.partitions is not None and whole:

@@ -7,6 +7,7 @@ import torch
 
 from torchserve_openvino.backend.call_cache import CallCache
 from torchserve_openvino.backend.compiled import CompiledModule, Traced
+from torchserve_openvino.backend.probes import NO_PROBES, Probes
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.cache.open import CacheSettings, open_cache
 from torchserve_openvino.config import ResolvedOptions, resolve_options
@@ -33,6 +34,7 @@ def compile(
     resolved: ResolvedOptions | None = None,
     own_weights: bool = False,
     cache: CacheSettings = DEFAULT_CACHE,
+    probes: Probes = NO_PROBES,
 ) -> CompiledModule:
     """Compiles a model through ``torch.compile``, with OpenVINO as the backend, and keeps the books.
 
@@ -48,6 +50,7 @@ def compile(
         own_weights: Whether the compiled model keeps its own copy of the weights, for `CompiledModule.release_weights`.
         cache: More about the cache than ``model_caching`` and ``cache_dir`` say.
         resolved: Options that were validated before, instead of ``options``.
+        probes: Hooks of a diagnosis; the cache must be off where they leave nodes out.
 
     Raises:
         ConfigError: An option is unknown or can't be used, before anything is compiled.
@@ -66,6 +69,7 @@ def compile(
         foreign = torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=fullgraph, **passed)
         return CompiledModule(model, lambda: Traced(foreign, lambda: None), tracker, foreign=backend)
     settings = _settings(resolved or resolve_options(options), tracker, own_weights, cache)
+    settings.probes = probes
 
     def trace() -> Traced:
         from torchserve_openvino.backend.capture import OpenVINOBackend

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchserve_openvino.backend.execute import EagerCopy
 from torchserve_openvino.backend.partition_cache import PartitionCache
+from torchserve_openvino.backend.probes import NO_PROBES, Probes
 from torchserve_openvino.cache.layers import Layers
 from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.report import Tracker
@@ -30,6 +31,7 @@ class BackendSettings:
         own_weights: Whether compiled models keep weights of their own, so that the module's can be freed.
         partitions: The cache; None without one.
         eager_copy: Whether PyTorch's weights are still there.
+        probes: Hooks of a diagnosis.
     """
 
     resolved: ResolvedOptions
@@ -40,6 +42,7 @@ class BackendSettings:
     own_weights: bool = False
     partitions: PartitionCache | None = None
     eager_copy: EagerCopy = field(default_factory=EagerCopy)
+    probes: Probes = NO_PROBES
 
     @classmethod
     def of(

@@ -69,6 +69,7 @@ ARGUMENTS: dict[str, str] = {
     "resolved": "graph",  # The options again.
     "own_weights": "nowhere",  # Decides who keeps the memory.
     "cache": "nowhere",
+    "probes": "nowhere",  # A diagnosis, without a cache.
 }
 
 # OpenVINO properties that say how a compiled model is run, not what it computes: `import_model` takes them anew, so

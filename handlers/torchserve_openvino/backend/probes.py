@@ -1,0 +1,46 @@
+"""What a diagnosis asks of the backend beside the report: nodes to leave out, and a look at what was built."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
+
+    from torchserve_openvino.backend.execute import GuardedPartition
+    from torchserve_openvino.backend.partition import Partitioned
+    from torchserve_openvino.report.tracker import GraphRecord
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One lowered graph, once for each set of weights that it was built for.
+
+    Attributes:
+        lowered: AOTAutograd's graph, weights as placeholders; not to be changed.
+        partitioned: The outer graph, its parts and what was left out.
+        calls: For each part's name what the outer graph calls.
+        record: The graph's record in the report.
+    """
+
+    lowered: "GraphModule"
+    partitioned: "Partitioned"
+    calls: "Mapping[str, GuardedPartition]"
+    record: "GraphRecord"
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Hooks of one compiled model. With ``leave_out`` no cache may be in use: its keys do not know of it.
+
+    Attributes:
+        leave_out: The reason to keep one node of a lowered graph in eager PyTorch (counted as ``disabled_op``), or
+            None. Called for every node; nodes keep their names from one compilation to the next.
+        observe: Told each graph once it is built.
+    """
+
+    leave_out: "Callable[[Node], str | None] | None" = None
+    observe: Callable[[Observation], None] | None = None
+
+
+NO_PROBES = Probes()

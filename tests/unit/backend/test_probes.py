@@ -1,0 +1,43 @@
+"""What a diagnosis asks of the backend."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+import torchserve_openvino as tov
+from torchserve_openvino.backend.probes import Observation, Probes
+from torchserve_openvino.ops import op_name
+
+
+def test_a_node_can_be_left_out_by_name() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU()).eval()
+    names: list[str] = []
+
+    def leave_out(node: Any) -> str | None:
+        names.append(node.name)
+        return "suspected" if node.name == "relu_1" else None
+
+    compiled = tov.compile(model, probes=Probes(leave_out=leave_out))
+    x = torch.randn(2, 4)
+    with torch.inference_mode():
+        assert torch.allclose(compiled(x), model(x), atol=1e-5)
+    (left,) = compiled.report.fallbacks
+    assert (left.kind, left.op, left.reason, left.count) == ("disabled_op", "aten.relu.default", "suspected", 1)
+    assert "relu" in names
+
+
+def test_what_was_built_is_shown() -> None:
+    seen: list[Observation] = []
+    compiled = tov.compile(
+        nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(),
+        options={"disabled_ops": ["aten.relu"]},
+        probes=Probes(observe=seen.append),
+    )
+    with torch.inference_mode():
+        compiled(torch.randn(2, 4))
+    (observation,) = seen
+    assert "aten.relu.default" in {op_name(node.target) for node in observation.lowered.graph.nodes}
+    assert list(observation.calls) == [part.name for part in observation.partitioned.parts]
+    assert all(call.compiled is not None for call in observation.calls.values())
+    assert observation.record.left_out == {"aten.relu.default": 1}
