@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from torchserve_openvino.errors import ConfigError
+from torchserve_openvino.ops.automatic import automatic
 from torchserve_openvino.ops.fast_paths import FAST_PATHS
+from torchserve_openvino.ops.missing import MISSING
 from torchserve_openvino.ops.names import op_name
 from torchserve_openvino.ops.repairs import REPAIRS
 from torchserve_openvino.ops.support import SupportTable
@@ -62,8 +64,9 @@ def decomposition_table(
         name = op_name(op)
         if support.is_disabled(name) or (name in keep and support.knows(name)):
             del table[op]
-    for op, decomposition in (FAST_PATHS | REPAIRS).items():
+    for op, decomposition in (FAST_PATHS | MISSING | REPAIRS).items():
         if not support.is_disabled(op_name(op)):
             table[op] = decomposition
+    table.update(automatic(support, table))
     table.update(user_decompositions(user))
     return table
