@@ -94,3 +94,9 @@ def run(name: str, recorded: list[Call]) -> Outcome:
     if not calls:
         return Outcome("eager_refuses", ("no sample",))
     return run_calls(op, calls, values=not name.startswith(("aten.empty", "aten.new_empty")))
+
+
+def save_recorded(path: str) -> None:
+    """Records in this process, and leaves the calls to the workers."""
+    torch.set_num_threads(1)
+    torch.save(record(), path)

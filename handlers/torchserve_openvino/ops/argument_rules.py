@@ -76,8 +76,16 @@ def _restrided(node: Node) -> str | None:
     return "as_strided reads memory that is not part of its input"
 
 
+def _boolean_sum(node: Node) -> str | None:
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor) and value.dtype is torch.bool and not node.kwargs.get("alpha", 1):
+        return "a sum of booleans with alpha: OpenVINO adds what alpha takes out"
+    return None
+
+
 ARGUMENT_RULES: dict[str, Callable[[Node], str | None]] = {
     "aten.abs.default": _known_beforehand,
+    "aten.add.Tensor": _boolean_sum,
     "aten.as_strided.default": _restrided,
     "aten.as_strided_copy.default": _restrided,
     "aten.avg_pool1d.default": _average_pool,

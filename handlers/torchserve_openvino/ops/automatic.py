@@ -7,7 +7,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchserve_openvino.ops.names import RENAMES, op_name
+from torchserve_openvino.ops.names import RENAMES, op_name, packet_name
 from torchserve_openvino.ops.support import SupportTable
 
 Table = Mapping[Any, Callable[..., Any]]
@@ -49,7 +49,11 @@ def automatic(support: SupportTable, table: Table) -> dict[Any, Callable[..., An
 def _wanted(op: torch._ops.OpOverload, support: SupportTable) -> bool:
     name = op_name(op)
     random = torch.Tag.nondeterministic_seeded in op.tags
-    return not (random or op._schema.is_mutable or support.is_disabled(name) or support.knows(name))
+    computes = all(str(returned.type) == "Tensor" for returned in op._schema.returns)
+    # The lift operators take real tensors into a trace.
+    constant = packet_name(name) in {"aten.lift", "aten.lift_fresh"}
+    kept = random or constant or op._schema.is_mutable or support.is_disabled(name) or support.knows(name)
+    return computes and not kept
 
 
 def _if_all_runs(decomposition: Callable[..., Any], support: SupportTable, table: Table) -> Callable[..., Any]:
