@@ -60,10 +60,11 @@ def decomposition_table(
     keep = {str(op) for op in whole} | set(_KEEP_WHOLE)
     for op in list(table):
         name = op_name(op)
-        if support.is_disabled(name) or (name in keep and support.knows(name)):
+        whole_here = support.is_taught(name) or (name in keep and support.knows(name))
+        if support.is_disabled(name) or whole_here:
             del table[op]
     for op, decomposition in (FAST_PATHS | REPAIRS).items():
-        if not support.is_disabled(op_name(op)):
+        if not support.is_disabled(op_name(op)) and not support.is_taught(op_name(op)):
             table[op] = decomposition
     table.update(user_decompositions(user))
     return table
