@@ -35,7 +35,7 @@ def decomposed_ops(graph: Graph) -> dict[str, Decomposed]:
         if node.op != "call_function" or not does_work(node):
             continue
         origin = node.meta.get("original_aten")
-        if not isinstance(origin, torch._ops.OpOverload) or origin is node.target:
+        if not isinstance(origin, torch._ops.OpOverload) or op_name(origin) == op_name(node.target):
             last = None
             continue
         name, trace = op_name(origin), node.meta.get("stack_trace") or ""
