@@ -105,7 +105,10 @@ class GraphBuilder:
         return refusal
 
     def _partition(self) -> Partitioned:
-        partitioned = partition(self._gm, self._refuse)
+        settings = self._settings
+        least_us = settings.resolved.options.min_partition_us
+        is_piece = bool(settings.tracker.graph_breaks)
+        partitioned = partition(self._gm, self._refuse, least_us, is_piece=is_piece)
         self._record.ops_total = partitioned.ops_total
         self._record.left_out = dict(Counter(item.op for item in partitioned.left_out))
         self._record.partitions = [

@@ -58,6 +58,7 @@ OPTIONS: dict[str, str] = {
     "config": "device",
     "testing": "nowhere",  # Accepted for OpenVINO's sake; single operators are always handed over.
     "fallback_to": "graph",
+    "min_partition_us": "graph",
 }
 
 # The same for the arguments of `torchserve_openvino.compile`.
