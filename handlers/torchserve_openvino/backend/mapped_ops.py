@@ -83,7 +83,7 @@ class Bound:
 
 def _operator_call(node: Node, mappings: Mappings) -> Bound | None:
     name = op_name(node.target)
-    convert = mappings.find(name)
+    convert = mappings.converts(name)
     if convert is None or not isinstance(node.target, torch._ops.OpOverload):
         return None
     args: list[Any] = []

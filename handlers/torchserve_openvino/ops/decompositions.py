@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torchserve_openvino.errors import ConfigError
+from torchserve_openvino.ops.conversions import CONVERSIONS
 from torchserve_openvino.ops.fast_paths import FAST_PATHS
 from torchserve_openvino.ops.names import op_name
 from torchserve_openvino.ops.repairs import REPAIRS
@@ -60,7 +61,7 @@ def decomposition_table(
     keep = {str(op) for op in whole} | set(_KEEP_WHOLE)
     for op in list(table):
         name = op_name(op)
-        whole_here = support.is_taught(name) or (name in keep and support.knows(name))
+        whole_here = support.is_taught(name) or (name in keep | CONVERSIONS.keys() and support.knows(name))
         if support.is_disabled(name) or whole_here:
             del table[op]
     for op, decomposition in (FAST_PATHS | REPAIRS).items():

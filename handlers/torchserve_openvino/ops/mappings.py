@@ -57,6 +57,12 @@ class Mappings:
         """What converts an overload (``aten.relu.default``), registered by its own name or by its packet's."""
         return self.ops.get(name) or self.ops.get(packet(name))
 
+    def converts(self, name: str) -> Convert | None:
+        """As `find`, with this package's own conversions after the user's."""
+        from torchserve_openvino.ops.conversions import CONVERSIONS
+
+        return self.find(name) or CONVERSIONS.get(name)
+
     def covers(self, name: str) -> bool:
         """Whether a function of the user's converts an operator, or the module that it stands for."""
         return self.find(name) is not None or name.startswith(f"{MODULES}.")

@@ -14,6 +14,7 @@ import torch
 from torch.fx import Node
 
 from torchserve_openvino.ops.banned import ADDED, ARGUMENT_RULES, BANNED
+from torchserve_openvino.ops.conversions import CONVERSION_RULES, CONVERSIONS
 from torchserve_openvino.ops.names import is_symbolic_scalar, op_name, packet_name, tensors_of, value_of
 from torchserve_openvino.report import FallbackKind
 
@@ -94,6 +95,8 @@ class SupportTable:
             return Refusal("disabled_op", f"{name} is listed in disabled_ops")
         if self.is_taught(name):
             return None
+        if name in CONVERSIONS:
+            return None
         if name in BANNED:
             return Refusal("unsupported_op", BANNED[name])
         if not self._converts(name):
@@ -173,7 +176,8 @@ def _refuse_types(node: Node, name: str) -> Refusal | None:
 def _refuse_arguments(node: Node, name: str) -> Refusal | None:
     """Arguments for which OpenVINO's own conversion gives other answers than torch."""
     outputs = _used_outputs(node)
-    if (rule := ARGUMENT_RULES.get(name)) is not None and (reason := rule(node)) is not None:
+    rule = ARGUMENT_RULES.get(name) or CONVERSION_RULES.get(name)
+    if rule is not None and (reason := rule(node)) is not None:
         return Refusal("unsupported_op", reason)
     if any(tensor.dtype in _NARROW_INTS for tensor in outputs) and packet_name(name) not in _MOVES_DATA:
         return Refusal("unsupported_op", f"{name} computes in 8-bit integers: torch wraps around, OpenVINO saturates")
