@@ -11,10 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchserve_openvino.backend import CompiledModule, compile
+    from torchserve_openvino.ops.mappings import forget_mappings, load_mappings, register_op
     from torchserve_openvino.report import CompileReport
     from torchserve_openvino.serving.handler import OpenVINOHandler
 
-__all__ = ["CompileReport", "CompiledModule", "OpenVINOHandler", "compile"]
+__all__ = [
+    "CompileReport",
+    "CompiledModule",
+    "OpenVINOHandler",
+    "compile",
+    "forget_mappings",
+    "load_mappings",
+    "register_op",
+]
 
 # Each name is imported when it is first used: the handler needs TorchServe, the compiler torch and OpenVINO, and
 # neither is needed to read a configuration.
@@ -22,6 +31,9 @@ _HOMES = {
     "compile": "torchserve_openvino.backend",
     "CompiledModule": "torchserve_openvino.backend",
     "CompileReport": "torchserve_openvino.report",
+    "forget_mappings": "torchserve_openvino.ops.mappings",
+    "load_mappings": "torchserve_openvino.ops.mappings",
+    "register_op": "torchserve_openvino.ops.mappings",
     "OpenVINOHandler": "torchserve_openvino.serving.handler",
 }
 

@@ -41,6 +41,10 @@ class UnknownOperatorError(ConfigError):
     """An operator name that torch does not know."""
 
 
+class OpMappingError(ConfigError):
+    """A file of operator mappings that can't be loaded, or a mapping that does not build what torch computes."""
+
+
 class CacheDirectoryError(ConfigError):
     """A folder that must not hold the cache: others may write to it, or it is none."""
 

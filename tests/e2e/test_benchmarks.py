@@ -79,3 +79,11 @@ def test_the_plain_minilm_is_the_one_of_transformers() -> None:
         answer = plain.module(plain.imports(), plain.weights())(**inputs)
         expected = original.module(original.imports(), original.weights())(**inputs).last_hidden_state
     torch.testing.assert_close(answer[kept], expected[kept], rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_benchmark_partitions(tmp_path: Path) -> None:
+    figures = tmp_path / "pieces.json"
+    assert "break-even" in run("benchmark_partitions.py", "--rounds", "1", "--json", str(figures))
+    pieces = json.loads(figures.read_text())["pieces"]
+    assert len(pieces) == 30 and all(piece["openvino"] > 0 and piece["eager"] > 0 for piece in pieces)

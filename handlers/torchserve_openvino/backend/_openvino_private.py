@@ -6,11 +6,14 @@ imported when they are needed: a worker that starts from the cache converts noth
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import openvino as ov
 import torch
+
+from torchserve_openvino.errors import OpMappingError
 
 
 @functools.lru_cache(maxsize=1)
@@ -47,8 +50,92 @@ class _IndexedNodes(list["torch.fx.Node"]):
         return self._position[node]
 
 
+# From the context of a node to its outputs; `openvino.frontend.NodeContext` and `openvino.Output`.
+Translator = Callable[[Any], list[Any]]
+
+
+@functools.lru_cache(maxsize=16)
+def _add_to_core(library: Path) -> None:
+    core().add_extension(str(library))
+
+
+def use_libraries(libraries: Sequence[Path]) -> None:
+    """Makes the operations of extension libraries known, so that models with them can be read and compiled.
+
+    Raises:
+        OpMappingError: One is no extension library of this OpenVINO.
+    """
+    for library in libraries:
+        try:
+            _add_to_core(library)
+        except RuntimeError as error:
+            raise OpMappingError(
+                f"op_mappings: {library.name} is no extension library of OpenVINO {ov.__version__}: {error}"
+            ) from error
+
+
+def _frontend(libraries: Sequence[Path] = ()) -> Any:
+    from openvino.frontend import FrontEndManager
+
+    frontend = FrontEndManager().load_by_framework("pytorch")
+    for library in libraries:
+        frontend.add_extension(str(library))
+    return frontend
+
+
+@functools.lru_cache(maxsize=4096)
+def frontend_converts(name: str, libraries: tuple[Path, ...] = ()) -> bool:
+    """Whether OpenVINO's C++ frontend has a conversion rule for an operator; takes about a millisecond.
+
+    Its table has no public name, so a graph of the one operator is converted: the frontend says of operators that it
+    does not know that it found no conversion rule, and fails on others for their missing arguments.
+
+    Args:
+        name: Overload, ``aten.relu.default``; need not be an operator of this torch.
+    """
+    from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
+
+    graph = torch.fx.Graph()
+    node = graph.call_function(_named(name), (graph.placeholder("x"),))
+    graph.output((node,))
+    gm = torch.fx.GraphModule({}, graph)
+    decoder = TorchFXPythonDecoder(gm, input_shapes=[[2, 3]], input_types=[torch.float32])
+    frontend = _frontend(libraries)
+    try:
+        frontend.convert(frontend.load(decoder))
+    except Exception as error:
+        # OpConversionFailure, or what a translator raises for arguments that are not there: then there is one.
+        return "No conversion rule found" not in str(error)
+    return True
+
+
+def _named(name: str) -> Callable[..., Any]:
+    """A target for FX that the decoder takes for the operator ``name``."""
+
+    class _Target:
+        __name__ = name.replace(".", "_")
+        __module__ = "torchserve_openvino"
+
+        def __call__(self, *args: Any) -> Any:
+            raise NotImplementedError(f"{name} stands for a conversion only")
+
+        def __str__(self) -> str:
+            return name
+
+    return _Target()
+
+
+def call_translator(graph: "torch.fx.Graph", name: str, inputs: Sequence["torch.fx.Node"]) -> "torch.fx.Node":
+    """Adds a node that a `Translator` of this name converts; its arguments are nodes only."""
+    return graph.call_function(_named(name), tuple(inputs))
+
+
 def fx_to_model(
-    gm: "torch.fx.GraphModule", shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype]
+    gm: "torch.fx.GraphModule",
+    shapes: Sequence[Sequence[int]],
+    dtypes: Sequence[torch.dtype],
+    translators: Sequence[tuple[str, Translator]] = (),
+    libraries: Sequence[Path] = (),
 ) -> tuple[ov.Model, Any]:
     """Converts an FX graph of ATen operators.
 
@@ -56,6 +143,8 @@ def fx_to_model(
         gm: Placeholders are the inputs; ``get_attr`` tensors become constants that share the tensors' memory.
         shapes: Shape of each placeholder, -1 for a dynamic dimension, ``[]`` for an integer.
         dtypes: Type of each placeholder.
+        translators: For nodes of `call_translator`, by their names.
+        libraries: Extension libraries with conversions of their own.
 
     Returns:
         The model, and the decoder, which must live as long as the model: constants share its tensors' memory.
@@ -63,10 +152,12 @@ def fx_to_model(
     Raises:
         RuntimeError: An operator has no conversion, or its translator failed; the message names it.
     """
-    from openvino.frontend import FrontEndManager
+    from openvino.frontend import ConversionExtension
     from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
 
     decoder = TorchFXPythonDecoder(gm, input_shapes=[list(s) for s in shapes], input_types=list(dtypes))
     decoder._nodes = _IndexedNodes(decoder._nodes)
-    frontend = FrontEndManager().load_by_framework("pytorch")
+    frontend = _frontend(libraries)
+    for name, translate in translators:
+        frontend.add_extension(ConversionExtension(name, translate))
     return frontend.convert(frontend.load(decoder)), decoder

@@ -105,7 +105,10 @@ class GraphBuilder:
         return refusal
 
     def _partition(self) -> Partitioned:
-        partitioned = partition(self._gm, self._refuse)
+        settings = self._settings
+        least_us = settings.resolved.options.min_partition_us
+        is_piece = bool(settings.tracker.graph_breaks)
+        partitioned = partition(self._gm, self._refuse, least_us, is_piece=is_piece)
         self._record.ops_total = partitioned.ops_total
         self._record.left_out = dict(Counter(item.op for item in partitioned.left_out))
         self._record.partitions = [
@@ -158,7 +161,7 @@ class GraphBuilder:
             if stored.get(part.name) is not None:
                 continue
             try:
-                result[part.name] = convert(part, constants[part.name])
+                result[part.name] = convert(part, constants[part.name], self._settings.mappings)
             except ConversionError as error:
                 result[part.name] = None
                 fresh = error.ops - self._refused.keys()

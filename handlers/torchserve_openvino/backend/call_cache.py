@@ -91,6 +91,7 @@ class CallCache:
             "signature": form,
             "options": graph_options(json_safe(self._settings.resolved.values())),
             "arguments": {"dynamic": self._dynamic},
+            "mappings": self._partitions.mappings,
             "torch_state": _torch_state(),
         }
 

@@ -3,6 +3,7 @@
 AOTAutograd takes care of mutated inputs, views that are returned, and autograd; what reaches the next stage is pure.
 """
 
+import dataclasses
 import functools
 import logging
 import time
@@ -17,6 +18,7 @@ from torchserve_openvino.backend.graph import CompiledGraph
 from torchserve_openvino.backend.partition import is_dynamic
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.ops import where_of
+from torchserve_openvino.ops.decomposed import decomposed_ops
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +66,12 @@ class OpenVINOBackend:
         # The saved tensors of a backward graph are new at each call: nothing to freeze.
         facts = private.GraphFacts() if stage == "backward" else private.graph_facts()
         record = self.settings.tracker.add_graph(
-            compile_id=compile_id, where=where, stage=stage, ops_total=0, dynamic=is_dynamic(gm)
+            compile_id=compile_id,
+            where=where,
+            stage=stage,
+            ops_total=0,
+            dynamic=is_dynamic(gm),
+            decomposed={name: dataclasses.asdict(each) for name, each in decomposed_ops(gm.graph).items()},
         )
         compiled = CompiledGraph(gm, facts, self.settings, record)
         self._graphs.add(compiled)

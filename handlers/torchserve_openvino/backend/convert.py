@@ -14,9 +14,12 @@ from torch.fx import GraphModule
 from torchserve_openvino.backend._openvino_private import fx_to_model
 from torchserve_openvino.backend.index_range import index_bounds
 from torchserve_openvino.backend.int_range import INT32_MAX, input_limit
+from torchserve_openvino.backend.mapped_ops import Mapped, replace_mapped
 from torchserve_openvino.backend.partition import Part
 from torchserve_openvino.backend.spec import Bounds, Interface, ValueSpec, spec_of
+from torchserve_openvino.errors import OpMappingError
 from torchserve_openvino.ops import moves_only
+from torchserve_openvino.ops.mappings import Mappings
 from torchserve_openvino.ops.names import RENAMES, op_name, value_of
 
 _OP_NAME = re.compile(r"\b([A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*)\b")
@@ -48,30 +51,41 @@ class Converted:
     seconds: float
 
 
-def convert(part: Part, constants: Mapping[int, torch.Tensor]) -> Converted:
+def convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappings) -> Converted:
     """Converts a part.
 
     Args:
         part: The subgraph.
         constants: Argument position to the real tensor that becomes a constant.
+        mappings: Operators and modules that are converted by the user's functions.
 
     Raises:
         ConversionError: With the frontend's own message.
     """
     start = time.perf_counter()
+    mapped = Mapped()
     try:
         runtime = tuple(i for i in range(len(part.arguments)) if i not in constants)
         inputs = tuple(spec_of(value_of(part.arguments[i])) for i in runtime)
         bounds = _int_bounds(part, constants, runtime, inputs)
-        frozen, order = _freeze(part.graph, constants)
+        frozen, order, weights = _freeze(part.graph, constants)
         nodes = part.output_nodes()
         outputs = tuple(spec_of(value_of(nodes[order.index(i)])) for i in range(max(order) + 1))
-        model, decoder = fx_to_model(frozen, [spec.shape for spec in inputs], [spec.dtype for spec in inputs])
+        mapped = replace_mapped(frozen.graph, mappings, weights)
+        model, decoder = fx_to_model(
+            frozen,
+            [spec.shape for spec in inputs],
+            [spec.dtype for spec in inputs],
+            mapped.translators,
+            mappings.libraries,
+        )
         _fit_inputs(model, inputs)
         _fit_outputs(model, outputs)
     except Exception as error:
         # OpenVINO raises RuntimeError, its Python decoder whatever it trips over: each means eager for these nodes.
-        message = f"{type(error).__name__}: {error}"
+        if mapped.failure.error is not None:
+            raise ConversionError(str(mapped.failure.error), frozenset({mapped.failure.op})) from mapped.failure.error
+        message = str(error) if isinstance(error, OpMappingError) else f"{type(error).__name__}: {error}"
         named = frozenset(_OP_NAME.findall(message)) & part.op_counts.keys()
         raise ConversionError(message, named) from error
     return Converted(
@@ -108,8 +122,14 @@ def _int_bounds(
     return tuple(result)
 
 
-def _freeze(gm: GraphModule, constants: Mapping[int, torch.Tensor]) -> tuple[GraphModule, tuple[int, ...]]:
-    """A copy of the graph whose ``constants`` placeholders are ``get_attr`` nodes; and `_drop_renames`'s order."""
+def _freeze(
+    gm: GraphModule, constants: Mapping[int, torch.Tensor]
+) -> tuple[GraphModule, tuple[int, ...], frozenset[str]]:
+    """A copy of the graph whose ``constants`` placeholders are ``get_attr`` nodes.
+
+    Returns:
+        The copy, `_drop_renames`'s order, and the names of the constant nodes.
+    """
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
     order = _drop_renames(graph)
@@ -128,7 +148,7 @@ def _freeze(gm: GraphModule, constants: Mapping[int, torch.Tensor]) -> tuple[Gra
         if node.target not in root:
             root[str(node.target)] = getattr(gm, str(node.target))
     # GraphModule wants every attribute that the graph names; a tensor stays a tensor.
-    return GraphModule(root, graph), order
+    return GraphModule(root, graph), order, frozenset(node.name for node in graph.find_nodes(op="get_attr"))
 
 
 def _drop_renames(graph: torch.fx.Graph) -> tuple[int, ...]:

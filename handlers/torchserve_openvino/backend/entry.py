@@ -12,6 +12,7 @@ from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.cache.open import CacheSettings, open_cache
 from torchserve_openvino.config import ResolvedOptions, resolve_options
 from torchserve_openvino.errors import TorchScriptModelError
+from torchserve_openvino.ops.mappings import Mappings
 from torchserve_openvino.report import Tracker
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def compile(
         return CompiledModule(model, lambda: Traced(foreign, lambda: None), tracker, foreign=backend)
     settings = _settings(resolved or resolve_options(options), tracker, own_weights, cache)
     settings.probes = probes
+    traced, sync = _twin(model, settings.mappings)
 
     def trace() -> Traced:
         from torchserve_openvino.backend.capture import OpenVINOBackend
@@ -77,11 +79,23 @@ def compile(
         ours = OpenVINOBackend(settings)
         # Both are in torch 2.13's signature (tests/contract), not in its type stubs.
         limits: Any = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
-        compiled = torch.compile(model, backend=ours, dynamic=dynamic, fullgraph=fullgraph, **limits)
-        return Traced(compiled, ours.release_weights)
+        compiled = torch.compile(traced, backend=ours, dynamic=dynamic, fullgraph=fullgraph, **limits)
+        return Traced(sync(compiled), ours.release_weights)
 
     calls = CallCache(model, settings, dynamic) if settings.partitions is not None else None
     return CompiledModule(model, trace, tracker, settings=settings, calls=calls, proves=cache.proves)
+
+
+def _twin(model: Callable[..., Any], mappings: Mappings) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """What is traced in the model's place, and what its compiled form goes through: both only for mapped modules."""
+    if mappings.modules:
+        from torchserve_openvino.backend.mapped_modules import Twin
+
+        if Twin.needed(model, mappings):
+            assert isinstance(model, torch.nn.Module)
+            twin = Twin(model, mappings)
+            return twin.model, twin.call
+    return model, lambda compiled: compiled
 
 
 def _settings(resolved: ResolvedOptions, tracker: Tracker, own_weights: bool, cache: CacheSettings) -> BackendSettings:

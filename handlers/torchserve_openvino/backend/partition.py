@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
+from torchserve_openvino.backend.worthwhile import refuse_tiny
 from torchserve_openvino.ops import Refusal, does_work, op_name, where_of
 from torchserve_openvino.ops.names import value_of
 
@@ -81,12 +82,14 @@ class _Support(OperatorSupportBase):
         return node.op == "call_function" and self.refuse(node) is None
 
 
-def partition(gm: GraphModule, refuse: Refuse) -> Partitioned:
+def partition(gm: GraphModule, refuse: Refuse, least_us: float = 0.0, *, is_piece: bool = False) -> Partitioned:
     """Splits a lowered graph.
 
     Args:
         gm: ATen graph of AOTAutograd; it is copied, not changed.
         refuse: Reason against a node, or None.
+        least_us: See `refuse_tiny`; for a graph that falls into pieces.
+        is_piece: Whether the graph is itself a piece, of a model with graph breaks; a single operator is judged then.
     """
     refusals: dict[Node, Refusal | None] = {}
     copied = torch.fx.Graph()
@@ -96,14 +99,19 @@ def partition(gm: GraphModule, refuse: Refuse) -> Partitioned:
         if node.op == "call_function":
             refusals[node] = refuse(node)
 
+    ops_total = sum(does_work(node) for node in refusals)
+    partitioner = CapabilityBasedPartitioner(outer, _Support(refusals.get), allows_single_node_partition=True)
+    proposed = [p for p in partitioner.propose_partitions() if any(does_work(n) for n in p.nodes)]
+    falls_apart = len(proposed) > 1 or any(refusal and does_work(node) for node, refusal in refusals.items())
+    if falls_apart or (is_piece and ops_total == 1):
+        tiny = {id(p): refusal for p in proposed if (refusal := refuse_tiny(list(p.nodes), least_us)) is not None}
+        refusals |= {node: tiny[id(p)] for p in proposed if id(p) in tiny for node in p.nodes}
+        proposed = [p for p in proposed if id(p) not in tiny]
     left_out = [
         LeftOut(op_name(node.target), refusal, where_of(node))
         for node, refusal in refusals.items()
         if refusal is not None and does_work(node)
     ]
-    ops_total = sum(does_work(node) for node in refusals)
-    partitioner = CapabilityBasedPartitioner(outer, _Support(refusals.get), allows_single_node_partition=True)
-    proposed = [p for p in partitioner.propose_partitions() if any(does_work(n) for n in p.nodes)]
     fused = partitioner.fuse_partitions(proposed, prefix="openvino_")
     parts = []
     for node in fused.graph.nodes:

@@ -66,6 +66,10 @@ class PartitionCache:
         ov_config: Properties for OpenVINO.
         record: Counts what happens.
         for_level: Whether blobs are stored for any CPU of this instruction set, not for this CPU alone.
+        mappings: Digest of the user's mappings; empty without.
+
+    Attributes:
+        mappings: The same.
     """
 
     def __init__(
@@ -75,25 +79,33 @@ class PartitionCache:
         ov_config: Mapping[str, Any],
         record: CacheRecord,
         for_level: bool = False,
+        mappings: str = "",
     ) -> None:
         self.store = store
         self._device = device
         self._config = {name: value for name, value in ov_config.items() if name != "CACHE_DIR"}
         self._record = record
         self._for_level = for_level
+        self.mappings = mappings
 
     def fields(self, part: "Part", constants: Mapping[int, "torch.Tensor"]) -> dict[str, Any] | None:
         """The key's fields; None where the graph has no plain form."""
         from torchserve_openvino.backend.plain_graph import PlainGraphError
-        from torchserve_openvino.backend.plain_part import plain_part
+        from torchserve_openvino.backend.plain_part import mapped_modules, plain_part
 
         try:
             graph = plain_part(part)
+            mappings = [self.mappings, mapped_modules(part)] if self.mappings else []
         except (PlainGraphError, TypeError) as error:
             self._record.refused[f"a partition was not stored: {error}"] += 1
             return None
         contents = {str(position): tensor_digest(tensor) for position, tensor in constants.items()}
-        return {**versions(), "graph": digest(graph), "constants": digest(contents)}
+        return {
+            **versions(),
+            "graph": digest(graph),
+            "constants": digest(contents),
+            "mappings": digest(mappings) if mappings else "",
+        }
 
     def lock(self, keys: list[str]) -> AbstractContextManager[bool]:
         """Held while the partitions with these keys are made, so that other processes wait instead of compiling too."""

@@ -6,10 +6,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from torchserve_openvino.backend.mapped_modules import module_of
 from torchserve_openvino.backend.partition import LeftOut, Part, Partitioned
 from torchserve_openvino.backend.plain_graph import Plain, PlainGraphError, to_plain
 from torchserve_openvino.backend.spec import spec_of
+from torchserve_openvino.cache.fingerprint import fingerprint
 from torchserve_openvino.cache.tensors import tensor_digest
+from torchserve_openvino.ops.mappings import MODULES
 from torchserve_openvino.ops.names import value_of
 from torchserve_openvino.report.tracker import GraphRecord
 
@@ -46,6 +49,22 @@ def plain_part(part: Part) -> Plain:
         "outputs": [spec_of(value_of(node)).to_plain() for node in part.output_nodes()],
         "attributes": {name: tensor_digest(tensor) for name, tensor in attributes(part.graph).items()},
     }
+
+
+def mapped_modules(part: Part) -> dict[str, str]:
+    """What mapped modules of a part are beside their weights, by the names of their operators.
+
+    Raises:
+        PlainGraphError: One holds something that can't be read.
+    """
+    found: dict[str, str] = {}
+    for name in sorted(part.op_counts):
+        if name.startswith(f"{MODULES}."):
+            known = fingerprint(module_of(name))
+            if known.unknown:
+                raise PlainGraphError(f"the mapped module {name} holds {known.unknown[0]}")
+            found[name] = known.code
+    return found
 
 
 def attributes(graph: GraphModule) -> dict[str, torch.Tensor]:

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torchserve_openvino.backend._openvino_private import use_libraries
 from torchserve_openvino.backend.execute import EagerCopy
 from torchserve_openvino.backend.partition_cache import PartitionCache
 from torchserve_openvino.backend.probes import NO_PROBES, Probes
 from torchserve_openvino.cache.layers import Layers
+from torchserve_openvino.cache.mapping_print import mappings_digest
 from torchserve_openvino.config import ResolvedOptions
+from torchserve_openvino.ops.mappings import Mappings, registered
 from torchserve_openvino.report import Tracker
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ class BackendSettings:
         own_weights: Whether compiled models keep weights of their own, so that the module's can be freed.
         partitions: The cache; None without one.
         eager_copy: Whether PyTorch's weights are still there.
+        mappings: Operators and modules that the user taught OpenVINO.
         probes: Hooks of a diagnosis.
     """
 
@@ -42,6 +46,7 @@ class BackendSettings:
     own_weights: bool = False
     partitions: PartitionCache | None = None
     eager_copy: EagerCopy = field(default_factory=EagerCopy)
+    mappings: Mappings = field(default_factory=Mappings)
     probes: Probes = NO_PROBES
 
     @classmethod
@@ -65,12 +70,17 @@ class BackendSettings:
         )
         if not options.aot_autograd:
             tracker.add_note("aot_autograd: false has no effect: this backend always lowers through AOTAutograd")
+        mappings = registered()
+        use_libraries(mappings.libraries)
         fallback_to = options.fallback_to
         if fallback_to == "inductor" and cpp_compiler() is None:
             tracker.add_note("fallback to inductor was asked for, but no C++ compiler is on PATH: eager is used")
             fallback_to = "eager"
         partitions = None
-        if store is not None:
+        taught, unknown = mappings_digest(mappings)
+        for what in unknown if store is not None else ():
+            tracker.cache.refused[f"{what} can't be made part of the key, so nothing is cached"] += 1
+        if store is not None and not unknown:
             tracker.cache.enabled = True
 
             def events() -> dict[str, Any]:
@@ -78,18 +88,30 @@ class BackendSettings:
                 return store.events.to_dict()
 
             tracker.cache.events = events
-            partitions = PartitionCache(store, options.device, ov_config, tracker.cache, for_level)
-        return cls(resolved, options.device, ov_config, fallback_to, tracker, own_weights, partitions)
+            partitions = PartitionCache(store, options.device, ov_config, tracker.cache, for_level, taught)
+        return cls(
+            resolved, options.device, ov_config, fallback_to, tracker, own_weights, partitions, mappings=mappings
+        )
 
     # What only tracing needs, and what takes a second to import.
 
     @functools.cached_property
     def support(self) -> "SupportTable":
         """Who may run on OpenVINO."""
-        from torchserve_openvino.backend._openvino_private import upstream_supported
+        from torchserve_openvino.backend._openvino_private import frontend_converts, upstream_supported
         from torchserve_openvino.ops import SupportTable
 
-        return SupportTable(upstream_supported(), self.resolved.options.disabled_ops)
+        disabled, libraries = self.resolved.options.disabled_ops, self.mappings.libraries
+        return SupportTable(
+            upstream_supported(),
+            disabled,
+            converts=frontend_converts,
+            # What a function or a library of the user's converts is the user's to answer for.
+            taught=lambda name: (
+                self.mappings.covers(name)
+                or (bool(libraries) and frontend_converts(name, libraries) and not frontend_converts(name))
+            ),
+        )
 
     @functools.cached_property
     def decompositions(self) -> dict[Any, Any]:

@@ -27,12 +27,14 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "signature",  # Structure, shapes, types and plain values of the inputs; grad mode and autocast.
         "options",  # Those of `OPTIONS` that are of the graph.
         "arguments",  # Those of `ARGUMENTS` that are of the graph.
+        "mappings",  # The user's conversions of operators and modules.
         "torch_state",  # Default type, matmul precision, deterministic algorithms: tracing reads them.
     ),
     "partition": (
         *_VERSIONS,
         "graph",  # Operators, arguments, specs of inputs and outputs.
         "constants",  # Content of the weights that are frozen into it.
+        "mappings",  # The user's conversions, with the attributes of modules that they convert.
     ),
     "blob": (
         *_VERSIONS,
@@ -56,6 +58,7 @@ OPTIONS: dict[str, str] = {
     "config": "device",
     "testing": "nowhere",  # Accepted for OpenVINO's sake; single operators are always handed over.
     "fallback_to": "graph",
+    "min_partition_us": "graph",
 }
 
 # The same for the arguments of `torchserve_openvino.compile`.

@@ -106,7 +106,10 @@ def package(
         extra = [path for path in (index_to_name, *(sample or ()), *(extra_files or ())) if path is not None]
         if index_to_name is not None and index_to_name.name != "index_to_name.json":
             raise typer.BadParameter(f"the handlers read index_to_name.json; rename {index_to_name.name}.")
-        result = _make(model_name, arguments, extra, requirements_file, bundle_package, precompile, level or [], target)
+        mappings = _mappings(config_file) if config_file is not None else []
+        result = _make(
+            model_name, arguments, extra, requirements_file, bundle_package, precompile, level or [], target, mappings
+        )
     except PackagingError as error:
         fail(str(error))
     if as_json:
@@ -127,6 +130,7 @@ def _make(
     precompile: bool,
     levels: list[str],
     target: Path,
+    mappings: list[Path],
 ) -> dict[str, Any]:
     from torchserve_openvino.packaging import archive
     from torchserve_openvino.packaging.precompile import check_levels
@@ -134,6 +138,7 @@ def _make(
     from torchserve_openvino.packaging.wheel import build_wheel
 
     check_levels(levels)
+    extra = [*extra, *(path for path in mappings if path not in extra)]
     with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
         work, folder = Path(scratch) / "work", Path(scratch) / "archive"
         work.mkdir()
@@ -156,6 +161,21 @@ def _make(
             archive.write(folder, target)
     summaries = [each.summary for each in done]
     return {"archive": str(target), "bytes": target.stat().st_size, "precompiled": summaries}
+
+
+def _mappings(config_file: Path) -> list[Path]:
+    """Files beside the configuration that its ``handler.openvino.op_mappings`` names: the archive needs them."""
+    import yaml
+
+    from torchserve_openvino.serving.op_mappings import mapping_files
+
+    files = [config_file.parent / name for name in mapping_files(yaml.safe_load(config_file.read_text("utf-8")))]
+    for path in files:
+        if not path.is_file():
+            raise PackagingError(
+                f"{config_file} names {path.name} in handler.openvino.op_mappings: there is no {path}."
+            )
+    return files
 
 
 @contextlib.contextmanager

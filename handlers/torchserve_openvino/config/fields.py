@@ -1,6 +1,7 @@
 """The kinds of values that configuration sections are made of: strict where YAML is loose, with messages of our own."""
 
 import math
+from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
@@ -118,6 +119,15 @@ def _lengths(value: Any) -> Any:
     return sorted(set(value))
 
 
+def _files(value: Any) -> Any:
+    """Names of files in the archive, one or a list."""
+    names = value if isinstance(value, (list, tuple)) else [value]
+    for name in names:
+        if not isinstance(name, str) or not name or PurePath(name).is_absolute() or ".." in PurePath(name).parts:
+            raise ValueError(f"must name files of the archive, such as my_ops.py, not {shown(name)}.")
+    return list(dict.fromkeys(names))
+
+
 Integer = Annotated[int, BeforeValidator(_integer)]
 Count = Annotated[Integer, Field(ge=1)]
 Number = Annotated[float, BeforeValidator(_number)]
@@ -129,6 +139,7 @@ Kinds = Annotated[Literal["all"] | list[str], PlainValidator(_kinds, json_schema
 DType = Annotated[str, PlainValidator(_dtype, json_schema_input_type=str)]
 Axis = Annotated[int | str, PlainValidator(_axis, json_schema_input_type=int | str)]
 Lengths = Annotated[list[int], PlainValidator(_lengths, json_schema_input_type=int | list[int])]
+Files = Annotated[list[str], PlainValidator(_files, json_schema_input_type=str | list[str])]
 Against = Annotated[Literal["eager", "off"], BeforeValidator(_off)]
 Share = Annotated[Number, Field(ge=0.0, le=1.0)]
 OnViolation = Literal["refuse", "warn"]

@@ -3,6 +3,12 @@
 from typing import Literal, get_args
 
 FallbackKind = Literal[
-    "graph_break", "unsupported_op", "disabled_op", "conversion_failed", "compile_failed", "runtime_failed"
+    "graph_break",
+    "unsupported_op",
+    "disabled_op",
+    "tiny_partition",
+    "conversion_failed",
+    "compile_failed",
+    "runtime_failed",
 ]
 FALLBACK_KINDS: tuple[FallbackKind, ...] = get_args(FallbackKind)

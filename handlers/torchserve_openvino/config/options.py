@@ -1,5 +1,6 @@
 """The `options` of torch.compile: OpenVINO's own names, checked, with the source of each effective value."""
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -51,9 +52,12 @@ class BackendOptions:
     config: dict[str, Any] = field(default_factory=dict)
     """OpenVINO properties for compile_model."""
     testing: bool = False
-    """Upstream's flag: hand graphs of a single operator to OpenVINO as well."""
+    """Upstream's flag: hand graphs of a single operator to OpenVINO as well; `min_partition_us: 0` by another name."""
     fallback_to: Literal["eager", "inductor"] = "eager"
     """Who runs a partition that OpenVINO could not convert or compile."""
+    min_partition_us: float = 20.0
+    """Where a graph falls into pieces: a piece of light operators for which eager PyTorch takes less than this, in
+    microseconds, stays there, because calling OpenVINO costs more. 0 hands every piece over."""
 
     def ov_config(self) -> dict[str, Any]:
         """Properties for ``core.compile_model``.
@@ -195,6 +199,7 @@ class _Resolver:
         values["decompositions"] = self._operators("decompositions")
         values["disabled_ops"] = self._operators("disabled_ops")
         values["fallback_to"] = self._fallback_to()
+        values["min_partition_us"] = 0.0 if values["testing"] else self._microseconds("min_partition_us")
         values["config"] = self._config(spec)
         self._check_decompositions(values["decompositions"])
         options = BackendOptions(**values)
@@ -292,6 +297,16 @@ class _Resolver:
             self.problems.add(("fallback_to",), message, suggestion=hint)
             return "eager"
         return str(value)
+
+    def _microseconds(self, name: str) -> float:
+        default: float = getattr(BackendOptions, name)
+        value = self._value(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            self.problems.add((name,), f"must be a number of microseconds of at least 0, not {shown(value)}.")
+            return default
+        return float(value)
 
     def _config(self, spec: DeviceSpec) -> dict[str, Any]:
         value = self.given.get("config")

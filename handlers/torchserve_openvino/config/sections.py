@@ -11,6 +11,7 @@ from torchserve_openvino.config.fields import (
     Channels,
     Count,
     DType,
+    Files,
     Kinds,
     Lengths,
     Misspelt,
@@ -206,6 +207,8 @@ class OpenVINOSection(Section):
     """Size of the cache, waiting, packaged graphs."""
     threads: Threads = "auto"
     """CPU threads of a worker; auto shares the cores among the workers."""
+    op_mappings: Files = []
+    """Files of the archive that teach OpenVINO operators: Python with register_op, or extension libraries (.so)."""
     image: ImageSection = ImageSection()
     """Transforms of image_classifier."""
     tensor: TensorSection = TensorSection()

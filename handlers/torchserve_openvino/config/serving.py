@@ -118,7 +118,7 @@ def load_serving_config(
         options = _raw_options(data, pt2)
         at = problems.at(*options_path(pt2.form))
         backend = resolve_into(at, options, env=env, catalog=catalog or pick_catalog(check_device))
-        backend = _with_fallback_to(backend, section, problems)
+        backend = _with_all_pieces(_with_fallback_to(backend, section, problems), section)
     problems.raise_if_any(read.name)
     return ServingConfig(
         torchserve=torchserve,
@@ -175,6 +175,15 @@ def _with_fallback_to(backend: ResolvedOptions, section: OpenVINOSection, proble
         return backend
     options = replace(backend.options, fallback_to=section.fallback.to)
     return ResolvedOptions(options, {**backend.sources, "fallback_to": problems.place(*keys)})
+
+
+def _with_all_pieces(backend: ResolvedOptions, section: OpenVINOSection) -> ResolvedOptions:
+    """Leaves no small piece in eager PyTorch for speed where the policy would count it against the model."""
+    allow, given = section.fallback.allow, backend.sources["min_partition_us"] != "default"
+    if given or ((allow == "all" or "tiny_partition" in allow) and not section.fallback.min_coverage):
+        return backend
+    options = replace(backend.options, min_partition_us=0.0)
+    return ResolvedOptions(options, {**backend.sources, "min_partition_us": "handler.openvino.fallback"})
 
 
 def _paths(value: Any, path: KeyPath = ()) -> list[KeyPath]:

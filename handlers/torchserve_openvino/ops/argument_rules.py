@@ -60,6 +60,11 @@ def _scatter_sum(node: Node) -> str | None:
     return None
 
 
+def _scatter_reduction(node: Node) -> str | None:
+    reduction = node.args[4] if len(node.args) > 4 else node.kwargs.get("reduce")
+    return None if reduction in {"amax", "amin"} else _scatter_sum(node)
+
+
 def _sort(node: Node) -> str | None:
     source = _source(node)
     return "sorting a scalar fails in OpenVINO" if source is not None and source.dim() == 0 else None
@@ -94,5 +99,6 @@ ARGUMENT_RULES: dict[str, Callable[[Node], str | None]] = {
     "aten.expand.default": _scalar_to_scalar,
     "aten.repeat.default": _scalar_to_scalar,
     "aten.scatter_add.default": _scatter_sum,
+    "aten.scatter_reduce.two": _scatter_reduction,
     "aten.sort.stable": _sort,
 }

@@ -12,6 +12,7 @@ import torch
 
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.ops.automatic import automatic
+from torchserve_openvino.ops.conversions import CONVERSIONS
 from torchserve_openvino.ops.fast_paths import FAST_PATHS
 from torchserve_openvino.ops.missing import MISSING
 from torchserve_openvino.ops.names import op_name
@@ -62,10 +63,11 @@ def decomposition_table(
     keep = {str(op) for op in whole} | set(_KEEP_WHOLE)
     for op in list(table):
         name = op_name(op)
-        if support.is_disabled(name) or (name in keep and support.knows(name)):
+        whole_here = support.is_taught(name) or (name in keep | CONVERSIONS.keys() and support.knows(name))
+        if support.is_disabled(name) or whole_here:
             del table[op]
     for op, decomposition in (FAST_PATHS | MISSING | REPAIRS).items():
-        if not support.is_disabled(op_name(op)):
+        if not support.is_disabled(op_name(op)) and not support.is_taught(op_name(op)):
             table[op] = decomposition
     table.update(automatic(support, table))
     table.update(user_decompositions(user))

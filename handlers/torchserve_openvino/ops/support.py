@@ -1,12 +1,13 @@
 """Who may run on OpenVINO, and the reason for each node that may not.
 
-The base is OpenVINO's own Python table (op_support.py of its torch.compile backend). `ADDED` are operators that its
-C++ frontend converts and that table lacks; `BANNED` are operators whose conversion gives other answers than eager.
-Both lists are proven by tests/unit/ops and scripts that run torch's op_db.
+The base is what the installed OpenVINO says: its Python table (op_support.py of its torch.compile backend), and its
+C++ frontend, which is asked operator by operator whether it has a conversion rule. `ADDED` are operators that the
+frontend converts and the Python table lacks; `BANNED` are operators whose conversion gives other answers than eager.
+Both lists are proven by tests/unit/ops and by scripts/op_conformance.py over torch's op_db.
 """
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from torch.fx import Node
 
 from torchserve_openvino.ops.argument_rules import ARGUMENT_RULES
 from torchserve_openvino.ops.banned import ADDED, BANNED
+from torchserve_openvino.ops.conversions import CONVERSION_RULES, CONVERSIONS
 from torchserve_openvino.ops.names import is_symbolic_scalar, op_name, packet_name, tensors_of, value_of
 from torchserve_openvino.report import FallbackKind
 
@@ -62,11 +64,23 @@ class SupportTable:
     Args:
         upstream: Names of OpenVINO's own table, without ``torch.ops.``: overloads, or packets for all of theirs.
         disabled: Canonical names that the user took out (`BackendOptions.disabled_ops`).
+        converts: Whether OpenVINO's frontend has a conversion rule for an overload.
+        taught: Whether the user taught OpenVINO an overload, which wins over everything but ``disabled``.
     """
 
-    def __init__(self, upstream: Iterable[str], disabled: Iterable[str] = ()) -> None:
-        self._supported = (frozenset(upstream) | ADDED) - BANNED.keys()
+    def __init__(
+        self,
+        upstream: Iterable[str],
+        disabled: Iterable[str] = (),
+        *,
+        converts: Callable[[str], bool],
+        taught: Callable[[str], bool] = lambda name: False,
+    ) -> None:
+        self._upstream = frozenset(upstream)
+        self._supported = (self._upstream | ADDED) - BANNED.keys()
         self._disabled = frozenset(disabled)
+        self._converts = converts
+        self.is_taught = taught
 
     def knows(self, name: str) -> bool:
         """Whether an overload (``aten.relu.default``) is in the table and neither banned nor disabled."""
@@ -80,11 +94,20 @@ class SupportTable:
         """The reason against an operator as such, whatever its inputs."""
         if self.is_disabled(name):
             return Refusal("disabled_op", f"{name} is listed in disabled_ops")
+        if self.is_taught(name):
+            return None
+        if name in CONVERSIONS:
+            return None
         if name in BANNED:
             return Refusal("unsupported_op", BANNED[name])
+        if not self._converts(name):
+            return Refusal("unsupported_op", f"OpenVINO has no conversion rule for {name}")
         if name in self._supported or packet_name(name) in self._supported:
             return None
-        return Refusal("unsupported_op", f"OpenVINO has no enabled conversion for {name}")
+        return Refusal(
+            "unsupported_op",
+            f"OpenVINO converts {name}, but nobody has proven its answers: op_support.py does not offload it either",
+        )
 
     def refuse(self, node: Node) -> Refusal | None:
         """The reason against one node, or None where it may run on OpenVINO."""
@@ -96,10 +119,14 @@ class SupportTable:
             return None
         if not isinstance(node.target, torch._ops.OpOverload):
             return Refusal("unsupported_op", f"{name} is not an ATen operator")
-        return self._refuse_overload(node, node.target, name) or _refuse_values(node, name)
+        refusal = self._refuse_overload(node, node.target, name) or _refuse_types(node, name)
+        if refusal is not None or self.is_taught(name):
+            return refusal
+        return _refuse_arguments(node, name)
 
     def _refuse_overload(self, node: Node, target: torch._ops.OpOverload, name: str) -> Refusal | None:
-        if torch.Tag.nondeterministic_seeded in target.tags and not _draws_nothing(node, name):
+        seeded = torch.Tag.nondeterministic_seeded in target.tags and not self.is_taught(name)
+        if seeded and not _draws_nothing(node, name):
             return Refusal("unsupported_op", f"{name} draws random numbers: torch's own generator must decide them")
         if target._schema.is_mutable:
             return Refusal("unsupported_op", f"{name} writes to its input; OpenVINO graphs are functional")
@@ -131,8 +158,8 @@ def _used_outputs(node: Node) -> list[torch.Tensor]:
     return [t for i, item in enumerate(value) if whole or i in taken for t in tensors_of(item)]
 
 
-def _refuse_values(node: Node, name: str) -> Refusal | None:
-    """Types, devices and sizes that OpenVINO would compute differently."""
+def _refuse_types(node: Node, name: str) -> Refusal | None:
+    """Types, devices and sizes that OpenVINO does not take, or would compute differently whatever the operator."""
     outputs = _used_outputs(node)
     inputs = [tensor for source in node.all_input_nodes for tensor in tensors_of(value_of(source))]
     for tensor in (*inputs, *outputs):
@@ -144,7 +171,14 @@ def _refuse_values(node: Node, name: str) -> Refusal | None:
             return Refusal("unsupported_op", f"{name} has a tensor with a dimension of size 0: nothing to compute")
         if tensor.is_sparse or tensor.is_quantized:
             return Refusal("unsupported_op", f"{name} has a sparse or quantized tensor")
-    if (rule := ARGUMENT_RULES.get(name)) is not None and (reason := rule(node)) is not None:
+    return None
+
+
+def _refuse_arguments(node: Node, name: str) -> Refusal | None:
+    """Arguments for which OpenVINO's own conversion gives other answers than torch."""
+    outputs = _used_outputs(node)
+    rule = ARGUMENT_RULES.get(name) or CONVERSION_RULES.get(name)
+    if rule is not None and (reason := rule(node)) is not None:
         return Refusal("unsupported_op", reason)
     if any(tensor.dtype in _NARROW_INTS for tensor in outputs) and packet_name(name) not in _MOVES_DATA:
         return Refusal("unsupported_op", f"{name} computes in 8-bit integers: torch wraps around, OpenVINO saturates")

@@ -64,6 +64,9 @@ def render(report: dict[str, Any]) -> str:
                 f"convert {part['convert_seconds']:.2f} s, compile {part['compile_seconds']:.2f} s"
                 + (" (from cache)" if part["from_cache"] else "")
             )
+        for name, each in graph.get("decomposed", {}).items():
+            into = ", ".join(f"{count}x {op}" for op, count in each["into"].items())
+            lines.append(f"    decomposed: {each['count']}x {name} into {into}")
     for title, key in (("fallbacks", "fallbacks"), ("graph breaks", "graph_breaks"), ("recompiles", "recompiles")):
         entries = report[key]
         lines.append(f"  {title}: {'none' if not entries else ''}".rstrip())

@@ -91,6 +91,7 @@ class GraphRecord:
         ops_total: Operators that do work in the lowered graph.
         dynamic: Whether a size is symbolic.
         lower_seconds: Dynamo graph to lowered, partitioned graph.
+        decomposed: Operators that were taken apart: name to ``count``, ``into`` (name to count) and ``where``.
     """
 
     index: int
@@ -102,6 +103,7 @@ class GraphRecord:
     lower_seconds: float = 0.0
     partitions: list[PartitionRecord] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
+    decomposed: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def ops_on_openvino(self) -> int:

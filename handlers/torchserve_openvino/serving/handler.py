@@ -23,6 +23,7 @@ from torchserve_openvino.serving.envelopes import Envelope, take_over
 from torchserve_openvino.serving.inputs import Inputs
 from torchserve_openvino.serving.isolation import run_isolated, server_fault
 from torchserve_openvino.serving.metrics import MetricsEmitter
+from torchserve_openvino.serving.op_mappings import load_archived_mappings
 from torchserve_openvino.serving.policy import PolicyWatch
 from torchserve_openvino.serving.prepare import Preparation, Prepared
 from torchserve_openvino.serving.ready import ReadyState
@@ -80,6 +81,7 @@ class OpenVINOHandler(BaseHandler):
     def _initialize(self, context: Any) -> None:
         start = time.perf_counter()
         self._model_dir = Path(context.system_properties.get("model_dir") or ".")
+        load_archived_mappings(self._model_dir, context.model_yaml_config)
         self.config = self._load_config(context)
         threads = self._plan_threads()
         threads.apply()

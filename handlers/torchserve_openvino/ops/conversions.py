@@ -1,0 +1,120 @@
+"""Operators that OpenVINO's frontend has no rule for, built of its operations: mappings of this package's own.
+
+They take the schema's arguments as a user's mapping does (`register_op`), and are proven like OpenVINO's own
+conversions, by tests/unit/ops and over torch's op_db. Shapes must be static; an error here leaves the operator in
+eager PyTorch, counted.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from openvino import Output, Type
+from openvino import opset15 as ops
+from torch.fx import Node
+
+from torchserve_openvino.ops.names import value_of
+
+# torch's name of a reduction to OpenVINO's.
+_REDUCTIONS = {"sum": "sum", "prod": "prod", "mean": "mean", "amax": "max", "amin": "min"}
+
+
+def _shape(tensor: Output) -> list[int]:
+    return list(tensor.get_shape())
+
+
+def _integers(values: Sequence[int]) -> Any:
+    return ops.constant(np.array(values, dtype=np.int64))
+
+
+def _index_put(x: Output, indices: Sequence[Output | None], values: Output, accumulate: bool = False) -> Any:
+    """``x`` with ``values`` at ``indices``, NumPy's advanced indexing; a mask as `refuse_mask` allows it."""
+    shape = _shape(x)
+    if indices[0] is not None and indices[0].get_element_type() == Type.boolean:
+        mask = indices[0]
+        for _ in shape[len(_shape(mask)) :]:
+            mask = ops.unsqueeze(mask, _integers([-1])).output(0)
+        return ops.select(mask, ops.reshape(values, _integers([1] * len(shape)), False), x)
+    indexed = [dim for dim, index in enumerate(indices) if index is not None]
+    kept = [dim for dim in range(len(shape)) if dim not in indexed]
+    # Indices of several dimensions are broadcast together, and negative ones count from the end.
+    given = [index for index in indices if index is not None]
+    together = list(np.broadcast_shapes(*(_shape(index) for index in given)))
+    columns = []
+    for dim, index in zip(indexed, given, strict=True):
+        wide = ops.convert(index, "i64")
+        size = ops.constant(np.int64(shape[dim]))
+        positive = ops.select(ops.less(wide, ops.constant(np.int64(0))), ops.add(wide, size), wide)
+        columns.append(ops.unsqueeze(ops.broadcast(positive, _integers(together)), _integers([-1])))
+    # The indexed dimensions go first, as ScatterNDUpdate wants them.
+    order = indexed + kept
+    moved = ops.transpose(x, _integers(order))
+    adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
+    before = indexed[0] if adjacent else 0
+    # Where torch puts the broadcast dimensions: in the place of the indexed ones if these are neighbours, else first.
+    rest = [shape[dim] for dim in kept]
+    target = [*rest[:before], *together, *rest[before:]]
+    wide_values = ops.broadcast(values, _integers(target))
+    count = len(together)
+    first = [*range(before, before + count), *range(before), *range(before + count, len(target))]
+    updates = ops.transpose(wide_values, _integers(first)) if target else wide_values
+    scattered = ops.scatter_nd_update(
+        moved, ops.concat(columns, -1), updates, reduction="sum" if accumulate else "none"
+    )
+    return ops.transpose(scattered, _integers([order.index(dim) for dim in range(len(shape))]))
+
+
+def _scatter_reduce(x: Output, dim: int, index: Output, src: Output, reduce: str, *, include_self: bool = True) -> Any:
+    """``x`` reduced with elements of ``src`` at ``index`` along ``dim``."""
+    part = _shape(index)
+    if part != _shape(src):
+        # The index may be smaller than what it takes from.
+        src = ops.slice(src, _integers([0] * len(part)), _integers(part), _integers([1] * len(part))).output(0)
+    axis = ops.constant(np.int64(dim))
+
+    def scatter(target: Output, source: Output) -> Output:
+        return ops.scatter_elements_update(
+            target, index, source, axis, reduction=_REDUCTIONS[reduce], use_init_val=include_self
+        ).output(0)
+
+    result = scatter(x, src)
+    if reduce not in {"amax", "amin"} or not x.get_element_type().is_real():
+        return result
+    # torch hands NaN on, OpenVINO's maximum drops it; minus one is the least of the two flags.
+    sign = 1.0 if reduce == "amax" else -1.0
+    flags = [ops.multiply(ops.convert(ops.is_nan(each), "f32"), np.float32(sign)).output(0) for each in (x, src)]
+    is_nan = ops.not_equal(scatter(*flags), np.float32(0.0))
+    return ops.select(is_nan, ops.constant(np.nan, dtype=x.get_element_type()), result)
+
+
+def _replication_pad(x: Output, padding: Sequence[int]) -> Any:
+    """The edge repeated; ``padding`` starts with the last dimension, begin and end in turn."""
+    rank = len(_shape(x))
+    begin, end = [0] * rank, [0] * rank
+    for i in range(len(padding) // 2):
+        begin[rank - 1 - i], end[rank - 1 - i] = padding[2 * i], padding[2 * i + 1]
+    return ops.pad(x, _integers(begin), _integers(end), "edge")
+
+
+def refuse_mask(node: Node) -> str | None:
+    """The reason against an assignment through a mask: OpenVINO's shapes must not depend on the mask's values."""
+    _, indices, values, *accumulate = (*node.args, *node.kwargs.values())
+    assert isinstance(indices, (list, tuple)) and isinstance(values, Node)
+    masks = [i for i in indices if isinstance(i, Node) and value_of(i).dtype in {torch.bool, torch.uint8}]
+    if not masks:
+        return None
+    if len(indices) == 1 and value_of(values).numel() == 1 and not any(accumulate):
+        return None
+    return "assigns several values through a mask: how many depends on the mask's values"
+
+
+CONVERSIONS: dict[str, Callable[..., Any]] = {
+    "aten.index_put.default": _index_put,
+    "aten.scatter_reduce.two": _scatter_reduce,
+    "aten.replication_pad1d.default": _replication_pad,
+    "aten.replication_pad2d.default": _replication_pad,
+    "aten.replication_pad3d.default": _replication_pad,
+}
+# As `banned.ARGUMENT_RULES`, for the operators above.
+CONVERSION_RULES: dict[str, Callable[[Node], str | None]] = {"aten.index_put.default": refuse_mask}

@@ -1,0 +1,44 @@
+"""Loads the operator mappings that an archive brings along."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from torchserve_openvino.config.sections import OpenVINOSection
+from torchserve_openvino.ops.mappings import load_mappings
+
+logger = logging.getLogger(__name__)
+
+
+def load_archived_mappings(model_dir: Path, document: Mapping[str, Any] | None) -> None:
+    """Loads the files that ``handler.openvino.op_mappings`` names.
+
+    It comes before the rest of the configuration is read, which may name the operators that these files define.
+
+    Args:
+        model_dir: The unpacked archive.
+        document: The model-config.yaml as TorchServe read it; what is wrong in it is told later, by its own reader.
+
+    Raises:
+        OpMappingError: A file is missing or fails.
+    """
+    for name in mapping_files(document):
+        load_mappings(model_dir / name)
+        logger.info("Operator mappings loaded from %s", name)
+
+
+def mapping_files(document: Mapping[str, Any] | None) -> list[str]:
+    """Names in ``handler.openvino.op_mappings`` of a model-config.yaml; none where they can't be read."""
+    section: Any = document
+    for key in ("handler", "openvino"):
+        section = section.get(key) if isinstance(section, Mapping) else None
+    if not isinstance(section, Mapping) or not section.get("op_mappings"):
+        return []
+    try:
+        return OpenVINOSection(op_mappings=section["op_mappings"]).op_mappings
+    except ValidationError:
+        # The configuration's reader says it with the line.
+        return []
