@@ -74,9 +74,14 @@ def _run_core(jobs: int) -> table.Table:
 
 def _run(asked: list[dict[str, Any]], jobs: int, title: str) -> table.Table:
     found: table.Table = {}
-    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[bad]}"))
+    columns = (
+        TextColumn("{task.description}"),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[bad]}"),
+    )
     with Progress(*columns, console=console) as progress:
-        bar = progress.add_task(title, total=len(asked), bad="")
+        bar = progress.add_task(title, total=len(asked))
 
         def done(task: dict[str, Any], outcome: Outcome) -> None:
             found.setdefault(task["name"], {})[task.get("dtype", "core")] = str(outcome)

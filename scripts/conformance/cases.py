@@ -20,7 +20,6 @@ UNINITIALISED = frozenset(
 )
 
 
-
 def _clone(tensor: torch.Tensor) -> torch.Tensor:
     """With the memory around it, which as_strided reads."""
     if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:

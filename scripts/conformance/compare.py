@@ -1,5 +1,6 @@
 """Whether a compiled answer is eager's: types, shapes, values, and where the NaNs are."""
 
+import math
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ def difference(got: Any, expected: Any, values: bool = True) -> str:
 
 def _leaf(a: Any, b: Any, values: bool) -> str:
     if not isinstance(b, torch.Tensor) or not isinstance(a, torch.Tensor):
-        same = type(a) is type(b) and (a == b or a != a)
+        same = type(a) is type(b) and (a == b or (isinstance(a, float) and math.isnan(a)))
         return "" if same or not values else f"{a!r} instead of {b!r}"
     if a.dtype != b.dtype or a.shape != b.shape or a.layout != b.layout:
         return f"{a.dtype} {list(a.shape)} instead of {b.dtype} {list(b.shape)}"
@@ -59,4 +60,5 @@ def _leaf(a: Any, b: Any, values: bool) -> str:
     if not wrong.any():
         return ""
     first = tuple(int(i) for i in wrong.nonzero()[0])
-    return f"{int(wrong.sum())} of {wrong.numel()} values differ, at {list(first)} {a[first].item()} instead of {b[first].item()}"
+    place = f"at {list(first)} {a[first].item()} instead of {b[first].item()}"
+    return f"{int(wrong.sum())} of {wrong.numel()} values differ, {place}"

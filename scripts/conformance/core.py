@@ -1,6 +1,6 @@
 """The core ATen operators: which overloads there are, and samples of each."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,8 +12,17 @@ from conformance.core_samples import SAMPLES
 from conformance.outcome import Outcome
 from conformance.run_case import run_calls
 
+# Of these inference takes the first output; the others are for training.
+_STATISTICS_FOLLOW = frozenset(
+    {
+        "native_layer_norm", "native_group_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
+    }
+)  # fmt: skip
 _PER_OVERLOAD = 5
-_PER_OPERATOR = 4
+_PER_OPERATOR = 3
+_KEEPS = (
+    torch.Tensor, bool, int, float, str, torch.dtype, torch.device, torch.layout,
+)  # fmt: skip
 
 
 def overloads() -> list[str]:
@@ -43,16 +52,22 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)
         if name in self.found and len(self.found[name]) < _PER_OVERLOAD:
-            call = Call(tuple(args), dict(kwargs or {}))
+            # A memory format can't be pickled, and changes no value.
+            call = Call(tuple(args), {k: v for k, v in (kwargs or {}).items() if k != "memory_format"})
             if _plain(call):
                 self.found[name].setdefault(_kind(call), call.cloned())
         return func(*args, **(kwargs or {}))
 
 
 def _plain(call: Call) -> bool:
-    """Whether a call has something to compute, in a type that has a place in OpenVINO."""
-    tensors = [leaf for leaf in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(leaf, torch.Tensor)]
+    """Whether a call can be kept, and has something to compute in a type that has a place in OpenVINO."""
     wide = {torch.float64, torch.complex64, torch.complex128, torch.complex32}
+    leaves = pytree.tree_leaves((call.args, call.kwargs))
+    if not all(isinstance(leaf, _KEEPS) or leaf is None for leaf in leaves):
+        return False
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if wide & {leaf for leaf in leaves if isinstance(leaf, torch.dtype)}:
+        return False
     return all(t.numel() and t.layout is torch.strided and t.dtype not in wide for t in tensors)
 
 
@@ -87,9 +102,19 @@ def _runs(name: str, dtype: str) -> Iterator[tuple[Any, Call]]:
         yield function_of(name), call
 
 
+def _function(name: str) -> Callable[..., Any]:
+    op = overload_of(name)
+    if name.startswith("aten.sym_"):
+        # A size is no tensor: what is computed with it is.
+        return lambda x, *args: x + int(op(x, *args))
+    if name.split(".")[1] in _STATISTICS_FOLLOW:
+        return lambda *args, **kwargs: op(*args, **kwargs)[0]
+    return op
+
+
 def run(name: str, recorded: list[Call]) -> Outcome:
     """One overload with its recorded and handcrafted samples."""
-    op = overload_of(name)
+    op = _function(name)
     calls = [*SAMPLES.get(name, list)(), *recorded]
     if not calls:
         return Outcome("eager_refuses", ("no sample",))

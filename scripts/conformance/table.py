@@ -88,8 +88,8 @@ def summary(op_db: Table, core: Table) -> str:
     lines = [
         "# Conformance: torch's operator database against eager PyTorch",
         "",
-        f"Made by `python scripts/op_conformance.py --write` with torch {made['torch']} and OpenVINO {made['openvino']}. Every",
-        "operator runs on up to five of torch's own samples in each type; each answer is compared with eager.",
+        f"Made by `python scripts/op_conformance.py --write` with torch {made['torch']}, OpenVINO {made['openvino']}.",
+        "Every operator runs on up to five of torch's own samples in each type; each answer is compared with eager.",
         "",
         "| Outcome | " + " | ".join(by_dtype) + " | Meaning |",
         "| --- |" + " ---: |" * len(by_dtype) + " --- |",

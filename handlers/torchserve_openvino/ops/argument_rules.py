@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from torchserve_openvino.ops.names import tensors_of, value_of
+from torchserve_openvino.ops.names import op_name, packet_name, tensors_of, value_of
 
 
 def _argument(node: Node, position: int, name: str, default: Any) -> Any:
@@ -41,14 +41,15 @@ def _scalar_to_scalar(node: Node) -> str | None:
 
 def _known_beforehand(node: Node) -> str | None:
     """OpenVINO drops the abs of a range that it can compute while it compiles (tests/contract pins it)."""
-    seen, waiting = {node}, [node]
+    seen, waiting, ranges = {node}, [node], False
     while waiting:
         found = waiting.pop()
         if found.op in {"placeholder", "get_attr"}:
             return None
+        ranges |= packet_name(op_name(found.target)) in {"aten.arange", "aten.linspace"}
         waiting += [source for source in found.all_input_nodes if source not in seen]
         seen.update(found.all_input_nodes)
-    return "the abs of a range without inputs, which OpenVINO takes for positive"
+    return "the abs of a range without inputs, which OpenVINO takes for positive" if ranges else None
 
 
 def _scatter_sum(node: Node) -> str | None:

@@ -75,7 +75,7 @@ def _fmin(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(x.isnan() | (x > y), y, x)
 
 
-def _clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:  # noqa: A002 the schema's names
+def _clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
     for bound in (min, max):
         if bound is not None:
             x = x.to(torch.result_type(x, bound))
@@ -111,7 +111,7 @@ def _logaddexp(x: Tensor, y: Tensor) -> Tensor:
     x, y = torch.broadcast_tensors(x.to(kind), y.to(kind))
     most, least = torch.where(x < y, y, x), torch.where(x < y, x, y)
     found = most + torch.log1p(torch.exp(least - most))
-    return torch.where(x.isnan() | y.isnan(), x + y, torch.where(most.isinf() | (x == y).logical_and(x.isinf()), most, found))
+    return torch.where(x.isnan() | y.isnan(), x + y, torch.where(most.isinf(), most, found))
 
 
 def _logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
@@ -164,22 +164,30 @@ def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tenso
     return torch.index_select(flat, -1, places)
 
 
-def _empty(size: list[int], layout: list[int] | tuple[int, ...], options: dict[str, Any]) -> Tensor:
-    """Zeros, where the memory would be laid out as any other tensor's."""
-    expected = [math.prod(size[i + 1 :]) for i in range(len(size))]
-    if list(layout) != expected or any(options.get(name) for name in ("device", "pin_memory", "layout")):
+def _empty(size: list[int], order: list[int], options: dict[str, Any]) -> Tensor:
+    """Zeros, where another tensor has memory that nobody wrote to.
+
+    Args:
+        size: The shape.
+        order: Dimensions from the outermost in memory to the innermost.
+        options: What is asked for beside the shape.
+    """
+    if any(options.get(name) for name in ("device", "pin_memory", "layout")):
         return NotImplemented
-    return torch.zeros(size, dtype=options.get("dtype"))
+    zeros = torch.zeros([size[dim] for dim in order], dtype=options.get("dtype"))
+    return zeros.permute([order.index(dim) for dim in range(len(size))])
 
 
 def _empty_strided(size: list[int], stride: list[int], **options: Any) -> Tensor:
-    return _empty(list(size), stride, _on_cpu(options))
+    order = sorted(range(len(size)), key=lambda dim: -stride[dim])
+    dense = [math.prod(size[dim] for dim in order[i + 1 :]) for i in range(len(order))]
+    if [stride[dim] for dim in order] != dense:
+        return NotImplemented
+    return _empty(list(size), order, _on_cpu(options))
 
 
 def _empty_permuted(size: list[int], physical_layout: list[int], **options: Any) -> Tensor:
-    in_order = list(physical_layout) == list(range(len(size)))
-    strides = [math.prod(list(size)[i + 1 :]) for i in range(len(size))]
-    return _empty(list(size), strides, _on_cpu(options)) if in_order else NotImplemented
+    return _empty(list(size), list(physical_layout), _on_cpu(options))
 
 
 def _on_cpu(options: dict[str, Any]) -> dict[str, Any]:
@@ -216,8 +224,10 @@ def _cdist(x: Tensor, y: Tensor, p: float, compute_mode: int | None) -> Tensor:
 
 
 def _pdist(x: Tensor, p: float = 2) -> Tensor:
-    if not 2 <= x.shape[0] <= _MOST_ROWS:
+    if x.shape[0] > _MOST_ROWS:
         return NotImplemented
+    if x.shape[0] < 2:
+        return x.new_zeros([0])
     pairs = [_distance(x[i] - x[i + 1 :], p) for i in range(x.shape[0] - 1)]
     return torch.cat(pairs)
 

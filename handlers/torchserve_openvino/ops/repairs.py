@@ -118,9 +118,7 @@ def _argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         return NotImplemented
     nans = x.isnan()
     found = torch.any(nans) if dim is None else torch.any(nans, dim, keepdim)
-    return torch.where(
-        found, torch.argmax(nans.to(torch.int32), dim, keepdim), torch.argmin(x, dim, keepdim)
-    )
+    return torch.where(found, torch.argmax(nans.to(torch.int32), dim, keepdim), torch.argmin(x, dim, keepdim))
 
 
 def _binary_extreme(boolean: Any) -> Callable[..., Any]:
@@ -134,7 +132,7 @@ def _binary_extreme(boolean: Any) -> Callable[..., Any]:
 
 
 def _logical(op: Any) -> Callable[..., Any]:
-    """OpenVINO rounds 0.5 to False, and takes NaN for False."""
+    """OpenVINO takes NaN for False."""
 
     def decomposed(x: Tensor, y: Tensor) -> Tensor:
         if x.dtype is torch.bool and y.dtype is torch.bool:
