@@ -78,7 +78,6 @@ def _run(asked: list[dict[str, Any]], jobs: int, title: str) -> table.Table:
         TextColumn("{task.description}"),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[bad]}"),
     )
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task(title, total=len(asked))

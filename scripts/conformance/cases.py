@@ -106,5 +106,5 @@ def settled(name: str, call: Call, answer: Any) -> Any:
     given = call.args[place] if len(call.args) > place else -1
     dim = call.kwargs.get("dim", -1 if isinstance(given, bool) else given)
     indices = answer if name == "argsort" else answer[1]
-    taken = torch.gather(source, dim, indices) if source.dim() else source[indices]
+    taken = torch.gather(source, dim, indices) if source.dim() else source.expand(indices.shape)
     return taken if name == "argsort" else (answer[0], taken)

@@ -76,10 +76,8 @@ def merge(outcomes: Iterable[Outcome]) -> Outcome:
 
 def short(op: str, reason: str) -> str:
     """A reason that is the same on every machine: no paths, lines or addresses, and not longer than a line."""
-    if "FrontEnd API failed" in reason or "OpConversionFailure" in reason or "Check '" in reason:
-        said = [line.strip() for line in reason.splitlines() if line.strip() and not line.startswith(("Check '", "--"))]
-        useful = [s for s in said if not s.startswith(("FrontEnd API", "Model wasn't", "Summary", "Exception"))]
-        reason = "conversion failed" + (f", {useful[0]}" if useful else "")
-    reason = re.sub(r"0x[0-9a-f]+|[\w/.-]*/[\w.-]+\.(py|cpp|hpp)(:\d+)?|graph \d+ / ", "", reason.split("\n")[0])
-    prefix = "" if op in reason or op in {"python", "whole call"} or "openvino_" in op else f"{op}: "
-    return f"{prefix}{reason}"[:_REASON_LENGTH].strip()
+    failed = "FrontEnd API failed" in reason or "OpConversionFailure" in reason or "Check '" in reason
+    said = "its conversion fails" if failed else reason.split("\n")[0]
+    said = re.sub(r"0x[0-9a-f]+|[\w/.-]*/[\w.-]+\.(py|cpp|hpp)(:\d+)?|graph \d+ / ", "", said)
+    prefix = "" if op in said or op in {"python", "whole call"} or "openvino_" in op else f"{op}: "
+    return f"{prefix}{said}"[:_REASON_LENGTH].strip()

@@ -118,10 +118,12 @@ def _logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
     if x.is_complex():
         return NotImplemented
     x = _float(x)
+    if not x.dim():
+        return x.clone()
     most = torch.amax(x, dim, True)
     safe = torch.where(most.isinf(), torch.zeros_like(most), most)
     total = torch.log(torch.sum(torch.exp(x - safe), dim, True)) + most.where(most.isnan(), safe)
-    if keepdim or not x.dim():
+    if keepdim:
         return total
     return total.squeeze(list(dim) or list(range(x.dim())))
 

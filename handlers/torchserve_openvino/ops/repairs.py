@@ -3,6 +3,7 @@
 Each returns NotImplemented where the conversion is right, so that the operator stays whole there.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -75,8 +76,8 @@ def _any_over(x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
     return x
 
 
-def _extreme(reduce: Any, boolean: Callable[[Tensor, list[int], bool], Tensor]) -> Callable[..., Any]:
-    """OpenVINO's reductions pass over NaN, and do not take booleans."""
+def _extreme(reduce: Any, worst: float, boolean: Callable[[Tensor, list[int], bool], Tensor]) -> Callable[..., Any]:
+    """OpenVINO's reductions pass over NaN and infinities, and do not take booleans."""
 
     def decomposed(x: Tensor, dim: list[int] | tuple[int, ...] = (), keepdim: bool = False) -> Tensor:
         dims = list(dim)
@@ -84,7 +85,8 @@ def _extreme(reduce: Any, boolean: Callable[[Tensor, list[int], bool], Tensor]) 
             return boolean(x, dims, keepdim)
         if not x.is_floating_point():
             return NotImplemented
-        return torch.where(_any_over(x.isnan(), dims, keepdim), float("nan"), reduce(x, dims, keepdim))
+        found = torch.where(_any_over(x != worst, dims, keepdim), reduce(x, dims, keepdim), worst)
+        return torch.where(_any_over(x.isnan(), dims, keepdim), float("nan"), found)
 
     return once(decomposed)
 
@@ -126,6 +128,26 @@ def _binary_extreme(boolean: Any) -> Callable[..., Any]:
         return boolean(x, y) if x.dtype is torch.bool and y.dtype is torch.bool else NotImplemented
 
     return decomposed
+
+
+def _vector_norm(
+    x: Tensor,
+    ord: float = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,  # noqa: A002
+) -> Tensor:
+    """OpenVINO wants the dimensions named, and cannot count what is not 0."""
+    if x.is_complex() or (dim and ord != 0):
+        return NotImplemented
+    x = x if dtype is None else x.to(dtype)
+    if not x.dim():
+        return x.abs() if ord != 0 else x.ne(0).to(x.dtype)
+    dims = list(dim) if dim else list(range(x.dim()))
+    if ord == 0:
+        return x.ne(0).to(x.dtype).sum(dims, keepdim)
+    return torch.linalg.vector_norm(x, ord, dims, keepdim)
 
 
 # --- truth values -------------------------------------------------------------------------------------------------
@@ -178,12 +200,13 @@ REPAIRS: dict[Any, Callable[..., Any]] = {
     aten.std.correction: _std,
     aten.sort.default: _sort,
     aten.sort.stable: _sort_stable,
-    aten.amax.default: _extreme(torch.amax, _any_over),
-    aten.amin.default: _extreme(torch.amin, _all_over),
+    aten.amax.default: _extreme(torch.amax, -math.inf, _any_over),
+    aten.amin.default: _extreme(torch.amin, math.inf, _all_over),
     aten.max.default: _whole(torch.amax),
     aten.min.default: _whole(torch.amin),
     aten.max.dim: _with_index(torch.amax, torch.argmax),
     aten.min.dim: _with_index(torch.amin, torch.argmin),
+    aten.linalg_vector_norm.default: _vector_norm,
     aten.argmin.default: once(_argmin),
     aten.maximum.default: _binary_extreme(torch.logical_or),
     aten.minimum.default: _binary_extreme(torch.logical_and),

@@ -55,7 +55,7 @@ def of_scalars(others: dict[Any, Repair]) -> dict[Any, Repair]:
         aten.index_select.default, aten.topk.default, aten.prod.dim_int, aten.sort.stable, aten.max.dim, aten.min.dim,
         aten.argmin.default, aten.argmax.default, aten.amax.default, aten.amin.default, aten.scatter_add.default,
         aten.scatter_reduce.two, aten.masked_scatter.default, aten.index_add.default, aten.index_fill.int_Scalar,
-        aten.cumsum.default,
+        aten.cumsum.default, aten.index_copy.default,
     ):  # fmt: skip
         found[op] = _lifted(op, others.get(op))
     found[aten.gather.default] = _lifted(aten.gather.default, shaped_by=2)

@@ -89,6 +89,6 @@ def test_a_decomposition_that_would_not_run_leaves_its_operator_whole() -> None:
         X,
         coverage=None,
         fallbacks={"unsupported_op": 1},
-        options={"min_partition_us": 0},
+        options=ALL,
     )
     assert compiled.report.fallbacks[0].op == "aten.special_i0e.default"
