@@ -6,6 +6,7 @@ Transactions on Software Engineering 28(2), 2002, section 3.2, over subsets in a
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item", bound=Hashable)
@@ -108,4 +109,4 @@ def _ddmin(items: tuple[Item, ...], test: Test[Item]) -> tuple[Item, ...]:
 def _split(items: tuple[Item, ...], parts: int) -> list[tuple[Item, ...]]:
     """Cuts into ``parts`` runs whose lengths differ by one at most."""
     bounds = [len(items) * i // parts for i in range(parts + 1)]
-    return [items[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)]
+    return [items[start:stop] for start, stop in pairwise(bounds)]
