@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchserve_openvino.config import load_serving_config
+from torchserve_openvino.config.yaml_source import parse_yaml
+from torchserve_openvino.serving.load_archive import MANIFEST
 
 if TYPE_CHECKING:
     from torchserve_openvino.doctor.target import TargetSpec
@@ -147,9 +150,23 @@ def run_worker(command: Sequence[str], answer: Path, *, timeout: float) -> Stock
     return StockRun("crashed", error=f"{how}: {said[-1] if said else 'it said nothing'}", failures=said[-3:-1])
 
 
-def given_options(config: Path | None) -> tuple[dict[str, Any] | None, bool | None]:
-    """The options and ``dynamic`` as TorchServe would hand them on, unchecked; None for what the YAML does not say."""
-    if config is None:
+def given_options(path: Path, config: Path | None) -> tuple[dict[str, Any] | None, bool | None]:
+    """The options and ``dynamic`` as TorchServe would hand them on, unchecked; None for what the YAML does not say.
+
+    Args:
+        path: The model; an archive has a YAML of its own.
+        config: The YAML that stands in its place.
+    """
+    stated = config if config is not None else _config_of(path)
+    if stated is None:
         return None, None
-    pt2 = load_serving_config(config, check_device=False).pt2
+    pt2 = load_serving_config(stated, check_device=False).pt2
     return (dict(pt2.options) or None) if pt2.is_openvino else None, pt2.dynamic
+
+
+def _config_of(path: Path) -> Mapping[str, Any] | None:
+    if path.suffix != ".mar":
+        return None
+    with zipfile.ZipFile(path) as archive:
+        name = json.loads(archive.read(MANIFEST))["model"].get("configFile")
+        return parse_yaml(archive.read(name).decode("utf-8"), name).data if name else None

@@ -217,7 +217,7 @@ def main(argument: str) -> None:
     fields = request["spec"]
     spec = TargetSpec(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
     target = load_target(spec)
-    options, dynamic = given_options(target.config_path)
+    options, dynamic = given_options(Path(spec.path), Path(spec.config) if spec.config is not None else None)
     options = _with_own_caches({**(options or {}), **request["extra"]}, request["caches"]) or None
     result = run_stock(target.model, target.call, options, dynamic=dynamic)
     Path(request["answer"]).write_text(json.dumps(result), encoding="utf-8")

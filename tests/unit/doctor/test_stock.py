@@ -4,6 +4,7 @@ import importlib.util
 import json
 import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,17 @@ def test_a_process_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None
 
 
 def test_options_are_handed_on_as_they_are_written(tmp_path: Path) -> None:
-    config = tmp_path / "model-config.yaml"
+    model, config = tmp_path / "model.py", tmp_path / "model-config.yaml"
     config.write_text("pt2: {compile: {dynamic: false, options: {device: cpu, disabled_ops: aten::relu}}}\n")
-    assert given_options(config) == ({"device": "cpu", "disabled_ops": "aten::relu"}, False)
+    written = ({"device": "cpu", "disabled_ops": "aten::relu"}, False)
+    assert given_options(model, config) == written
+    archive = tmp_path / "model.mar"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("MAR-INF/MANIFEST.json", json.dumps({"model": {"configFile": "here.yaml"}}))
+        file.writestr("here.yaml", config.read_text())
+    assert given_options(archive, None) == written
     config.write_text("pt2: openvino\n")
-    assert given_options(config) == given_options(None) == (None, None)
+    assert given_options(archive, config) == given_options(model, None) == (None, None)
 
 
 def test_the_verdict_is_json_and_text() -> None:
