@@ -214,8 +214,8 @@ def main(argument: str) -> None:
     from torchserve_openvino.doctor.target import TargetSpec, load_target
 
     request = json.loads(argument)
-    fields = request["spec"]
-    spec = TargetSpec(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})
+    stated = request["spec"]
+    spec = TargetSpec(stated["path"], stated["config"], tuple(stated["inputs"]), tuple(stated["mappings"]))
     target = load_target(spec)
     options, dynamic = given_options(Path(spec.path), Path(spec.config) if spec.config is not None else None)
     options = _with_own_caches({**(options or {}), **request["extra"]}, request["caches"]) or None

@@ -110,7 +110,7 @@ def test_a_model_file_is_run_in_both_ways(tmp_path: Path) -> None:
     model = tmp_path / "net.py"
     model.write_text(
         "import torch\nfrom torch import nn\nprint('loading')\n"
-        "def model():\n    return nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), (torch.randn(2, 4),)\n"
+        "def model():\n    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval(), (torch.randn(2, 3, 8, 8),)\n"
     )
     verdict = what_upstream_does(TargetSpec(path=str(model), config=None, inputs=(), mappings=()), timeout=120)
     assert verdict.runs["as given"].outcome in {"refused", "eager"}
