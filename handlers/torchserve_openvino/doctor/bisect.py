@@ -21,6 +21,8 @@ Progress = Callable[[str], None]
 # How many operators are tried alone before the bisection: mostly one of the most suspicious is it.
 _SINGLES = 4
 _SHOWN_NODES = 10
+# Namespace of the operators that stand for whole modules, which a mapping of the user's converts. No YAML can name them.
+_MODULES = "openvino_module."
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,8 @@ class Guilty:
 
     @property
     def disabled_ops(self) -> list[str]:
-        """Names for the option ``disabled_ops``."""
-        return list(self.ops)
+        """Names for the option ``disabled_ops``; a mapped module has none."""
+        return [op for op in self.ops if not op.startswith(_MODULES)]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, JSON-safe: a difference that is no number is text, ``inf``."""
@@ -108,16 +110,24 @@ class Guilty:
         return f"{found}: without {'any one of them' if len(self.ops) > 1 else 'it'} everything else is right."
 
     def _what_to_do(self) -> str:
+        lines = []
+        if len(self.disabled_ops) < len(self.ops):
+            lines.append("The mapping of that module is wrong: mend it, or take it out of op_mappings.")
+        if self.disabled_ops:
+            lines.append(self._disable())
+        if not self.confirmed:
+            lines.append("All of this together did not repair it when it was tried: please report this model.")
+        return "\n".join(lines)
+
+    def _disable(self) -> str:
         text = (
-            f"Write disabled_ops: [{', '.join(self.ops)}] into the options of pt2: eager PyTorch runs "
-            f"{'them' if len(self.ops) > 1 else 'it'}, coverage goes from {self.coverage_before:.1%} to "
+            f"Write disabled_ops: [{', '.join(self.disabled_ops)}] into the options of pt2: eager PyTorch runs "
+            f"{'them' if len(self.disabled_ops) > 1 else 'it'}, coverage goes from {self.coverage_before:.1%} to "
             f"{self.coverage_after or 0.0:.1%}"
         )
         if self.kind == "wrong_answer":
             text += f", and the largest difference from {self.difference_before:.3g} to {self.difference_after:.3g}"
-        if not self.confirmed:
-            return f"{text}. That alone did not repair it when it was tried: please report this model."
-        return f"{text}. It was tried, and is right."
+        return f"{text}. It was tried, and is right." if self.confirmed else f"{text}."
 
 
 def _sentence(text: str) -> str:

@@ -268,3 +268,19 @@ def test_a_wrong_mapping_of_the_user() -> None:
 
     found = find(lambda x: torch.relu(torch.ops.bisect_test.double(x)) + 1, torch.rand(4))
     assert found.ops == ("bisect_test.double.default",) and found.confirmed
+
+
+@pytest.mark.skipif(not hasattr(tov, "register_op"), reason="needs operator mappings")
+def test_a_wrong_mapping_of_a_module() -> None:
+    class Twice(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    @tov.register_op(Twice)
+    def twice(module: nn.Module, x: Any) -> Any:
+        return ops.multiply(x, ops.constant(3.0, dtype="float32"))
+
+    found = find(nn.Sequential(nn.Linear(4, 4), Twice(), nn.ReLU()).eval(), torch.randn(2, 4))
+    assert found.kind == "wrong_answer" and found.confirmed
+    assert "Twice" in found.ops[0] and found.disabled_ops == []
+    assert "mapping of that module" in found.explanation() and "disabled_ops" not in found.explanation()
