@@ -21,7 +21,7 @@ Progress = Callable[[str], None]
 # How many operators are tried alone before the bisection: mostly one of the most suspicious is it.
 _SINGLES = 4
 _SHOWN_NODES = 10
-# Namespace of the operators that stand for whole modules, which a mapping of the user's converts. No YAML can name them.
+# Namespace of the operators that stand for whole modules, which a user's mapping converts. No YAML can name them.
 _MODULES = "openvino_module."
 
 
@@ -181,8 +181,6 @@ def find_guilty(
     seen = {"difference_before": before.max_abs, "coverage_before": before.coverage, "problem": before.problem}
     if before.good:
         return result("nothing_wrong", **seen)
-    if before.coverage == 0.0 and not before.nodes:
-        return result("not_repaired", cause=_no_operator(experiments), **seen)
     ops = search.over_ops(before)
     if ops is None:
         return result("not_repaired", cause=_no_operator(experiments), **seen)

@@ -1,7 +1,7 @@
 """The guilty operators are found, whatever they did, and nobody innocent is named."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import openvino as ov
@@ -255,7 +255,15 @@ def test_a_limit_of_tests_gives_the_best_so_far(wrong: Any) -> None:
     assert "limit" in found.explanation()
 
 
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """Mappings belong to the process: the next test must not have them."""
+    yield
+    tov.forget_mappings()
+
+
 @pytest.mark.skipif(not hasattr(tov, "register_op"), reason="needs operator mappings")
+@pytest.mark.usefixtures("forgotten")
 def test_a_wrong_mapping_of_the_user() -> None:
     mapping = torch.library.custom_op(
         "bisect_test::double", lambda x: x * 2, mutates_args=(), schema="(Tensor x) -> Tensor"
@@ -271,6 +279,7 @@ def test_a_wrong_mapping_of_the_user() -> None:
 
 
 @pytest.mark.skipif(not hasattr(tov, "register_op"), reason="needs operator mappings")
+@pytest.mark.usefixtures("forgotten")
 def test_a_wrong_mapping_of_a_module() -> None:
     class Twice(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
