@@ -11,6 +11,7 @@ from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.doctor.ddmin import Minimal, minimise
 from torchserve_openvino.doctor.trial import Experiments, NodeInfo, Outcome
 from torchserve_openvino.ops.banned import ADDED
+from torchserve_openvino.ops.mappings import MODULES, registered
 
 if TYPE_CHECKING:
     from torchserve_openvino.doctor.target import Call
@@ -21,8 +22,6 @@ Progress = Callable[[str], None]
 # How many operators are tried alone before the bisection: mostly one of the most suspicious is it.
 _SINGLES = 4
 _SHOWN_NODES = 10
-# Namespace of the operators that stand for whole modules, which a user's mapping converts. No YAML can name them.
-_MODULES = "openvino_module."
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,8 @@ class Guilty:
     @property
     def disabled_ops(self) -> list[str]:
         """Names for the option ``disabled_ops``; a mapped module has none."""
-        return [op for op in self.ops if not op.startswith(_MODULES)]
+        # What stands for a whole module is no name that a YAML can hold.
+        return [op for op in self.ops if not op.startswith(f"{MODULES}.")]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, JSON-safe: a difference that is no number is text, ``inf``."""
@@ -248,11 +248,12 @@ def _kind(outcome: Outcome) -> Kind:
 
 
 def _by_suspicion(outcome: Outcome) -> list[str]:
-    """Operators that a failure names first, then those that OpenVINO's own backend would not take, then rare ones."""
+    """Operators that a failure names first, then those that the user or this package added, then rare ones."""
     counts = Counter(node.op for node in outcome.nodes)
+    taught = registered()
 
     def suspicion(op: str) -> tuple[bool, bool, int]:
-        known = op.startswith("aten.") and op not in ADDED
+        known = op.startswith("aten.") and op not in ADDED and not taught.covers(op)
         return op not in outcome.suspects, known, counts[op]
 
     return sorted(counts, key=suspicion)
