@@ -81,6 +81,10 @@ def test_custom_operator_of_the_user_falls_back_with_its_name() -> None:
 
     twice.register_fake(lambda x: torch.empty_like(x))
     compiled = check(
-        lambda x: torch.ops.tov_test.twice(x + 1) * 3, torch.randn(3), coverage=None, fallbacks={"unsupported_op": 1}
+        lambda x: torch.ops.tov_test.twice(x + 1) * 3,
+        torch.randn(3),
+        coverage=0.666667,
+        fallbacks={"unsupported_op": 1},
+        options={"min_partition_us": 0},
     )
     assert compiled.report.fallbacks[0].op == "tov_test.twice.default"
