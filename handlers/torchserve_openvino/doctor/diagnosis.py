@@ -37,6 +37,39 @@ class OpRow:
 
 
 @dataclass
+class MappingDraft:
+    """What a mapping of one operator takes, for the templates.
+
+    Attributes:
+        op: ``mylib.myop.default``.
+        function: Name of the mapping's function.
+        signature: Its parameters with their defaults.
+        schema: The operator's own.
+        inputs: Arguments seen, by name.
+        outputs: Types and shapes seen.
+        body: Statements; empty where the formula is not known.
+        origin: Where the formula comes from.
+        max_abs: Its largest difference from eager on the values seen.
+        test_args: Python that makes arguments like those seen, as the inside of a tuple.
+        test_kwargs: The same by keyword, as the inside of a dict.
+        registered_in: File of the user's that registers the operator; empty for torch's own.
+    """
+
+    op: str
+    function: str
+    signature: str
+    schema: str
+    inputs: list[str]
+    outputs: list[str]
+    body: list[str]
+    origin: str
+    max_abs: float | None
+    test_args: str
+    test_kwargs: str
+    registered_in: str
+
+
+@dataclass
 class NextStep:
     """One thing to do about an operator or a graph break.
 
@@ -47,6 +80,7 @@ class NextStep:
         proven: Whether it was tried here, on the values of this call, and works.
         yaml: Lines for model-config.yaml.
         files: Name of a file to its content.
+        mapping: What those files were made of, so that the mappings of several operators go into one file.
     """
 
     kind: str
@@ -55,6 +89,7 @@ class NextStep:
     proven: bool = False
     yaml: str = ""
     files: dict[str, str] = field(default_factory=dict)
+    mapping: MappingDraft | None = None
 
 
 @dataclass
@@ -154,6 +189,12 @@ class Diagnosis:
     pictures: list[Picture] = field(default_factory=list)
     stock: dict[str, Any] | None = None
     bisection: dict[str, Any] | None = None
+
+    def drafts(self) -> list[MappingDraft]:
+        """A mapping for each operator that one may help, each operator once."""
+        steps = (step for refused in self.refused for step in refused.next_steps)
+        found = {step.mapping.op: step.mapping for step in steps if step.mapping is not None}
+        return list(found.values())
 
     @property
     def healthy(self) -> bool:

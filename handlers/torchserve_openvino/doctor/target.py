@@ -61,8 +61,10 @@ class Target:
         call: The inputs that it is run with.
         options: Of the backend, without any cache.
         name: What it is called on screen.
+        dynamic: Whether sizes are symbolic, as `compile` takes it.
         config_path: The YAML file that the options came from, where it is a file of the user's.
         root: Folder that the paths of its source lines are shown relative to; None for none.
+        source: The Python file that the model came from; empty for the other kinds.
         keep: What must live as long as the model, such as the folder of an unpacked archive.
     """
 
@@ -70,8 +72,10 @@ class Target:
     call: Call
     options: ResolvedOptions
     name: str
+    dynamic: bool = False
     config_path: Path | None = None
     root: Path | None = None
+    source: str = ""
     keep: Any = field(default=None, repr=False)
 
 
@@ -112,8 +116,10 @@ def load_target(spec: TargetSpec) -> Target:
         call=Call(*_inputs(loaded, spec, config, path.name)),
         options=_options(config),
         name=f"{path.name}:{factory}" if factory else path.name,
+        dynamic=bool(config.pt2.dynamic) or config.openvino.batching.mode == "dynamic",
         config_path=Path(spec.config) if spec.config is not None else None,
         root=loaded.root,
+        source=str(path.resolve()) if path.suffix == ".py" else "",
         keep=loaded.keep,
     )
 
@@ -149,7 +155,10 @@ def _from_archive(path: Path, config: ServingConfig | None) -> _Loaded:
     (folder / _EAGER_CONFIG).write_text(yaml.safe_dump({**data, "pt2": {"compile": {"enable": False}}}), "utf-8")
     manifest["model"]["configFile"] = _EAGER_CONFIG
     (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-    handler = load_handler(folder)
+    try:
+        handler = load_handler(folder)
+    except Exception as error:
+        raise ModelLoadError(f"the handler of {path.name} does not load: {type(error).__name__}: {error}") from error
     model = getattr(handler, "eager_model", None)
     model = model if model is not None else getattr(handler, "model", None)
     if not callable(model):
