@@ -11,7 +11,7 @@ from torchserve_openvino.cli.report import report
 
 app = typer.Typer(
     name="torchserve-openvino",
-    help="Serve PyTorch models on OpenVINO: check a configuration, diagnose a model, find a handler, read a report, tend the cache.",
+    help="Serve PyTorch models on OpenVINO: check a configuration, diagnose a model, read a report, tend the cache.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

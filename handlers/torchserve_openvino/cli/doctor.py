@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,7 @@ from torchserve_openvino.errors import ConfigError, TorchServeOpenVINOError
 
 if TYPE_CHECKING:
     from torchserve_openvino.doctor.diagnosis import Diagnosis
-    from torchserve_openvino.doctor.target import Target, TargetSpec
+    from torchserve_openvino.doctor.target import TargetSpec
 
 # Exit codes: 0 all is well, 1 an error (as of every command), 2 something falls back or differs.
 NOT_HEALTHY = 2
@@ -95,7 +95,7 @@ def doctor(
             _check_free(write_mapping)
         # What the model prints must not get into the JSON, and what Dynamo logs is told by the diagnosis.
         with contextlib.redirect_stdout(sys.stderr), _quiet(), steps(lambda _: None) as progress:
-            target, found = _diagnose(spec, progress, stock=stock, bisect=bisect)
+            found = _diagnose(spec, progress, stock=stock, bisect=bisect)
         notes = _write_files(found, html, dot, write_mapping)
         if write and found.bisection is not None:
             notes.append(_disable(config, found.bisection["disabled_ops"]))
@@ -113,9 +113,7 @@ def doctor(
         raise typer.Exit(NOT_HEALTHY)
 
 
-def _diagnose(
-    spec: "TargetSpec", progress: Callable[[str], None], *, stock: bool, bisect: bool
-) -> tuple["Target", "Diagnosis"]:
+def _diagnose(spec: "TargetSpec", progress: Callable[[str], None], *, stock: bool, bisect: bool) -> "Diagnosis":
     from torchserve_openvino.doctor.diagnose import diagnose
     from torchserve_openvino.doctor.target import load_target
 
@@ -136,12 +134,23 @@ def _diagnose(
         found.bisection = {
             **guilty.to_dict(), "disabled_ops": guilty.disabled_ops, "explanation": guilty.explanation(),
         }  # fmt: skip
-    return target, found
+    return found
 
 
 @contextlib.contextmanager
-def _quiet():  # noqa: ANN202
-    yield
+def _quiet() -> Iterator[None]:
+    """Keeps warnings of Dynamo and of the backend off the screen: the diagnosis says the same, in order."""
+    import torch
+
+    ours = logging.getLogger("torchserve_openvino")
+    before = ours.level
+    ours.setLevel(logging.ERROR)
+    torch._logging.set_logs(all=logging.ERROR)
+    try:
+        yield
+    finally:
+        ours.setLevel(before)
+        torch._logging.set_logs()
 
 
 def _check_free(path: Path) -> None:

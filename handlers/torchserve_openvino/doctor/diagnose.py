@@ -129,12 +129,12 @@ def _refused(graphs: Iterable[GraphRun], ops: Iterable[OpRow], helper: Helper, r
 
 def _first(key: tuple[str, str, str], node: Node, graph: GraphRun, helper: Helper) -> Refused:
     seen = graph.arguments[node.name]
-    outputs = [described(tensor) for tensor in tensors_of(value_of(node))]
+    outputs = tensors_of(value_of(node))
     return Refused(
         *key,
         source=quoted(where_of(node)),
         inputs=[*map(described, seen.args), *(f"{name}={described(value)}" for name, value in seen.kwargs.items())],
-        outputs=outputs,
+        outputs=[described(tensor) for tensor in outputs],
         next_steps=helper.steps(OpSample(node.target, seen, outputs, *key[1:])),
     )
 

@@ -21,9 +21,9 @@ from torchserve_openvino.backend._openvino_private import core
 from torchserve_openvino.backend.compare import difference
 from torchserve_openvino.backend.execute import wrap
 from torchserve_openvino.backend.spec import OV_TYPES, ValueSpec
-from torchserve_openvino.doctor.timing import Arguments
+from torchserve_openvino.doctor.target import Call
 from torchserve_openvino.doctor.trace import trace_op
-from torchserve_openvino.doctor.writer import UNARY, UnknownOpError, Writer
+from torchserve_openvino.doctor.writer import BINARY, UNARY, UnknownOpError, Writer
 from torchserve_openvino.ops import op_name, packet_name
 
 # Traced in the place of the n-th floating-point argument: digits that no formula has by chance.
@@ -47,7 +47,7 @@ class Formula:
 
 def formula_for(
     op: torch._ops.OpOverload,
-    seen: Arguments,
+    seen: Call,
     parameters: Sequence[str],
     table: Mapping[Any, Any],
     implementation: Callable[..., Any] | None,
@@ -68,8 +68,9 @@ def formula_for(
     candidates: list[tuple[list[str], str]] = []
     packet = packet_name(op_name(op)).split(".")[1]
     tensors_only = all(isinstance(value, torch.Tensor) for value in bound.values())
-    if tensors_only and len(bound) == 1 and packet in UNARY:
-        candidates.append(([f"return ops.{UNARY[packet]}({parameters[0]})"], "OpenVINO's operation of the same name"))
+    same = {1: UNARY, 2: BINARY}.get(len(bound), {}).get(packet) if tensors_only else None
+    if same is not None:
+        candidates.append(([f"return ops.{same}({', '.join(parameters)})"], "OpenVINO's operation of the same name"))
     for function, origin in ((op, "torch's decomposition"), (implementation, "the operator's own Python code")):
         lines = _traced_lines(function, bound, parameters, table) if function is not None else None
         if lines is not None:
@@ -81,7 +82,7 @@ def formula_for(
     return None
 
 
-def bind(op: torch._ops.OpOverload, seen: Arguments) -> dict[str, Any]:
+def bind(op: torch._ops.OpOverload, seen: Call) -> dict[str, Any]:
     """The seen arguments by the schema's names, defaults included."""
     bound: dict[str, Any] = {}
     for position, argument in enumerate(op._schema.arguments):
@@ -124,7 +125,7 @@ def _is_tensors(value: Any) -> bool:
 
 
 def _call(function: Callable[..., Any], bound: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments by position, and those by keyword that can't go by position."""
+    """Call by position, and those by keyword that can't go by position."""
     if isinstance(function, torch._ops.OpOverload):
         only = {argument.name for argument in function._schema.arguments if argument.kwarg_only}
     else:
@@ -142,9 +143,7 @@ def constant(value: Any, like: Any) -> Any:
     return opset13.constant(value, dtype=like.get_element_type())
 
 
-def try_formula(
-    lines: Sequence[str], op: torch._ops.OpOverload, seen: Arguments, parameters: Sequence[str]
-) -> float | None:
+def try_formula(lines: Sequence[str], op: torch._ops.OpOverload, seen: Call, parameters: Sequence[str]) -> float | None:
     """Builds, compiles and runs a formula on the seen values.
 
     Returns:

@@ -14,7 +14,7 @@ from torchserve_openvino.backend import CompiledModule, compile
 from torchserve_openvino.backend.partition import LeftOut
 from torchserve_openvino.backend.probes import Observation, Probes
 from torchserve_openvino.doctor.target import Call, Target
-from torchserve_openvino.doctor.timing import Arguments, time_nodes
+from torchserve_openvino.doctor.timing import time_nodes
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.ops import does_work
 
@@ -41,7 +41,7 @@ class GraphRun:
     part_of: dict[str, str]
     node_ms: dict[str, float] = field(default_factory=dict)
     outer_ms: dict[str, float] = field(default_factory=dict)
-    arguments: dict[str, Arguments] = field(default_factory=dict)
+    arguments: dict[str, Call] = field(default_factory=dict)
     weights: set[str] = field(default_factory=set)
 
     @classmethod
@@ -127,9 +127,7 @@ def measure(target: Target, progress: Callable[[str], None]) -> Measured:
             f"{target.name} fails in eager PyTorch on these inputs: {type(error).__name__}: {error}"
         ) from error
     progress("compiling for OpenVINO")
-    compiled = compile(
-        target.model, dynamic=target.dynamic, resolved=target.options, probes=Probes(called=called)
-    )
+    compiled = compile(target.model, dynamic=target.dynamic, resolved=target.options, probes=Probes(called=called))
     # The second call settles what depends on the first, such as tensors made in inference mode.
     run(compiled, target.call)
     progress("running on OpenVINO")

@@ -6,19 +6,20 @@ from typing import Any
 
 import torch
 import yaml
+from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend import compile
 from torchserve_openvino.backend._torch_private import python_implementation
 from torchserve_openvino.backend.compare import difference
 from torchserve_openvino.backend.settings import BackendSettings
+from torchserve_openvino.backend.spec import OV_TYPES
 from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.doctor.describe import described
 from torchserve_openvino.doctor.diagnosis import MappingDraft, NextStep
 from torchserve_openvino.doctor.formula import formula_for
 from torchserve_openvino.doctor.rewrites import step_for_values
 from torchserve_openvino.doctor.skeletons import draft, mapping_file, mapping_test, parameters, upstream_files
-from torchserve_openvino.doctor.target import Target
-from torchserve_openvino.doctor.timing import Arguments
+from torchserve_openvino.doctor.target import Call, Target
 from torchserve_openvino.doctor.trace import names, trace_op
 from torchserve_openvino.ops import op_name, packet_name
 from torchserve_openvino.report import Tracker
@@ -34,16 +35,22 @@ class OpSample:
     Attributes:
         op: Its target.
         seen: What it was called with.
-        outputs: What it returned, as text.
+        outputs: What it returned, as fake tensors.
         kind: Class of the cause.
         reason: Against it.
     """
 
     op: Any
-    seen: Arguments
-    outputs: list[str]
+    seen: Call
+    outputs: list[torch.Tensor]
     kind: str
     reason: str
+
+    @property
+    def dtypes(self) -> set[torch.dtype]:
+        """Of all tensors that go in or come out."""
+        leaves = pytree.tree_leaves((self.seen.args, self.seen.kwargs, self.outputs))
+        return {leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 
 class Helper:
@@ -63,7 +70,9 @@ class Helper:
         """Next steps in the order in which to try them."""
         if sample.kind == "disabled_op":
             return [self._enable(sample)]
-        values = step_for_values(sample.reason)
+        # Where the types are the cause, OpenVINO can't be taught.
+        foreign = sorted({str(each) for each in sample.dtypes if each not in OV_TYPES})
+        values = step_for_values(f"on {foreign[0]}" if foreign else sample.reason)
         if values is not None:
             return [values]
         if not isinstance(sample.op, torch._ops.OpOverload):
@@ -79,7 +88,11 @@ class Helper:
         name = op_name(sample.op)
         options = replace(self._options.options, disabled_ops=())
         problem = self._problem(sample, replace(self._options, options=options))
-        said = f"Tried on the values seen: {problem}." if problem else "Tried on the values seen: OpenVINO answers as eager."
+        said = (
+            f"Tried on the values seen: {problem}."
+            if problem
+            else "Tried on the values seen: OpenVINO answers as eager."
+        )
         return NextStep(
             "enable",
             f"take {name} off disabled_ops",
@@ -101,12 +114,10 @@ class Helper:
         graph = trace_op(sample.op, *sample.seen, BackendSettings.of(options, Tracker()).decompositions)
         if graph is None or name in names(graph):
             return None
-        problem = self._problem(sample, options)
+        if self._problem(sample, options):
+            return None
         into = ", ".join(names(graph))
         lines = {"pt2": {"compile": {"options": {"decompositions": [short]}}}}
-        if problem:
-            text = f"torch takes it apart into {into}, but that does not help as it is: {problem}."
-            return NextStep("decomposition", f"decomposing {short} is not enough", text, yaml=_yaml(lines))
         text = f"torch takes it apart into {into}. Tried on the values seen: all of it runs on OpenVINO, as eager."
         return NextStep("decomposition", f"decompose {short}", text, proven=True, yaml=_yaml(lines))
 
@@ -137,7 +148,8 @@ class Helper:
             **torch._decomp.get_decompositions([sample.op]),
         }
         formula = formula_for(sample.op, sample.seen, parameters(sample.op), table, implementation)
-        return draft(sample.op, sample.seen, formula, sample.outputs, self._source, described)
+        outputs = [described(tensor) for tensor in sample.outputs]
+        return draft(sample.op, sample.seen, formula, outputs, self._source, described)
 
     def _mapping(self, made: MappingDraft) -> NextStep:
         if made.body:
@@ -159,7 +171,7 @@ class Helper:
             # OpenVINO takes no operators of single users; an extension library is their place.
             return None
         text = f"Three pieces for a pull request, as OpenVINO's guides describe ({_GUIDES}); see them by --cpp."
-        return NextStep("upstream", "teach OpenVINO itself", text, files=upstream_files(sample.op, made))
+        return NextStep("upstream", "teach OpenVINO itself", text, files=upstream_files(sample.op, made, sample.seen))
 
 
 def _overloads(name: str) -> list[Any]:

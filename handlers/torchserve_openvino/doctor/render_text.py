@@ -50,20 +50,24 @@ def _print_item(console: Console, head: Text, item: Entry, lines: Sequence[str],
         more = f"  (+{len(places) - 1} more)" if len(places) > 1 else ""
         lines = [f"{places[0]}: {item['source']}{more}", *lines]
     for line in lines:
-        console.print(Padding(Text(line, style="dim"), (0, 0, 0, 4)))
+        console.print(_indented(Text(line, style="dim"), 4))
     for number, step in enumerate(item["next_steps"], start=1):
         mark = (" (tried, works)", "green") if step["proven"] else ""
-        console.print(Padding(Text.assemble(f"{number}. {step['title']}", mark), (0, 0, 0, 2)))
-        console.print(Padding(Text(step["text"]), (0, 0, 0, 5)))
+        console.print(_indented(Text.assemble(f"{number}. {step['title']}", mark), 2))
+        console.print(_indented(Text(step["text"]), 5))
         if step["yaml"]:
-            console.print(Padding(Text(step["yaml"].rstrip(), style="cyan"), (0, 0, 0, 7)))
+            console.print(_indented(Text(step["yaml"].rstrip(), style="cyan"), 7))
         if step["mapping"]:
             # Its files hold the mappings of all operators; here stands what concerns this one.
-            console.print(Padding(Text(_mapping_code(step["mapping"]), style="cyan"), (0, 0, 0, 7)))
+            console.print(_indented(Text(_mapping_code(step["mapping"]), style="cyan"), 7))
         elif step["kind"] != "upstream" or cpp:
             for name, content in step["files"].items():
-                console.print(Padding(Text(f"{name}:", style="bold"), (0, 0, 0, 5)))
-                console.print(Padding(Text(content.rstrip(), style="cyan"), (0, 0, 0, 7)))
+                console.print(_indented(Text(f"{name}:", style="bold"), 5))
+                console.print(_indented(Text(content.rstrip(), style="cyan"), 7))
+
+
+def _indented(text: Text, columns: int) -> Padding:
+    return Padding(text, (0, 0, 0, columns), expand=False)
 
 
 def _mapping_code(mapping: Entry) -> str:
@@ -150,7 +154,9 @@ def _verdict(diagnosis: Entry) -> Text:
     if diagnosis["healthy"]:
         return Text("Everything runs on OpenVINO, and the answer is eager's.", style="green")
     said = [] if diagnosis["summary"]["all_on_openvino"] else ["not everything runs on OpenVINO"]
-    said += ["the answer differs from eager's (--bisect finds the operators)"] if diagnosis["comparison"]["verdict"] else []
+    said += (
+        ["the answer differs from eager's (--bisect finds the operators)"] if diagnosis["comparison"]["verdict"] else []
+    )
     return Text(f"\n{'; '.join(said)}.", style="yellow")
 
 

@@ -27,13 +27,13 @@ BREAKS = (
         r"builtin operator `print`|\blogging\.|logging\.Logger|warnings\.warn|debugging function",
         "take the print or the log call out of forward",
         "It runs in Python between two graphs at each request. Print while debugging only, or in the handler; "
-        "`if torch.compiler.is_compiling()` around it hides it from Dynamo.",
+        "`if not torch.compiler.is_compiling()` around it hides it from Dynamo.",
     ),
     Rewrite(
         r"tensor\.item\(\)|_local_scalar_dense|\btolist\b|nb_(int|float)_impl",
         "keep the value a tensor",
-        "`.item()`, `int(t)`, `float(t)` and `.tolist()` take a value out of the graph. Compute with the 0-d tensor; for "
-        "a choice write torch.where(condition, a, b), for an index torch.gather or index_select.",
+        "`.item()`, `int(t)`, `float(t)` and `.tolist()` take a value out of the graph. Compute with the 0-d "
+        "tensor; for a choice write torch.where(condition, a, b), for an index torch.gather or index_select.",
     ),
     Rewrite(
         r"data-dependent (branching|assertion)|data dependent operator|torch\.cond: improper predicate",
@@ -46,8 +46,8 @@ BREAKS = (
         r"dynamic shape operator|output[ -]shape|dynamic slicing with tensor|list with non-scalar tensor",
         "give the result a fixed shape",
         "The size of this result depends on values (nonzero, unique, masked_select, x[mask], bincount). Keep the full "
-        "size and a mask: torch.where(mask, x, 0), one_hot(...).sum(0) for bincount with a known length, torch.topk with "
-        "a fixed k.",
+        "size and a mask: torch.where(mask, x, 0), one_hot(...).sum(0) for bincount with a known length, torch.topk "
+        "with a fixed k.",
     ),
     Rewrite(
         r"torch\.compiler\.disable|torch\._dynamo\.disable|_dynamo\.graph_break|dynamo\.skip_frame",
@@ -62,13 +62,15 @@ BREAKS = (
         "into the handler's preprocess or postprocess.",
     ),
     Rewrite(
-        r"observed exception|exception_handler|except_handler|failed to raise exception|exception with|non-exception|try block",
+        r"observed exception|exception_handler|except_handler|failed to raise exception|exception with|"
+        r"non-exception|try block",
         "take try/except out of forward",
         "Dynamo leaves the graph where an exception may be caught. Check the condition before the call, outside of "
         "forward if it depends on values.",
     ),
     Rewrite(
-        r"trace generator|call_method on generator|generator (detected|reconstruction|code)|infinite generator|cleanup_throw",
+        r"trace generator|call_method on generator|generator (detected|reconstruction|code)|infinite generator|"
+        r"cleanup_throw",
         "make a list instead of a generator",
         "A generator that lives on between two lines can't be traced: write a list, or a plain loop.",
     ),
@@ -85,7 +87,8 @@ BREAKS = (
     Rewrite(
         r"requires_grad|backward|autograd|grad_fn|retain_grad",
         "take gradients out of forward",
-        "Serving needs none: remove requires_grad_(), backward() and custom autograd.Functions, or keep their forward only.",
+        "Serving needs none: remove requires_grad_(), backward() and custom autograd.Functions, or keep "
+        "their forward only.",
     ),
     Rewrite(
         r"manual_seed|torch\.generator|random\.random\(|tensor\.(random|uniform)_",
@@ -101,13 +104,14 @@ BREAKS = (
         r"c/c\+\+|c extension|marked as skipped|builtin operator|not implemented in python",
         "replace the call by torch operators, or make it an operator",
         "The function is compiled code, or of a package that Dynamo skips. Use torch's equivalent; or wrap it by "
-        "torch.library.custom_op with a register_fake, so that it stays in the graph as one operator, which then can be "
-        "mapped (register_op).",
+        "torch.library.custom_op with a register_fake, so that it stays in the graph as one operator, which "
+        "can be mapped then (register_op).",
     ),
     Rewrite(
         r"graph break in loop|infinite loop|recompile limit",
         "bound the loop",
-        "A loop over a tensor or an unknown range breaks the graph. Loop over a Python range, or write one tensor operation.",
+        "A loop over a tensor or an unknown range breaks the graph. Loop over a Python range, or write one tensor "
+        "operation.",
     ),
 )
 _ANY_BREAK = Rewrite(
@@ -128,7 +132,8 @@ VALUES = (
     Rewrite(
         r"on torch\.complex",
         "compute with real and imaginary parts",
-        "OpenVINO has no complex type. torch.view_as_real(x) gives both parts; abs is (x.real ** 2 + x.imag ** 2).sqrt().",
+        "OpenVINO has no complex type. torch.view_as_real(x) gives both parts; the absolute value is the "
+        "root of the sum of their squares.",
     ),
     Rewrite(
         r"on torch\.",

@@ -1,6 +1,7 @@
 """Files that a user goes on from: a mapping with its test, and what a translation inside OpenVINO takes."""
 
 import functools
+import itertools
 import keyword
 import math
 import re
@@ -9,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from torchserve_openvino.doctor.diagnosis import MappingDraft
 from torchserve_openvino.doctor.formula import Formula, bind
-from torchserve_openvino.doctor.timing import Arguments
+from torchserve_openvino.doctor.target import Call
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.ops import op_name
 
@@ -45,7 +47,7 @@ def environment() -> "Environment":
 
 
 def identifier(op: torch._ops.OpOverload) -> str:
-    """``softplus`` of ``aten.softplus.default``, ``add_Tensor`` of ``aten.add.Tensor``, ``mylib_op`` of ``mylib.op``."""
+    """``softplus`` of ``aten.softplus.default``, ``mylib_op`` of ``mylib.op.default``."""
     namespace, packet, overload = op_name(op).split(".")
     parts = [] if namespace == "aten" else [namespace]
     parts += [packet.strip("_")] + ([] if overload == "default" else [overload])
@@ -74,7 +76,7 @@ def signature(op: torch._ops.OpOverload) -> str:
 
 def draft(
     op: torch._ops.OpOverload,
-    seen: Arguments,
+    seen: Call,
     formula: Formula | None,
     outputs: Sequence[str],
     source: str,
@@ -134,6 +136,20 @@ def _tensor_code(value: torch.Tensor) -> str:
     return made if value.dtype is torch.float32 else f"{made}.to({value.dtype})"
 
 
+def _passed(seen: Call) -> str:
+    """The arguments of a call whose tensors are ``tensors[0]``, ``tensors[1]`` and so on."""
+    count = itertools.count()
+
+    def text(value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return f"tensors[{next(count)}]"
+        if isinstance(value, (list, tuple)):
+            return f"[{', '.join(map(text, value))}]"
+        return as_code(value)
+
+    return ", ".join([*map(text, seen.args), *(f"{name}={text(value)}" for name, value in seen.kwargs.items())])
+
+
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
@@ -148,20 +164,29 @@ def mapping_test(drafts: Sequence[MappingDraft], name: str) -> str:
     return environment().get_template("test_mapping.py.jinja").render(drafts=drafts, name=name, sources=sources)
 
 
-def upstream_files(op: torch._ops.OpOverload, each: MappingDraft) -> dict[str, str]:
+def upstream_files(op: torch._ops.OpOverload, each: MappingDraft, seen: Call) -> dict[str, str]:
     """The pieces of a translation in OpenVINO's own frontend: table entry, translator, layer test.
 
     After its guides (docs/articles_en/documentation/openvino-extensibility/frontend-extensions.rst and the frontend's
     README): the translator reads the schema's arguments by position.
     """
     arguments = [
-        {"index": i, "name": name, "cpp": _CPP_TYPES.get(str(argument.type), ""), "tensor": "Tensor" in str(argument.type)}
+        {
+            "index": i,
+            "name": name,
+            "cpp": _CPP_TYPES.get(str(argument.type), ""),
+            "tensor": "Tensor" in str(argument.type),
+            "optional": str(argument.type).startswith("Optional"),
+        }
         for i, (argument, name) in enumerate(zip(op._schema.arguments, parameters(op), strict=True))
     ]
     required = sum(not argument.has_default_value() for argument in op._schema.arguments)
     snake = re.sub(r"(?<!^)(?=[A-Z])", "_", each.function).lower().replace("__", "_")
+    tensors = [leaf for leaf in pytree.tree_leaves(tuple(seen)) if isinstance(leaf, torch.Tensor)]
     facts = {
         "draft": each,
+        "tensors": [as_code(tensor) for tensor in tensors],
+        "passed": _passed(seen),
         "snake": snake,
         "camel": "".join(part.title() for part in snake.split("_")),
         "call": op_name(op),

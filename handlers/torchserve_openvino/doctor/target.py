@@ -261,6 +261,8 @@ def load_mappings(paths: Sequence[Path]) -> None:
     try:
         load: Callable[[Path], Any] = importlib.import_module("torchserve_openvino.ops.mappings").load_mappings
     except (ImportError, AttributeError) as error:
-        raise ModelLoadError(f"this version has no op_mappings: {', '.join(map(str, paths))} can't be loaded") from error
+        raise ModelLoadError(
+            f"this version has no op_mappings: {', '.join(map(str, paths))} can't be loaded"
+        ) from error
     for path in paths:
         load(path)

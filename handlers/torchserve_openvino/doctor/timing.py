@@ -9,20 +9,11 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
+from torchserve_openvino.doctor.target import Call
+
 # Enough for a median; a slow graph gets as many as fit into the budget.
 REPETITIONS = 9
 BUDGET_SECONDS = 3.0
-
-
-class Arguments:
-    """What one node was called with, as real values."""
-
-    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self.args = args
-        self.kwargs = dict(kwargs)
-
-    def __iter__(self) -> Any:
-        return iter((self.args, self.kwargs))
 
 
 class _Timed(Interpreter):
@@ -33,11 +24,11 @@ class _Timed(Interpreter):
         self._calls = calls
         self._wanted = wanted
         self.seconds: dict[str, list[float]] = defaultdict(list)
-        self.arguments: dict[str, Arguments] = {}
+        self.arguments: dict[str, Call] = {}
 
     def run_node(self, n: Node) -> Any:
         if n.name in self._wanted and n.name not in self.arguments:
-            self.arguments[n.name] = Arguments(*self.fetch_args_kwargs_from_env(n))
+            self.arguments[n.name] = Call(*self.fetch_args_kwargs_from_env(n))
         start = time.perf_counter()
         result = super().run_node(n)
         self.seconds[n.name].append(time.perf_counter() - start)
@@ -55,7 +46,7 @@ class NodeTimes:
         arguments: Of the nodes that were asked for.
     """
 
-    def __init__(self, seconds: Mapping[str, float], arguments: Mapping[str, Arguments]) -> None:
+    def __init__(self, seconds: Mapping[str, float], arguments: Mapping[str, Call]) -> None:
         self.seconds = seconds
         self.arguments = arguments
 

@@ -12,21 +12,23 @@ from torchserve_openvino.backend.spec import OV_TYPES
 from torchserve_openvino.doctor.trace import work_nodes
 from torchserve_openvino.ops import op_name, packet_name
 
-UNARY = dict(
-    item.split(":") if ":" in item else (item, item)
+# torch's name to OpenVINO's, where they differ after a colon.
+UNARY = {
+    item.partition(":")[0]: item.partition(":")[2] or item
     for item in """
     abs acos acosh asin asinh atan atanh ceil:ceiling cos cosh erf exp floor log logical_not neg:negative relu sigmoid
     sign sin sinh sqrt tan tanh mish silu:swish hardswish:hswish isnan:is_nan isinf:is_inf isfinite:is_finite
     """.split()
-)
-_BINARY = dict(
-    item.split(":")
+}
+BINARY = {
+    item.partition(":")[0]: item.partition(":")[2] or item
     for item in """
-    add:add sub:subtract mul:multiply div:divide pow:power maximum:maximum minimum:minimum eq:equal ne:not_equal
-    lt:less le:less_equal gt:greater ge:greater_equal logical_and:logical_and logical_or:logical_or
-    logical_xor:logical_xor
+    add sub:subtract mul:multiply div:divide pow:power maximum minimum eq:equal ne:not_equal
+    lt:less le:less_equal gt:greater ge:greater_equal logical_and logical_or
+    logical_xor
     """.split()
-)
+}
+_BITWISE = {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_xor": "logical_xor"}
 _REDUCE = {"sum": "reduce_sum", "mean": "reduce_mean", "amax": "reduce_max", "amin": "reduce_min"}
 _SAME = frozenset({"clone", "detach", "alias", "lift_fresh_copy"})
 _TYPE_NAMES = {dtype: str(kind.get_type_name()) for dtype, kind in OV_TYPES.items()}
@@ -67,7 +69,7 @@ class Writer:
         """
         placeholders = self._graph.graph.find_nodes(op="placeholder")
         self._names.update(zip(placeholders, self._tensors, strict=True))
-        written = []
+        written: list[str] = []
         for node in work_nodes(self._graph):
             text = self._expression(node)
             name = f"v{len(written) + 1}"
@@ -109,8 +111,13 @@ class Writer:
             return self._value(args[0])
         if packet in UNARY and len(args) == 1:
             return f"ops.{UNARY[packet]}({self._value(args[0])})"
-        if packet in _BINARY and not kwargs:
+        if packet in _BITWISE and node.meta["val"].dtype is torch.bool:
+            packet = _BITWISE[packet]
+        if packet in BINARY and not kwargs:
             return self._binary(packet, args)
+        if packet == "hypot":
+            first, second = self._value(args[0]), self._value(args[1])
+            return f"ops.sqrt(ops.add(ops.multiply({first}, {first}), ops.multiply({second}, {second})))"
         if packet in _REDUCE:
             return self._reduction(packet, args)
         if packet == "where" and len(args) == 3:
@@ -130,7 +137,7 @@ class Writer:
             raise UnknownOpError
         if isinstance(second, float) and not like.meta["val"].is_floating_point():
             raise UnknownOpError
-        return f"ops.{_BINARY[packet]}({self._operand(first, like)}, {self._operand(second, like)})"
+        return f"ops.{BINARY[packet]}({self._operand(first, like)}, {self._operand(second, like)})"
 
     def _reduction(self, packet: str, args: Sequence[Any]) -> str:
         dims = args[1] if len(args) > 1 and args[1] else list(range(args[0].meta["val"].dim()))
@@ -179,9 +186,10 @@ class Writer:
 
 def _order(packet: str, node: Node) -> list[int]:
     rank = node.meta["val"].dim()
+    dims: Any = node.args[1:]
     if packet == "permute":
-        return [int(dim) % rank for dim in node.args[1]]  # type: ignore[union-attr]
+        return [int(dim) % rank for dim in dims[0]]
     order = list(range(rank))
-    first, second = (0, rank - 1) if packet == "t" else (int(node.args[1]) % rank, int(node.args[2]) % rank)  # type: ignore[arg-type]
+    first, second = (0, rank - 1) if packet == "t" else (int(dims[0]) % rank, int(dims[1]) % rank)
     order[first], order[second] = order[second], order[first]
     return order
