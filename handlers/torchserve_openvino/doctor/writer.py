@@ -154,6 +154,9 @@ class Writer:
             "rsqrt": f"ops.divide({one}, ops.sqrt({x}))",
             "reciprocal": f"ops.divide({one}, {x})",
             "square": f"ops.multiply({x}, {x})",
+            "exp2": f"ops.power(constant(2.0, {x}), {x})",
+            "erfc": f"ops.subtract({one}, ops.erf({x}))",
+            "trunc": f"ops.multiply(ops.sign({x}), ops.floor(ops.abs({x})))",
         }
         if packet in simple and len(args) == 1 and args[0].meta["val"].is_floating_point():  # type: ignore[union-attr]
             return simple[packet]
