@@ -1,5 +1,6 @@
 """What helps an operator that does not run on OpenVINO: what can be tried here is tried."""
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -149,7 +150,9 @@ class Helper:
         }
         formula = formula_for(sample.op, sample.seen, parameters(sample.op), table, implementation)
         outputs = [described(tensor) for tensor in sample.outputs]
-        return draft(sample.op, sample.seen, formula, outputs, self._source, described)
+        # Its Python code stands where it is registered.
+        source = inspect.getsourcefile(inspect.unwrap(implementation)) if implementation is not None else None
+        return draft(sample.op, sample.seen, formula, outputs, source or self._source, described)
 
     def _mapping(self, made: MappingDraft) -> NextStep:
         if made.body:

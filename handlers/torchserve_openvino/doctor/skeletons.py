@@ -155,13 +155,19 @@ def _passed(seen: Call) -> str:
 
 def mapping_file(drafts: Sequence[MappingDraft], name: str) -> str:
     """Python file with one mapping for each draft."""
-    return environment().get_template("mapping.py.jinja").render(drafts=drafts, name=name)
+    modules = [path.stem for path in _sources(drafts)]
+    return environment().get_template("mapping.py.jinja").render(drafts=drafts, name=name, modules=modules)
 
 
 def mapping_test(drafts: Sequence[MappingDraft], name: str) -> str:
     """The test of `mapping_file`, which lies beside it."""
-    sources = sorted({each.registered_in for each in drafts if each.registered_in})
-    return environment().get_template("test_mapping.py.jinja").render(drafts=drafts, name=name, sources=sources)
+    folders = sorted({str(path.parent) for path in _sources(drafts)})
+    return environment().get_template("test_mapping.py.jinja").render(drafts=drafts, name=name, folders=folders)
+
+
+def _sources(drafts: Sequence[MappingDraft]) -> list[Path]:
+    """Files that register the user's own operators."""
+    return sorted({Path(each.registered_in) for each in drafts if each.registered_in})
 
 
 def upstream_files(op: torch._ops.OpOverload, each: MappingDraft, seen: Call) -> dict[str, str]:

@@ -5,7 +5,7 @@ import importlib.util
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,11 +81,17 @@ class Target:
 
 @dataclass
 class _Loaded:
-    """What one kind of file gives."""
+    """What one kind of file gives.
+
+    Attributes:
+        handler: The archive's, which may know the inputs and read samples.
+        config_file: The archive's own YAML.
+    """
 
     model: Any
     inputs: Inputs | None = None
-    config: ServingConfig | None = None
+    handler: Any = None
+    config_file: Path | None = None
     root: Path | None = None
     keep: Any = None
 
@@ -105,12 +111,13 @@ def load_target(spec: TargetSpec) -> Target:
     path = Path(text).expanduser()
     if not path.is_file():
         raise ModelLoadError(f"there is no file {text!r}. Give a .mar, a .pt2, or a Python file with a model factory.")
-    config = load_serving_config(spec.config) if spec.config is not None else None
-    # Before the model: loading it may already need the operators that its mappings are for.
-    loaded = _load(path, factory, config)
-    config = config or loaded.config or ServingConfig()
-    base = Path(spec.config).parent if spec.config is not None else loaded.root or Path()
-    load_mappings([*(base / name for name in _op_mappings(config)), *map(Path, spec.mappings)])
+    loaded = _load(path, factory)
+    # After the model, whose file may define the operators that are mapped; before the YAML is checked, which may name
+    # operators that the mappings define.
+    yaml_file = Path(spec.config) if spec.config is not None else loaded.config_file
+    named = [yaml_file.parent / name for name in _op_mappings(yaml_file)] if yaml_file is not None else []
+    load_mappings([*named, *map(Path, spec.mappings)])
+    config = load_serving_config(yaml_file) if yaml_file is not None else ServingConfig()
     return Target(
         model=loaded.model,
         call=Call(*_inputs(loaded, spec, config, path.name)),
@@ -124,9 +131,9 @@ def load_target(spec: TargetSpec) -> Target:
     )
 
 
-def _load(path: Path, factory: str, config: ServingConfig | None) -> _Loaded:
+def _load(path: Path, factory: str) -> _Loaded:
     if path.suffix == ".mar":
-        return _from_archive(path, config)
+        return _from_archive(path)
     if path.suffix == ".py":
         return _from_file(path, factory)
     kind = archive_kind(path)
@@ -143,7 +150,7 @@ def _load(path: Path, factory: str, config: ServingConfig | None) -> _Loaded:
 # --- one function for each kind of file ---------------------------------------------------------------------------
 
 
-def _from_archive(path: Path, config: ServingConfig | None) -> _Loaded:
+def _from_archive(path: Path) -> _Loaded:
     """Through the archive's own handler, which is told not to compile: a model that is refused loads as well."""
     scratch = tempfile.TemporaryDirectory(prefix="torchserve-openvino-doctor-")
     folder = Path(scratch.name)
@@ -151,7 +158,6 @@ def _from_archive(path: Path, config: ServingConfig | None) -> _Loaded:
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     stated = folder / manifest["model"].get("configFile", "")
     data = dict(read_yaml(stated).data) if stated.is_file() else {}
-    config = config or load_serving_config(stated if stated.is_file() else {})
     (folder / _EAGER_CONFIG).write_text(yaml.safe_dump({**data, "pt2": {"compile": {"enable": False}}}), "utf-8")
     manifest["model"]["configFile"] = _EAGER_CONFIG
     (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
@@ -163,11 +169,8 @@ def _from_archive(path: Path, config: ServingConfig | None) -> _Loaded:
     model = model if model is not None else getattr(handler, "model", None)
     if not callable(model):
         raise ModelLoadError(f"the handler of {path.name} keeps no model in its attribute `model`.")
-    section = config.openvino.warmup
-    inputs = declared_inputs(model, getattr(handler, "warmup_inputs", lambda: section.inputs)(), config)
-    if inputs is None and section.samples and hasattr(handler, "sample_inputs"):
-        inputs = handler.sample_inputs((folder / section.samples[0]).read_bytes())
-    return _Loaded(model, inputs, config, root=folder, keep=scratch)
+    config_file = stated if stated.is_file() else None
+    return _Loaded(model, handler=handler, config_file=config_file, root=folder, keep=scratch)
 
 
 def _from_program(path: Path) -> _Loaded:
@@ -229,8 +232,12 @@ def _as_inputs(value: Any) -> Inputs | None:
 def _inputs(loaded: _Loaded, spec: TargetSpec, config: ServingConfig, name: str) -> Inputs:
     if spec.inputs:
         return parse_inputs(spec.inputs)
-    declared = declared_inputs(loaded.model, config.openvino.warmup.inputs, config)
-    found = declared or loaded.inputs
+    warmup = config.openvino.warmup
+    # A task may know its own inputs, as image_classifier does, where the YAML declares none.
+    declared = warmup.inputs or getattr(loaded.handler, "warmup_inputs", list)()
+    found = declared_inputs(loaded.model, declared, config) or loaded.inputs
+    if found is None and warmup.samples and hasattr(loaded.handler, "sample_inputs") and loaded.root is not None:
+        found = loaded.handler.sample_inputs((loaded.root / warmup.samples[0]).read_bytes())
     if found is None:
         raise ModelLoadError(
             f"nothing tells the inputs of {name}: give --input 1,3,224,224, a --config with "
@@ -245,9 +252,12 @@ def _options(config: ServingConfig) -> ResolvedOptions:
     return replace(resolved, options=replace(resolved.options, model_caching=False, cache_dir=None))
 
 
-def _op_mappings(config: ServingConfig) -> Sequence[str]:
-    named = getattr(config.openvino, "op_mappings", ())
-    return [named] if isinstance(named, str) else list(named or ())
+def _op_mappings(yaml_file: Path) -> list[str]:
+    """Names in ``handler.openvino.op_mappings``; what is wrong in the file is told when it is checked."""
+    section: Any = read_yaml(yaml_file).data
+    for key in ("handler", "openvino", "op_mappings"):
+        section = section.get(key) if isinstance(section, Mapping) else None
+    return [section] if isinstance(section, str) else [str(name) for name in section or ()]
 
 
 def load_mappings(paths: Sequence[Path]) -> None:
