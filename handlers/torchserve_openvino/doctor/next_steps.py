@@ -1,8 +1,9 @@
 """What helps an operator that does not run on OpenVINO: what can be tried here is tried."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ class Helper:
     def __init__(self, target: Target) -> None:
         self._options = target.options
         self._settings = BackendSettings.of(target.options, Tracker())
-        self._source = target.source
+        self._target = target
         self._found: dict[str, list[NextStep]] = {}
 
     def steps(self, sample: OpSample) -> list[NextStep]:
@@ -150,9 +151,14 @@ class Helper:
         }
         formula = formula_for(sample.op, sample.seen, parameters(sample.op), table, implementation)
         outputs = [described(tensor) for tensor in sample.outputs]
-        # Its Python code stands where it is registered.
-        source = inspect.getsourcefile(inspect.unwrap(implementation)) if implementation is not None else None
-        return draft(sample.op, sample.seen, formula, outputs, source or self._source, described)
+        return draft(sample.op, sample.seen, formula, outputs, self._registered_in(implementation), described)
+
+    def _registered_in(self, implementation: Callable[..., Any] | None) -> str:
+        """The file that registers an operator of the user's: where its Python code stands, or the model's file."""
+        found = inspect.getsourcefile(inspect.unwrap(implementation)) if implementation is not None else None
+        source = found or self._target.source
+        # The folder of an unpacked archive is gone when the files are used.
+        return Path(source).name if self._target.keep is not None else source
 
     def _mapping(self, made: MappingDraft) -> NextStep:
         if made.body:

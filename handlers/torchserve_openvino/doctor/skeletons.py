@@ -161,7 +161,7 @@ def mapping_file(drafts: Sequence[MappingDraft], name: str) -> str:
 
 def mapping_test(drafts: Sequence[MappingDraft], name: str) -> str:
     """The test of `mapping_file`, which lies beside it."""
-    folders = sorted({str(path.parent) for path in _sources(drafts)})
+    folders = sorted({str(path.parent) for path in _sources(drafts) if path.is_absolute()})
     return environment().get_template("test_mapping.py.jinja").render(drafts=drafts, name=name, folders=folders)
 
 
