@@ -24,7 +24,7 @@ class Rewrite(NamedTuple):
 # breaks, torch 2.13 (torch/_dynamo/graph_break_registry.json).
 BREAKS = (
     Rewrite(
-        r"builtin operator `print`|\blogging\.|logging\.Logger|warnings\.warn|debugging function",
+        r"builtin operator `print`|\blogging\.|logging\.Logger|(?<!_)warnings\.warn|debugging function",
         "take the print or the log call out of forward",
         "It runs in Python between two graphs at each request. Print while debugging only, or in the handler; "
         "`if not torch.compiler.is_compiling()` around it hides it from Dynamo.",
@@ -36,7 +36,7 @@ BREAKS = (
         "tensor; for a choice write torch.where(condition, a, b), for an index torch.gather or index_select.",
     ),
     Rewrite(
-        r"data-dependent (branching|assertion)|data dependent operator|torch\.cond: improper predicate",
+        r"data-dependent (branching|assertion)|generic_jump|data dependent operator|torch\.cond: improper predicate",
         "compute both branches, or let torch.cond choose",
         "`if` on a tensor's value can't be traced. Write torch.where(condition, a, b) where both sides are cheap; "
         "torch.cond(condition, f, g, operands) keeps one of two functions. An assertion on values belongs into the "

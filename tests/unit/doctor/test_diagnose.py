@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from ill_models import ILL, WELL, written
+
 from torchserve_openvino.doctor.diagnose import diagnose
 from torchserve_openvino.doctor.diagnosis import Diagnosis
 from torchserve_openvino.doctor.target import TargetSpec, load_target
