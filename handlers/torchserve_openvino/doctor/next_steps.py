@@ -16,6 +16,7 @@ from torchserve_openvino.backend.compare import difference
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.spec import OV_TYPES
 from torchserve_openvino.config import ResolvedOptions
+from torchserve_openvino.config.options import OPTION_NAMES
 from torchserve_openvino.doctor.describe import described
 from torchserve_openvino.doctor.diagnosis import MappingDraft, NextStep
 from torchserve_openvino.doctor.formula import formula_for
@@ -27,6 +28,8 @@ from torchserve_openvino.ops import op_name, packet_name
 from torchserve_openvino.report import Tracker
 
 MAPPING = "my_ops"
+# An operator that is tried alone is a piece too small for OpenVINO, where such pieces stay in eager.
+_ANY_SIZE: dict[str, Any] = {name: 0.0 for name in OPTION_NAMES if name == "min_partition_us"}
 _GUIDES = "https://docs.openvino.ai/2026/documentation/openvino-extensibility/frontend-extensions.html"
 
 
@@ -72,6 +75,8 @@ class Helper:
         """Next steps in the order in which to try them."""
         if sample.kind == "disabled_op":
             return [self._enable(sample)]
+        if sample.kind == "tiny_partition":
+            return [_TINY]
         # Where the types are the cause, OpenVINO can't be taught.
         foreign = sorted({str(each) for each in sample.dtypes if each not in OV_TYPES})
         values = step_for_values(f"on {foreign[0]}" if foreign else sample.reason)
@@ -130,7 +135,7 @@ class Helper:
         def alone(*values: Any, **named: Any) -> Any:
             return sample.op(*values, **named)
 
-        compiled = compile(alone, resolved=options)
+        compiled = compile(alone, resolved=replace(options, options=replace(options.options, **_ANY_SIZE)))
         try:
             with torch.inference_mode():
                 got, expected = compiled(*args, **kwargs), sample.op(*args, **kwargs)
@@ -191,3 +196,12 @@ def _overloads(name: str) -> list[Any]:
 
 def _yaml(lines: Mapping[str, Any]) -> str:
     return yaml.safe_dump(lines, default_flow_style=None, sort_keys=False)
+
+
+_TINY = NextStep(
+    "enable",
+    "nothing: it is quicker this way",
+    "OpenVINO could run it, but calling it for so little costs more than it saves. It joins a larger piece once what "
+    "stands around it runs on OpenVINO; to have it there all the same, say so:",
+    yaml=_yaml({"pt2": {"compile": {"options": {"min_partition_us": 0}}}}),
+)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ill_models import ILL, WELL, written
+from ill_models import ANY_SIZE, ILL, WELL, written
 
 from torchserve_openvino.doctor.diagnose import diagnose
 from torchserve_openvino.doctor.diagnosis import Diagnosis
@@ -14,8 +14,9 @@ from torchserve_openvino.doctor.target import TargetSpec, load_target
 
 @pytest.fixture(scope="module")
 def ill(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
-    path = written(tmp_path_factory.mktemp("ill"), "ill_file.py", ILL)
-    return diagnose(load_target(TargetSpec(path)))
+    folder = tmp_path_factory.mktemp("ill")
+    config = written(folder, "model-config.yaml", ANY_SIZE)
+    return diagnose(load_target(TargetSpec(written(folder, "ill_file.py", ILL), config)))
 
 
 def line_of(text: str) -> int:

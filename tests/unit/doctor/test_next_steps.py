@@ -15,9 +15,10 @@ from torchserve_openvino.config import resolve_options
 from torchserve_openvino.doctor.diagnose import diagnose
 from torchserve_openvino.doctor.diagnosis import Diagnosis, NextStep
 from torchserve_openvino.doctor.formula import formula_for, try_formula
+from torchserve_openvino.doctor.next_steps import Helper, OpSample
 from torchserve_openvino.doctor.rewrites import step_for_values, steps_for_break
 from torchserve_openvino.doctor.skeletons import as_code, mapping_file, mapping_test, parameters, signature
-from torchserve_openvino.doctor.target import Call, TargetSpec, load_target
+from torchserve_openvino.doctor.target import Call, Target, TargetSpec, load_target
 
 aten = torch.ops.aten
 
@@ -42,7 +43,7 @@ def test_a_decomposition_that_helps_is_proven_and_its_yaml_works(ill: Diagnosis)
     assert step.proven and "aten.addmv" in step.title
     options = yaml.safe_load(step.yaml)["pt2"]["compile"]["options"]
     assert resolve_options(options).options.decompositions == ("aten.addmv",)
-    compiled = tov.compile(lambda a, b, c: torch.addmv(a, b, c), options=options)
+    compiled = tov.compile(lambda a, b, c: torch.addmv(a, b, c), options={**options, "testing": True})
     with torch.inference_mode():
         compiled(torch.randn(3), torch.randn(3, 2), torch.randn(2))
     assert compiled.report.summary.coverage == 1.0
@@ -194,3 +195,12 @@ def test_causes_in_the_values_are_told_from_those_in_the_operator() -> None:
     step = step_for_values("aten.add.Tensor on torch.float64: OpenVINO does not compute it exactly")
     assert step is not None and step.title == "compute in float32"
     assert step_for_values("OpenVINO has no enabled conversion for aten.bincount.default") is None
+
+
+def test_a_piece_that_is_too_small_needs_nothing() -> None:
+    helper = Helper(Target(torch.nn.ReLU(), Call((), {}), resolve_options(None), "m"))
+    sample = OpSample(
+        aten.relu.default, Call((torch.ones(1),), {}), [], "tiny_partition", "a piece of 1 light operator"
+    )
+    (step,) = helper.steps(sample)
+    assert step.title.startswith("nothing") and yaml.safe_load(step.yaml)["pt2"]
