@@ -78,7 +78,7 @@ setup(
     python_requires=">=3.10",
     package_dir={"": "handlers"},
     packages=find_packages("handlers"),
-    package_data={"torchserve_openvino": ["py.typed", "**/*.html", "**/*.json", "**/*.yaml"]},
+    package_data={"torchserve_openvino": ["py.typed", "**/*.html", "**/*.json", "**/*.yaml", "**/*.jinja"]},
     install_requires=INSTALL_REQUIRES,
     extras_require={
         "vision": VISION,

@@ -5,6 +5,8 @@ import inspect
 import torch
 from torch import nn
 
+from torchserve_openvino.backend._torch_private import python_implementation
+
 
 def run_backend(model, *inputs, compiler=None):
     """Compiles with a backend that hands every lowered graph to ``compiler``."""
@@ -128,3 +130,12 @@ def test_dynamo_takes_zero_and_minus_zero_for_the_same_input() -> None:
     """A wrong answer of torch.compile's own that no backend can see."""
     compiled = torch.compile(lambda x, s: x / s, backend="eager", dynamic=False)
     assert compiled(torch.ones(1), 0.0) == compiled(torch.ones(1), -0.0) == float("inf")
+
+
+def test_a_custom_operator_keeps_its_python_function() -> None:
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    torch.library.custom_op("contract::twice", twice, mutates_args=())
+    assert python_implementation(torch.ops.contract.twice.default) is twice
+    assert python_implementation(torch.ops.aten.relu.default) is None

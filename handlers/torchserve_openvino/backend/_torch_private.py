@@ -5,7 +5,7 @@ AOTAutograd's metadata, Dynamo's counters, graph break reasons and compilation m
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import CompileContext, TracingContext
+from torch._library.custom_ops import _maybe_get_opdef
 
 __all__ = [
     "FrameEvents",
@@ -22,6 +23,7 @@ __all__ = [
     "compile_id",
     "graph_break_of",
     "graph_facts",
+    "python_implementation",
 ]
 
 
@@ -138,3 +140,9 @@ class FrameEvents:
                 recompile_reason=entry.recompile_reason,
                 failure=f"{entry.fail_type}: {entry.fail_reason}" if entry.fail_type else None,
             )
+
+
+def python_implementation(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    """The function that ``torch.library.custom_op`` made an operator of; None for operators made otherwise."""
+    definition = _maybe_get_opdef(op)
+    return definition._init_fn if definition is not None else None

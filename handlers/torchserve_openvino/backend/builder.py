@@ -189,13 +189,14 @@ class GraphBuilder:
             )
             record.builds += 1
         settings.tracker.add_build()
-        if settings.probes.observe is not None:
-            settings.probes.observe(Observation(self._gm, self._partitioned, calls, self._record))
+        run = settings.probes.watch(
+            Observation(self._gm, self._partitioned, calls, self._record), assemble(self._partitioned.outer, calls)
+        )
         whole = all(call.compiled is not None for call in calls.values()) and len(keys) == len(calls)
         blueprint = None
         if settings.partitions is not None and whole:
             blueprint = Blueprint(self._partitioned, [keys[p.name] for p in self._partitioned.parts], self._record)
-        return Assembled(assemble(self._partitioned.outer, calls), blueprint)
+        return Assembled(run, blueprint)
 
     def _compile(self, part: Part, converted: Converted | None, record: PartitionRecord) -> CompiledPartition | None:
         settings = self._settings

@@ -262,7 +262,6 @@ def forgotten() -> Iterator[None]:
     tov.forget_mappings()
 
 
-@pytest.mark.skipif(not hasattr(tov, "register_op"), reason="needs operator mappings")
 @pytest.mark.usefixtures("forgotten")
 def test_a_wrong_mapping_of_the_user() -> None:
     mapping = torch.library.custom_op(
@@ -278,7 +277,6 @@ def test_a_wrong_mapping_of_the_user() -> None:
     assert found.ops == ("bisect_test.double.default",) and found.confirmed
 
 
-@pytest.mark.skipif(not hasattr(tov, "register_op"), reason="needs operator mappings")
 @pytest.mark.usefixtures("forgotten")
 def test_a_wrong_mapping_of_a_module() -> None:
     class Twice(nn.Module):

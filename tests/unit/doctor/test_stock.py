@@ -1,6 +1,5 @@
 """What OpenVINO's own backend does is really seen; pins what UPSTREAM says of it, so that an upgrade shows."""
 
-import importlib.util
 import json
 import sys
 import time
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from torchserve_openvino.doctor.stock import StockRun, StockVerdict, given_options, run_worker, what_upstream_does
+from torchserve_openvino.doctor.target import TargetSpec
 
 SCRIPT = Path(__file__).with_name("stock_process.py")
 
@@ -101,12 +101,7 @@ def test_the_verdict_is_json_and_text() -> None:
     ]
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("torchserve_openvino.doctor.target") is None, reason="needs doctor/target.py"
-)
 def test_a_model_file_is_run_in_both_ways(tmp_path: Path) -> None:
-    from torchserve_openvino.doctor.target import TargetSpec
-
     model = tmp_path / "net.py"
     model.write_text(
         "import torch\nfrom torch import nn\nprint('loading')\n"
