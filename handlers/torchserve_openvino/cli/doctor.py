@@ -60,7 +60,7 @@ def doctor(
         bool, typer.Option("--stock", help="Also say what OpenVINO's own torch.compile backend does with the model.")
     ] = False,
     bisect: Annotated[
-        bool, typer.Option("--bisect", help="If the answer is wrong, find the operators that make it so.")
+        bool, typer.Option("--bisect", help="Find the operators that make the answer wrong, or OpenVINO fail.")
     ] = False,
     write: Annotated[
         bool, typer.Option("--write", help="With --bisect: put them into disabled_ops of --config.")
@@ -116,6 +116,7 @@ def doctor(
 def _diagnose(spec: "TargetSpec", progress: Callable[[str], None], *, stock: bool, bisect: bool) -> "Diagnosis":
     from torchserve_openvino.doctor.diagnose import diagnose
     from torchserve_openvino.doctor.target import load_target
+    from torchserve_openvino.doctor.trial import FAILURES
 
     progress("loading the model")
     target = load_target(spec)
@@ -126,11 +127,17 @@ def _diagnose(spec: "TargetSpec", progress: Callable[[str], None], *, stock: boo
         progress("trying OpenVINO's own backend")
         verdict = what_upstream_does(spec)
         found.stock = {**verdict.to_dict(), "text": verdict.text()}
-    if bisect and found.comparison["verdict"]:
+    if bisect and (found.comparison["verdict"] or any(each["kind"] in FAILURES for each in found.fallbacks)):
         from torchserve_openvino.doctor.bisect import find_guilty
 
-        tolerance = found.comparison["precision"]
-        guilty = find_guilty(target.model, target.call, target.options, tolerance=tolerance, progress=progress)
+        guilty = find_guilty(
+            target.model,
+            target.call,
+            target.options,
+            tolerance=found.comparison["precision"],
+            dynamic=target.dynamic,
+            progress=progress,
+        )
         found.bisection = {
             **guilty.to_dict(), "disabled_ops": guilty.disabled_ops, "explanation": guilty.explanation(),
         }  # fmt: skip

@@ -161,9 +161,9 @@ def _verdict(diagnosis: Entry) -> Text:
     if diagnosis["healthy"]:
         return Text("Everything runs on OpenVINO, and the answer is eager's.", style="green")
     said = [] if diagnosis["summary"]["all_on_openvino"] else ["not everything runs on OpenVINO"]
-    said += (
-        ["the answer differs from eager's (--bisect finds the operators)"] if diagnosis["comparison"]["verdict"] else []
-    )
+    if diagnosis["comparison"]["verdict"]:
+        hint = "" if diagnosis["bisection"] else " (--bisect finds the operators)"
+        said.append(f"the answer differs from eager's{hint}")
     return Text(f"\n{'; '.join(said)}.", style="yellow")
 
 

@@ -120,6 +120,8 @@ class Experiments:
         self._call = call
         self._dynamic = dynamic
         plain = replace(options.options, model_caching=False, cache_dir=None, fallback_to="eager")
+        # A node that is left out must not make small pieces of its neighbours, which would stay in eager with it.
+        plain = replace(plain, min_partition_us=0.0)
         plain = replace(plain, config={k: v for k, v in plain.config.items() if k != "CACHE_DIR"})
         self._options = replace(options, options=plain)
         self._max_abs = tolerance if isinstance(tolerance, float | int) else None

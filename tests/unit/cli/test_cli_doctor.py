@@ -1,16 +1,16 @@
 """`torchserve-openvino doctor`: exit codes, files, and what is handed on."""
 
 import json
-import sys
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+import torchserve_openvino as tov
 from torchserve_openvino.cli import app
-from torchserve_openvino.doctor.target import TargetSpec
+from torchserve_openvino.config import load_serving_config
 
 WELL = """
 import torch
@@ -28,6 +28,12 @@ class Ill(torch.nn.Module):
 def model():
     return Ill(), torch.randn(2, 4)
 """
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    yield
+    tov.forget_mappings()
 
 
 @pytest.fixture
@@ -98,57 +104,38 @@ def test_no_mapping_is_written_where_none_is_needed(well: Path, tmp_path: Path) 
     assert not (tmp_path / "no_ops.py").exists()
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Any) -> None:
-    module = ModuleType(f"torchserve_openvino.doctor.{name}")
-    vars(module).update(functions)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-
-
-def test_stock_is_asked_with_the_facts_of_the_command_line(well: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[TargetSpec] = []
-
-    def what_upstream_does(spec: TargetSpec) -> Any:
-        asked.append(spec)
-        return SimpleNamespace(to_dict=lambda: {"ran": False}, text=lambda: "it runs in eager PyTorch")
-
-    stand_in(monkeypatch, "stock", what_upstream_does=what_upstream_does)
+def test_stock_is_what_the_own_backend_of_openvino_does(well: Path) -> None:
     result = doctor(well, "--stock", "--input", "2,4", "--json")
-    assert asked == [TargetSpec(str(well), None, ("2,4",), ())]
-    assert json.loads(result.stdout)["stock"] == {"ran": False, "text": "it runs in eager PyTorch"}
-    assert "it runs in eager PyTorch" in doctor(well, "--stock").stdout
+    stock = json.loads(result.stdout)["stock"]
+    assert {stock[way]["outcome"] for way in ("as given", "aot_autograd: true")} == {"openvino"}
+    assert "the second call overwrote the answer of the first" in stock["text"]
 
 
-def test_a_right_answer_is_not_bisected(well: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(monkeypatch, "bisect", find_guilty=lambda *_, **__: pytest.fail("nothing is wrong"))
+def test_a_right_answer_is_not_bisected(well: Path) -> None:
     result = doctor(well, "--bisect", "--json")
     assert result.exit_code == 0 and json.loads(result.stdout)["bisection"] is None
 
 
-def test_a_wrong_answer_is_bisected_and_written(well: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchserve_openvino.doctor import diagnose
+WRONG = """
+import openvino.opset13 as ops
+import torchserve_openvino as tov
+tov.register_op("aten::relu")(lambda x: ops.abs(x))
+"""
 
-    config = tmp_path / "model-config.yaml"
-    config.write_text("batchSize: 1\n")
-    edits: list[Any] = []
 
-    def find_guilty(model: Any, inputs: Any, options: Any, *, tolerance: str, progress: Any) -> Any:
-        model(*inputs.args, **inputs.kwargs)
-        progress("halving")
-        assert tolerance == "f32" and options.options.device == "CPU"
-        return SimpleNamespace(
-            to_dict=lambda: {"runs": 3}, explanation=lambda: "relu is guilty", disabled_ops=["aten.relu.default"]
-        )
-
-    def add_disabled_ops(path: Path, ops: list[str]) -> str:
-        edits.append((path, ops))
-        return "+ disabled_ops: [aten.relu.default]"
-
-    monkeypatch.setattr(diagnose, "difference", lambda *_: "output 0 differs by 1, more than 0.001")
-    stand_in(monkeypatch, "bisect", find_guilty=find_guilty)
-    stand_in(monkeypatch, "yaml_edit", add_disabled_ops=add_disabled_ops)
-    result = doctor(well, "--config", config, "--bisect", "--write")
-    assert result.exit_code == 2 and edits == [(config, ["aten.relu.default"])]
-    assert "relu is guilty" in result.stdout and "+ disabled_ops" in result.stderr
+def test_a_wrong_answer_is_bisected_and_written(well: Path, tmp_path: Path) -> None:
+    config, mapping = tmp_path / "model-config.yaml", tmp_path / "cli_wrong_ops.py"
+    config.write_text("# mine\nbatchSize: 1  # one\n")
+    mapping.write_text(WRONG)
+    result = doctor(well, "--config", config, "--mapping", mapping, "--bisect", "--write")
+    assert result.exit_code == 2, result.output
+    assert "aten.relu.default" in result.stdout and "to blame" in result.stdout
+    text = config.read_text()
+    assert text.startswith("# mine\nbatchSize: 1  # one\n")
+    assert load_serving_config(config).backend.options.disabled_ops == ("aten.relu.default",)
+    assert "+" in result.stderr and "disabled_ops" in result.stderr
+    again = doctor(well, "--config", config, "--mapping", mapping, "--json")
+    assert json.loads(again.stdout)["comparison"]["verdict"] == ""
 
 
 def test_help_shows_examples() -> None:
