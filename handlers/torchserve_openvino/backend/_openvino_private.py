@@ -70,3 +70,23 @@ def fx_to_model(
     decoder._nodes = _IndexedNodes(decoder._nodes)
     frontend = FrontEndManager().load_by_framework("pytorch")
     return frontend.convert(frontend.load(decoder)), decoder
+
+
+def ts_to_model(traced: torch.jit.ScriptModule) -> tuple[ov.Model, Any]:
+    """Converts what TorchScript traced; `openvino.convert_model` does the same with telemetry around it.
+
+    Args:
+        traced: Tensors in it become constants that share the tensors' memory.
+
+    Returns:
+        The model, and the decoder, which must live as long as the model.
+
+    Raises:
+        RuntimeError: An operator has no conversion, or its translator failed; the message names it as ``aten::relu``.
+    """
+    from openvino.frontend import FrontEndManager
+    from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
+
+    decoder = TorchScriptPythonDecoder(traced)
+    frontend = FrontEndManager().load_by_framework("pytorch")
+    return frontend.convert(frontend.load(decoder)), decoder

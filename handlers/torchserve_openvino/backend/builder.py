@@ -158,7 +158,7 @@ class GraphBuilder:
             if stored.get(part.name) is not None:
                 continue
             try:
-                result[part.name] = convert(part, constants[part.name])
+                result[part.name] = convert(part, constants[part.name], self._settings.converter)
             except ConversionError as error:
                 result[part.name] = None
                 fresh = error.ops - self._refused.keys()

@@ -90,7 +90,7 @@ class CallCache:
             "weights": self._print.weights,
             "signature": form,
             "options": graph_options(json_safe(self._settings.resolved.values())),
-            "arguments": {"dynamic": self._dynamic},
+            "arguments": {"dynamic": self._dynamic, "backend": self._settings.backend},
             "torch_state": _torch_state(),
         }
 

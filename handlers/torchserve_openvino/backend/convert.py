@@ -12,6 +12,7 @@ from openvino import opset13 as ops
 from torch.fx import GraphModule
 
 from torchserve_openvino.backend._openvino_private import fx_to_model
+from torchserve_openvino.backend.convert_ts import convert_traced, named_by_torchscript
 from torchserve_openvino.backend.index_range import index_bounds
 from torchserve_openvino.backend.int_range import INT32_MAX, input_limit
 from torchserve_openvino.backend.partition import Part
@@ -48,12 +49,13 @@ class Converted:
     seconds: float
 
 
-def convert(part: Part, constants: Mapping[int, torch.Tensor]) -> Converted:
+def convert(part: Part, constants: Mapping[int, torch.Tensor], converter: str = "fx") -> Converted:
     """Converts a part.
 
     Args:
         part: The subgraph.
         constants: Argument position to the real tensor that becomes a constant.
+        converter: ``fx``, or ``ts`` for the way through TorchScript.
 
     Raises:
         ConversionError: With the frontend's own message.
@@ -66,13 +68,18 @@ def convert(part: Part, constants: Mapping[int, torch.Tensor]) -> Converted:
         frozen, order = _freeze(part.graph, constants)
         nodes = part.output_nodes()
         outputs = tuple(spec_of(value_of(nodes[order.index(i)])) for i in range(max(order) + 1))
-        model, decoder = fx_to_model(frozen, [spec.shape for spec in inputs], [spec.dtype for spec in inputs])
+        if converter == "ts":
+            model, decoder = convert_traced(frozen)
+        else:
+            model, decoder = fx_to_model(frozen, [spec.shape for spec in inputs], [spec.dtype for spec in inputs])
         _fit_inputs(model, inputs)
         _fit_outputs(model, outputs)
     except Exception as error:
         # OpenVINO raises RuntimeError, its Python decoder whatever it trips over: each means eager for these nodes.
         message = f"{type(error).__name__}: {error}"
         named = frozenset(_OP_NAME.findall(message)) & part.op_counts.keys()
+        if converter == "ts":
+            named |= named_by_torchscript(message, part.op_counts)
         raise ConversionError(message, named) from error
     return Converted(
         model=model,

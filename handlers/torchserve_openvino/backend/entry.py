@@ -17,7 +17,7 @@ from torchserve_openvino.report import Tracker
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-OWN_BACKENDS = frozenset({"openvino", "openvino_serving"})
+OWN_BACKENDS = frozenset({"openvino", "openvino_serving", "openvino_ts"})
 # Each static shape is one compilation; Dynamo's default of 8 would send the ninth batch size to eager for good.
 RECOMPILE_LIMIT = 64
 DEFAULT_CACHE = CacheSettings()
@@ -68,7 +68,7 @@ def compile(
         passed: Any = {"mode": mode, "options": dict(options)} if options else {"mode": mode}
         foreign = torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=fullgraph, **passed)
         return CompiledModule(model, lambda: Traced(foreign, lambda: None), tracker, foreign=backend)
-    settings = _settings(resolved or resolve_options(options), tracker, own_weights, cache)
+    settings = _settings(resolved or resolve_options(options), tracker, own_weights, cache, backend)
     settings.probes = probes
 
     def trace() -> Traced:
@@ -84,13 +84,15 @@ def compile(
     return CompiledModule(model, trace, tracker, settings=settings, calls=calls, proves=cache.proves)
 
 
-def _settings(resolved: ResolvedOptions, tracker: Tracker, own_weights: bool, cache: CacheSettings) -> BackendSettings:
+def _settings(
+    resolved: ResolvedOptions, tracker: Tracker, own_weights: bool, cache: CacheSettings, backend: str = "openvino"
+) -> BackendSettings:
     options = resolved.options
     store = open_cache(options.cache_dir if options.model_caching else None, cache)
     if store is not None:
         tracker.cache.directory = str(store.primary.root) if store.primary is not None else ""
         tracker.cache.packaged = str(store.extra[0].root) if store.extra else ""
-    return BackendSettings.of(resolved, tracker, own_weights, store, cache.for_level)
+    return BackendSettings.of(resolved, tracker, own_weights, store, cache.for_level, backend)
 
 
 def openvino_serving(

@@ -66,6 +66,7 @@ class PartitionCache:
         ov_config: Properties for OpenVINO.
         record: Counts what happens.
         for_level: Whether blobs are stored for any CPU of this instruction set, not for this CPU alone.
+        converter: How partitions become IR; see `BackendSettings`.
     """
 
     def __init__(
@@ -75,8 +76,10 @@ class PartitionCache:
         ov_config: Mapping[str, Any],
         record: CacheRecord,
         for_level: bool = False,
+        converter: str = "fx",
     ) -> None:
         self.store = store
+        self._converter = converter
         self._device = device
         self._config = {name: value for name, value in ov_config.items() if name != "CACHE_DIR"}
         self._record = record
@@ -93,7 +96,7 @@ class PartitionCache:
             self._record.refused[f"a partition was not stored: {error}"] += 1
             return None
         contents = {str(position): tensor_digest(tensor) for position, tensor in constants.items()}
-        return {**versions(), "graph": digest(graph), "constants": digest(contents)}
+        return {**versions(), "graph": digest(graph), "constants": digest(contents), "converter": self._converter}
 
     def lock(self, keys: list[str]) -> AbstractContextManager[bool]:
         """Held while the partitions with these keys are made, so that other processes wait instead of compiling too."""

@@ -33,6 +33,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         *_VERSIONS,
         "graph",  # Operators, arguments, specs of inputs and outputs.
         "constants",  # Content of the weights that are frozen into it.
+        "converter",  # Through FX or TorchScript.
     ),
     "blob": (
         *_VERSIONS,
@@ -65,7 +66,7 @@ ARGUMENTS: dict[str, str] = {
     "options": "graph",  # One by one, above.
     "fullgraph": "nowhere",  # It forbids graph breaks; what has one is never stored as a call.
     "mode": "nowhere",  # Of foreign backends, which are not cached here.
-    "backend": "nowhere",
+    "backend": "graph",  # Who captures, and who converts.
     "resolved": "graph",  # The options again.
     "own_weights": "nowhere",  # Decides who keeps the memory.
     "cache": "nowhere",
