@@ -26,14 +26,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Traced:
-    """The model through ``torch.compile``.
+    """The model through ``torch.compile`` or ``torch.export``.
 
     Attributes:
         release_weights: Lets its graphs go of the weights.
+        by_dynamo: Whether Dynamo's records say what ran; otherwise ``call`` counts that itself.
     """
 
     call: Callable[..., Any]
     release_weights: Callable[[], None]
+    by_dynamo: bool = True
 
 
 class CompiledModule:
@@ -240,6 +242,8 @@ class CompiledModule:
 
         if self.released:
             raise WeightsReleasedError("this call was not compiled before the weights were released")
+        if not self._traced.by_dynamo:
+            return self._traced.call(*args, **kwargs)
         mark = FrameEvents.mark()
         runs = self._tracker.thread.graph_calls
         result = self._traced.call(*args, **kwargs)

@@ -17,7 +17,7 @@ from torchserve_openvino.report import Tracker
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-OWN_BACKENDS = frozenset({"openvino", "openvino_serving", "openvino_ts"})
+OWN_BACKENDS = frozenset({"openvino", "openvino_serving", "openvino_ts", "export"})
 # Each static shape is one compilation; Dynamo's default of 8 would send the ninth batch size to eager for good.
 RECOMPILE_LIMIT = 64
 DEFAULT_CACHE = CacheSettings()
@@ -71,6 +71,12 @@ def compile(
     settings = _settings(resolved or resolve_options(options), tracker, own_weights, cache, backend)
     settings.probes = probes
 
+    def export() -> Traced:
+        from torchserve_openvino.backend.export import ExportedModel
+
+        exported = ExportedModel(model, settings, dynamic)
+        return Traced(exported, exported.release_weights, by_dynamo=False)
+
     def trace() -> Traced:
         from torchserve_openvino.backend.capture import OpenVINOBackend
 
@@ -81,7 +87,8 @@ def compile(
         return Traced(compiled, ours.release_weights)
 
     calls = CallCache(model, settings, dynamic) if settings.partitions is not None else None
-    return CompiledModule(model, trace, tracker, settings=settings, calls=calls, proves=cache.proves)
+    capture = export if backend == "export" else trace
+    return CompiledModule(model, capture, tracker, settings=settings, calls=calls, proves=cache.proves)
 
 
 def _settings(
