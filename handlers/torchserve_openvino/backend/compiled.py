@@ -30,11 +30,13 @@ class Traced:
 
     Attributes:
         release_weights: Lets its graphs go of the weights.
+        drop: Lets them go of all that was compiled; they compile again if they are called.
         by_dynamo: Whether Dynamo's records say what ran; otherwise ``call`` counts that itself.
     """
 
     call: Callable[..., Any]
     release_weights: Callable[[], None]
+    drop: Callable[[], None]
     by_dynamo: bool = True
 
 
@@ -217,6 +219,11 @@ class CompiledModule:
         for tensor in (*self.eager.parameters(), *self.eager.buffers()):
             tensor.data = torch.empty(0, dtype=tensor.dtype)
         return self
+
+    def drop(self) -> None:
+        """Frees what was compiled, where another way to compile the model was preferred."""
+        if "_traced" in vars(self):
+            self._traced.drop()
 
     def _why_weights_are_needed(self) -> str | None:
         if self._settings is None or not isinstance(self.eager, torch.nn.Module):

@@ -1,5 +1,6 @@
 """The doors to the backend: `compile` for Python, `openvino_serving` for ``torch.compile(backend=...)``."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ from torchserve_openvino.report import Tracker
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-OWN_BACKENDS = frozenset({"openvino", "openvino_serving", "openvino_ts", "export"})
+# What `openvino_serving` means in Python is `openvino`.
+OWN_BACKENDS = {name: name for name in ("openvino", "openvino_ts", "export", "auto")} | {"openvino_serving": "openvino"}
 # Each static shape is one compilation; Dynamo's default of 8 would send the ninth batch size to eager for good.
 RECOMPILE_LIMIT = 64
 DEFAULT_CACHE = CacheSettings()
@@ -46,7 +48,9 @@ def compile(
             ``decompositions``, ``disabled_ops``, ``config``; and ``fallback_to``. Never changed.
         fullgraph: Raise at a graph break instead of going on in Python.
         mode: For other backends only, as in ``torch.compile``.
-        backend: ``openvino``, or any backend that Dynamo knows; another one is passed through, and reported.
+        backend: ``openvino``; ``openvino_ts`` converts through TorchScript; ``export`` captures by torch.export;
+            ``auto`` tries these at the first call and keeps the best. Any other that Dynamo knows is passed through,
+            and reported.
         own_weights: Whether the compiled model keeps its own copy of the weights, for `CompiledModule.release_weights`.
         cache: More about the cache than ``model_caching`` and ``cache_dir`` say.
         resolved: Options that were validated before, instead of ``options``.
@@ -67,15 +71,24 @@ def compile(
         tracker.config.update(backend=backend, options=dict(options or {}), effective_device="CPU")
         passed: Any = {"mode": mode, "options": dict(options)} if options else {"mode": mode}
         foreign = torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=fullgraph, **passed)
-        return CompiledModule(model, lambda: Traced(foreign, lambda: None), tracker, foreign=backend)
-    settings = _settings(resolved or resolve_options(options), tracker, own_weights, cache, backend)
+        return CompiledModule(model, lambda: Traced(foreign, _nothing, _nothing), tracker, foreign=backend)
+    resolved = resolved or resolve_options(options)
+    if backend == "auto":
+        from torchserve_openvino.backend.auto import CANDIDATES, ChoosingModule
+
+        make = functools.partial(
+            compile, model, dynamic=dynamic, fullgraph=fullgraph, resolved=resolved, own_weights=own_weights,
+            cache=cache, probes=probes,
+        )  # fmt: skip
+        return ChoosingModule(model, {name: functools.partial(make, backend=name) for name in CANDIDATES})
+    settings = _settings(resolved, tracker, own_weights, cache, OWN_BACKENDS[backend])
     settings.probes = probes
 
     def export() -> Traced:
         from torchserve_openvino.backend.export import ExportedModel
 
         exported = ExportedModel(model, settings, dynamic)
-        return Traced(exported, exported.release_weights, by_dynamo=False)
+        return Traced(exported, exported.release_weights, exported.drop, by_dynamo=False)
 
     def trace() -> Traced:
         from torchserve_openvino.backend.capture import OpenVINOBackend
@@ -84,11 +97,15 @@ def compile(
         # Both are in torch 2.13's signature (tests/contract), not in its type stubs.
         limits: Any = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
         compiled = torch.compile(model, backend=ours, dynamic=dynamic, fullgraph=fullgraph, **limits)
-        return Traced(compiled, ours.release_weights)
+        return Traced(compiled, ours.release_weights, ours.drop)
 
     calls = CallCache(model, settings, dynamic) if settings.partitions is not None else None
     capture = export if backend == "export" else trace
     return CompiledModule(model, capture, tracker, settings=settings, calls=calls, proves=cache.proves)
+
+
+def _nothing() -> None:
+    """What a foreign backend holds is its own."""
 
 
 def _settings(

@@ -80,6 +80,10 @@ class ExportedModel:
             if isinstance(found, Exported):
                 found.graph.release_weights()
 
+    def drop(self) -> None:
+        """See `CompiledGraph.drop`."""
+        self._found.clear()
+
     def _why_eager(self, leaves: Sequence[Any]) -> str:
         """What speaks against any exported graph for this call; empty where nothing does."""
         if self._keeps_state:
