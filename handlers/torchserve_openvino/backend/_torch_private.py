@@ -61,7 +61,8 @@ def is_traced(value: Any) -> bool:
         return any(map(is_traced, value))
     if not isinstance(value, torch.Tensor):
         return False
-    return str(torch._C._get_value_trace(value).node().kind()) != "prim::Constant"
+    trace_of: Any = torch._C._get_value_trace  # type: ignore[attr-defined]
+    return str(trace_of(value).node().kind()) != "prim::Constant"
 
 
 def _where(stack: Sequence[Any]) -> str:

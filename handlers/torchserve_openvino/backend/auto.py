@@ -6,7 +6,6 @@ among those the fastest.
 
 import logging
 import statistics
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -92,7 +92,8 @@ class _Replay(Interpreter):
         if takes_size and name not in _SIZED and not is_symbolic_scalar(n):
             raise NotImplementedError(f"{name} takes a size, which TorchScript's tracer would keep as a fixed number")
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        result = (known[1] if known is not None else n.target)(*args, **kwargs)
+        call: Any = known[1] if known is not None else n.target
+        result = call(*args, **kwargs)
         if any(map(is_traced, (*args, *kwargs.values()))) and not is_traced(result):
             raise NotImplementedError(f"TorchScript's tracer did not see {name}, whose result would become a constant")
         return result

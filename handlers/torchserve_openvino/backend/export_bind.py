@@ -104,7 +104,7 @@ def _own_name(target: str) -> str:
 
 
 def _is_attribute(model: torch.nn.Module, name: str) -> bool:
-    """Whether a constant is a tensor attribute of a module; others are lists' items and literals, under made-up names."""
+    """Whether a constant is an attribute of a module; lists' items and literals have made-up names."""
     value: Any = model
     for part in name.split("."):
         value = getattr(value, part, None)

@@ -53,10 +53,7 @@ def _plain(value: Any, depth: int) -> Any:
 def plain_values(model: torch.nn.Module) -> list[Any]:
     """Attributes that are plain values: what can be compared while torch.export has put stand-ins for all tensors."""
     return [
-        (name, value)
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if type(value) in _BY_VALUE
+        (name, value) for module in model.modules() for name, value in vars(module).items() if type(value) in _BY_VALUE
     ]
 
 

@@ -17,6 +17,7 @@ from torchserve_openvino.report import Tracker
 if TYPE_CHECKING:
     from torchserve_openvino.ops import SupportTable
 
+
 @dataclass
 class BackendSettings:
     """One compiled model's settings.
@@ -80,7 +81,9 @@ class BackendSettings:
                 return store.events.to_dict()
 
             tracker.cache.events = events
-            partitions = PartitionCache(store, options.device, ov_config, tracker.cache, for_level, converter_of(backend))
+            partitions = PartitionCache(
+                store, options.device, ov_config, tracker.cache, for_level, converter_of(backend)
+            )
         return cls(resolved, options.device, ov_config, fallback_to, tracker, own_weights, partitions, backend=backend)
 
     @property

@@ -81,6 +81,11 @@ class CompileReport:
         self._tracker.touch()
 
     @property
+    def backend(self) -> str:
+        """Who compiled the model; empty before it is known."""
+        return str(self._tracker.config.get("backend", ""))
+
+    @property
     def builds(self) -> int:
         """How often a set of partitions was compiled."""
         return self._tracker.builds
