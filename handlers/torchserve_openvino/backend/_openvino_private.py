@@ -82,7 +82,8 @@ def ts_to_model(traced: torch.jit.ScriptModule) -> tuple[ov.Model, Any]:
         The model, and the decoder, which must live as long as the model.
 
     Raises:
-        RuntimeError: An operator has no conversion, or its translator failed; the message names it as ``aten::relu``.
+        OpConversionFailure: An operator has no conversion, or its translator failed; the message names it as
+            ``aten::relu``.
     """
     from openvino.frontend import FrontEndManager
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder

@@ -1,7 +1,7 @@
 """The backend ``auto``: at a model's first call every way to compile it is tried on that call, and the best one stays.
 
 A way whose answer differs from eager's is out, whatever it covers; then the one that leaves least to eager wins, and
-among those the fastest.
+among those the fastest. Where a cache holds what an earlier process chose, that is taken, and nothing else is tried.
 """
 
 import logging
@@ -107,20 +107,26 @@ class ChoosingModule(CompiledModule):
 
     def _choose(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         bench = _Bench(self.eager, args, kwargs)
-        trials: list[Trial] = []
-        for name, make in self._makers.items():
-            logger.info("Backend %s: compiling, comparing, timing", name)
-            compiled = make()
-            if self._freezes:
+        made = {name: make() for name, make in self._makers.items()}
+        if self._freezes:
+            for compiled in made.values():
                 compiled.freeze()
-            trials.append(bench.check(Trial(name, compiled)))
+        # An earlier process chose it, and stored what it compiled: another choice would compile the other shapes anew.
+        stored = [name for name, compiled in made.items() if compiled.in_cache(args, kwargs)][:1]
+        trials = [bench.check(Trial(name, made.pop(name))) for name in stored]
+        if not stored or trials[0].problem:
+            trials += [bench.check(Trial(name, compiled)) for name, compiled in made.items()]
         fit = [trial for trial in trials if not trial.problem]
         bench.time(fit)
         best = min(fit, key=lambda trial: (-trial.coverage, trial.milliseconds), default=None)
         for trial in trials:
             if trial is not best:
                 trial.compiled.drop()
-        facts = {"chosen": best.name if best else "eager", "tried": {t.name: t.to_dict() for t in trials}}
+        facts = {
+            "chosen": best.name if best else "eager",
+            "from_cache": best is not None and best.name in stored,
+            "tried": {trial.name: trial.to_dict() for trial in trials},
+        }
         if best is not None:
             chosen = best.compiled
         else:
@@ -178,7 +184,8 @@ class _Bench:
                         buffer.copy_(before)
 
     def check(self, trial: Trial) -> Trial:
-        """Compiles by calling, twice where the second call confirms the first, and compares both answers."""
+        """Compiles by calling, twice because a second call confirms the first, and compares both answers."""
+        logger.info("Backend %s: compiling, comparing, timing", trial.name)
         try:
             for _ in range(2):
                 answer, _ = self.run(trial.compiled)

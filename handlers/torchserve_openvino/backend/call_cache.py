@@ -100,6 +100,10 @@ class CallCache:
 
     # --- loading ----------------------------------------------------------------------------------------------
 
+    def has(self, key: str) -> bool:
+        """Whether a signature is stored, by this or another process."""
+        return self._store.get("call", key) is not None
+
     def load(self, key: str, fields: Mapping[str, Any]) -> Route | None:
         """The way of a signature; None where it is not there or can't be used."""
         entry = self._store.get("call", key)

@@ -220,10 +220,21 @@ class CompiledModule:
             tensor.data = torch.empty(0, dtype=tensor.dtype)
         return self
 
+    def in_cache(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call of this frozen model would be taken from the cache."""
+        if self._frozen is None or self._calls is None:
+            return False
+        key, _, _ = self._frozen.find(args, kwargs)
+        fields = self._calls.fields(key) if key is not None else None
+        return fields is not None and self._calls.has(make_key("call", fields))
+
     def drop(self) -> None:
-        """Frees what was compiled, where another way to compile the model was preferred."""
+        """Frees what was compiled, and forgets calls that it stored: another way to compile the model was preferred."""
         if "_traced" in vars(self):
             self._traced.drop()
+        for entry in self._stored.values():
+            assert self._calls is not None
+            self._calls.discard(entry)
 
     def _why_weights_are_needed(self) -> str | None:
         if self._settings is None or not isinstance(self.eager, torch.nn.Module):

@@ -81,28 +81,34 @@ _CALLED_AS = {name: called for name, (called, _) in (_WHOLE | _SIZED).items()}
 
 
 class _Replay(Interpreter):
-    """Runs a graph the way TorchScript can write it down."""
+    """Runs a graph the way TorchScript can write it down.
+
+    Attributes:
+        missed: Operators that it did not write down, so that their results would become constants. Told afterwards: an
+            error in the middle would make Interpreter print the graph, and the tracer fail at its symbolic sizes.
+    """
+
+    def __init__(self, gm: GraphModule) -> None:
+        super().__init__(gm, garbage_collect_values=False)
+        self.missed: list[str] = []
 
     def run_node(self, n: Node) -> Any:
-        name = op_name(n.target)
-        known = _WHOLE.get(name) or _SIZED.get(name)
-        takes_size = any(is_symbolic_scalar(source) for source in n.all_input_nodes)
         if n.op != "call_function":
             return super().run_node(n)
-        if takes_size and name not in _SIZED and not is_symbolic_scalar(n):
-            raise NotImplementedError(f"{name} takes a size, which TorchScript's tracer would keep as a fixed number")
+        name = op_name(n.target)
+        known = _WHOLE.get(name) or _SIZED.get(name)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         call: Any = known[1] if known is not None else n.target
         result = call(*args, **kwargs)
         if any(map(is_traced, (*args, *kwargs.values()))) and not is_traced(result):
-            raise NotImplementedError(f"TorchScript's tracer did not see {name}, whose result would become a constant")
+            self.missed.append(name)
         return result
 
 
 class _Traceable(torch.nn.Module):
     def __init__(self, gm: GraphModule) -> None:
         super().__init__()
-        self.replay = _Replay(gm, garbage_collect_values=False)
+        self.replay = _Replay(gm)
 
     def forward(self, *args: Any) -> Any:
         return self.replay.run(*args)
@@ -127,9 +133,17 @@ def convert_traced(gm: GraphModule) -> tuple[ov.Model, Any]:
 
 
 def _convert(gm: GraphModule) -> tuple[ov.Model, Any]:
+    for node in gm.graph.nodes:
+        sized = node.op == "call_function" and any(is_symbolic_scalar(source) for source in node.all_input_nodes)
+        if sized and not is_symbolic_scalar(node) and (name := op_name(node.target)) not in _SIZED:
+            raise NotImplementedError(f"{name} takes a size, which TorchScript's tracer would keep as a fixed number")
+    model = _Traceable(gm)
     with torch.no_grad():
         examples = tuple(_example(value_of(node)) for node in gm.graph.find_nodes(op="placeholder"))
-        return ts_to_model(torch.jit.trace(_Traceable(gm), examples, check_trace=False))
+        traced = torch.jit.trace(model, examples, check_trace=False)
+        if model.replay.missed:
+            raise NotImplementedError(f"TorchScript's tracer did not see {model.replay.missed[0]}")
+        return ts_to_model(traced)
 
 
 def named_by_torchscript(message: str, ops: Iterable[str]) -> frozenset[str]:
