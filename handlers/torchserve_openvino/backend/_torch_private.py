@@ -23,6 +23,7 @@ __all__ = [
     "compile_id",
     "graph_break_of",
     "graph_facts",
+    "is_traced",
     "python_implementation",
 ]
 
@@ -54,6 +55,16 @@ def graph_facts() -> GraphFacts:
         return GraphFacts()
     mutated = (i for i, info in enumerate(metadata.input_info) if info.mutates_data or info.mutates_metadata)
     return GraphFacts(static=frozenset(metadata.static_input_indices), mutated=frozenset(mutated))
+
+
+def is_traced(value: Any) -> bool:
+    """Whether TorchScript's tracer, while it runs, knows a value (or one of a list) as more than a constant."""
+    if isinstance(value, (list, tuple)):
+        return any(map(is_traced, value))
+    if not isinstance(value, torch.Tensor):
+        return False
+    trace_of: Any = torch._C._get_value_trace  # type: ignore[attr-defined]
+    return str(trace_of(value).node().kind()) != "prim::Constant"
 
 
 def _where(stack: Sequence[Any]) -> str:

@@ -153,7 +153,9 @@ class GraphBuilder:
             if stored.get(part.name) is not None:
                 continue
             try:
-                result[part.name] = convert(part, constants[part.name], self._settings.mappings)
+                result[part.name] = convert(
+                    part, constants[part.name], self._settings.mappings, self._settings.converter
+                )
             except ConversionError as error:
                 result[part.name] = None
                 fresh = error.ops - self._refused.keys()
