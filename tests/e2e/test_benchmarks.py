@@ -57,6 +57,15 @@ def test_benchmark_startup(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_benchmark_depth(tmp_path: Path) -> None:
+    figures = tmp_path / "depth.json"
+    assert "exponent" in run("benchmark_depth.py", "--depths", "2,4,8,16", "--rounds", "1", "--json", str(figures))
+    result = json.loads(figures.read_text())
+    assert result["nodes"] == sorted(result["nodes"])
+    assert all(len(times) == 4 and min(times) > 0 for times in result["seconds"].values())
+
+
+@pytest.mark.slow
 @pytest.mark.skipif("STARTUP_SERVERS" not in os.environ, reason="half a minute; set STARTUP_SERVERS=1")
 def test_benchmark_startup_of_servers(tmp_path: Path) -> None:
     figures = tmp_path / "startup.json"

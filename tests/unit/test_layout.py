@@ -8,7 +8,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parents[2] / "handlers" / "torchserve_openvino"
 # A room may import from its own floor and from those below.
 FLOORS = {
-    "cli": 5, "entrypoints": 5, "tasks": 4, "packaging": 4, "serving": 3, "backend": 2,
+    "cli": 5, "entrypoints": 5, "tasks": 4, "packaging": 4, "doctor": 4, "serving": 3, "backend": 2,
     "ops": 1, "cache": 1, "report": 1, "config": 0, "errors": 0,
 }  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -44,9 +44,9 @@ def test_private_modules_of_torch_and_openvino_have_one_door_each() -> None:
             private = name.startswith(
                 ("torch._dynamo", "torch._guards", "torch._functorch", "openvino.frontend.pytorch")
             )
-            assert not private or path.name in {"_torch_private.py", "_openvino_private.py", "pt2.py"}, (
-                f"{path}: {name}"
-            )
+            # stock_worker.py runs OpenVINO's own backend in a process of its own, and watches it from inside.
+            doors = {"_torch_private.py", "_openvino_private.py", "pt2.py", "stock_worker.py"}
+            assert not private or path.name in doors, f"{path}: {name}"
 
 
 def test_files_can_be_read_in_one_sitting() -> None:

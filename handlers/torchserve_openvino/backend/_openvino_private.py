@@ -161,3 +161,24 @@ def fx_to_model(
     for name, translate in translators:
         frontend.add_extension(ConversionExtension(name, translate))
     return frontend.convert(frontend.load(decoder)), decoder
+
+
+def ts_to_model(traced: torch.jit.ScriptModule, libraries: Sequence[Path] = ()) -> tuple[ov.Model, Any]:
+    """Converts what TorchScript traced; `openvino.convert_model` does the same with telemetry around it.
+
+    Args:
+        traced: Tensors in it become constants that share the tensors' memory.
+        libraries: Extension libraries with conversions of their own.
+
+    Returns:
+        The model, and the decoder, which must live as long as the model.
+
+    Raises:
+        OpConversionFailure: An operator has no conversion, or its translator failed; the message names it as
+            ``aten::relu``.
+    """
+    from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
+
+    decoder = TorchScriptPythonDecoder(traced)
+    frontend = _frontend(libraries)
+    return frontend.convert(frontend.load(decoder)), decoder

@@ -5,7 +5,7 @@ AOTAutograd's metadata, Dynamo's counters, graph break reasons and compilation m
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import CompileContext, TracingContext
+from torch._library.custom_ops import _maybe_get_opdef
 
 __all__ = [
     "FrameEvents",
@@ -22,6 +23,8 @@ __all__ = [
     "compile_id",
     "graph_break_of",
     "graph_facts",
+    "is_traced",
+    "python_implementation",
 ]
 
 
@@ -52,6 +55,16 @@ def graph_facts() -> GraphFacts:
         return GraphFacts()
     mutated = (i for i, info in enumerate(metadata.input_info) if info.mutates_data or info.mutates_metadata)
     return GraphFacts(static=frozenset(metadata.static_input_indices), mutated=frozenset(mutated))
+
+
+def is_traced(value: Any) -> bool:
+    """Whether TorchScript's tracer, while it runs, knows a value (or one of a list) as more than a constant."""
+    if isinstance(value, (list, tuple)):
+        return any(map(is_traced, value))
+    if not isinstance(value, torch.Tensor):
+        return False
+    trace_of: Any = torch._C._get_value_trace  # type: ignore[attr-defined]
+    return str(trace_of(value).node().kind()) != "prim::Constant"
 
 
 def _where(stack: Sequence[Any]) -> str:
@@ -138,3 +151,9 @@ class FrameEvents:
                 recompile_reason=entry.recompile_reason,
                 failure=f"{entry.fail_type}: {entry.fail_reason}" if entry.fail_type else None,
             )
+
+
+def python_implementation(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    """The function that ``torch.library.custom_op`` made an operator of; None for operators made otherwise."""
+    definition = _maybe_get_opdef(op)
+    return definition._init_fn if definition is not None else None

@@ -20,7 +20,7 @@ from torchserve_openvino.backend.build import build, note_built
 from torchserve_openvino.backend.convert import ConversionError, Converted, convert
 from torchserve_openvino.backend.execute import CompiledPartition, GuardedPartition, count_runtime_failure
 from torchserve_openvino.backend.fallback import fallback_for
-from torchserve_openvino.backend.partition import Part, Partitioned, partition
+from torchserve_openvino.backend.partition import LeftOut, Part, Partitioned, partition
 from torchserve_openvino.backend.partition_cache import StoredPartition
 from torchserve_openvino.backend.plain_part import Blueprint
 from torchserve_openvino.backend.probes import Observation
@@ -80,14 +80,18 @@ class GraphBuilder:
                 if not refused:
                     return self._finish(converted, stored, fields, keys)
             self._refused |= refused
+            known = Counter(self._partitioned.left_out)
             self._partitioned = self._partition()
-            self._count_refused(refused)
+            self._report(Counter(self._partitioned.left_out) - known)
 
     def report_left_out(self) -> None:
         """Counts each node that stays in eager PyTorch, with its reason and the user's line."""
-        for item in self._partitioned.left_out:
+        self._report(Counter(self._partitioned.left_out))
+
+    def _report(self, left_out: Counter[LeftOut]) -> None:
+        for item, count in left_out.items():
             new = self._settings.tracker.add_fallback(
-                item.refusal.kind, item.op, to="eager", reason=item.refusal.reason, where=item.where
+                item.refusal.kind, item.op, to="eager", reason=item.refusal.reason, where=item.where, count=count
             )
             if new:
                 logger.warning(
@@ -105,25 +109,13 @@ class GraphBuilder:
         return refusal
 
     def _partition(self) -> Partitioned:
-        settings = self._settings
-        least_us = settings.resolved.options.min_partition_us
-        is_piece = bool(settings.tracker.graph_breaks)
-        partitioned = partition(self._gm, self._refuse, least_us, is_piece=is_piece)
+        partitioned = partition(self._gm, self._refuse, self._settings.resolved.options.min_partition_us)
         self._record.ops_total = partitioned.ops_total
         self._record.left_out = dict(Counter(item.op for item in partitioned.left_out))
         self._record.partitions = [
             PartitionRecord(name=part.name, ops=part.ops, op_counts=dict(part.op_counts)) for part in partitioned.parts
         ]
         return partitioned
-
-    def _count_refused(self, refused: Mapping[str, Refusal]) -> None:
-        for item in self._partitioned.left_out:
-            if item.op in refused:
-                self._settings.tracker.add_fallback(
-                    "conversion_failed", item.op, to="eager", reason=item.refusal.reason, where=item.where
-                )
-        for op, refusal in refused.items():
-            logger.warning("Fallback: %s runs in eager PyTorch, its conversion failed: %s", op, refusal.reason)
 
     def _constants(self, part: Part, frozen: Mapping[int, torch.Tensor]) -> Constants:
         placeholders = {node.name: i for i, node in enumerate(self._gm.graph.find_nodes(op="placeholder"))}
@@ -161,7 +153,9 @@ class GraphBuilder:
             if stored.get(part.name) is not None:
                 continue
             try:
-                result[part.name] = convert(part, constants[part.name], self._settings.mappings)
+                result[part.name] = convert(
+                    part, constants[part.name], self._settings.mappings, self._settings.converter
+                )
             except ConversionError as error:
                 result[part.name] = None
                 fresh = error.ops - self._refused.keys()
@@ -197,13 +191,14 @@ class GraphBuilder:
             )
             record.builds += 1
         settings.tracker.add_build()
-        if settings.probes.observe is not None:
-            settings.probes.observe(Observation(self._gm, self._partitioned, calls, self._record))
+        run = settings.probes.watch(
+            Observation(self._gm, self._partitioned, calls, self._record), assemble(self._partitioned.outer, calls)
+        )
         whole = all(call.compiled is not None for call in calls.values()) and len(keys) == len(calls)
         blueprint = None
         if settings.partitions is not None and whole:
             blueprint = Blueprint(self._partitioned, [keys[p.name] for p in self._partitioned.parts], self._record)
-        return Assembled(assemble(self._partitioned.outer, calls), blueprint)
+        return Assembled(run, blueprint)
 
     def _compile(self, part: Part, converted: Converted | None, record: PartitionRecord) -> CompiledPartition | None:
         settings = self._settings

@@ -90,7 +90,7 @@ class CallCache:
             "weights": self._print.weights,
             "signature": form,
             "options": graph_options(json_safe(self._settings.resolved.values())),
-            "arguments": {"dynamic": self._dynamic},
+            "arguments": {"dynamic": self._dynamic, "backend": self._settings.backend},
             "mappings": self._partitions.mappings,
             "torch_state": _torch_state(),
         }
@@ -100,6 +100,10 @@ class CallCache:
         return self._store.lock("call", key)
 
     # --- loading ----------------------------------------------------------------------------------------------
+
+    def has(self, key: str) -> bool:
+        """Whether a signature is stored, by this or another process."""
+        return self._store.get("call", key) is not None
 
     def load(self, key: str, fields: Mapping[str, Any]) -> Route | None:
         """The way of a signature; None where it is not there or can't be used."""

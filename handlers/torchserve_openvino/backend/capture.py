@@ -57,6 +57,11 @@ class OpenVINOBackend:
         for graph in list(self._graphs):
             graph.release_weights()
 
+    def drop(self) -> None:
+        """See `CompiledGraph.drop`."""
+        for graph in list(self._graphs):
+            graph.drop()
+
     def _compile(
         self, gm: GraphModule, example_inputs: Sequence[Any], *, stage: str, compile_id: str, where: str, start: float
     ) -> Any:

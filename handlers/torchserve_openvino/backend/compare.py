@@ -23,8 +23,15 @@ def output_tensors(output: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(plain) if isinstance(leaf, torch.Tensor)]
 
 
-def difference(got: Any, expected: Any, precision: str) -> str:
-    """What is wrong with an answer, in words; empty where nothing is."""
+def difference(got: Any, expected: Any, precision: str, max_abs: float | None = None) -> str:
+    """What is wrong with an answer, in words; empty where nothing is.
+
+    Args:
+        got: The answer.
+        expected: Eager PyTorch's.
+        precision: What the device infers with; decides the tolerance.
+        max_abs: Largest difference allowed, instead of the precision's.
+    """
     ours, theirs = output_tensors(got), output_tensors(expected)
     if len(ours) != len(theirs):
         return f"{len(ours)} outputs instead of {len(theirs)}"
@@ -33,12 +40,29 @@ def difference(got: Any, expected: Any, precision: str) -> str:
             return f"output {index} is {list(a.shape)} {a.dtype} instead of {list(b.shape)} {b.dtype}"
         if not a.numel():
             continue
-        wide = torch.complex128 if a.is_complex() else torch.float64
-        x, y = a.to(wide), b.to(wide)
+        x, y = a.to(_wide(a)), b.to(_wide(a))
         scale = float(y.abs().nan_to_num(0.0, 0.0, 0.0).max())
         # A model may compute in a narrower type than the device is told to.
         limit = max(relative_tolerance(precision), _OF_DTYPE.get(a.dtype, 0.0)) * max(1.0, scale)
+        limit = limit if max_abs is None else max_abs
         if not torch.allclose(x, y, rtol=0.0, atol=limit, equal_nan=True):
-            worst = float((x - y).abs().nan_to_num(float("inf")).max())
-            return f"output {index} differs by {worst:.3g}, more than {limit:.3g}"
+            return f"output {index} differs by {_worst(x, y):.3g}, more than {limit:.3g}"
     return ""
+
+
+def largest_difference(got: Any, expected: Any) -> float:
+    """The largest absolute difference between two answers; infinite where one alone is NaN, or shapes differ."""
+    ours, theirs = output_tensors(got), output_tensors(expected)
+    if [t.shape for t in ours] != [t.shape for t in theirs]:
+        return float("inf")
+    pairs = [(a.to(_wide(a)), b.to(_wide(a))) for a, b in zip(ours, theirs, strict=True) if a.numel()]
+    return max((_worst(x, y) for x, y in pairs), default=0.0)
+
+
+def _wide(tensor: torch.Tensor) -> torch.dtype:
+    return torch.complex128 if tensor.is_complex() else torch.float64
+
+
+def _worst(x: torch.Tensor, y: torch.Tensor) -> float:
+    same = (x == y) | (x.isnan() & y.isnan())
+    return float(torch.where(same, 0.0, (x - y).abs()).nan_to_num(float("inf"), float("inf")).max())

@@ -26,14 +26,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Traced:
-    """The model through ``torch.compile``.
+    """The model through ``torch.compile`` or ``torch.export``.
 
     Attributes:
         release_weights: Lets its graphs go of the weights.
+        drop: Lets them go of all that was compiled; they compile again if they are called.
+        by_dynamo: Whether Dynamo's records say what ran; otherwise ``call`` counts that itself.
     """
 
     call: Callable[..., Any]
     release_weights: Callable[[], None]
+    drop: Callable[[], None]
+    by_dynamo: bool = True
 
 
 class CompiledModule:
@@ -216,6 +220,22 @@ class CompiledModule:
             tensor.data = torch.empty(0, dtype=tensor.dtype)
         return self
 
+    def in_cache(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call of this frozen model would be taken from the cache."""
+        if self._frozen is None or self._calls is None:
+            return False
+        key, _, _ = self._frozen.find(args, kwargs)
+        fields = self._calls.fields(key) if key is not None else None
+        return fields is not None and self._calls.has(make_key("call", fields))
+
+    def drop(self) -> None:
+        """Frees what was compiled, and forgets calls that it stored: another way to compile the model was preferred."""
+        if "_traced" in vars(self):
+            self._traced.drop()
+        for entry in self._stored.values():
+            assert self._calls is not None
+            self._calls.discard(entry)
+
     def _why_weights_are_needed(self) -> str | None:
         if self._settings is None or not isinstance(self.eager, torch.nn.Module):
             return "only a module that OpenVINO runs can do without"
@@ -240,6 +260,8 @@ class CompiledModule:
 
         if self.released:
             raise WeightsReleasedError("this call was not compiled before the weights were released")
+        if not self._traced.by_dynamo:
+            return self._traced.call(*args, **kwargs)
         mark = FrameEvents.mark()
         runs = self._tracker.thread.graph_calls
         result = self._traced.call(*args, **kwargs)

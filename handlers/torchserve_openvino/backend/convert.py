@@ -12,6 +12,7 @@ from openvino import opset13 as ops
 from torch.fx import GraphModule
 
 from torchserve_openvino.backend._openvino_private import fx_to_model
+from torchserve_openvino.backend.convert_ts import convert_traced, named_by_torchscript
 from torchserve_openvino.backend.index_range import index_bounds
 from torchserve_openvino.backend.int_range import INT32_MAX, input_limit
 from torchserve_openvino.backend.mapped_ops import Mapped, replace_mapped
@@ -51,13 +52,14 @@ class Converted:
     seconds: float
 
 
-def convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappings) -> Converted:
+def convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappings, converter: str = "fx") -> Converted:
     """Converts a part.
 
     Args:
         part: The subgraph.
         constants: Argument position to the real tensor that becomes a constant.
         mappings: Operators and modules that are converted by the user's functions.
+        converter: ``fx``, or ``ts`` for the way through TorchScript.
 
     Raises:
         ConversionError: With the frontend's own message.
@@ -71,14 +73,18 @@ def convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mapping
         frozen, order, weights = _freeze(part.graph, constants)
         nodes = part.output_nodes()
         outputs = tuple(spec_of(value_of(nodes[order.index(i)])) for i in range(max(order) + 1))
-        mapped = replace_mapped(frozen.graph, mappings, weights)
-        model, decoder = fx_to_model(
-            frozen,
-            [spec.shape for spec in inputs],
-            [spec.dtype for spec in inputs],
-            mapped.translators,
-            mappings.libraries,
-        )
+        if converter == "ts":
+            _refuse_taught(part, mappings)
+            model, decoder = convert_traced(frozen, mappings.libraries)
+        else:
+            mapped = replace_mapped(frozen.graph, mappings, weights)
+            model, decoder = fx_to_model(
+                frozen,
+                [spec.shape for spec in inputs],
+                [spec.dtype for spec in inputs],
+                mapped.translators,
+                mappings.libraries,
+            )
         _fit_inputs(model, inputs)
         _fit_outputs(model, outputs)
     except Exception as error:
@@ -87,6 +93,8 @@ def convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mapping
             raise ConversionError(str(mapped.failure.error), frozenset({mapped.failure.op})) from mapped.failure.error
         message = str(error) if isinstance(error, OpMappingError) else f"{type(error).__name__}: {error}"
         named = frozenset(_OP_NAME.findall(message)) & part.op_counts.keys()
+        if converter == "ts":
+            named |= named_by_torchscript(message, part.op_counts)
         raise ConversionError(message, named) from error
     return Converted(
         model=model,
@@ -103,6 +111,14 @@ def convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mapping
         keep_alive=(decoder, frozen),
         seconds=time.perf_counter() - start,
     )
+
+
+def _refuse_taught(part: Part, mappings: Mappings) -> None:
+    """Raises for operators that only the user's functions convert: TorchScript's tracer can't call these."""
+    taught = frozenset(name for name in part.op_counts if mappings.covers(name))
+    if taught:
+        message = f"{', '.join(sorted(taught))}: op_mappings have no effect with the backend openvino_ts"
+        raise OpMappingError(message)
 
 
 def _int_bounds(

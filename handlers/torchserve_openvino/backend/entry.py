@@ -1,5 +1,6 @@
 """The doors to the backend: `compile` for Python, `openvino_serving` for ``torch.compile(backend=...)``."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,8 @@ from torchserve_openvino.report import Tracker
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-OWN_BACKENDS = frozenset({"openvino", "openvino_serving"})
+# What `openvino_serving` means in Python is `openvino`.
+OWN_BACKENDS = {name: name for name in ("openvino", "openvino_ts", "export", "auto")} | {"openvino_serving": "openvino"}
 # Each static shape is one compilation; Dynamo's default of 8 would send the ninth batch size to eager for good.
 RECOMPILE_LIMIT = 64
 DEFAULT_CACHE = CacheSettings()
@@ -47,7 +49,9 @@ def compile(
             ``decompositions``, ``disabled_ops``, ``config``; and ``fallback_to``. Never changed.
         fullgraph: Raise at a graph break instead of going on in Python.
         mode: For other backends only, as in ``torch.compile``.
-        backend: ``openvino``, or any backend that Dynamo knows; another one is passed through, and reported.
+        backend: ``openvino``; ``openvino_ts`` converts through TorchScript; ``export`` captures by torch.export;
+            ``auto`` tries these at the first call and keeps the best. Any other that Dynamo knows is passed through,
+            and reported.
         own_weights: Whether the compiled model keeps its own copy of the weights, for `CompiledModule.release_weights`.
         cache: More about the cache than ``model_caching`` and ``cache_dir`` say.
         resolved: Options that were validated before, instead of ``options``.
@@ -68,10 +72,27 @@ def compile(
         tracker.config.update(backend=backend, options=dict(options or {}), effective_device="CPU")
         passed: Any = {"mode": mode, "options": dict(options)} if options else {"mode": mode}
         foreign = torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=fullgraph, **passed)
-        return CompiledModule(model, lambda: Traced(foreign, lambda: None), tracker, foreign=backend)
-    settings = _settings(resolved or resolve_options(options), tracker, own_weights, cache)
+        return CompiledModule(model, lambda: Traced(foreign, _nothing, _nothing), tracker, foreign=backend)
+    resolved = resolved or resolve_options(options)
+    if backend == "auto":
+        from torchserve_openvino.backend.auto import CANDIDATES, ChoosingModule
+
+        make = functools.partial(
+            compile, model, dynamic=dynamic, fullgraph=fullgraph, resolved=resolved, own_weights=own_weights,
+            cache=cache, probes=probes,
+        )  # fmt: skip
+        return ChoosingModule(model, {name: functools.partial(make, backend=name) for name in CANDIDATES})
+    settings = _settings(resolved, tracker, own_weights, cache, OWN_BACKENDS[backend])
     settings.probes = probes
     traced, sync = _twin(model, settings.mappings)
+
+    def export() -> Traced:
+        from torchserve_openvino.backend.export import ExportedModel
+
+        if traced is not model:
+            tracker.add_note("mappings of modules have no effect with the backend export: it sees their operators")
+        exported = ExportedModel(model, settings, dynamic)
+        return Traced(exported, exported.release_weights, exported.drop, by_dynamo=False)
 
     def trace() -> Traced:
         from torchserve_openvino.backend.capture import OpenVINOBackend
@@ -80,10 +101,15 @@ def compile(
         # Both are in torch 2.13's signature (tests/contract), not in its type stubs.
         limits: Any = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
         compiled = torch.compile(traced, backend=ours, dynamic=dynamic, fullgraph=fullgraph, **limits)
-        return Traced(sync(compiled), ours.release_weights)
+        return Traced(sync(compiled), ours.release_weights, ours.drop)
 
     calls = CallCache(model, settings, dynamic) if settings.partitions is not None else None
-    return CompiledModule(model, trace, tracker, settings=settings, calls=calls, proves=cache.proves)
+    capture = export if backend == "export" else trace
+    return CompiledModule(model, capture, tracker, settings=settings, calls=calls, proves=cache.proves)
+
+
+def _nothing() -> None:
+    """What a foreign backend holds is its own."""
 
 
 def _twin(model: Callable[..., Any], mappings: Mappings) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -98,13 +124,15 @@ def _twin(model: Callable[..., Any], mappings: Mappings) -> tuple[Callable[..., 
     return model, lambda compiled: compiled
 
 
-def _settings(resolved: ResolvedOptions, tracker: Tracker, own_weights: bool, cache: CacheSettings) -> BackendSettings:
+def _settings(
+    resolved: ResolvedOptions, tracker: Tracker, own_weights: bool, cache: CacheSettings, backend: str = "openvino"
+) -> BackendSettings:
     options = resolved.options
     store = open_cache(options.cache_dir if options.model_caching else None, cache)
     if store is not None:
         tracker.cache.directory = str(store.primary.root) if store.primary is not None else ""
         tracker.cache.packaged = str(store.extra[0].root) if store.extra else ""
-    return BackendSettings.of(resolved, tracker, own_weights, store, cache.for_level)
+    return BackendSettings.of(resolved, tracker, own_weights, store, cache.for_level, backend)
 
 
 def openvino_serving(

@@ -144,6 +144,12 @@ class CompiledGraph:
             for variant in self._variants.values():
                 variant.watch = None
 
+    def drop(self) -> None:
+        """Frees every compiled partition; a further call builds them again."""
+        with self._lock:
+            self._variants.clear()
+            self._current = None
+
 
 def _holds(variant: Variant, weights: tuple[Any, ...]) -> bool:
     watch = variant.watch

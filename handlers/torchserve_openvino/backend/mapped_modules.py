@@ -36,7 +36,7 @@ class _Leaf:
 
 
 _LIBRARY = torch.library.Library(MODULES, "FRAGMENT")
-# Operators can't be taken back from torch; one stays with its module, and is used again for the next of its name.
+# Operators can't be taken back from torch: each stays with its module, and serves the next of its name after that.
 _LEAVES: dict[str, _Leaf] = {}
 
 
@@ -48,7 +48,7 @@ def _operator(path: str, leaf: _Leaf) -> str:
         known = _LEAVES.get(name)
         if known is None:
             _define(name)
-        elif known.module() is not None:
+        elif known.module() not in (None, leaf.module()):
             continue
         _LEAVES[name] = leaf
         return name

@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from torchserve_openvino.backend.worthwhile import refuse_tiny
+from torchserve_openvino.backend.worthwhile import PIECE_US, refuse_tiny
 from torchserve_openvino.ops import Refusal, does_work, op_name, where_of
 from torchserve_openvino.ops.names import value_of
 
@@ -82,14 +82,13 @@ class _Support(OperatorSupportBase):
         return node.op == "call_function" and self.refuse(node) is None
 
 
-def partition(gm: GraphModule, refuse: Refuse, least_us: float = 0.0, *, is_piece: bool = False) -> Partitioned:
+def partition(gm: GraphModule, refuse: Refuse, min_partition_us: float | None = None) -> Partitioned:
     """Splits a lowered graph.
 
     Args:
         gm: ATen graph of AOTAutograd; it is copied, not changed.
         refuse: Reason against a node, or None.
-        least_us: See `refuse_tiny`; for a graph that falls into pieces.
-        is_piece: Whether the graph is itself a piece, of a model with graph breaks; a single operator is judged then.
+        min_partition_us: As the option (`BackendOptions`).
     """
     refusals: dict[Node, Refusal | None] = {}
     copied = torch.fx.Graph()
@@ -103,10 +102,10 @@ def partition(gm: GraphModule, refuse: Refuse, least_us: float = 0.0, *, is_piec
     partitioner = CapabilityBasedPartitioner(outer, _Support(refusals.get), allows_single_node_partition=True)
     proposed = [p for p in partitioner.propose_partitions() if any(does_work(n) for n in p.nodes)]
     falls_apart = len(proposed) > 1 or any(refusal and does_work(node) for node, refusal in refusals.items())
-    if falls_apart or (is_piece and ops_total == 1):
-        tiny = {id(p): refusal for p in proposed if (refusal := refuse_tiny(list(p.nodes), least_us)) is not None}
-        refusals |= {node: tiny[id(p)] for p in proposed if id(p) in tiny for node in p.nodes}
-        proposed = [p for p in proposed if id(p) not in tiny]
+    least_us = min_partition_us if min_partition_us is not None else PIECE_US if falls_apart else 0.0
+    tiny = {id(p): refusal for p in proposed if (refusal := refuse_tiny(list(p.nodes), least_us)) is not None}
+    refusals |= {node: tiny[id(p)] for p in proposed if id(p) in tiny for node in p.nodes}
+    proposed = [p for p in proposed if id(p) not in tiny]
     left_out = [
         LeftOut(op_name(node.target), refusal, where_of(node))
         for node, refusal in refusals.items()

@@ -67,6 +67,7 @@ class PartitionCache:
         record: Counts what happens.
         for_level: Whether blobs are stored for any CPU of this instruction set, not for this CPU alone.
         mappings: Digest of the user's mappings; empty without.
+        converter: How partitions become IR; see `BackendSettings`.
 
     Attributes:
         mappings: The same.
@@ -80,8 +81,10 @@ class PartitionCache:
         record: CacheRecord,
         for_level: bool = False,
         mappings: str = "",
+        converter: str = "fx",
     ) -> None:
         self.store = store
+        self._converter = converter
         self._device = device
         self._config = {name: value for name, value in ov_config.items() if name != "CACHE_DIR"}
         self._record = record
@@ -105,6 +108,7 @@ class PartitionCache:
             "graph": digest(graph),
             "constants": digest(contents),
             "mappings": digest(mappings) if mappings else "",
+            "converter": self._converter,
         }
 
     def lock(self, keys: list[str]) -> AbstractContextManager[bool]:

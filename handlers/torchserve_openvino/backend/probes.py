@@ -1,8 +1,8 @@
 """What a diagnosis asks of the backend beside the report: nodes to leave out, and a look at what was built."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -37,10 +37,26 @@ class Probes:
         leave_out: The reason to keep one node of a lowered graph in eager PyTorch (counted as ``disabled_op``), or
             None. Called for every node; nodes keep their names from one compilation to the next.
         observe: Told each graph once it is built.
+        called: Told the arguments of each call of a graph, weights included, before it runs.
     """
 
     leave_out: "Callable[[Node], str | None] | None" = None
     observe: Callable[[Observation], None] | None = None
+    called: Callable[[Observation, Sequence[Any]], None] | None = None
+
+    def watch(self, observation: Observation, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Shows a built graph to ``observe``; returns ``run``, with ``called`` before it where that is set."""
+        if self.observe is not None:
+            self.observe(observation)
+        called = self.called
+        if called is None:
+            return run
+
+        def watched(*args: Any) -> Any:
+            called(observation, args)
+            return run(*args)
+
+        return watched
 
 
 NO_PROBES = Probes()

@@ -36,6 +36,7 @@ class BackendSettings:
         eager_copy: Whether PyTorch's weights are still there.
         mappings: Operators and modules that the user taught OpenVINO.
         probes: Hooks of a diagnosis.
+        backend: ``openvino``, ``openvino_ts`` or ``export``: who captures, and who converts.
     """
 
     resolved: ResolvedOptions
@@ -48,6 +49,7 @@ class BackendSettings:
     eager_copy: EagerCopy = field(default_factory=EagerCopy)
     mappings: Mappings = field(default_factory=Mappings)
     probes: Probes = NO_PROBES
+    backend: str = "openvino"
 
     @classmethod
     def of(
@@ -57,12 +59,13 @@ class BackendSettings:
         own_weights: bool = False,
         store: Layers | None = None,
         for_level: bool = False,
+        backend: str = "openvino",
     ) -> "BackendSettings":
         """Derives the settings from validated options, and states them in the report."""
         options = resolved.options
         ov_config = options.ov_config()
         tracker.config.update(
-            backend="openvino",
+            backend=backend,
             options=resolved.to_dict(),
             ov_config={name: str(value) for name, value in ov_config.items()},
             effective_device=options.device,
@@ -88,10 +91,25 @@ class BackendSettings:
                 return store.events.to_dict()
 
             tracker.cache.events = events
-            partitions = PartitionCache(store, options.device, ov_config, tracker.cache, for_level, taught)
+            partitions = PartitionCache(
+                store, options.device, ov_config, tracker.cache, for_level, taught, converter_of(backend)
+            )
         return cls(
-            resolved, options.device, ov_config, fallback_to, tracker, own_weights, partitions, mappings=mappings
+            resolved,
+            options.device,
+            ov_config,
+            fallback_to,
+            tracker,
+            own_weights,
+            partitions,
+            mappings=mappings,
+            backend=backend,
         )
+
+    @property
+    def converter(self) -> str:
+        """How a partition becomes an ov.Model: ``fx``, or ``ts`` through TorchScript."""
+        return converter_of(self.backend)
 
     # What only tracing needs, and what takes a second to import.
 
@@ -120,6 +138,11 @@ class BackendSettings:
         from torchserve_openvino.ops import decomposition_table
 
         return decomposition_table(self.support, kept_whole(), self.resolved.options.decompositions)
+
+
+def converter_of(backend: str) -> str:
+    """Which of OpenVINO's frontends a backend converts with, ``fx`` or ``ts``."""
+    return "ts" if backend == "openvino_ts" else "fx"
 
 
 def cpp_compiler() -> str | None:

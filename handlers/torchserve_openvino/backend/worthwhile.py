@@ -1,9 +1,9 @@
 """Whether a piece of a graph is worth the way into OpenVINO and back.
 
 A call of a partition costs some tens of microseconds whatever it computes. A graph that falls into pieces may have
-pieces whose few light operators eager PyTorch computes in less; so may a model with graph breaks, whose graph is a
-single operator. The figures are those of scripts/benchmark_partitions.py. A graph that runs on OpenVINO as a whole
-crosses once and is handed over whatever its size.
+pieces whose few light operators eager PyTorch computes in less. The figures are those of
+scripts/benchmark_partitions.py. A graph that runs on OpenVINO as a whole crosses once and is handed over whatever its
+size, unless the user states a size.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,8 @@ from torch.fx import Node
 from torchserve_openvino.ops import Refusal, does_work, moves_only, op_name
 from torchserve_openvino.ops.names import tensors_of, value_of
 
+# What a piece must take in eager PyTorch at least, where the user states nothing.
+PIECE_US = 20.0
 # Eager PyTorch, one operator on one thread: its dispatch, and bytes read and written while they fit the cache.
 OP_US = 3.0
 BYTES_PER_US = 10_000.0

@@ -35,6 +35,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "graph",  # Operators, arguments, specs of inputs and outputs.
         "constants",  # Content of the weights that are frozen into it.
         "mappings",  # The user's conversions, with the attributes of modules that they convert.
+        "converter",  # Through FX or TorchScript.
     ),
     "blob": (
         *_VERSIONS,
@@ -68,7 +69,7 @@ ARGUMENTS: dict[str, str] = {
     "options": "graph",  # One by one, above.
     "fullgraph": "nowhere",  # It forbids graph breaks; what has one is never stored as a call.
     "mode": "nowhere",  # Of foreign backends, which are not cached here.
-    "backend": "nowhere",
+    "backend": "graph",  # Who captures, and who converts.
     "resolved": "graph",  # The options again.
     "own_weights": "nowhere",  # Decides who keeps the memory.
     "cache": "nowhere",

@@ -4,13 +4,14 @@ import typer
 
 from torchserve_openvino.cli.cache import cache
 from torchserve_openvino.cli.check import check
+from torchserve_openvino.cli.doctor import doctor
 from torchserve_openvino.cli.handler_path import handler_path
 from torchserve_openvino.cli.package import package
 from torchserve_openvino.cli.report import report
 
 app = typer.Typer(
     name="torchserve-openvino",
-    help="Serve PyTorch models on OpenVINO: check a configuration, find a handler, read a report, tend the cache.",
+    help="Serve PyTorch models on OpenVINO: check a configuration, diagnose a model, read a report, tend the cache.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -18,6 +19,7 @@ app = typer.Typer(
 )
 app.add_typer(cache, name="cache")
 app.command("check")(check)
+app.command("doctor")(doctor)
 app.command("handler-path")(handler_path)
 app.command("package")(package)
 app.command("report")(report)

@@ -1,6 +1,9 @@
 """What the commands share: where text goes, and how a failure ends."""
 
+import contextlib
 import json
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import typer
@@ -28,3 +31,18 @@ def fail(message: str) -> NoReturn:
     typer.secho("error: ", fg=typer.colors.RED, bold=True, err=True, nl=False)
     typer.echo(message, err=True)
     raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def steps(elsewhere: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
+    """A spinner on stderr with the step under way, on a terminal.
+
+    Args:
+        elsewhere: Takes the steps where stderr is no terminal.
+    """
+    if not sys.stderr.isatty():
+        yield elsewhere
+        return
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    with console.status("starting") as status:
+        yield lambda text: status.update(text[: max(20, console.width - 4)])

@@ -1,15 +1,12 @@
 """`torchserve-openvino package`."""
 
-import contextlib
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from torchserve_openvino.cli.console import fail, print_json, stdout
+from torchserve_openvino.cli.console import fail, print_json, stdout, steps
 from torchserve_openvino.cli.handler_path import handlers
 from torchserve_openvino.errors import PackagingError
 
@@ -153,7 +150,7 @@ def _make(
             arguments = [*arguments, "--extra-files", ",".join(map(str, extra))]
         if requirements is not None:
             arguments = [*arguments, "--requirements-file", str(requirements)]
-        with _steps() as step:
+        with steps(lambda text: typer.echo(text, err=True)) as step:
             step("torch-model-archiver")
             archive.extract(archive.run_archiver(arguments, name, work), folder)
             done = fill(folder, levels, step) if precompile else []
@@ -176,19 +173,6 @@ def _mappings(config_file: Path) -> list[Path]:
                 f"{config_file} names {path.name} in handler.openvino.op_mappings: there is no {path}."
             )
     return files
-
-
-@contextlib.contextmanager
-def _steps() -> Iterator[Callable[[str], None]]:
-    """A spinner with the step under way on a terminal; a line each elsewhere. On stderr."""
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    if not sys.stderr.isatty():
-        yield lambda text: typer.echo(text, err=True)
-        return
-    with console.status("starting") as status:
-        yield lambda text: status.update(text[: max(20, console.width - 4)])
 
 
 def _handler(name: str) -> str:

@@ -55,9 +55,10 @@ class BackendOptions:
     """Upstream's flag: hand graphs of a single operator to OpenVINO as well; `min_partition_us: 0` by another name."""
     fallback_to: Literal["eager", "inductor"] = "eager"
     """Who runs a partition that OpenVINO could not convert or compile."""
-    min_partition_us: float = 20.0
-    """Where a graph falls into pieces: a piece of light operators for which eager PyTorch takes less than this, in
-    microseconds, stays there, because calling OpenVINO costs more. 0 hands every piece over."""
+    min_partition_us: float | None = None
+    """Light operators for which eager PyTorch takes less than this, in microseconds, stay there, because calling
+    OpenVINO costs more; 0 hands everything over. Unset: 20 for the pieces of a graph that can't run on OpenVINO as a
+    whole, and 0 for a graph that can."""
 
     def ov_config(self) -> dict[str, Any]:
         """Properties for ``core.compile_model``.
@@ -199,7 +200,9 @@ class _Resolver:
         values["decompositions"] = self._operators("decompositions")
         values["disabled_ops"] = self._operators("disabled_ops")
         values["fallback_to"] = self._fallback_to()
-        values["min_partition_us"] = 0.0 if values["testing"] else self._microseconds("min_partition_us")
+        values["min_partition_us"] = self._microseconds("min_partition_us")
+        if values["testing"] and values["min_partition_us"] is None:
+            values["min_partition_us"] = 0.0
         values["config"] = self._config(spec)
         self._check_decompositions(values["decompositions"])
         options = BackendOptions(**values)
@@ -298,14 +301,13 @@ class _Resolver:
             return "eager"
         return str(value)
 
-    def _microseconds(self, name: str) -> float:
-        default: float = getattr(BackendOptions, name)
+    def _microseconds(self, name: str) -> float | None:
         value = self._value(name)
         if value is None:
-            return default
+            return None
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
             self.problems.add((name,), f"must be a number of microseconds of at least 0, not {shown(value)}.")
-            return default
+            return None
         return float(value)
 
     def _config(self, spec: DeviceSpec) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 from torchserve_openvino.config.problems import KeyPath, Problems
 from torchserve_openvino.config.spelling import listed, nearest, shown
 
-OUR_BACKENDS = ("openvino", "openvino_serving")
+OUR_BACKENDS = ("openvino", "openvino_serving", "openvino_ts", "export", "auto")
 # torch.compile's own names; Inductor alone gives them a meaning.
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _KWARGS = ("backend", "mode", "dynamic", "fullgraph", "options")
@@ -27,7 +27,8 @@ class CompileConfig(BaseModel):
     enabled: bool = True
     """False leaves the model to eager PyTorch."""
     backend: str = "openvino"
-    """openvino (or openvino_serving) is this package; any other Dynamo backend is passed through."""
+    """openvino (or openvino_serving), openvino_ts (converted through TorchScript), export (captured by torch.export)
+    and auto (the best of these) are this package; any other Dynamo backend is passed through."""
     dynamic: bool | None = None
     """torch.compile's `dynamic`: True for symbolic shapes from the start, False for one graph per shape, None
     for torch's choice: static first, dynamic once a size changes."""

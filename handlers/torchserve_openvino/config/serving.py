@@ -179,7 +179,7 @@ def _with_fallback_to(backend: ResolvedOptions, section: OpenVINOSection, proble
 
 def _with_all_pieces(backend: ResolvedOptions, section: OpenVINOSection) -> ResolvedOptions:
     """Leaves no small piece in eager PyTorch for speed where the policy would count it against the model."""
-    allow, given = section.fallback.allow, backend.sources["min_partition_us"] != "default"
+    allow, given = section.fallback.allow, backend.options.min_partition_us is not None
     if given or ((allow == "all" or "tiny_partition" in allow) and not section.fallback.min_coverage):
         return backend
     options = replace(backend.options, min_partition_us=0.0)

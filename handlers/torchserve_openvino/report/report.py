@@ -47,6 +47,10 @@ class CompileReport:
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
 
+    def follow(self, other: "CompileReport") -> None:
+        """Shows another model's records from now on, to those as well who hold this report already."""
+        self._tracker = other._tracker
+
     @property
     def revision(self) -> int:
         """Changes whenever the report does."""
@@ -75,6 +79,11 @@ class CompileReport:
         """States one effective setting (JSON-safe)."""
         self._tracker.config[name] = value
         self._tracker.touch()
+
+    @property
+    def backend(self) -> str:
+        """Who compiled the model; empty before it is known."""
+        return str(self._tracker.config.get("backend", ""))
 
     @property
     def builds(self) -> int:

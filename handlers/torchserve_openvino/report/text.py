@@ -15,6 +15,7 @@ def summary_line(report: dict[str, Any]) -> str:
         f"{s['graphs']} graph(s), {s['partitions']} partition(s), fallbacks {s['fallbacks']}{detail}, "
         f"graph breaks {s['graph_breaks']}, recompiles {s['recompiles']}, "
         f"compiled in {s['compile_seconds']:.2f} s, device {s['device'] or '?'}, precision {s['precision'] or '?'}"
+        + (f", backend {backend}" if (backend := report["config"].get("backend")) else "")
     )
 
 

@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 # Where torch-model-archiver puts what it was told.
 MANIFEST = "MAR-INF/MANIFEST.json"
@@ -11,21 +12,19 @@ MANIFEST = "MAR-INF/MANIFEST.json"
 RESULT = "torchserve-openvino-loaded: "
 
 
-def main(folder: str) -> None:
-    """Runs the archive's handler up to READY.
+def load_handler(place: Path) -> Any:
+    """Runs an archive's handler up to READY, by TorchServe's own loader.
 
     Args:
-        folder: The unpacked archive.
+        place: The unpacked archive.
 
-    Raises:
-        SystemExit: Its handler is none of this package's.
+    Returns:
+        The handler; None where the archive's handler is a plain function.
     """
     # Here, so that whoever only wants the names above need not have TorchServe.
     import yaml
     from ts.model_loader import ModelLoaderFactory
 
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stdout)
-    place = Path(folder)
     model = json.loads((place / MANIFEST).read_text(encoding="utf-8"))["model"]
     batch_size = 1
     if name := model.get("configFile"):
@@ -33,7 +32,20 @@ def main(folder: str) -> None:
     sys.path.insert(0, str(place))
     handler = str(place / model["handler"]) if (place / model["handler"]).is_file() else model["handler"]
     service = ModelLoaderFactory.get_model_loader().load(model["modelName"], str(place), handler, None, batch_size)
-    describe = getattr(getattr(service._entry_point, "__self__", None), "describe_handle", None)
+    return getattr(service._entry_point, "__self__", None)
+
+
+def main(folder: str) -> None:
+    """Loads an archive and prints the report of its handler.
+
+    Args:
+        folder: The unpacked archive.
+
+    Raises:
+        SystemExit: Its handler is none of this package's.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stdout)
+    describe = getattr(load_handler(Path(folder)), "describe_handle", None)
     report = describe() if describe is not None else {}
     if not isinstance(report, dict) or "cache" not in report:
         raise SystemExit("the archive's handler is none of torchserve-openvino's: nothing is compiled for it")

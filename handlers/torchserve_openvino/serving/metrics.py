@@ -62,6 +62,7 @@ class MetricsEmitter:
             self._gauge(metrics, f"openvino_{name}", value)
         self._count(metrics, "openvino_cache_write_failures_total", cache.write_failures)
         self._gauge(metrics, "openvino_policy_violated", int(violated))
+        self._gauge(metrics, "openvino_backend", 1, "backend", self._report.backend)
         for kind, count in self._report.fallback_counts().items():
             self._count(metrics, "openvino_fallbacks_total", count, "kind", kind)
         self._count(metrics, "openvino_recompiles_total", summary.recompiles)
@@ -74,11 +75,13 @@ class MetricsEmitter:
             elif key.startswith("refused_"):
                 self._count(metrics, "openvino_refused_items_total", count, "code", key.removeprefix("refused_"))
 
-    def _gauge(self, metrics: Any, name: str, value: float) -> None:
+    def _gauge(self, metrics: Any, name: str, value: float, dimension: str = "", kind: str = "") -> None:
+        from ts.metrics.dimension import Dimension
         from ts.metrics.metric_type_enum import MetricTypes
 
         # TorchServe appends to the list it is given, and its default is shared by all callers: a new one each time.
-        metrics.add_metric(name, value, unit="count", dimensions=[], metric_type=MetricTypes.GAUGE)
+        dimensions = [Dimension(dimension, kind)] if dimension else []
+        metrics.add_metric(name, value, unit="count", dimensions=dimensions, metric_type=MetricTypes.GAUGE)
 
     def _count(self, metrics: Any, name: str, total: int, dimension: str = "", value: str = "") -> None:
         from ts.metrics.dimension import Dimension

@@ -77,7 +77,7 @@ def test_disabled_op_that_would_be_decomposed_is_seen() -> None:
         lambda x, y: torch.addcmul(x, x, y) + 1,
         torch.randn(3),
         torch.randn(3),
-        options={"disabled_ops": ["aten.addcmul"]},
+        options={"disabled_ops": ["aten.addcmul"], "min_partition_us": 0},
         coverage=None,
         fallbacks={"disabled_op": 1},
     )
@@ -167,6 +167,7 @@ def test_conversion_failure_is_local_and_has_the_message(monkeypatch: pytest.Mon
         torch.randn(5),
         coverage=0.8,
         fallbacks={"conversion_failed": 1},
+        options={"min_partition_us": 0},
     )
     (fallback,) = compiled.report.to_dict()["fallbacks"]
     assert fallback["op"] == "aten.tanh.default" and "No conversion rule" in fallback["reason"]

@@ -173,6 +173,25 @@ def test_dynamic_shapes() -> None:
     assert compiled.report.summary.coverage == 1.0 and not compiled.report.fallbacks
 
 
+def test_the_way_through_torchscript_leaves_mapped_operators_to_eager() -> None:
+    tov.register_op("tovtest::scaled_tanh")(lambda x: ops.multiply(ops.tanh(x), constant(2.0, x)))
+    model = nn.Linear(4, 4).eval()
+    compiled = run(lambda x: torch.ops.tovtest.scaled_tanh(model(x)), X, backend="openvino_ts")
+    (left,) = compiled.report.fallbacks
+    assert (left.kind, left.op) == ("conversion_failed", "tovtest.scaled_tanh.default") and "openvino_ts" in left.reason
+    assert run(lambda x: x.relu(), X, backend="openvino_ts").report.summary.coverage == 1.0
+
+
+def test_the_way_by_export_takes_mapped_operators() -> None:
+    tov.register_op("tovtest::scaled_tanh")(lambda x: ops.multiply(ops.tanh(x), constant(2.0, x)))
+
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.ops.tovtest.scaled_tanh(x) + 1
+
+    assert run(Scaled().eval(), X, backend="export").report.summary.coverage == 1.0
+
+
 # --- modules --------------------------------------------------------------------------------------------------------
 
 

@@ -41,3 +41,17 @@ def test_what_was_built_is_shown() -> None:
     assert list(observation.calls) == [part.name for part in observation.partitioned.parts]
     assert all(call.compiled is not None for call in observation.calls.values())
     assert observation.record.left_out == {"aten.relu.default": 1}
+
+
+def test_each_call_of_a_graph_is_shown_with_its_arguments() -> None:
+    seen: list[tuple[Observation, list[Any]]] = []
+    model = nn.Linear(4, 4).eval()
+    compiled = tov.compile(model, probes=Probes(called=lambda graph, args: seen.append((graph, list(args)))))
+    x = torch.randn(2, 4)
+    with torch.inference_mode():
+        compiled(x)
+        compiled(x)
+    (first, args), (second, _) = seen
+    assert first is second
+    assert len(args) == len(first.lowered.graph.find_nodes(op="placeholder"))
+    assert any(torch.equal(arg, model.weight) for arg in args)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers import check
+from torchserve_openvino.backend import convert
 from torchserve_openvino.config import load_serving_config, resolve_options
 from torchserve_openvino.errors import ConfigError
 
@@ -47,17 +48,33 @@ def test_heavy_operators_are_never_tiny() -> None:
     check(model, torch.rand(2, 4), options={"disabled_ops": ["aten.relu"]}, coverage=0.8, fallbacks={"disabled_op": 1})
 
 
-def test_a_single_operator_between_graph_breaks_runs_where_it_pays() -> None:
+def test_a_stated_size_holds_for_wholes_too_so_that_single_operators_run_where_they_pay() -> None:
     def model(x: Tensor) -> Tensor:
         y = x.relu()
         torch._dynamo.graph_break()
         return y.exp()
 
-    check(model, torch.rand(4), coverage=0.0, fallbacks={"graph_break": 1, "tiny_partition": 2})
+    check(model, torch.rand(4), fallbacks={"graph_break": 1})
+    options = {"min_partition_us": 20}
     torch._dynamo.reset()
-    check(model, torch.rand(4), fallbacks={"graph_break": 1}, options={"min_partition_us": 0})
+    check(model, torch.rand(4), coverage=0.0, fallbacks={"graph_break": 1, "tiny_partition": 2}, options=options)
     torch._dynamo.reset()
-    check(model, torch.rand(400, 400), fallbacks={"graph_break": 1})
+    check(model, torch.rand(400, 400), fallbacks={"graph_break": 1}, options=options)
+
+
+def test_what_gets_small_by_a_failed_conversion_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = convert.fx_to_model
+
+    def failing(gm: Any, *rest: Any) -> Any:
+        if any("aten.tanh" in str(node.target) for node in gm.graph.nodes):
+            raise RuntimeError("No conversion rule found for operations: aten.tanh.default")
+        return real(gm, *rest)
+
+    monkeypatch.setattr(convert, "fx_to_model", failing)
+    check(
+        lambda x: torch.tanh(x.sin()) + 1, torch.rand(3), coverage=0.0,
+        fallbacks={"conversion_failed": 1, "tiny_partition": 2},
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("value", [-1, "many", True, float("inf"), float("nan")])
@@ -69,13 +86,13 @@ def test_the_option_is_checked(value: Any) -> None:
 @pytest.mark.parametrize(
     ("fallback", "expected"),
     [
-        ({}, 20.0),
+        ({}, None),
         ({"allow": ["unsupported_op"]}, 0.0),
-        ({"allow": ["unsupported_op", "tiny_partition"]}, 20.0),
+        ({"allow": ["unsupported_op", "tiny_partition"]}, None),
         ({"min_coverage": 0.9}, 0.0),
     ],
 )
-def test_a_policy_that_counts_it_switches_it_off(fallback: dict[str, Any], expected: float) -> None:
+def test_a_policy_that_counts_it_switches_it_off(fallback: dict[str, Any], expected: float | None) -> None:
     config = load_serving_config({"handler": {"openvino": {"fallback": fallback}}})
     assert config.backend is not None and config.backend.options.min_partition_us == expected
 

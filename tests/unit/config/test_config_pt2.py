@@ -20,7 +20,7 @@ def test_without_pt2_it_is_openvino():
     assert config.backend is not None
 
 
-@pytest.mark.parametrize("backend", ["openvino", "openvino_serving"])
+@pytest.mark.parametrize("backend", ["openvino", "openvino_serving", "openvino_ts", "export", "auto"])
 def test_the_three_forms(backend):
     options = {"device": "CPU", "disabled_ops": "aten::relu"}
     string = load(backend)
@@ -68,7 +68,9 @@ def test_disable_of_torch_compile():
     [
         ("openvno", "pt2", "openvino"),
         ({"backend": "Openvino"}, "pt2.backend", "openvino"),
-        ({"compile": {"backend": "openvino_ts"}}, "pt2.compile.backend", "openvino"),
+        ({"compile": {"backend": "openvino_tss"}}, "pt2.compile.backend", "openvino_ts"),
+        ("exprt", "pt2", "export"),
+        ({"backend": "atuo"}, "pt2.backend", "auto"),
         ({"compile": {"backend": "inductr"}}, "pt2.compile.backend", "inductor"),
         ({"compile": {"backend": 3}}, "pt2.compile.backend", None),
         ({"compile": {"enabled": True}}, "pt2.compile.enabled", "enable"),

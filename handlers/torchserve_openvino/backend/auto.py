@@ -1,0 +1,212 @@
+"""The backend ``auto``: at a model's first call every way to compile it is tried on that call, and the best one stays.
+
+A way whose answer differs from eager's is out, whatever it covers; then the one that leaves least to eager wins, and
+among those the fastest. Where a cache holds what an earlier process chose, that is taken, and nothing else is tried.
+"""
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchserve_openvino.backend.compare import difference
+from torchserve_openvino.backend.compiled import CompiledModule, Traced
+from torchserve_openvino.report import Tracker
+
+logger = logging.getLogger(__name__)
+
+# In this order among equals.
+CANDIDATES = ("openvino", "openvino_ts", "export")
+# Timed calls of each, in turn, so that a busy moment of the machine meets all of them.
+ROUNDS = 7
+
+
+@dataclass
+class Trial:
+    """One way to compile the model, as it did on the first call.
+
+    Attributes:
+        coverage: Share of operators on OpenVINO, 0..1.
+        milliseconds: Median of a call, 0 where none was timed.
+        problem: Why it is out; empty where it is not.
+    """
+
+    name: str
+    compiled: CompiledModule
+    coverage: float = 0.0
+    milliseconds: float = 0.0
+    problem: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the report."""
+        return {"coverage": self.coverage, "milliseconds": round(self.milliseconds, 4), "problem": self.problem}
+
+
+class ChoosingModule(CompiledModule):
+    """A compiled model that becomes one of several at its first call; `report` is the chosen one's from then on.
+
+    Args:
+        model: The model.
+        makers: Compiles it, by the backend's name.
+    """
+
+    def __init__(self, model: Callable[..., Any], makers: Mapping[str, Callable[[], CompiledModule]]) -> None:
+        tracker = Tracker()
+        tracker.config["backend"] = "auto"
+        super().__init__(model, lambda: _eager(model, tracker, "none was tried yet"), tracker)
+        self._makers = makers
+        self._chosen: CompiledModule | None = None
+        self._freezes = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model; the first call tries every backend."""
+        if self._chosen is None:
+            with self._lock:
+                if self._chosen is None:
+                    self._choose(args, kwargs)
+        assert self._chosen is not None
+        return self._chosen(*args, **kwargs)
+
+    def freeze(self) -> CompiledModule:
+        """See `CompiledModule.freeze`."""
+        self._freezes = True
+        if self._chosen is not None:
+            self._chosen.freeze()
+        return self
+
+    @property
+    def released(self) -> bool:
+        """See `CompiledModule.released`."""
+        return self._chosen is not None and self._chosen.released
+
+    @property
+    def frozen(self) -> int:
+        """See `CompiledModule.frozen`."""
+        return self._chosen.frozen if self._chosen is not None else 0
+
+    def reject_cached(self) -> bool:
+        """See `CompiledModule.reject_cached`."""
+        return self._chosen is not None and self._chosen.reject_cached()
+
+    def confirm_cached(self) -> None:
+        """See `CompiledModule.confirm_cached`."""
+        if self._chosen is not None:
+            self._chosen.confirm_cached()
+
+    def release_weights(self) -> CompiledModule:
+        """See `CompiledModule.release_weights`."""
+        if self._chosen is None:
+            return super().release_weights()
+        self._chosen.release_weights()
+        return self
+
+    def _choose(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        bench = _Bench(self.eager, args, kwargs)
+        made = {name: make() for name, make in self._makers.items()}
+        if self._freezes:
+            for compiled in made.values():
+                compiled.freeze()
+        # An earlier process chose it, and stored what it compiled: another choice would compile the other shapes anew.
+        stored = [name for name, compiled in made.items() if compiled.in_cache(args, kwargs)][:1]
+        trials = [bench.check(Trial(name, made.pop(name))) for name in stored]
+        if not stored or trials[0].problem:
+            trials += [bench.check(Trial(name, compiled)) for name, compiled in made.items()]
+        fit = [trial for trial in trials if not trial.problem]
+        bench.time(fit)
+        best = min(fit, key=lambda trial: (-trial.coverage, trial.milliseconds), default=None)
+        for trial in trials:
+            if trial is not best:
+                trial.compiled.drop()
+        facts = {
+            "chosen": best.name if best else "eager",
+            "from_cache": best is not None and best.name in stored,
+            "tried": {trial.name: trial.to_dict() for trial in trials},
+        }
+        if best is not None:
+            chosen = best.compiled
+        else:
+            reasons = "; ".join(f"{trial.name}: {trial.problem}" for trial in trials)
+            chosen = CompiledModule(self.eager, lambda: _eager(self.eager, self._tracker, reasons), self._tracker)
+        chosen.report.set_config("backend_choice", facts)
+        self.report.follow(chosen.report)
+        logger.info("Backend %s is used. Tried: %s", facts["chosen"], facts["tried"])
+        self._chosen = chosen
+
+
+def _eager(model: Callable[..., Any], tracker: Tracker, problems: str) -> Traced:
+    """The model in eager PyTorch, each call counted."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        reason = f"no backend gave eager's answer: {problems}"
+        if tracker.add_fallback("conversion_failed", "whole model", to="eager", reason=reason):
+            logger.warning("Fallback: the whole model runs in eager PyTorch: %s", reason)
+        return model(*args, **kwargs)
+
+    return Traced(call, _nothing, _nothing, by_dynamo=False)
+
+
+def _nothing() -> None:
+    """Eager PyTorch holds nothing that could be freed."""
+
+
+class _Bench:
+    """Runs one call again and again as if each time were the first.
+
+    Inputs are copies, torch's generator starts from the same state, and buffers that a run changed are put back.
+    """
+
+    def __init__(self, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._call = (args, kwargs)
+        self._generator = torch.get_rng_state()
+        buffers = model.buffers() if isinstance(model, torch.nn.Module) else ()
+        self._buffers = [(buffer, buffer.detach().clone()) for buffer in buffers]
+        self._expected, _ = self.run(model)
+
+    def run(self, model: Callable[..., Any]) -> tuple[Any, float]:
+        """The answer, and seconds."""
+        args, kwargs = pytree.tree_map(_copy, self._call)
+        torch.set_rng_state(self._generator)
+        try:
+            start = time.perf_counter()
+            answer = model(*args, **kwargs)
+            return answer, time.perf_counter() - start
+        finally:
+            torch.set_rng_state(self._generator)
+            for buffer, before in self._buffers:
+                # An untouched one keeps its version: weights are watched by it.
+                if not torch.equal(buffer, before):
+                    with torch.no_grad():
+                        buffer.copy_(before)
+
+    def check(self, trial: Trial) -> Trial:
+        """Compiles by calling, twice because a second call confirms the first, and compares both answers."""
+        logger.info("Backend %s: compiling, comparing, timing", trial.name)
+        try:
+            for _ in range(2):
+                answer, _ = self.run(trial.compiled)
+                precision = str(trial.compiled.report.summary.precision)
+                trial.problem = trial.problem or difference(answer, self._expected, precision)
+        except Exception as error:
+            # Eager ran this call: whatever a backend raises is its own.
+            logger.warning("Backend %s failed: %s", trial.name, error)
+            trial.problem = f"{type(error).__name__}: {error}"
+        trial.coverage = trial.compiled.report.summary.coverage
+        return trial
+
+    def time(self, trials: list[Trial]) -> None:
+        """Times them call by call in turn."""
+        seconds: dict[str, list[float]] = {trial.name: [] for trial in trials}
+        for _ in range(ROUNDS):
+            for trial in trials:
+                seconds[trial.name].append(self.run(trial.compiled)[1])
+        for trial in trials:
+            trial.milliseconds = statistics.median(seconds[trial.name]) * 1e3
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf

@@ -1,0 +1,118 @@
+"""From an exported program's signature to the way of a call: which tensor of the caller or the module goes where."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchserve_openvino.backend._torch_private import GraphFacts
+from torchserve_openvino.backend.module_state import LiveTensors, Watched
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+
+@dataclass
+class Binding:
+    """The inputs and outputs of an exported graph.
+
+    Attributes:
+        template: The graph's inputs; None where a tensor of the module or of the caller goes.
+        weights: Positions in ``template`` that `live` fills, in its order.
+        leaves: Pairs of a position in ``template`` and the caller's leaf that goes there.
+        fixed: Positions of tensors that are nobody's attribute, such as ``torch.tensor([...])`` in the code.
+        writes: Positions in ``template`` of the tensors that the first outputs are written to.
+        out_spec: Structure of the answer, which the other outputs are.
+    """
+
+    live: LiveTensors
+    template: list[Any] = field(default_factory=list)
+    weights: list[int] = field(default_factory=list)
+    leaves: list[tuple[int, int]] = field(default_factory=list)
+    fixed: list[int] = field(default_factory=list)
+    writes: list[int] = field(default_factory=list)
+    out_spec: Any = None
+
+    @property
+    def facts(self) -> GraphFacts:
+        """Which inputs are weights, and which are written to."""
+        return GraphFacts(static=frozenset((*self.weights, *self.fixed)), mutated=frozenset(self.writes))
+
+    def run(self, graph: Callable[[list[Any]], Sequence[Any]], leaves: Sequence[Any]) -> Any:
+        """Calls the graph with the caller's leaves, and puts the answer together."""
+        inputs = self.template.copy()
+        for place, tensor in zip(self.weights, self.live(), strict=True):
+            inputs[place] = tensor
+        for place, leaf in self.leaves:
+            inputs[place] = leaves[leaf]
+        written = [inputs[place] for place in self.writes]
+        results = graph(inputs)
+        for tensor, value in zip(written, results[: len(written)], strict=True):
+            tensor.copy_(value)
+        return pytree.tree_unflatten(list(results[len(written) :]), self.out_spec)
+
+
+def bind(program: "ExportedProgram", model: torch.nn.Module, given: Any) -> Binding:
+    """Reads the signature of an exported program.
+
+    Args:
+        program: Lowered, of a `Watched` module; it may be dropped afterwards.
+        model: The module itself.
+        given: Structure of ``(args, kwargs)`` as the caller passes them.
+
+    Raises:
+        ValueError: An input or output of a kind that is not known here.
+    """
+    from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+
+    order = _leaf_order(given, program.call_spec.in_spec)
+    binding = Binding(LiveTensors(model), out_spec=program.call_spec.out_spec)
+    place_of: dict[str, int] = {}
+    users = 0
+    for place, item in enumerate(program.graph_signature.input_specs):
+        value: Any = None
+        if item.kind is InputKind.USER_INPUT:
+            place_of[item.arg.name] = place
+            if isinstance(item.arg, ConstantArgument):
+                value = item.arg.value
+            else:
+                binding.leaves.append((place, order[users]))
+            users += 1
+        elif item.target is None or not isinstance(item.arg, TensorArgument):
+            raise ValueError(f"an input of kind {item.kind.name}: {item.arg}")
+        elif item.kind is not InputKind.CONSTANT_TENSOR or _is_attribute(model, _own_name(item.target)):
+            place_of[item.target] = place
+            binding.weights.append(place)
+            binding.live.add(_own_name(item.target))
+        else:
+            binding.fixed.append(place)
+            value = program.constants[item.target]
+        binding.template.append(value)
+    written = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION, OutputKind.PARAMETER_MUTATION)
+    for output in program.graph_signature.output_specs:
+        if output.kind in written and output.target is not None:
+            binding.writes.append(place_of[output.target])
+        elif output.kind is not OutputKind.USER_OUTPUT:
+            raise ValueError(f"an output of kind {output.kind.name}: {output.arg}")
+    return binding
+
+
+def _own_name(target: str) -> str:
+    return target.removeprefix(Watched.PREFIX)
+
+
+def _is_attribute(model: torch.nn.Module, name: str) -> bool:
+    """Whether a constant is an attribute of a module; lists' items and literals have made-up names."""
+    value: Any = model
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return isinstance(value, torch.Tensor)
+
+
+def _leaf_order(given: Any, exported: Any) -> list[int]:
+    """For each leaf of the exported program's structure its position among the caller's: torch sorts keywords."""
+    args, kwargs = pytree.tree_unflatten(list(range(given.num_leaves)), given)
+    names = exported.child(1).context
+    return pytree.tree_leaves((args, {name: kwargs[name] for name in names}))

@@ -1,0 +1,206 @@
+"""`torchserve-openvino doctor MODEL`."""
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from torchserve_openvino.cli.console import fail, print_json, stdout, steps
+from torchserve_openvino.errors import ConfigError, TorchServeOpenVINOError
+
+if TYPE_CHECKING:
+    from torchserve_openvino.doctor.diagnosis import Diagnosis
+    from torchserve_openvino.doctor.target import TargetSpec
+
+# Exit codes: 0 all is well, 1 an error (as of every command), 2 something falls back or differs.
+NOT_HEALTHY = 2
+
+
+def doctor(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A .mar, a .pt2 of torch.export.save, or FILE.py[:NAME] with a function that returns the model "
+            "(model, make_model, get_model or build), perhaps with its example inputs. Its code is run.",
+            show_default=False,
+        ),
+    ],
+    config: Annotated[
+        Path | None,
+        typer.Option(help="model-config.yaml: options, warm-up inputs, mappings.", exists=True, show_default=False),
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="INPUT",
+            help="[NAME=]SHAPE[:DTYPE][:LOW..HIGH] with the batch, such as 1,3,224,224 or ids=1,128:int64:0..30522; "
+            "repeatable, in the order of the model's arguments.",
+        ),
+    ] = None,
+    mapping: Annotated[
+        list[Path] | None, typer.Option(help="Operator mappings to load (.py or .so); repeatable.", exists=True)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole diagnosis as JSON.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write one page with pictures.", show_default=False)] = None,
+    dot: Annotated[Path | None, typer.Option(help="Write the graphs for GraphViz.", show_default=False)] = None,
+    write_mapping: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write mappings for the operators that lack one, and test_FILE.", show_default=False
+        ),
+    ] = None,
+    cpp: Annotated[bool, typer.Option("--cpp", help="Print what a translation inside OpenVINO takes.")] = False,
+    stock: Annotated[
+        bool, typer.Option("--stock", help="Also say what OpenVINO's own torch.compile backend does with the model.")
+    ] = False,
+    bisect: Annotated[
+        bool, typer.Option("--bisect", help="Find the operators that make the answer wrong, or OpenVINO fail.")
+    ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="With --bisect: put them into disabled_ops of --config.")
+    ] = False,
+) -> None:
+    """Show every operator that does not run on OpenVINO: why, where, how much time it takes, and what helps.
+
+    Exit code 0 if everything runs on OpenVINO and the answer is eager's, 2 if
+    something falls back or differs, 1 for errors.
+
+    Examples:
+
+        torchserve-openvino doctor model-store/cats.mar
+
+        torchserve-openvino doctor model.py:make_model --input 1,3,224,224
+
+        torchserve-openvino doctor bert.pt2 --input ids=1,128:int64:0..30522 --html bert.html
+
+        torchserve-openvino doctor model.py --config model-config.yaml --write-mapping my_ops.py
+
+        torchserve-openvino doctor model.py --config model-config.yaml --bisect --write
+    """
+    from torchserve_openvino.doctor.target import TargetSpec
+
+    try:
+        spec = TargetSpec(
+            model, str(config) if config else None, tuple(inputs or ()), tuple(str(path) for path in mapping or ())
+        )
+        if write and not (bisect and config):
+            raise ConfigError("--write needs --bisect, and the file to write to by --config.")
+        if write_mapping is not None:
+            _check_free(write_mapping)
+        # What the model prints must not get into the JSON, and what Dynamo logs is told by the diagnosis.
+        with contextlib.redirect_stdout(sys.stderr), _quiet(), steps(lambda _: None) as progress:
+            found = _diagnose(spec, progress, stock=stock, bisect=bisect)
+        notes = _write_files(found, html, dot, write_mapping)
+        if write and found.bisection is not None:
+            notes.append(_disable(config, found.bisection["disabled_ops"]))
+    except TorchServeOpenVINOError as error:
+        fail(str(error))
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        from torchserve_openvino.doctor.render_text import print_diagnosis
+
+        print_diagnosis(found.to_dict(), stdout(), cpp=cpp)
+    for note in notes:
+        typer.echo(note, err=True)
+    if not found.healthy:
+        raise typer.Exit(NOT_HEALTHY)
+
+
+def _diagnose(spec: "TargetSpec", progress: Callable[[str], None], *, stock: bool, bisect: bool) -> "Diagnosis":
+    from torchserve_openvino.doctor.diagnose import diagnose
+    from torchserve_openvino.doctor.target import load_target
+    from torchserve_openvino.doctor.trial import FAILURES
+
+    progress("loading the model")
+    target = load_target(spec)
+    found = diagnose(target, progress)
+    if stock:
+        from torchserve_openvino.doctor.stock import what_upstream_does
+
+        progress("trying OpenVINO's own backend")
+        verdict = what_upstream_does(spec)
+        found.stock = {**verdict.to_dict(), "text": verdict.text()}
+    if bisect and (found.comparison["verdict"] or any(each["kind"] in FAILURES for each in found.fallbacks)):
+        from torchserve_openvino.doctor.bisect import find_guilty
+
+        guilty = find_guilty(
+            target.model,
+            target.call,
+            target.options,
+            tolerance=found.comparison["precision"],
+            dynamic=target.dynamic,
+            progress=progress,
+        )
+        found.bisection = {
+            **guilty.to_dict(), "disabled_ops": guilty.disabled_ops, "explanation": guilty.explanation(),
+        }  # fmt: skip
+    return found
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps warnings of Dynamo and of the backend off the screen: the diagnosis says the same, in order."""
+    import torch
+
+    ours = logging.getLogger("torchserve_openvino")
+    before = ours.level
+    ours.setLevel(logging.ERROR)
+    torch._logging.set_logs(all=logging.ERROR)
+    try:
+        yield
+    finally:
+        ours.setLevel(before)
+        torch._logging.set_logs()
+
+
+def _check_free(path: Path) -> None:
+    for each in (path, path.with_name(f"test_{path.name}")):
+        if each.exists():
+            raise ConfigError(f"{each} exists; write the mappings to another file, or move it away.")
+    if path.suffix != ".py" or not path.stem.isidentifier():
+        raise ConfigError(f"{path} must be a Python file with a plain name, such as my_ops.py.")
+
+
+def _write_files(found: "Diagnosis", html: Path | None, dot: Path | None, mapping: Path | None) -> list[str]:
+    notes = []
+    if html is not None:
+        from torchserve_openvino.doctor.render_html import to_html
+
+        html.write_text(to_html(found.to_dict()), encoding="utf-8")
+        notes.append(f"{html}: open it in a browser")
+    if dot is not None:
+        from torchserve_openvino.doctor.dot import to_dot
+
+        dot.write_text(to_dot(found.to_dict()), encoding="utf-8")
+        notes.append(f"{dot}: dot -Tsvg {dot} > graph.svg")
+    if mapping is not None:
+        notes.append(_write_mapping(found, mapping))
+    return notes
+
+
+def _write_mapping(found: "Diagnosis", path: Path) -> str:
+    from torchserve_openvino.doctor.skeletons import mapping_file, mapping_test
+
+    drafts = found.drafts()
+    if not drafts:
+        return f"{path}: not written, no operator lacks a mapping"
+    test = path.with_name(f"test_{path.name}")
+    path.write_text(mapping_file(drafts, path.stem), encoding="utf-8")
+    test.write_text(mapping_test(drafts, path.stem), encoding="utf-8")
+    open_ones = [each.op for each in drafts if not each.body]
+    rest = f"; fill in {', '.join(open_ones)}" if open_ones else ""
+    return f"{path}: {len(drafts)} mapping(s){rest}; then pytest {test}, and doctor with --mapping {path}"
+
+
+def _disable(config: Path | None, ops: list[str]) -> str:
+    from torchserve_openvino.doctor.yaml_edit import add_disabled_ops
+
+    assert config is not None
+    return add_disabled_ops(config, ops)

@@ -1,0 +1,112 @@
+"""Delta debugging: the smallest part of a set that makes a test come true.
+
+The algorithm is ddmin of A. Zeller and R. Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", IEEE
+Transactions on Software Engineering 28(2), 2002, section 3.2, over subsets in a fixed order.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item", bound=Hashable)
+Test = Callable[[tuple[Item, ...]], bool]
+
+
+@dataclass(frozen=True)
+class Minimal(Generic[Item]):
+    """What `minimise` found.
+
+    Attributes:
+        items: The subset, in the order of the input. The test is true for it.
+        tests: How often the test really ran.
+        proven: Whether no item of it can be spared; False where ``max_tests`` ran out before.
+    """
+
+    items: tuple[Item, ...]
+    tests: int
+    proven: bool
+
+
+class _OutOfTestsError(Exception):
+    """The budget is spent."""
+
+
+class _Memo(Generic[Item]):
+    """Runs each subset once, and remembers the smallest one that passed."""
+
+    def __init__(self, items: tuple[Item, ...], test: Test[Item], max_tests: int) -> None:
+        self._test = test
+        self._max = max_tests
+        self._results: dict[frozenset[Item], bool] = {}
+        self.best: tuple[Item, ...] | None = None
+        self.items = items
+
+    @property
+    def tests(self) -> int:
+        return len(self._results)
+
+    def __call__(self, subset: Sequence[Item]) -> bool:
+        key = frozenset(subset)
+        if key not in self._results:
+            if len(self._results) >= self._max:
+                raise _OutOfTestsError
+            ordered = tuple(item for item in self.items if item in key)
+            self._results[key] = passed = self._test(ordered)
+            if passed and (self.best is None or len(ordered) < len(self.best)):
+                self.best = ordered
+        return self._results[key]
+
+
+def minimise(
+    items: Sequence[Item], test: Test[Item], *, singles: int | None = None, max_tests: int = 1000
+) -> Minimal[Item] | None:
+    """A 1-minimal subset for which ``test`` is true: without any one of its items it is false.
+
+    Args:
+        items: Without repeats, the most suspicious ones first.
+        test: Told a subset in the order of ``items``; must answer the same each time. It need not be monotone.
+        singles: How many items are tried alone before the bisection begins; None means all. One test each, and
+            mostly one item is guilty.
+        max_tests: When so many tests ran, the smallest subset that passed is returned as it is.
+
+    Returns:
+        The subset; None where the test is false even for all items (or there are no tests left to find out).
+    """
+    run = _Memo(tuple(dict.fromkeys(items)), test, max_tests)
+    try:
+        if run(()):
+            return Minimal((), run.tests, True)
+        if not run(run.items):
+            return None
+        for item in run.items[:singles]:
+            if run((item,)):
+                return Minimal((item,), run.tests, True)
+        return Minimal(_ddmin(run.items, run), run.tests, True)
+    except _OutOfTestsError:
+        return None if run.best is None else Minimal(run.best, run.tests, False)
+
+
+def _ddmin(items: tuple[Item, ...], test: Test[Item]) -> tuple[Item, ...]:
+    chunks = 2
+    while len(items) >= 2:
+        parts = _split(items, min(chunks, len(items)))
+        smaller = next((part for part in parts if test(part)), None)
+        if smaller is not None:
+            items, chunks = smaller, 2
+            continue
+        rest = (tuple(item for item in items if item not in part) for part in parts)
+        smaller = next((part for part in rest if test(part)), None)
+        if smaller is not None:
+            items, chunks = smaller, max(chunks - 1, 2)
+            continue
+        if len(parts) == len(items):
+            break
+        chunks = min(len(items), chunks * 2)
+    return items
+
+
+def _split(items: tuple[Item, ...], parts: int) -> list[tuple[Item, ...]]:
+    """Cuts into ``parts`` runs whose lengths differ by one at most."""
+    bounds = [len(items) * i // parts for i in range(parts + 1)]
+    return [items[start:stop] for start, stop in pairwise(bounds)]

@@ -1,0 +1,209 @@
+"""What a diagnosis finds: plain data, which the renderers read as a dict and nothing else."""
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+SCHEMA = 1
+
+
+@dataclass
+class OpRow:
+    """All nodes of one operator.
+
+    Attributes:
+        op: ``aten.relu.default``.
+        count: Nodes in the graphs that a call runs.
+        on_openvino: Those of them that run on OpenVINO.
+        eager_ms: Time of all of them in eager PyTorch for one call, milliseconds.
+        share: Of the time of all operators, 0..1.
+        where: ``file:line`` of each place in the user's code, in order; empty where torch does not say.
+    """
+
+    op: str
+    count: int = 0
+    on_openvino: int = 0
+    eager_ms: float = 0.0
+    share: float = 0.0
+    where: list[str] = field(default_factory=list)
+
+    @property
+    def runs_on(self) -> str:
+        """``openvino``, ``eager``, or ``both``."""
+        if self.on_openvino == self.count:
+            return "openvino"
+        return "both" if self.on_openvino else "eager"
+
+
+@dataclass
+class MappingDraft:
+    """What a mapping of one operator takes, for the templates.
+
+    Attributes:
+        op: ``mylib.myop.default``.
+        function: Name of the mapping's function.
+        signature: Its parameters with their defaults.
+        schema: The operator's own.
+        inputs: Arguments seen, by name.
+        outputs: Types and shapes seen.
+        body: Statements; empty where the formula is not known.
+        origin: Where the formula comes from.
+        max_abs: Its largest difference from eager on the values seen.
+        test_args: Python that makes arguments like those seen, as the inside of a tuple.
+        test_kwargs: The same by keyword, as the inside of a dict.
+        registered_in: File of the user's that registers the operator; empty for torch's own.
+    """
+
+    op: str
+    function: str
+    signature: str
+    schema: str
+    inputs: list[str]
+    outputs: list[str]
+    body: list[str]
+    origin: str
+    max_abs: float | None
+    test_args: str
+    test_kwargs: str
+    registered_in: str
+
+
+@dataclass
+class NextStep:
+    """One thing to do about an operator or a graph break.
+
+    Attributes:
+        kind: ``enable``, ``decomposition``, ``mapping``, ``rewrite`` or ``upstream``.
+        title: In a few words.
+        text: Why it helps, and how far that was tried.
+        proven: Whether it was tried here, on the values of this call, and works.
+        yaml: Lines for model-config.yaml.
+        files: Name of a file to its content.
+        mapping: What those files were made of, so that the mappings of several operators go into one file.
+    """
+
+    kind: str
+    title: str
+    text: str = ""
+    proven: bool = False
+    yaml: str = ""
+    files: dict[str, str] = field(default_factory=dict)
+    mapping: MappingDraft | None = None
+
+
+@dataclass
+class Refused:
+    """An operator that does not run on OpenVINO, for one reason.
+
+    Attributes:
+        kind: Class of the cause, as in the report's fallbacks.
+        source: The user's line at the first place.
+        inputs: Types and shapes that it was called with.
+        outputs: What it returned.
+    """
+
+    op: str
+    kind: str
+    reason: str
+    count: int = 0
+    share: float = 0.0
+    where: list[str] = field(default_factory=list)
+    source: str = ""
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    next_steps: list[NextStep] = field(default_factory=list)
+
+
+@dataclass
+class Break:
+    """A graph break, with the user's line and what to write instead."""
+
+    reason: str
+    where: str
+    source: str
+    count: int
+    next_steps: list[NextStep] = field(default_factory=list)
+
+
+@dataclass
+class Box:
+    """A partition, or an operator in eager PyTorch, as a node of the picture.
+
+    Attributes:
+        id: Unique in the whole diagnosis.
+        label: Name of the partition or the operator.
+        runs_on: ``openvino``, ``eager`` or ``inductor``; ``input`` and ``output`` for the ends.
+        ops: How many operators it holds.
+        ms: Its time in one call.
+        op_counts: Operators by name.
+    """
+
+    id: str
+    label: str
+    runs_on: str
+    ops: int = 0
+    ms: float = 0.0
+    share: float = 0.0
+    op_counts: dict[str, int] = field(default_factory=dict)
+    where: str = ""
+
+
+@dataclass
+class Picture:
+    """One graph as boxes in the order of data flow.
+
+    Attributes:
+        edges: Ids of two boxes each.
+    """
+
+    index: int
+    where: str
+    boxes: list[Box] = field(default_factory=list)
+    edges: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass
+class Diagnosis:
+    """All that was found.
+
+    Attributes:
+        inputs: Of the call, as text.
+        summary: Figures: see `diagnose`.
+        comparison: ``verdict`` in words (empty where the answers agree), ``max_abs``.
+        report: The whole compile report.
+        stock: What OpenVINO's own backend does with the model, where that was asked.
+        bisection: Which operators make the answer wrong, where that was asked.
+    """
+
+    model: str
+    inputs: list[str]
+    summary: dict[str, Any]
+    comparison: dict[str, Any]
+    report: dict[str, Any]
+    ops: list[OpRow] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    graph_breaks: list[Break] = field(default_factory=list)
+    fallbacks: list[dict[str, Any]] = field(default_factory=list)
+    decomposed: list[dict[str, Any]] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+    stock: dict[str, Any] | None = None
+    bisection: dict[str, Any] | None = None
+
+    def drafts(self) -> list[MappingDraft]:
+        """A mapping for each operator that one may help, each operator once."""
+        steps = (step for refused in self.refused for step in refused.next_steps)
+        found = {step.mapping.op: step.mapping for step in steps if step.mapping is not None}
+        return list(found.values())
+
+    @property
+    def healthy(self) -> bool:
+        """Whether everything runs on OpenVINO and the answer is eager's."""
+        return bool(self.summary["all_on_openvino"]) and not self.comparison["verdict"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-safe."""
+        plain = {"schema": SCHEMA, **dataclasses.asdict(self), "healthy": self.healthy}
+        for row, entry in zip(self.ops, plain["ops"], strict=True):
+            entry["runs_on"] = row.runs_on
+        return json.loads(json.dumps(plain, default=str))

@@ -1,0 +1,204 @@
+"""What helps an operator that does not run on OpenVINO: what can be tried here is tried."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch.utils import _pytree as pytree
+
+from torchserve_openvino.backend import compile
+from torchserve_openvino.backend._torch_private import python_implementation
+from torchserve_openvino.backend.compare import difference
+from torchserve_openvino.backend.settings import BackendSettings
+from torchserve_openvino.backend.spec import OV_TYPES
+from torchserve_openvino.config import ResolvedOptions
+from torchserve_openvino.doctor.describe import described
+from torchserve_openvino.doctor.diagnosis import MappingDraft, NextStep
+from torchserve_openvino.doctor.formula import formula_for
+from torchserve_openvino.doctor.rewrites import step_for_values
+from torchserve_openvino.doctor.skeletons import draft, mapping_file, mapping_test, parameters, upstream_files
+from torchserve_openvino.doctor.target import Call, Target
+from torchserve_openvino.doctor.trace import names, trace_op
+from torchserve_openvino.ops import op_name, packet_name
+from torchserve_openvino.report import Tracker
+
+MAPPING = "my_ops"
+_GUIDES = "https://docs.openvino.ai/2026/documentation/openvino-extensibility/frontend-extensions.html"
+
+
+@dataclass(frozen=True)
+class OpSample:
+    """One node that was left out.
+
+    Attributes:
+        op: Its target.
+        seen: What it was called with.
+        outputs: What it returned, as fake tensors.
+        kind: Class of the cause.
+        reason: Against it.
+    """
+
+    op: Any
+    seen: Call
+    outputs: list[torch.Tensor]
+    kind: str
+    reason: str
+
+    @property
+    def dtypes(self) -> set[torch.dtype]:
+        """Of all tensors that go in or come out."""
+        leaves = pytree.tree_leaves((self.seen.args, self.seen.kwargs, self.outputs))
+        return {leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)}
+
+
+class Helper:
+    """Finds next steps for the operators of one model.
+
+    Args:
+        target: The model.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._options = target.options
+        self._settings = BackendSettings.of(target.options, Tracker())
+        self._target = target
+        self._found: dict[str, list[NextStep]] = {}
+
+    def steps(self, sample: OpSample) -> list[NextStep]:
+        """Next steps in the order in which to try them."""
+        if sample.kind == "disabled_op":
+            return [self._enable(sample)]
+        if sample.kind == "tiny_partition":
+            return [_TINY]
+        # Where the types are the cause, OpenVINO can't be taught.
+        foreign = sorted({str(each) for each in sample.dtypes if each not in OV_TYPES})
+        values = step_for_values(f"on {foreign[0]}" if foreign else sample.reason)
+        if values is not None:
+            return [values]
+        if not isinstance(sample.op, torch._ops.OpOverload):
+            return [NextStep("rewrite", "write it in torch operators", f"{op_name(sample.op)} is Python between them.")]
+        name = op_name(sample.op)
+        if name not in self._found:
+            made = self._draft(sample)
+            steps = [self._decomposition(sample), self._mapping(made), self._upstream(sample, made)]
+            self._found[name] = [step for step in steps if step is not None]
+        return self._found[name]
+
+    def _enable(self, sample: OpSample) -> NextStep:
+        name = op_name(sample.op)
+        options = replace(self._options.options, disabled_ops=())
+        problem = self._problem(sample, replace(self._options, options=options))
+        said = (
+            f"Tried on the values seen: {problem}."
+            if problem
+            else "Tried on the values seen: OpenVINO answers as eager."
+        )
+        return NextStep(
+            "enable",
+            f"take {name} off disabled_ops",
+            f"The configuration keeps it in eager PyTorch. {said} Where a wrong answer was the reason, "
+            "`doctor --bisect` names the guilty operators.",
+            proven=not problem,
+        )
+
+    # --- decomposition ----------------------------------------------------------------------------------------------
+
+    def _decomposition(self, sample: OpSample) -> NextStep | None:
+        """An entry of torch's tables, tried in the real backend; None where it leads nowhere."""
+        if not torch._decomp.get_decompositions([sample.op]):
+            return None
+        name = op_name(sample.op)
+        short = packet_name(name) if torch._decomp.get_decompositions(_overloads(name)) else name
+        changed = replace(self._options.options, decompositions=(*self._options.options.decompositions, short))
+        options = replace(self._options, options=changed)
+        graph = trace_op(sample.op, *sample.seen, BackendSettings.of(options, Tracker()).decompositions)
+        if graph is None or name in names(graph):
+            return None
+        if self._problem(sample, options):
+            return None
+        into = ", ".join(names(graph))
+        lines = {"pt2": {"compile": {"options": {"decompositions": [short]}}}}
+        text = f"torch takes it apart into {into}. Tried on the values seen: all of it runs on OpenVINO, as eager."
+        return NextStep("decomposition", f"decompose {short}", text, proven=True, yaml=_yaml(lines))
+
+    def _problem(self, sample: OpSample, options: ResolvedOptions) -> str:
+        """What is wrong with the operator alone, compiled with other options; empty where nothing is."""
+        args, kwargs = sample.seen
+
+        def alone(*values: Any, **named: Any) -> Any:
+            return sample.op(*values, **named)
+
+        compiled = compile(alone, resolved=replace(options, options=replace(options.options, min_partition_us=0.0)))
+        try:
+            with torch.inference_mode():
+                got, expected = compiled(*args, **kwargs), sample.op(*args, **kwargs)
+        except Exception as error:
+            return f"it fails: {type(error).__name__}: {str(error).splitlines()[0]}"
+        summary = compiled.report.summary
+        if summary.coverage < 1.0 or summary.fallbacks:
+            return "; ".join(f"{each.op}: {each.reason}" for each in compiled.report.fallbacks)
+        return difference(got, expected, summary.precision or "f32")
+
+    # --- mapping and upstream ---------------------------------------------------------------------------------------
+
+    def _draft(self, sample: OpSample) -> MappingDraft:
+        implementation = python_implementation(sample.op)
+        table: Mapping[Any, Any] = {
+            **torch._decomp.core_aten_decompositions(),
+            **torch._decomp.get_decompositions([sample.op]),
+        }
+        formula = formula_for(sample.op, sample.seen, parameters(sample.op), table, implementation)
+        outputs = [described(tensor) for tensor in sample.outputs]
+        return draft(sample.op, sample.seen, formula, outputs, self._registered_in(implementation), described)
+
+    def _registered_in(self, implementation: Callable[..., Any] | None) -> str:
+        """The file that registers an operator of the user's: where its Python code stands, or the model's file."""
+        found = inspect.getsourcefile(inspect.unwrap(implementation)) if implementation is not None else None
+        source = found or self._target.source
+        # The folder of an unpacked archive is gone when the files are used.
+        return Path(source).name if self._target.keep is not None else source
+
+    def _mapping(self, made: MappingDraft) -> NextStep:
+        if made.body:
+            text = f"Its formula was written from {made.origin} and tried: at most {made.max_abs:.2g} from eager."
+        else:
+            text = "Its formula is not known here: fill it in where the file says so, the test beside it compares."
+        return NextStep(
+            "mapping",
+            f"map {made.op} to OpenVINO's operations",
+            f"{text} Write the files by --write-mapping {MAPPING}.py.",
+            proven=bool(made.body),
+            yaml=_yaml({"handler": {"openvino": {"op_mappings": f"{MAPPING}.py"}}}),
+            files={f"{MAPPING}.py": mapping_file([made], MAPPING), f"test_{MAPPING}.py": mapping_test([made], MAPPING)},
+            mapping=made,
+        )
+
+    def _upstream(self, sample: OpSample, made: MappingDraft) -> NextStep | None:
+        if sample.op.namespace not in {"aten", "prims"}:
+            # OpenVINO takes no operators of single users; an extension library is their place.
+            return None
+        text = f"Three pieces for a pull request, as OpenVINO's guides describe ({_GUIDES}); see them by --cpp."
+        return NextStep("upstream", "teach OpenVINO itself", text, files=upstream_files(sample.op, made, sample.seen))
+
+
+def _overloads(name: str) -> list[Any]:
+    namespace, packet, _ = name.split(".")
+    found = getattr(getattr(torch.ops, namespace), packet)
+    return [getattr(found, each) for each in found.overloads()]
+
+
+def _yaml(lines: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(lines, default_flow_style=None, sort_keys=False)
+
+
+_TINY = NextStep(
+    "enable",
+    "nothing: it is quicker this way",
+    "OpenVINO could run it, but calling it for so little costs more than it saves. It joins a larger piece once what "
+    "stands around it runs on OpenVINO; to have it there all the same, say so:",
+    yaml=_yaml({"pt2": {"compile": {"options": {"min_partition_us": 0}}}}),
+)

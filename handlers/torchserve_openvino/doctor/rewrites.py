@@ -1,0 +1,212 @@
+"""What to write instead of a line at which Dynamo leaves the graph, or of values that OpenVINO does not compute."""
+
+import re
+from typing import NamedTuple
+
+from torchserve_openvino.doctor.diagnosis import NextStep
+
+
+class Rewrite(NamedTuple):
+    """A hint for one kind of cause.
+
+    Attributes:
+        reason: Searched in Dynamo's reason or ours, without regard to case.
+        title: In a few words.
+        text: What to write instead, and why.
+    """
+
+    reason: str
+    title: str
+    text: str
+
+
+# The first that fits is given: the particular ones stand before the general ones. Dynamo's own names of its graph
+# breaks, torch 2.13 (torch/_dynamo/graph_break_registry.json).
+BREAKS = (
+    Rewrite(
+        r"builtin operator `print`|\blogging\.|logging\.Logger|(?<!_)warnings\.warn|debugging function",
+        "take the print or the log call out of forward",
+        "It runs in Python between two graphs at each request. Print while debugging only, or in the handler; "
+        "`if not torch.compiler.is_compiling()` around it hides it from Dynamo.",
+    ),
+    Rewrite(
+        r"tensor\.item\(\)|_local_scalar_dense|\btolist\b|nb_(int|float)_impl",
+        "keep the value a tensor",
+        "`.item()`, `int(t)`, `float(t)` and `.tolist()` take a value out of the graph. Compute with the 0-d "
+        "tensor; for a choice write torch.where(condition, a, b), for an index torch.gather or index_select.",
+    ),
+    Rewrite(
+        r"data-dependent (branching|assertion)|generic_jump|data dependent operator|torch\.cond: improper predicate",
+        "compute both branches, or let torch.cond choose",
+        "`if` on a tensor's value can't be traced. Write torch.where(condition, a, b) where both sides are cheap; "
+        "torch.cond(condition, f, g, operands) keeps one of two functions. An assertion on values belongs into the "
+        "handler, or under `if not torch.compiler.is_compiling()`.",
+    ),
+    Rewrite(
+        r"dynamic shape operator|output[ -]shape|dynamic slicing with tensor|list with non-scalar tensor",
+        "give the result a fixed shape",
+        "The size of this result depends on values (nonzero, unique, masked_select, x[mask], bincount). Keep the full "
+        "size and a mask: torch.where(mask, x, 0), one_hot(...).sum(0) for bincount with a known length, torch.topk "
+        "with a fixed k.",
+    ),
+    Rewrite(
+        r"torch\.compiler\.disable|torch\._dynamo\.disable|_dynamo\.graph_break|dynamo\.skip_frame",
+        "take the disable decorator off",
+        "The function is excluded by torch.compiler.disable (or torch._dynamo.disable). Remove it where its reason is "
+        "gone; else call the function outside of forward, in the handler's preprocess or postprocess.",
+    ),
+    Rewrite(
+        r"numpy|ndarray",
+        "write it in torch",
+        "NumPy in forward leaves the graph. Most functions have the same name in torch; what must stay NumPy belongs "
+        "into the handler's preprocess or postprocess.",
+    ),
+    Rewrite(
+        r"observed exception|exception_handler|except_handler|failed to raise exception|exception with|"
+        r"non-exception|try block",
+        "take try/except out of forward",
+        "Dynamo leaves the graph where an exception may be caught. Check the condition before the call, outside of "
+        "forward if it depends on values.",
+    ),
+    Rewrite(
+        r"trace generator|call_method on generator|generator (detected|reconstruction|code)|infinite generator|"
+        r"cleanup_throw",
+        "make a list instead of a generator",
+        "A generator that lives on between two lines can't be traced: write a list, or a plain loop.",
+    ),
+    Rewrite(
+        r"context ?manager|contextlib|graph break under genericcontext",
+        "move the context manager out of forward",
+        "Dynamo can't enter it. Autocast and no_grad belong around the call; locks, timers and profilers outside.",
+    ),
+    Rewrite(
+        r"torch\.jit|scriptfunction|torchscript",
+        "take torch.jit out",
+        "A scripted function is a black box to Dynamo. Call the Python function that was scripted.",
+    ),
+    Rewrite(
+        r"requires_grad|backward|autograd|grad_fn|retain_grad",
+        "take gradients out of forward",
+        "Serving needs none: remove requires_grad_(), backward() and custom autograd.Functions, or keep "
+        "their forward only.",
+    ),
+    Rewrite(
+        r"manual_seed|torch\.generator|random\.random\(|tensor\.(random|uniform)_",
+        "draw random numbers outside of the model",
+        "Make them in the handler and pass them as an input; then the answer can be repeated as well.",
+    ),
+    Rewrite(
+        r"hasattr|setattr|getattr|side effect|mutation|user-defined|deepcopy",
+        "keep state out of forward",
+        "Dynamo can't follow how this object changes. Compute it in __init__, or pass it as an argument.",
+    ),
+    Rewrite(
+        r"c/c\+\+|c extension|marked as skipped|builtin operator|not implemented in python",
+        "replace the call by torch operators, or make it an operator",
+        "The function is compiled code, or of a package that Dynamo skips. Use torch's equivalent; or wrap it by "
+        "torch.library.custom_op with a register_fake, so that it stays in the graph as one operator, which "
+        "can be mapped then (register_op).",
+    ),
+    Rewrite(
+        r"graph break in loop|infinite loop|recompile limit",
+        "bound the loop",
+        "A loop over a tensor or an unknown range breaks the graph. Loop over a Python range, or write one tensor "
+        "operation.",
+    ),
+)
+_ANY_BREAK = Rewrite(
+    "",
+    "rewrite this line",
+    "Dynamo's own reason above says what it can't trace. Express it in torch operators, move it to the handler, or "
+    "wrap it by torch.library.custom_op with a register_fake, so that the graph stays in one piece.",
+)
+
+# Causes that lie in the values, so that no mapping and no decomposition helps.
+VALUES = (
+    Rewrite(
+        r"on torch\.float64",
+        "compute in float32",
+        "OpenVINO computes float64 as float32. Cast the model (model.float()) and its inputs, and look for "
+        "torch.tensor(..., dtype=torch.float64) and NumPy arrays, which are float64 by default.",
+    ),
+    Rewrite(
+        r"on torch\.complex",
+        "compute with real and imaginary parts",
+        "OpenVINO has no complex type. torch.view_as_real(x) gives both parts; the absolute value is the "
+        "root of the sum of their squares.",
+    ),
+    Rewrite(
+        r"on torch\.",
+        "use float32, float16, int64, int32 or bool",
+        "OpenVINO does not compute this type as torch does. Cast before: x.to(torch.int32) or x.float().",
+    ),
+    Rewrite(
+        r"draws random numbers",
+        "take the randomness out",
+        "Dropout needs model.eval(); what else is random is best drawn in the handler and passed as an input.",
+    ),
+    Rewrite(
+        r"8-bit integers",
+        "compute in int32 or float32",
+        "Torch wraps around at 256, OpenVINO saturates. Cast before the arithmetic: x.to(torch.int32).",
+    ),
+    Rewrite(
+        r"int64 may exceed 32 bits",
+        "compute in float32, or in int32",
+        "OpenVINO computes int64 in 32 bits. Where the values are small say so: x.to(torch.int32).",
+    ),
+    Rewrite(
+        r"size 0",
+        "skip empty tensors",
+        "There is nothing to compute: leave the operation out where the dimension is 0, e.g. an empty list to cat.",
+    ),
+    Rewrite(
+        r"writes to its input",
+        "write the functional form",
+        "Use the operator without the underscore, or index_put / scatter without in-place.",
+    ),
+    Rewrite(
+        r"log-sum-exp output",
+        "run the model in inference mode",
+        "Only training needs that output: call it under torch.inference_mode(), parameters without requires_grad.",
+    ),
+    Rewrite(
+        r"sparse or quantized",
+        "use dense tensors",
+        "x.to_dense(); for a quantized model compress with NNCF instead, OpenVINO's own way.",
+    ),
+    Rewrite(
+        r"tensor on \w+; inputs must be on the CPU", "move it to the CPU", "model.to('cpu') and inputs on the CPU."
+    ),
+    Rewrite(
+        r"scalar that is computed in Python",
+        "keep the size static",
+        "Compile with dynamic: false, or compute with a tensor.",
+    ),
+)
+
+
+def steps_for_break(reason: str, source: str) -> list[NextStep]:
+    """A hint for one graph break.
+
+    Args:
+        reason: Dynamo's own.
+        source: The user's line.
+    """
+    found = _find(BREAKS, _detail(reason)) or _find(BREAKS, source) or _ANY_BREAK
+    return [NextStep("rewrite", found.title, found.text)]
+
+
+def step_for_values(reason: str) -> NextStep | None:
+    """A hint where the values are the cause; None where it is the operator as such."""
+    found = _find(VALUES, reason)
+    return NextStep("rewrite", found.title, found.text) if found else None
+
+
+def _detail(reason: str) -> str:
+    """Dynamo's kind of break, its explanation and the object concerned, without hints, which name other things."""
+    return "\n".join(line for line in reason.splitlines() if not line.strip().startswith(("Hint:", "For more")))
+
+
+def _find(table: tuple[Rewrite, ...], text: str) -> Rewrite | None:
+    return next((each for each in table if re.search(each.reason, text, re.IGNORECASE)), None)

@@ -1,0 +1,199 @@
+"""Adds entries to lists of a YAML text and leaves every other character as it is: comments, quotes, order, line ends.
+
+Nothing is dumped anew, because a round trip moves comments and drops anchors; the text is cut open where PyYAML says
+that a node ends.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import yaml
+
+from torchserve_openvino.config.yaml_source import parse_yaml
+from torchserve_openvino.errors import ConfigError
+
+_INDENT = 2
+
+
+class Addition(NamedTuple):
+    """What to add, and where.
+
+    Attributes:
+        path: Keys down to the list.
+        entries: To be appended, without those that are there already.
+        present: Whether an entry of the list is as good as the new one.
+        around: For a key of ``path`` that does not exist yet, what its new mapping holds beside the next key.
+        single: Whether one entry is written by itself, not as a list.
+    """
+
+    path: tuple[str, ...]
+    entries: tuple[str, ...]
+    present: Callable[[Any, str], bool]
+    around: Mapping[str, Mapping[str, Any]] = {}
+    single: bool = False
+
+    def missing(self, there: Sequence[Any]) -> list[str]:
+        """The entries that a list lacks."""
+        found: list[str] = []
+        for entry in self.entries:
+            if not any(self.present(each, entry) for each in (*there, *found)):
+                found.append(entry)
+        return found
+
+    def value(self, entries: Sequence[str]) -> Any:
+        """What a key that does not exist yet gets."""
+        return entries[0] if self.single and len(entries) == 1 else list(entries)
+
+    def nested(self, depth: int) -> Any:
+        """What stands below ``path[:depth]`` where nothing stands there yet."""
+        if depth == len(self.path):
+            return self.value(self.missing([]))
+        beside = self.around.get(self.path[depth - 1], {}) if depth else {}
+        return {**beside, self.path[depth]: self.nested(depth + 1)}
+
+
+def add(text: str, name: str, addition: Addition) -> str:
+    """The text with the entries in it; the same text where they are all there.
+
+    Args:
+        text: One YAML document with a mapping at its top, or nothing.
+        name: What the file is called in messages.
+        addition: What to add.
+
+    Raises:
+        ConfigError: The text is no YAML, or it can't be changed there without changing something else.
+    """
+    data = parse_yaml(text, name).data
+    wanted = _with(data, addition)
+    if wanted == data:
+        return text
+    changed = _splice(text, addition)
+    try:
+        right = parse_yaml(changed, name).data == wanted
+    except ConfigError:
+        right = False
+    if not right:
+        key = ".".join(addition.path)
+        raise ConfigError(
+            "can't be changed without changing what else stands there (an alias or a merge key, or an unusual layout). "
+            f"Write it by hand: {key}: {_flow(addition.value(addition.entries))}",
+            place=name,
+            key=key,
+        )
+    return changed
+
+
+def _with(data: Mapping[Any, Any], addition: Addition) -> Any:
+    """What the changed text has to mean."""
+    # Aliases are one object in PyYAML's data; a change must show at one place only.
+    wanted = {key: copy.deepcopy(value) for key, value in data.items()}
+    level: Any = wanted
+    for depth, key in enumerate(addition.path):
+        if level.get(key) is None:
+            level[key] = addition.nested(depth + 1)
+            return wanted
+        if depth == len(addition.path) - 1:
+            there = level[key] if isinstance(level[key], list) else [level[key]]
+            if missing := addition.missing(there):
+                level[key] = [*there, *missing]
+        else:
+            level[key] = copy.copy(level[key])
+            if not isinstance(level[key], dict):
+                # The short form, `pt2: openvino`.
+                level[key] = {"backend": level[key]}
+        level = level[key]
+    return wanted
+
+
+def _splice(text: str, addition: Addition) -> str:
+    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    if node is None:
+        return _end_line(text) + _block(addition.nested(0), 0, _newline(text))
+    for depth, key in enumerate(addition.path):
+        if not isinstance(node, yaml.MappingNode):
+            return _replace(text, node, addition, depth)
+        child = next((value for name, value in node.value if name.value == key), None)
+        if child is None:
+            return _insert_key(text, node, key, addition.nested(depth + 1))
+        node = child
+    if isinstance(node, yaml.SequenceNode):
+        there = [entry.value for entry in node.value]
+        return _append(text, node, addition.missing(there))
+    return _replace(text, node, addition, len(addition.path))
+
+
+def _replace(text: str, node: yaml.Node, addition: Addition, depth: int) -> str:
+    """Puts a mapping or a list in the place of a scalar, or of nothing."""
+    given = text[node.start_mark.index : node.end_mark.index]
+    if node.tag == "tag:yaml.org,2002:null":
+        new = _flow(addition.nested(depth))
+    elif depth == len(addition.path):
+        new = ", ".join([f"[{given}", *map(_flow, addition.missing([node.value]))]) + "]"
+    else:
+        new = f"{{backend: {given}, {_flow(addition.nested(depth))[1:]}"
+    space = "" if given or text[node.start_mark.index - 1 : node.start_mark.index].isspace() else " "
+    return text[: node.start_mark.index] + space + new + text[node.end_mark.index :]
+
+
+def _insert_key(text: str, node: yaml.MappingNode, key: str, value: Any) -> str:
+    if node.flow_style:
+        return _into_flow(text, node, _flow({key: value})[1:-1], node.value[-1][1] if node.value else None)
+    block = _block({key: value}, node.start_mark.column, _newline(text))
+    return _after_line(text, _last_line(node), block)
+
+
+def _append(text: str, node: yaml.SequenceNode, entries: list[str]) -> str:
+    if node.flow_style:
+        return _into_flow(text, node, ", ".join(map(_flow, entries)), node.value[-1] if node.value else None)
+    newline = _newline(text)
+    lines = "".join(f"{' ' * node.start_mark.column}- {_flow(entry)}{newline}" for entry in entries)
+    return _after_line(text, _last_line(node), lines)
+
+
+def _into_flow(text: str, node: yaml.CollectionNode, new: str, last: yaml.Node | None) -> str:
+    if last is None:
+        return text[: node.start_mark.index + 1] + new + text[node.end_mark.index - 1 :]
+    return text[: last.end_mark.index] + ", " + new + text[last.end_mark.index :]
+
+
+def _last_line(node: yaml.Node) -> int:
+    """The line, from 0, on which the content of a node ends; comments behind it are not its own."""
+    if isinstance(node, yaml.ScalarNode):
+        # A block scalar ends where the next line begins.
+        return int(node.end_mark.line) - (node.style in {"|", ">"} and node.end_mark.column == 0)
+    assert isinstance(node, yaml.CollectionNode)
+    if node.flow_style:
+        return int(node.end_mark.line)
+    if isinstance(node, yaml.SequenceNode):
+        return max(_last_line(entry) for entry in node.value)
+    # The value of an alias lies where its anchor is, above; then the key's own line is the last.
+    return max(max(int(key.start_mark.line), _last_line(value)) for key, value in node.value)
+
+
+def _after_line(text: str, line: int, new: str) -> str:
+    lines = text.splitlines(keepends=True)
+    return _end_line("".join(lines[: line + 1])) + new + "".join(lines[line + 1 :])
+
+
+def _end_line(text: str) -> str:
+    return text if not text or text.endswith(("\n", "\r")) else text + _newline(text)
+
+
+def _newline(text: str) -> str:
+    return "\r\n" if "\r\n" in text else "\n"
+
+
+def _flow(value: Any) -> str:
+    # In a list, so that a bare scalar is not followed by a document end.
+    return str(yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=float("inf")).strip()[1:-1])
+
+
+def _block(value: Mapping[str, Any], column: int, newline: str) -> str:
+    text = ""
+    for key, each in value.items():
+        if isinstance(each, Mapping):
+            text += f"{' ' * column}{key}:{newline}{_block(each, column + _INDENT, newline)}"
+        else:
+            text += f"{' ' * column}{key}: {_flow(each)}{newline}"
+    return text

@@ -1,0 +1,254 @@
+"""What is diagnosed: an eager model, one call of it, and the options that it is compiled with."""
+
+import importlib.util
+import json
+import sys
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import yaml
+
+from torchserve_openvino.config import ResolvedOptions, ServingConfig, load_serving_config, resolve_options
+from torchserve_openvino.config.yaml_source import read_yaml
+from torchserve_openvino.doctor.inputs import declared_inputs, parse_inputs
+from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.ops.mappings import load_mappings
+from torchserve_openvino.packaging.archive import extract
+from torchserve_openvino.serving.inputs import Inputs
+from torchserve_openvino.serving.load_archive import MANIFEST, load_handler
+from torchserve_openvino.serving.loading import TORCHSCRIPT_ADVICE, ExportedModel, archive_kind
+from torchserve_openvino.serving.op_mappings import load_archived_mappings
+
+# What a factory is called where the command line names none.
+FACTORIES = ("model", "make_model", "get_model", "build")
+EXAMPLES = "example_inputs"
+_EAGER_CONFIG = "eager-model-config.yaml"
+
+
+class Call(NamedTuple):
+    """One call of a model."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """A model as the command line names it, so that another process can load the same one.
+
+    Attributes:
+        path: A ``.mar``, a ``.pt2``, ``FILE.py`` or ``FILE.py:NAME``.
+        config: A model-config.yaml; None takes that of the archive, or the defaults.
+        inputs: One text for each input, as `inputs.parse_input` reads it; empty takes what the model or its YAML tell.
+        mappings: Files with operator mappings, beside those that the YAML names.
+    """
+
+    path: str
+    config: str | None = None
+    inputs: tuple[str, ...] = ()
+    mappings: tuple[str, ...] = ()
+
+
+@dataclass
+class Target:
+    """A loaded model.
+
+    Attributes:
+        model: In eager PyTorch, evaluation mode.
+        call: The inputs that it is run with.
+        options: Of the backend, without any cache.
+        name: What it is called on screen.
+        dynamic: Whether sizes are symbolic, as `compile` takes it.
+        config_path: The YAML file that the options came from, where it is a file of the user's.
+        root: Folder that the paths of its source lines are shown relative to; None for none.
+        source: The Python file that the model came from; empty for the other kinds.
+        keep: What must live as long as the model, such as the folder of an unpacked archive.
+    """
+
+    model: Any
+    call: Call
+    options: ResolvedOptions
+    name: str
+    dynamic: bool = False
+    config_path: Path | None = None
+    root: Path | None = None
+    source: str = ""
+    keep: Any = field(default=None, repr=False)
+
+
+@dataclass
+class _Loaded:
+    """What one kind of file gives.
+
+    Attributes:
+        handler: The archive's, which may know the inputs and read samples.
+        config_file: The archive's own YAML.
+    """
+
+    model: Any
+    inputs: Inputs | None = None
+    handler: Any = None
+    config_file: Path | None = None
+    root: Path | None = None
+    keep: Any = None
+
+
+def load_target(spec: TargetSpec) -> Target:
+    """Loads what the command line names.
+
+    The inputs are those of the command line; else what ``handler.openvino.warmup`` declares; else the factory's or the
+    exported program's own.
+
+    Raises:
+        ModelLoadError: No such file, no model in it, or nothing tells its inputs.
+        ConfigError: The YAML or an input is not valid.
+        PackagingError: A damaged archive.
+    """
+    text, _, factory = spec.path.rpartition(":") if ".py:" in spec.path else (spec.path, "", "")
+    path = Path(text).expanduser()
+    if not path.is_file():
+        raise ModelLoadError(f"there is no file {text!r}. Give a .mar, a .pt2, or a Python file with a model factory.")
+    loaded = _load(path, factory)
+    # After the model, whose file may define the operators that are mapped; before the YAML is checked, which may name
+    # operators that the mappings define.
+    yaml_file = Path(spec.config) if spec.config is not None else loaded.config_file
+    if yaml_file is not None:
+        load_archived_mappings(yaml_file.parent, read_yaml(yaml_file).data)
+    for mapping in spec.mappings:
+        load_mappings(mapping)
+    config = load_serving_config(yaml_file) if yaml_file is not None else ServingConfig()
+    return Target(
+        model=loaded.model,
+        call=Call(*_inputs(loaded, spec, config, path.name)),
+        options=_options(config),
+        name=f"{path.name}:{factory}" if factory else path.name,
+        dynamic=bool(config.pt2.dynamic) or config.openvino.batching.mode == "dynamic",
+        config_path=Path(spec.config) if spec.config is not None else None,
+        root=loaded.root,
+        source=str(path.resolve()) if path.suffix == ".py" else "",
+        keep=loaded.keep,
+    )
+
+
+def _load(path: Path, factory: str) -> _Loaded:
+    if path.suffix == ".mar":
+        return _from_archive(path)
+    if path.suffix == ".py":
+        return _from_file(path, factory)
+    kind = archive_kind(path)
+    if kind == "exported":
+        return _from_program(path)
+    if kind == "torchscript":
+        raise ModelLoadError(f"{path} is a TorchScript archive. {TORCHSCRIPT_ADVICE}")
+    raise ModelLoadError(
+        f"{path} is no model with its code: give a .mar, a .pt2 of torch.export.save, or a Python file whose function "
+        f"({', '.join(FACTORIES)}) returns the model."
+    )
+
+
+# --- one function for each kind of file ---------------------------------------------------------------------------
+
+
+def _from_archive(path: Path) -> _Loaded:
+    """Through the archive's own handler, which is told not to compile: a model that is refused loads as well."""
+    scratch = tempfile.TemporaryDirectory(prefix="torchserve-openvino-doctor-")
+    folder = Path(scratch.name)
+    extract(path, folder)
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    stated = folder / manifest["model"].get("configFile", "")
+    data = dict(read_yaml(stated).data) if stated.is_file() else {}
+    (folder / _EAGER_CONFIG).write_text(yaml.safe_dump({**data, "pt2": {"compile": {"enable": False}}}), "utf-8")
+    manifest["model"]["configFile"] = _EAGER_CONFIG
+    (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    try:
+        handler = load_handler(folder)
+    except Exception as error:
+        raise ModelLoadError(f"the handler of {path.name} does not load: {type(error).__name__}: {error}") from error
+    model = getattr(handler, "eager_model", None)
+    model = model if model is not None else getattr(handler, "model", None)
+    if not callable(model):
+        raise ModelLoadError(f"the handler of {path.name} keeps no model in its attribute `model`.")
+    config_file = stated if stated.is_file() else None
+    return _Loaded(model, handler=handler, config_file=config_file, root=folder, keep=scratch)
+
+
+def _from_program(path: Path) -> _Loaded:
+    program = torch.export.load(path)
+    # The examples that it was exported with are saved in it.
+    args, kwargs = program.example_inputs or ((), {})
+    return _Loaded(ExportedModel(program), (tuple(args), dict(kwargs)) if args or kwargs else None)
+
+
+def _from_file(path: Path, factory: str) -> _Loaded:
+    module = _import(path)
+    names = [factory] if factory else [name for name in FACTORIES if hasattr(module, name)]
+    if not names or not hasattr(module, names[0]):
+        wanted = factory or " or ".join(FACTORIES)
+        raise ModelLoadError(f"{path} has no {wanted}: a function without arguments that returns the model.")
+    made = getattr(module, names[0])
+    if not isinstance(made, torch.nn.Module):
+        try:
+            made = made()
+        except Exception as error:
+            raise ModelLoadError(f"{path}: {names[0]}() failed: {type(error).__name__}: {error}") from error
+    model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(model, torch.nn.Module):
+        raise ModelLoadError(f"{path}: {names[0]} returns {type(model).__name__}, not an nn.Module.")
+    if inputs is None:
+        inputs = getattr(module, EXAMPLES, None)
+        inputs = inputs() if callable(inputs) else inputs
+    return _Loaded(model.eval(), _as_inputs(inputs), root=path.parent.resolve())
+
+
+def _import(path: Path) -> Any:
+    """The file as a module of its own name, with its folder first in the path, as a script has it."""
+    sys.path.insert(0, str(path.parent.resolve()))
+    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ModelLoadError(f"{path} can't be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+# --- inputs, options, mappings --------------------------------------------------------------------------------------
+
+
+def _as_inputs(value: Any) -> Inputs | None:
+    if value is None:
+        return None
+    if isinstance(value, dict):
+        return (), value
+    if isinstance(value, (tuple, list)):
+        two = len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict)
+        return (value[0], value[1]) if two else (tuple(value), {})
+    return (value,), {}
+
+
+def _inputs(loaded: _Loaded, spec: TargetSpec, config: ServingConfig, name: str) -> Inputs:
+    if spec.inputs:
+        return parse_inputs(spec.inputs)
+    warmup = config.openvino.warmup
+    # A task may know its own inputs, as image_classifier does, where the YAML declares none.
+    declared = warmup.inputs or getattr(loaded.handler, "warmup_inputs", list)()
+    found = declared_inputs(loaded.model, declared, config) or loaded.inputs
+    if found is None and warmup.samples and hasattr(loaded.handler, "sample_inputs") and loaded.root is not None:
+        found = loaded.handler.sample_inputs((loaded.root / warmup.samples[0]).read_bytes())
+    if found is None:
+        raise ModelLoadError(
+            f"nothing tells the inputs of {name}: give --input 1,3,224,224, a --config with "
+            f"handler.openvino.warmup.inputs, or a function {EXAMPLES} beside the factory."
+        )
+    return found
+
+
+def _options(config: ServingConfig) -> ResolvedOptions:
+    """The backend's options; never with a cache, which would answer without tracing."""
+    resolved = config.backend or resolve_options(None)
+    return replace(resolved, options=replace(resolved.options, model_caching=False, cache_dir=None))

@@ -1,0 +1,133 @@
+"""Times how conversion grows with the depth of a model: this package against OpenVINO's own FX decoder.
+
+Layers of linear, relu and layer norm are lowered as for serving, and each graph is converted by both, in turns.
+OpenVINO's decoder looks nodes up with ``list.index``, so that its time grows with the square of the graph in the end;
+ours should be linear.
+The exponent is the slope of log(seconds) over log(depth), for the whole range and for its second half.
+
+    python scripts/benchmark_depth.py
+    python scripts/benchmark_depth.py --depths 10,20,40,80 --rounds 3 --json depth.json
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from openvino.frontend import FrontEndManager
+from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+import torchserve_openvino as tov
+from torchserve_openvino.backend._openvino_private import fx_to_model
+from torchserve_openvino.backend.probes import Observation, Probes
+
+OURS, UPSTREAM = "this package", "OpenVINO's decoder"
+WIDTH = 16
+Convert = Callable[[torch.fx.GraphModule, list[list[int]], list[torch.dtype]], Any]
+console = Console(stderr=True)
+
+
+def network(depth: int) -> nn.Module:
+    layers = ((nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.LayerNorm(WIDTH)) for _ in range(depth))
+    return nn.Sequential(*(module for layer in layers for module in layer)).eval()
+
+
+def lowered(depth: int) -> torch.fx.GraphModule:
+    """The graph of a network as partitions see it, weights as inputs."""
+    seen: list[Observation] = []
+    torch.compiler.reset()
+    compiled = tov.compile(network(depth), probes=Probes(observe=seen.append))
+    with torch.inference_mode():
+        compiled(torch.zeros(2, WIDTH))
+    (observation,) = seen
+    (part,) = observation.partitioned.parts
+    return part.graph
+
+
+def upstream(gm: torch.fx.GraphModule, shapes: list[list[int]], dtypes: list[torch.dtype]) -> Any:
+    decoder = TorchFXPythonDecoder(gm, input_shapes=shapes, input_types=dtypes)
+    frontend = FrontEndManager().load_by_framework("pytorch")
+    return frontend.convert(frontend.load(decoder)), decoder
+
+
+CONTENDERS: dict[str, Convert] = {OURS: fx_to_model, UPSTREAM: upstream}
+
+
+def seconds(convert: Convert, gm: torch.fx.GraphModule) -> float:
+    values = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+    shapes, dtypes = [list(value.shape) for value in values], [value.dtype for value in values]
+    start = time.perf_counter()
+    convert(gm, shapes, dtypes)
+    return time.perf_counter() - start
+
+
+def slope(depths: Sequence[int], times: Sequence[float]) -> float:
+    """Least squares on a log-log scale."""
+    fit = statistics.linear_regression([math.log(depth) for depth in depths], [math.log(value) for value in times])
+    return fit.slope
+
+
+def measure(depths: Sequence[int], rounds: int) -> dict[str, Any]:
+    """Medians, in seconds, and exponents."""
+    medians: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    nodes = []
+    for depth in depths:
+        gm = lowered(depth)
+        nodes.append(len(gm.graph.nodes))
+        found: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+        for turn in range(rounds + 1):
+            for name, convert in CONTENDERS.items():
+                took = seconds(convert, gm)
+                # The first turn loads libraries.
+                if turn:
+                    found[name].append(took)
+        for name, values in found.items():
+            medians[name].append(statistics.median(values))
+        console.print(f"depth {depth}: " + ", ".join(f"{n} {m[-1] * 1e3:.1f} ms" for n, m in medians.items()))
+    half = len(depths) // 2
+    exponents = {
+        name: {"all": slope(depths, values), "second_half": slope(depths[half:], values[half:])}
+        for name, values in medians.items()
+    }
+    return {"depths": list(depths), "nodes": nodes, "rounds": rounds, "seconds": medians, "exponent": exponents}
+
+
+def show(result: dict[str, Any]) -> None:
+    table = Table("depth", "nodes", *(f"{name}, ms" for name in CONTENDERS), "ratio")
+    for i, depth in enumerate(result["depths"]):
+        ours, theirs = (result["seconds"][name][i] for name in (OURS, UPSTREAM))
+        row = (str(depth), str(result["nodes"][i]), f"{ours * 1e3:.1f}", f"{theirs * 1e3:.1f}", f"{theirs / ours:.2f}")
+        table.add_row(*row)
+    output = Console()
+    output.print(table)
+    for name, exponent in result["exponent"].items():
+        output.print(f"{name}: exponent {exponent['all']:.2f}, in the second half {exponent['second_half']:.2f}")
+
+
+def main(
+    depths: Annotated[str, typer.Option(help="Numbers of layers, at least four, growing.")] = "10,20,40,80,160,320",
+    rounds: Annotated[int, typer.Option(help="Conversions of each graph by each contender.")] = 7,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
+) -> None:
+    """Prints medians for each depth, and how they grow."""
+    chosen = [int(depth) for depth in depths.split(",")]
+    if len(chosen) < 4 or sorted(set(chosen)) != chosen:
+        raise typer.BadParameter("at least four growing numbers are needed for two slopes", param_hint="--depths")
+    result = measure(chosen, rounds)
+    show(result)
+    if json_path is not None:
+        json_path.write_text(json.dumps(result, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,123 @@
+"""The backend auto: tries them all, keeps the best."""
+
+import gc
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+from backend_models import MODELS, Branch, Counting, inputs, mlp
+
+import torchserve_openvino as tov
+from helpers import assert_same
+from torchserve_openvino.backend.auto import CANDIDATES
+from torchserve_openvino.backend.execute import CompiledPartition
+
+
+@pytest.mark.parametrize("freezes", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_answers_are_eagers(name: str, freezes: bool) -> None:
+    model = MODELS[name]()
+    compiled = tov.compile(model, backend="auto")
+    early = compiled.report
+    if freezes:
+        compiled.freeze()
+    with torch.inference_mode():
+        for batch in (2, 2, 3, 3):
+            call = inputs(model, batch)
+            assert_same(compiled(**call), model(**call), strides=False)
+    choice = early.to_dict()["config"]["backend_choice"]
+    assert choice["chosen"] in CANDIDATES and set(choice["tried"]) == set(CANDIDATES)
+    for facts in choice["tried"].values():
+        assert facts["problem"] == "" and facts["milliseconds"] > 0
+    assert early.to_dict()["config"]["backend"] == choice["chosen"] == early.backend
+    assert early.summary.coverage == max(facts["coverage"] for facts in choice["tried"].values())
+    assert compiled.frozen == (2 if freezes else 0)
+
+
+def test_the_losers_are_freed() -> None:
+    def partitions() -> int:
+        gc.collect()
+        return sum(isinstance(item, CompiledPartition) for item in gc.get_objects())
+
+    before = partitions()
+    compiled = tov.compile(mlp(), backend="auto")
+    with torch.inference_mode():
+        compiled(torch.randn(2, 6))
+    assert partitions() == before + 1
+
+
+def test_what_falls_back_loses_to_what_does_not() -> None:
+    compiled = tov.compile(Branch().eval(), backend="auto")
+    with torch.inference_mode():
+        for x in (torch.ones(2, 4), -torch.ones(2, 4)):
+            assert_same(compiled(x), Branch()(x))
+    choice = compiled.report.to_dict()["config"]["backend_choice"]
+    assert choice["chosen"] != "export" and choice["tried"]["export"]["coverage"] == 0.0
+
+
+def test_a_model_without_a_right_answer_stays_in_eager() -> None:
+    class Clock(nn.Module):
+        """Its answer depends on how often Python ran it."""
+
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            Clock.calls += 1
+            return x * Clock.calls
+
+    compiled = tov.compile(Clock().eval(), backend="auto")
+    x = torch.ones(2)
+    with torch.inference_mode():
+        compiled(x)
+        before = Clock.calls
+        assert_same(compiled(x), x * (before + 1))
+    choice = compiled.report.to_dict()["config"]["backend_choice"]
+    assert choice["chosen"] == "eager" and all("differs" in facts["problem"] for facts in choice["tried"].values())
+    (fallback,) = compiled.report.fallbacks
+    assert (fallback.op, fallback.count) == ("whole model", 2) and "no backend gave eager's answer" in fallback.reason
+
+
+def test_trying_leaves_buffers_inputs_and_the_generator_alone() -> None:
+    model, other = Counting().eval(), Counting().eval()
+    compiled = tov.compile(model, backend="auto")
+    x = torch.randn(2, 4)
+    generator = torch.get_rng_state()
+    with torch.no_grad():
+        for _ in range(3):
+            assert_same(compiled(x), other(x))
+    assert model.seen.item() == 3
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+def test_a_random_model_can_be_compared() -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.rand_like(x) + x.relu() * 2
+
+    compiled = tov.compile(Noisy().eval(), backend="auto")
+    with torch.inference_mode():
+        compiled(torch.randn(2, 4))
+    assert compiled.report.to_dict()["config"]["backend_choice"]["chosen"] in CANDIDATES
+
+
+def test_eagers_own_error_is_the_callers() -> None:
+    compiled = tov.compile(nn.Linear(4, 2).eval(), backend="auto")
+    with torch.inference_mode(), pytest.raises(RuntimeError):
+        compiled(torch.randn(2, 5))
+    with torch.inference_mode():
+        assert compiled(torch.randn(2, 4)).shape == (2, 2)
+
+
+def test_weights_can_be_released() -> None:
+    model = mlp()
+    compiled = tov.compile(model, backend="auto", own_weights=True).freeze()
+    x = torch.randn(2, 6)
+    with torch.inference_mode():
+        expected = model(x)
+        assert_same(compiled(x), expected)
+        assert_same(compiled.release_weights()(x), expected)
+    assert compiled.released

@@ -1,0 +1,144 @@
+"""`torchserve-openvino doctor`: exit codes, files, and what is handed on."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import torchserve_openvino as tov
+from torchserve_openvino.cli import app
+from torchserve_openvino.config import load_serving_config
+
+WELL = """
+import torch
+def model():
+    torch.manual_seed(0)
+    print("from the model")
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()), torch.randn(2, 4)
+"""
+ILL = """
+import torch
+class Ill(torch.nn.Module):
+    def forward(self, x):
+        print("from forward")
+        return torch.hypot(x, x)
+def model():
+    return Ill(), torch.randn(2, 4)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    yield
+    tov.forget_mappings()
+
+
+@pytest.fixture
+def well(tmp_path: Path) -> Path:
+    path = tmp_path / "cli_well.py"
+    path.write_text(WELL)
+    return path
+
+
+@pytest.fixture
+def ill(tmp_path: Path) -> Path:
+    path = tmp_path / "cli_ill.py"
+    path.write_text(ILL)
+    return path
+
+
+def doctor(*arguments: object) -> Any:
+    return CliRunner().invoke(app, ["doctor", *map(str, arguments)])
+
+
+def test_a_healthy_model_exits_with_0(well: Path) -> None:
+    result = doctor(well)
+    assert result.exit_code == 0, result.output
+    assert "Everything runs on OpenVINO" in result.stdout and "100.0%" in result.stdout
+
+
+def test_a_fallback_exits_with_2_and_stdout_is_json_alone(ill: Path) -> None:
+    result = doctor(ill, "--json")
+    assert result.exit_code == 2
+    found = json.loads(result.stdout)
+    assert found["refused"][0]["op"] == "aten.hypot.default" and not found["healthy"]
+    assert "from forward" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.py"], "there is no file"),
+        (["{well}", "--input", "a,b"], "is no input"),
+        (["{well}", "--input", "2,5"], "fails in eager PyTorch"),
+        (["{well}", "--write"], "--write needs --bisect"),
+        (["{well}", "--write-mapping", "{well}"], "exists"),
+        (["{well}", "--write-mapping", "my-ops.py"], "plain name"),
+        (["{well}", "--config", "{well}"], "YAML"),
+    ],
+)
+def test_a_mistake_exits_with_1_and_says_what(well: Path, arguments: list[str], message: str) -> None:
+    result = doctor(*(each.format(well=well) for each in arguments))
+    assert result.exit_code == 1 and message in result.stderr
+
+
+def test_pages_graphs_and_mappings_are_written(ill: Path, tmp_path: Path) -> None:
+    mapping = tmp_path / "cli_ops.py"
+    result = doctor(
+        ill, "--html", tmp_path / "d.html", "--dot", tmp_path / "d.dot", "--write-mapping", mapping, "--cpp"
+    )
+    assert result.exit_code == 2
+    assert (tmp_path / "d.html").read_text().startswith("<!DOCTYPE html>")
+    assert (tmp_path / "d.dot").read_text().startswith("digraph")
+    assert '@tov.register_op("aten.hypot.default")' in mapping.read_text()
+    assert "cli_ops.py" in (tmp_path / "test_cli_ops.py").read_text()
+    assert "translate_hypot" in result.stdout and str(mapping) in result.stderr
+
+
+def test_no_mapping_is_written_where_none_is_needed(well: Path, tmp_path: Path) -> None:
+    result = doctor(well, "--write-mapping", tmp_path / "no_ops.py")
+    assert result.exit_code == 0 and "not written" in result.stderr
+    assert not (tmp_path / "no_ops.py").exists()
+
+
+def test_stock_is_what_the_own_backend_of_openvino_does(well: Path) -> None:
+    result = doctor(well, "--stock", "--input", "2,4", "--json")
+    stock = json.loads(result.stdout)["stock"]
+    assert {stock[way]["outcome"] for way in ("as given", "aot_autograd: true")} == {"openvino"}
+    assert "the second call overwrote the answer of the first" in stock["text"]
+
+
+def test_a_right_answer_is_not_bisected(well: Path) -> None:
+    result = doctor(well, "--bisect", "--json")
+    assert result.exit_code == 0 and json.loads(result.stdout)["bisection"] is None
+
+
+WRONG = """
+import openvino.opset13 as ops
+import torchserve_openvino as tov
+tov.register_op("aten::relu")(lambda x: ops.abs(x))
+"""
+
+
+def test_a_wrong_answer_is_bisected_and_written(well: Path, tmp_path: Path) -> None:
+    config, mapping = tmp_path / "model-config.yaml", tmp_path / "cli_wrong_ops.py"
+    config.write_text("# mine\nbatchSize: 1  # one\n")
+    mapping.write_text(WRONG)
+    result = doctor(well, "--config", config, "--mapping", mapping, "--bisect", "--write")
+    assert result.exit_code == 2, result.output
+    assert "aten.relu.default" in result.stdout and "to blame" in result.stdout
+    text = config.read_text()
+    assert text.startswith("# mine\nbatchSize: 1  # one\n")
+    assert load_serving_config(config).backend.options.disabled_ops == ("aten.relu.default",)
+    assert "+" in result.stderr and "disabled_ops" in result.stderr
+    again = doctor(well, "--config", config, "--mapping", mapping, "--json")
+    assert json.loads(again.stdout)["comparison"]["verdict"] == ""
+
+
+def test_help_shows_examples() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--help"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    assert "model.py:make_model --input 1,3,224,224" in result.stdout

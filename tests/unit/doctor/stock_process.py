@@ -1,0 +1,43 @@
+"""Runs OpenVINO's own backend on a small model, in a process of its own: MODEL OPTIONS ANSWER, the options as JSON."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from torchserve_openvino.doctor.stock_worker import run_stock
+
+
+class Call(NamedTuple):
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class WithDigamma(nn.Module):
+    """An operator that OpenVINO lacks, in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.second(torch.digamma(torch.relu(self.first(x)) + 2)))
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
+    "conv": lambda: (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)).eval(),
+        torch.randn(2, 3, 8, 8),
+    ),
+    "digamma": lambda: (WithDigamma().eval(), torch.randn(2, 8)),
+}
+
+if __name__ == "__main__":
+    name, options, answer = sys.argv[1:]
+    torch.manual_seed(0)
+    model, x = MODELS[name]()
+    Path(answer).write_text(json.dumps(run_stock(model, Call((x,), {}), json.loads(options))), encoding="utf-8")

@@ -1,0 +1,123 @@
+"""A diagnosis of real models: what is refused, where, and how the parts add up."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ill_models import ANY_SIZE, ILL, WELL, written
+
+from torchserve_openvino.doctor.diagnose import diagnose
+from torchserve_openvino.doctor.diagnosis import Diagnosis
+from torchserve_openvino.doctor.target import TargetSpec, load_target
+
+
+@pytest.fixture(scope="module")
+def ill(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
+    folder = tmp_path_factory.mktemp("ill")
+    config = written(folder, "model-config.yaml", ANY_SIZE)
+    return diagnose(load_target(TargetSpec(written(folder, "ill_file.py", ILL), config)))
+
+
+def line_of(text: str) -> int:
+    return next(i for i, line in enumerate(ILL.splitlines(), start=1) if text in line)
+
+
+def test_each_refused_operator_has_its_place_and_reason(ill: Diagnosis) -> None:
+    refused = {each.op: each for each in ill.refused}
+    assert set(refused) == {
+        "illlib.swishy.default",
+        "aten.hypot.default",
+        "aten.addmv.default",
+        "aten._linalg_det.default",
+    }
+    hypot = refused["aten.hypot.default"]
+    assert hypot.where == [f"ill_file.py:{line_of('torch.hypot')}"]
+    assert hypot.source == "y = torch.hypot(y, y)"
+    assert (hypot.kind, hypot.count) == ("unsupported_op", 1) and "aten.hypot.default" in hypot.reason
+    assert hypot.inputs == ["float32[3, 4]", "float32[3, 4]"] and hypot.outputs == ["float32[3, 4]"]
+    assert refused["illlib.swishy.default"].inputs == ["float32[3, 4]", "2.0"]
+
+
+def test_operators_add_up(ill: Diagnosis) -> None:
+    summary = ill.summary
+    assert sum(row.count for row in ill.ops) == summary["ops_total"]
+    assert sum(row.on_openvino for row in ill.ops) == summary["ops_on_openvino"]
+    assert summary["ops_total"] - summary["ops_on_openvino"] == sum(each.count for each in ill.refused)
+    assert sum(row.share for row in ill.ops) == pytest.approx(1.0)
+    assert all(row.eager_ms > 0 for row in ill.ops)
+    assert 0 < summary["coverage"] < 1 and not summary["all_on_openvino"] and not ill.healthy
+    assert {row.op: row.runs_on for row in ill.ops}["aten.hypot.default"] == "eager"
+
+
+def test_graph_breaks_have_a_hint_for_their_cause(ill: Diagnosis) -> None:
+    found = {each.source: each.next_steps[0].title for each in ill.graph_breaks}
+    assert found == {
+        'print("hello")': "take the print or the log call out of forward",
+        "if y.sum().item() > 1e9:": "keep the value a tensor",
+    }
+    assert {each.where for each in ill.graph_breaks} == {
+        f"ill_file.py:{line_of('print(')}",
+        f"ill_file.py:{line_of('.item()')}",
+    }
+
+
+def test_the_picture_shows_the_way_of_the_data(ill: Diagnosis) -> None:
+    assert [picture.index for picture in ill.pictures] == list(range(ill.summary["graphs"]))
+    last = ill.pictures[-1]
+    labels = {box.id: box.label for box in last.boxes}
+    assert {"inputs", "outputs", "aten.hypot.default"} <= set(labels.values())
+    ways = {(labels[first], labels[second]) for first, second in last.edges}
+    assert ("illlib.swishy.default", "aten.hypot.default") in ways
+    # A weight is no input: only the first graph has any.
+    assert all(box.ms > 0 for box in last.boxes if box.runs_on not in {"input", "output"})
+
+
+def test_the_answer_is_compared_with_eager(ill: Diagnosis) -> None:
+    assert ill.comparison["verdict"] == "" and ill.comparison["max_abs"] < 1e-3
+    assert ill.comparison["outputs"] == ["float32[3, 4]", "float32[4]"]
+
+
+def test_a_diagnosis_is_json(ill: Diagnosis) -> None:
+    plain = ill.to_dict()
+    assert json.loads(json.dumps(plain)) == plain
+    assert plain["schema"] == 1 and plain["healthy"] is False
+    assert plain["report"]["summary"]["graphs"] >= plain["summary"]["graphs"]
+    assert {row["runs_on"] for row in plain["ops"]} == {"openvino", "eager"}
+
+
+def test_a_model_that_runs_as_a_whole_is_healthy(tmp_path: Path) -> None:
+    said: list[str] = []
+    found = diagnose(load_target(TargetSpec(written(tmp_path, "well_file.py", WELL))), said.append)
+    assert found.healthy and not found.refused and not found.fallbacks and not found.drafts()
+    assert found.inputs == ["float32[3, 4]"]
+    assert "compiling for OpenVINO" in said
+    (picture,) = found.pictures
+    # Weights are constants: the only arrow into the partition is that of the input.
+    assert [box.label for box in picture.boxes] == ["inputs", "openvino_0", "outputs"]
+
+
+def test_a_disabled_operator_is_tried_again(tmp_path: Path) -> None:
+    config = written(tmp_path, "model-config.yaml", "pt2: {compile: {options: {disabled_ops: [aten.relu]}}}\n")
+    spec = TargetSpec(written(tmp_path, "disabled_file.py", WELL), config)
+    (refused,) = diagnose(load_target(spec)).refused
+    assert (refused.op, refused.kind) == ("aten.relu.default", "disabled_op")
+    (step,) = refused.next_steps
+    assert step.kind == "enable" and step.proven and "disabled_ops" in step.title
+
+
+def test_types_that_openvino_lacks_get_a_rewrite_not_a_mapping(tmp_path: Path) -> None:
+    text = """
+import torch
+
+class Wide(torch.nn.Module):
+    def forward(self, x):
+        return x.double() + 1, torch.fft.rfft(x).abs()
+
+def model():
+    return Wide(), torch.randn(2, 4)
+"""
+    found = diagnose(load_target(TargetSpec(written(tmp_path, "wide_file.py", text))))
+    titles: dict[str, Any] = {each.op: [step.title for step in each.next_steps] for each in found.refused}
+    assert titles["aten.add.Tensor"] == ["compute in float32"]
+    assert titles["aten._fft_r2c.default"] == ["compute with real and imaginary parts"]

@@ -1,0 +1,153 @@
+"""What the doctor takes: Python files, exported programs, archives, and inputs in several spellings."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from ill_models import WELL, written
+
+from encoder import ENCODER, encoder
+from torchserve_openvino.cli.handler_path import handlers
+from torchserve_openvino.doctor.diagnose import diagnose
+from torchserve_openvino.doctor.inputs import parse_inputs
+from torchserve_openvino.doctor.target import TargetSpec, load_target
+from torchserve_openvino.errors import ConfigError, ModelLoadError, PackagingError
+from torchserve_openvino.packaging.archive import run_archiver
+
+
+def test_inputs_are_read_as_written() -> None:
+    args, kwargs = parse_inputs(["2,3", "1,8:int64:5..9", "mask=1,8:bool", "scale=scalar:float16"])
+    assert [(tuple(t.shape), t.dtype) for t in args] == [((2, 3), torch.float32), ((1, 8), torch.int64)]
+    assert int(args[1].min()) >= 5 and int(args[1].max()) < 9
+    assert kwargs["mask"].dtype is torch.bool and not kwargs["scale"].shape and kwargs["scale"].dtype is torch.float16
+    assert torch.equal(args[0], parse_inputs(["2,3"])[0][0])
+
+
+@pytest.mark.parametrize("text", ["", "a,b", "1,2:nope", "1,2:int64:9..3", "x=y=1", "1,2:float32:", "-1"])
+def test_an_input_that_can_not_be_read_shows_the_form(text: str) -> None:
+    with pytest.raises(ConfigError, match="--input"):
+        parse_inputs([text])
+
+
+def test_a_factory_is_found_by_its_usual_name_or_named(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, "factory_file.py", WELL + "\ndef other():\n    return nn.Tanh(), {'input': torch.ones(2)}\n"
+    )
+    assert isinstance(load_target(TargetSpec(path)).model, torch.nn.Sequential)
+    other = load_target(TargetSpec(f"{path}:other"))
+    assert isinstance(other.model, torch.nn.Tanh) and list(other.call.kwargs) == ["input"]
+    assert not other.model.training and other.name == "factory_file.py:other"
+    with pytest.raises(ModelLoadError, match="has no nothing"):
+        load_target(TargetSpec(f"{path}:nothing"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1", "make_model"),
+        ("def model():\n    return 3", "returns int"),
+        ("def model():\n    raise OSError('no weights')", "no weights"),
+        ("import no_such_module_at_all", "can't be imported"),
+    ],
+)
+def test_a_file_without_a_model_says_what_is_missing(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        load_target(TargetSpec(written(tmp_path, "no_model.py", text)))
+
+
+def test_inputs_of_the_command_line_win_over_the_yaml_and_that_over_the_file(tmp_path: Path) -> None:
+    path = written(tmp_path, "order_file.py", WELL)
+    declared = "{inputs: [{shape: [length, 4]}]}"
+    config = written(
+        tmp_path,
+        "model-config.yaml",
+        f"handler: {{openvino: {{warmup: {declared}, batching: {{dims: {{length: [2, 8]}}}}}}}}\n",
+    )
+    assert load_target(TargetSpec(path)).call.args[0].shape == (3, 4)
+    assert load_target(TargetSpec(path, config)).call.args[0].shape == (1, 8, 4)
+    assert load_target(TargetSpec(path, config, ("5,4",))).call.args[0].shape == (5, 4)
+
+
+def test_options_of_the_yaml_hold_and_no_cache_is_used(tmp_path: Path) -> None:
+    config = written(
+        tmp_path,
+        "model-config.yaml",
+        "pt2: {compile: {dynamic: true, options: {model_caching: true, disabled_ops: [aten.relu], "
+        "config: {PERFORMANCE_HINT: LATENCY}}}}\n",
+    )
+    target = load_target(TargetSpec(written(tmp_path, "options_file.py", WELL), config))
+    options = target.options.options
+    assert options.disabled_ops == ("aten.relu",) and options.config == {"PERFORMANCE_HINT": "LATENCY"}
+    assert not options.model_caching and options.cache_dir is None
+    assert target.dynamic and target.config_path == Path(config)
+
+
+def test_nothing_known_of_the_inputs_names_the_ways(tmp_path: Path) -> None:
+    path = written(tmp_path, "inputs_file.py", "import torch\ndef model():\n    return torch.nn.ReLU()\n")
+    with pytest.raises(ModelLoadError, match=r"--input .*warmup\.inputs.*example_inputs"):
+        load_target(TargetSpec(path))
+
+
+def test_an_exported_program_brings_its_own_inputs(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()).eval()
+    path = tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(model, (torch.randn(2, 4),)), path)
+    target = load_target(TargetSpec(str(path)))
+    assert target.call.args[0].shape == (2, 4)
+    found = diagnose(target)
+    assert found.healthy and found.model == "model.pt2"
+
+
+def test_weights_alone_and_torchscript_are_refused(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(1)}, tmp_path / "w.pt")
+    with pytest.raises(ModelLoadError, match="no model with its code"):
+        load_target(TargetSpec(str(tmp_path / "w.pt")))
+    torch.jit.script(torch.nn.ReLU()).save(str(tmp_path / "s.pt"))
+    with pytest.raises(ModelLoadError, match="TorchScript"):
+        load_target(TargetSpec(str(tmp_path / "s.pt")))
+    with pytest.raises(ModelLoadError, match="there is no file"):
+        load_target(TargetSpec(str(tmp_path / "none.mar")))
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("archive")
+    (folder / "model.py").write_text(ENCODER)
+    # What a worker would refuse to serve is what the doctor is called for.
+    (folder / "model-config.yaml").write_text(
+        "pt2: {compile: {options: {disabled_ops: [aten._softmax.default]}}}\n"
+        "handler:\n  openvino:\n    fallback: {allow: [], on_violation: refuse}\n"
+        "    warmup: {inputs: [{name: ids, shape: [4], dtype: int64, low: 0, high: 50}]}\n"
+    )
+    torch.save(encoder().state_dict(), folder / "weights.pth")
+    arguments = ["--version", "1.0", "--handler", str(handlers()["tensor"])]
+    for option, name in (
+        ("model-file", "model.py"),
+        ("serialized-file", "weights.pth"),
+        ("config-file", "model-config.yaml"),
+    ):
+        arguments += [f"--{option}", str(folder / name)]
+    return run_archiver(arguments, "small", folder)
+
+
+def test_an_archive_is_loaded_by_its_handler_even_where_a_worker_refuses_it(archive: Path) -> None:
+    target = load_target(TargetSpec(str(archive)))
+    assert list(target.call.kwargs) == ["ids"] and target.call.kwargs["ids"].shape == (1, 4)
+    assert torch.equal(target.model.embed.weight, encoder().embed.weight)
+    found = diagnose(target)
+    (refused,) = found.refused
+    assert refused.op == "aten._softmax.default" and refused.where[0].startswith("model.py:")
+    assert "softmax" in refused.source
+    root = target.root
+    assert root is not None and root.is_dir()
+    target.keep.cleanup()
+    assert not root.exists()
+
+
+def test_a_damaged_archive_is_an_error(archive: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.mar"
+    shutil.copy(archive, broken)
+    broken.write_bytes(broken.read_bytes()[:200])
+    with pytest.raises(PackagingError):
+        load_target(TargetSpec(str(broken)))

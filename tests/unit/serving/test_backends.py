@@ -1,0 +1,52 @@
+"""Each way to compile, from the YAML to an answer."""
+
+import pytest
+import torch
+from serving_worker import WARMUP, network, save_weights
+
+from torchserve_openvino.tasks.tensor import TensorHandler
+
+ROWS = [[[0.5, -1.0, 2.0, 0.1]], [[1.0, 2.0, 3.0, 4.0]], [[0.0, 0.1, 0.2, 0.3]]]
+
+
+@pytest.mark.parametrize("backend", ["openvino", "openvino_ts", "export", "auto"])
+def test_a_worker_serves_with_every_backend(archive, tmp_path, backend) -> None:
+    options = {
+        "model_caching": True,
+        "cache_dir": str(tmp_path / "cache"),
+        "config": {"INFERENCE_PRECISION_HINT": "f32"},
+    }
+    config = {"pt2": {"compile": {"enable": True, "backend": backend, "options": options}},
+              "handler": {"openvino": {"warmup": WARMUP, "fallback": {"allow": [], "on_violation": "refuse"}}},
+              }  # fmt: skip
+    expected = network()(torch.tensor(ROWS)[:, 0]).detach()
+    for start in ("cold", "warm"):
+        torch.compiler.reset()
+        made = archive(config, weights=save_weights, batch_size=3)
+        handler = TensorHandler()
+        handler.initialize(made.context)
+        for count in (3, 1):
+            answers = made.handle(handler, *ROWS[:count])
+            torch.testing.assert_close(torch.tensor(answers)[:, 0], expected[:count], rtol=1e-4, atol=1e-5)
+        report = handler.describe_handle()
+        used = report["config"]["backend"]
+        if backend == "auto":
+            choice = report["config"]["backend_choice"]
+            assert used == choice["chosen"] and choice["from_cache"] == (start == "warm")
+            assert len(choice["tried"]) == (1 if start == "warm" else 3)
+        else:
+            assert used == backend
+        assert report["summary"]["coverage"] == 1.0 and report["serving"]["compiles_after_ready"] == 0
+        assert report["cache"]["traces"] == (0 if start == "warm" else 3)
+        assert made.metric("openvino_backend") is not None
+        assert f"backend {used}" in handler.report.summary_line()
+
+
+def test_released_weights_with_auto(archive) -> None:
+    config = {"pt2": "auto", "handler": {"openvino": {"warmup": WARMUP, "release_weights": True}}}
+    made = archive(config, weights=save_weights)
+    handler = TensorHandler()
+    handler.initialize(made.context)
+    assert sum(p.numel() for p in handler.eager_model.parameters()) == 0
+    expected = network()(torch.tensor(ROWS[0])).detach()
+    torch.testing.assert_close(torch.tensor(made.handle(handler, ROWS[0])[0]), expected, rtol=1e-4, atol=1e-5)
