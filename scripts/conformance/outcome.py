@@ -77,7 +77,7 @@ def merge(outcomes: Iterable[Outcome]) -> Outcome:
 def short(op: str, reason: str) -> str:
     """A reason that is the same on every machine: no paths, lines or addresses, and not longer than a line."""
     failed = "FrontEnd API failed" in reason or "OpConversionFailure" in reason or "Check '" in reason
-    said = "its conversion fails" if failed else reason.split("\n")[0]
+    said = "its conversion fails" if failed else reason.split("\n", maxsplit=1)[0]
     said = re.sub(r"0x[0-9a-f]+|[\w/.-]*/[\w.-]+\.(py|cpp|hpp)(:\d+)?|graph \d+ / ", "", said)
     prefix = "" if op in said or op in {"python", "whole call"} or "openvino_" in op else f"{op}: "
     return f"{prefix}{said}"[:_REASON_LENGTH].strip()

@@ -136,7 +136,7 @@ def _vector_norm(
     dim: Dims = None,
     keepdim: bool = False,
     *,
-    dtype: torch.dtype | None = None,  # noqa: A002
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """OpenVINO wants the dimensions named, and cannot count what is not 0."""
     if x.is_complex() or (dim and ord != 0):
