@@ -55,6 +55,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (X.reshape(1, 2, 6, 5)[..., :4],),
     ),
     "masked_scatter": (lambda x, m, y: x.masked_scatter(m, y), (X, X > 0, -X)),
+    "masked_scatter, broadcast": (lambda x, m, y: x.masked_scatter(m, y), (X[0, 0], X[0] > 0, -X)),
+    "average with a divisor": (lambda x: F.avg_pool2d(x, 3, 2, 1, divisor_override=-2), (X,)),
     "rot90": (lambda x: [torch.rot90(x, k) * 1 for k in (1, 2, 3, 4)], (X,)),
     "safe softmax": (lambda x: aten._safe_softmax.default(x, 1), (torch.tensor([[-INF, -INF], [1.0, 2.0]]),)),
 }  # fmt: skip
