@@ -23,6 +23,12 @@ class _Runs(TorchDispatchMode):
         self._table = table
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in self._table and not self._support.knows(op_name(func)):
+            with self:
+                # An operator that is only made of others reaches nobody by itself.
+                parts = func.decompose(*args, **(kwargs or {}))
+            if parts is not NotImplemented:
+                return parts
         name = op_name(func)
         known = name in RENAMES or func in self._table or self._support.knows(name)
         self.all &= known and not func._schema.is_mutable

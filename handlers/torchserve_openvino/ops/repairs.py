@@ -150,26 +150,6 @@ def _vector_norm(
     return torch.linalg.vector_norm(x, ord, dims, keepdim)
 
 
-def _average_pool(pool: Any, dims: int) -> Callable[..., Any]:
-    """OpenVINO takes no divisor of the user's: the mean over whole windows is a sum divided by another number."""
-
-    def decomposed(
-        x: Tensor,
-        kernel_size: list[int],
-        stride: list[int] | None = None,
-        padding: list[int] | int = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> Tensor:
-        if divisor_override is None or ceil_mode or not x.is_floating_point():
-            return NotImplemented
-        window = math.prod(kernel_size) if len(kernel_size) > 1 else kernel_size[0] ** dims
-        return pool(x, kernel_size, stride or [], padding or 0, False, True) * (window / divisor_override)
-
-    return decomposed
-
-
 def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """OpenVINO does not broadcast the tensor that is written to."""
     shape = torch.broadcast_shapes(x.shape, mask.shape)
@@ -235,8 +215,6 @@ REPAIRS: dict[Any, Callable[..., Any]] = {
     aten.max.dim: _with_index(torch.amax, torch.argmax),
     aten.min.dim: _with_index(torch.amin, torch.argmin),
     aten.linalg_vector_norm.default: _vector_norm,
-    aten.avg_pool2d.default: _average_pool(aten.avg_pool2d.default, 2),
-    aten.avg_pool3d.default: _average_pool(aten.avg_pool3d.default, 3),
     aten.masked_scatter.default: _masked_scatter,
     aten.argmin.default: once(_argmin),
     aten.maximum.default: _binary_extreme(torch.logical_or),

@@ -26,6 +26,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "aten._cdist_forward.default": (X, X.flip(0), 1.0, None),
     "aten._embedding_bag.default": BAG,
     "aten._embedding_bag_forward_only.default": BAG,
+    "aten._native_batch_norm_legit_functional.default": (X, *torch.ones(4, 3), True, 0.1, 1e-5),
     "aten._safe_softmax.default": (torch.full((2, 3), -INF), 1),
     "aten.angle.default": (torch.tensor([NAN, 1.0]),),
     "aten.any.dims": (torch.tensor([[NAN, 0.0], [0.0, 0.0]]), [1]),
