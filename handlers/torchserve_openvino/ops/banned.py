@@ -1,54 +1,69 @@
-"""Corrections to OpenVINO's support table, each with its reason: found by running torch's op_db against eager."""
+"""Corrections to OpenVINO's support table, each with its reason: found by running torch's op_db against eager.
 
-from collections.abc import Callable
-from typing import Any
-
-from torch.fx import Node
+scripts/op_conformance.py runs it; tests/unit/ops shows each ban's wrong answer in the raw conversion.
+"""
 
 ADDED: frozenset[str] = frozenset(
     {
+        "aten.atan.default",
         "aten.celu.default",
+        "aten.channel_shuffle.default",
+        "aten.col2im.default",
+        "aten.dot.default",
+        "aten.erfc.default",
         "aten.linear.default",
+        "aten.linspace.default",
+        "aten.logical_and.default",
+        "aten.logical_or.default",
+        "aten.logical_xor.default",
+        "aten.masked_scatter.default",
         "aten.mish.default",
         "aten.pixel_shuffle.default",
+        "aten.pixel_unshuffle.default",
         "aten.rad2deg.default",
+        "aten.reflection_pad1d.default",
+        "aten.reflection_pad3d.default",
+        "aten.repeat_interleave.self_int",
+        "aten.scatter_add.default",
+        "aten.sort.stable",
     }
 )
 
+_SHIFTS = "OpenVINO takes a shift count modulo the width of the type: a shift by 32 changes nothing"
+_FAILS = "its conversion in OpenVINO fails"
+_SHAPE = "the shape of its result depends on the values of its input"
+_INSTEAD = "; a decomposition computes it instead"
+_COMPLEX = "OpenVINO does not compute complex numbers"
+
 BANNED: dict[str, str] = {
-    "aten.kthvalue.default": "OpenVINO converts kthvalue to other values than torch",
-}
-
-
-def _argument(node: Node, position: int, name: str, default: Any) -> Any:
-    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
-
-
-def _integers(node: Node) -> str | None:
-    value = node.all_input_nodes[0].meta.get("val")
-    if value is not None and not value.is_floating_point():
-        return "computed in integers by OpenVINO where torch goes through floats"
-    return None
-
-
-def _average_pool(node: Node) -> str | None:
-    if _argument(node, 4, "ceil_mode", False):
-        return "average pooling with ceil_mode: OpenVINO divides the last window by another count than torch"
-    return _integers(node)
-
-
-def _scalar_to_scalar(node: Node) -> str | None:
-    value, source = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
-    if value is not None and source is not None and value.dim() == 0 and source.dim() == 0:
-        return "a scalar expanded to a scalar: OpenVINO 2026.4 crashes on it"
-    return None
-
-
-# Operators that convert rightly but for some arguments; each rule returns the reason against a node, or None.
-ARGUMENT_RULES: dict[str, Callable[[Node], str | None]] = {
-    "aten.avg_pool1d.default": _average_pool,
-    "aten.avg_pool2d.default": _average_pool,
-    "aten.avg_pool3d.default": _average_pool,
-    "aten.logsumexp.default": _integers,
-    "aten.expand.default": _scalar_to_scalar,
+    "aten.__lshift__.Tensor": _SHIFTS,
+    "aten.__rshift__.Tensor": _SHIFTS,
+    "aten._cdist_forward.default": "OpenVINO takes every norm for the Euclidean one" + _INSTEAD,
+    "aten._embedding_bag.default": "OpenVINO's has one output of four, and knows no mode but the sum",
+    "aten._embedding_bag_forward_only.default": "OpenVINO's has one output of four, and knows no mode but the sum",
+    "aten._safe_softmax.default": "OpenVINO answers NaN for a row of -inf, torch 0" + _INSTEAD,
+    "aten.angle.default": "OpenVINO answers 0 for NaN" + _INSTEAD,
+    "aten.any.dims": "OpenVINO takes NaN for False, and fails without dimensions" + _INSTEAD,
+    "aten.atan2.default": "OpenVINO's is wrong for integers, negative zeros and two infinities" + _INSTEAD,
+    "aten.bitwise_left_shift.Tensor": _SHIFTS,
+    "aten.bucketize.Tensor": "OpenVINO puts NaN into the first bucket, torch into the last" + _INSTEAD,
+    "aten.clamp.Tensor": "OpenVINO rounds the bounds of an integer tensor" + _INSTEAD,
+    "aten.erfinv.default": "OpenVINO's loses three digits near 1 and -1",
+    "aten.expm1.default": "OpenVINO subtracts 1 from the exponential: small values lose all digits" + _INSTEAD,
+    "aten.floor_divide.default": "OpenVINO rounds an integer quotient towards 0" + _INSTEAD,
+    "aten.gcd.default": _FAILS + ", or answers 0",
+    "aten.index_add.default": _FAILS + _INSTEAD,
+    "aten.index_fill.int_Scalar": _FAILS + " for float16 and scalars" + _INSTEAD,
+    "aten.kthvalue.default": "OpenVINO converts kthvalue to another shape than torch's",
+    "aten.linalg_cross.default": _FAILS + _INSTEAD,
+    "aten.log_sigmoid_forward.default": "OpenVINO answers -inf below -88, where torch gives the input back" + _INSTEAD,
+    "aten.logaddexp.default": "OpenVINO's loses NaN" + _INSTEAD,
+    "aten.logsumexp.default": "OpenVINO's loses NaN, and computes integers in integers" + _INSTEAD,
+    "aten.nonzero.default": _SHAPE,
+    "aten.repeat_interleave.self_Tensor": _SHAPE,
+    "aten.rot90.default": "OpenVINO answers memory that nobody wrote to where a multiple of 4 is asked for" + _INSTEAD,
+    "aten.searchsorted.Tensor": _FAILS + _INSTEAD,
+    "aten.view_as_complex.default": _COMPLEX,
+    "aten.view_as_real.default": _COMPLEX,
+    "aten.where.default": _SHAPE,
 }

@@ -11,10 +11,13 @@ from typing import Any
 import torch
 
 from torchserve_openvino.errors import ConfigError
+from torchserve_openvino.ops.automatic import automatic
 from torchserve_openvino.ops.conversions import CONVERSIONS
 from torchserve_openvino.ops.fast_paths import FAST_PATHS
+from torchserve_openvino.ops.missing import MISSING
 from torchserve_openvino.ops.names import op_name
 from torchserve_openvino.ops.repairs import REPAIRS
+from torchserve_openvino.ops.scalars import of_scalars
 from torchserve_openvino.ops.support import SupportTable
 
 # Fused attention: torch's core table would take it apart into two matmuls and a softmax.
@@ -64,8 +67,10 @@ def decomposition_table(
         whole_here = support.is_taught(name) or (name in keep | CONVERSIONS.keys() and support.knows(name))
         if support.is_disabled(name) or whole_here:
             del table[op]
-    for op, decomposition in (FAST_PATHS | REPAIRS).items():
+    own = FAST_PATHS | MISSING | REPAIRS
+    for op, decomposition in (own | of_scalars(own)).items():
         if not support.is_disabled(op_name(op)) and not support.is_taught(op_name(op)):
             table[op] = decomposition
+    table.update(automatic(support, table))
     table.update(user_decompositions(user))
     return table

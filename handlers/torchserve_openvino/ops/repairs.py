@@ -1,13 +1,16 @@
-"""Decompositions that go around conversions of OpenVINO 2026.4 which give other answers than torch.
+"""Decompositions that go around conversions of OpenVINO 2026.4 which give other answers than torch, or fail.
 
 Each returns NotImplemented where the conversion is right, so that the operator stays whole there.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from torchserve_openvino.ops.once import once
 
 aten = torch.ops.aten
 Dims = list[int] | None
@@ -39,18 +42,181 @@ def _std(x: Tensor, dim: Dims = None, *, correction: Any = None, keepdim: bool =
     return torch.std(x, dim, correction=1, keepdim=keepdim)
 
 
-def _floor_divide(x: Tensor, y: Any, *, rounding_mode: str | None = None) -> Tensor:
-    """OpenVINO rounds an integer quotient towards 0 where torch was asked for the floor."""
+def _divide(x: Tensor, y: Any, *, rounding_mode: str | None = None) -> Tensor:
+    """OpenVINO rounds an integer quotient towards 0 where the floor was asked for, and truncates floats to 32 bits."""
     floats = x.is_floating_point() or (y.is_floating_point() if isinstance(y, Tensor) else isinstance(y, float))
+    if rounding_mode == "trunc" and floats:
+        return torch.trunc(torch.div(x, y))
     if rounding_mode != "floor" or floats:
         return NotImplemented
     return torch.div(x - torch.remainder(x, y), y, rounding_mode="trunc")
 
 
+def _sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    """OpenVINO orders equal values at random; torch's CPU sort keeps their order even where it need not."""
+    return aten.sort.stable(x, stable=True, dim=dim, descending=descending)
+
+
+def _sort_stable(x: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    if stable:
+        return NotImplemented
+    return aten.sort.stable(x, stable=True, dim=dim, descending=descending)
+
+
+# --- the largest and the least ------------------------------------------------------------------------------------
+
+
+def _all_dims(x: Tensor, dims: list[int]) -> list[int]:
+    return dims or list(range(x.dim()))
+
+
+def _any_over(x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
+    for dim in sorted((d % max(x.dim(), 1) for d in _all_dims(x, dims)), reverse=True):
+        x = torch.any(x, dim, keepdim)
+    return x
+
+
+def _extreme(reduce: Any, worst: float, boolean: Callable[[Tensor, list[int], bool], Tensor]) -> Callable[..., Any]:
+    """OpenVINO's reductions pass over NaN and infinities, and do not take booleans."""
+
+    def decomposed(x: Tensor, dim: list[int] | tuple[int, ...] = (), keepdim: bool = False) -> Tensor:
+        dims = list(dim)
+        if x.dtype is torch.bool:
+            return boolean(x, dims, keepdim)
+        if not x.is_floating_point():
+            return NotImplemented
+        found = torch.where(_any_over(x != worst, dims, keepdim), reduce(x, dims, keepdim), worst)
+        return torch.where(_any_over(x.isnan(), dims, keepdim), float("nan"), found)
+
+    return once(decomposed)
+
+
+def _all_over(x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
+    return ~_any_over(~x, dims, keepdim)
+
+
+def _whole(reduce: Any) -> Callable[..., Any]:
+    def decomposed(x: Tensor) -> Tensor:
+        return reduce(x, [], False)
+
+    return decomposed
+
+
+def _with_index(reduce: Any, position: Any) -> Callable[..., Any]:
+    """OpenVINO names any of several equal values, torch the first."""
+
+    def decomposed(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+        narrow = x.dtype in {torch.bool, torch.uint8, torch.int8}
+        found = x.to(torch.int32) if narrow else x
+        values, indices = reduce(found, [dim], keepdim), position(found, dim, keepdim)
+        return (values.to(x.dtype) if narrow else values), indices
+
+    return decomposed
+
+
+def _argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """For torch NaN is the least value as well as the largest; OpenVINO's argmin passes over it."""
+    if not x.is_floating_point():
+        return NotImplemented
+    nans = x.isnan()
+    found = torch.any(nans) if dim is None else torch.any(nans, dim, keepdim)
+    return torch.where(found, torch.argmax(nans.to(torch.int32), dim, keepdim), torch.argmin(x, dim, keepdim))
+
+
+def _binary_extreme(boolean: Any) -> Callable[..., Any]:
+    def decomposed(x: Tensor, y: Tensor) -> Tensor:
+        return boolean(x, y) if x.dtype is torch.bool and y.dtype is torch.bool else NotImplemented
+
+    return decomposed
+
+
+def _vector_norm(
+    x: Tensor,
+    ord: float = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """OpenVINO wants the dimensions named, and cannot count what is not 0."""
+    if x.is_complex() or (dim and ord != 0):
+        return NotImplemented
+    x = x if dtype is None else x.to(dtype)
+    if not x.dim():
+        return x.abs() if ord != 0 else x.ne(0).to(x.dtype)
+    dims = list(dim) if dim else list(range(x.dim()))
+    if ord == 0:
+        return x.ne(0).to(x.dtype).sum(dims, keepdim)
+    return torch.linalg.vector_norm(x, ord, dims, keepdim)
+
+
+# --- truth values -------------------------------------------------------------------------------------------------
+
+
+def _logical(op: Any) -> Callable[..., Any]:
+    """OpenVINO takes NaN for False."""
+
+    def decomposed(x: Tensor, y: Tensor) -> Tensor:
+        if x.dtype is torch.bool and y.dtype is torch.bool:
+            return NotImplemented
+        return op(_truth(x), _truth(y))
+
+    return decomposed
+
+
+def _truth(x: Tensor) -> Tensor:
+    return x if x.dtype is torch.bool else x.ne(0)
+
+
+def _logical_not(x: Tensor) -> Tensor:
+    return NotImplemented if x.dtype is torch.bool else x.eq(0)
+
+
+def _any_dims(x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    return _any_over(_truth(x), [] if dim is None else list(dim), keepdim) if dim != [] else _truth(x)
+
+
+def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **rest: Any) -> Tensor:
+    """The same of a cast."""
+    if dtype is not torch.bool or not x.is_floating_point() or device not in {None, x.device}:
+        return NotImplemented
+    return x.ne(0)
+
+
+def _never(x: Tensor) -> Tensor:
+    """isnan and isinf of integers fail in OpenVINO."""
+    return NotImplemented if x.is_floating_point() or x.is_complex() else torch.zeros_like(x, dtype=torch.bool)
+
+
+def _sign(x: Tensor) -> Tensor:
+    return x.clone() if x.dtype is torch.bool else NotImplemented
+
+
 REPAIRS: dict[Any, Callable[..., Any]] = {
     aten.abs.default: _abs,
-    aten.div.Tensor_mode: _floor_divide,
+    aten.div.Tensor_mode: _divide,
     aten.var_mean.correction: _var_mean,
     aten.var.correction: _var,
     aten.std.correction: _std,
+    aten.sort.default: _sort,
+    aten.sort.stable: _sort_stable,
+    aten.amax.default: _extreme(torch.amax, -math.inf, _any_over),
+    aten.amin.default: _extreme(torch.amin, math.inf, _all_over),
+    aten.max.default: _whole(torch.amax),
+    aten.min.default: _whole(torch.amin),
+    aten.max.dim: _with_index(torch.amax, torch.argmax),
+    aten.min.dim: _with_index(torch.amin, torch.argmin),
+    aten.linalg_vector_norm.default: _vector_norm,
+    aten.argmin.default: once(_argmin),
+    aten.maximum.default: _binary_extreme(torch.logical_or),
+    aten.minimum.default: _binary_extreme(torch.logical_and),
+    aten.logical_and.default: _logical(torch.logical_and),
+    aten.logical_or.default: _logical(torch.logical_or),
+    aten.logical_xor.default: _logical(torch.logical_xor),
+    aten.logical_not.default: _logical_not,
+    aten.any.dims: _any_dims,
+    aten._to_copy.default: _to_copy,
+    aten.isnan.default: _never,
+    aten.isinf.default: _never,
+    aten.sign.default: _sign,
 }

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from torchserve_openvino.ops.banned import ADDED, ARGUMENT_RULES, BANNED
+from torchserve_openvino.ops.argument_rules import ARGUMENT_RULES
+from torchserve_openvino.ops.banned import ADDED, BANNED
 from torchserve_openvino.ops.conversions import CONVERSION_RULES, CONVERSIONS
 from torchserve_openvino.ops.names import is_symbolic_scalar, op_name, packet_name, tensors_of, value_of
 from torchserve_openvino.report import FallbackKind

@@ -1,0 +1,68 @@
+"""Decompositions beyond torch's core table, taken where they end in operators that run on OpenVINO."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchserve_openvino.ops.names import RENAMES, op_name, packet_name
+from torchserve_openvino.ops.support import SupportTable
+
+Table = Mapping[Any, Callable[..., Any]]
+
+
+class _Runs(TorchDispatchMode):
+    """Sees whether every operator that a decomposition calls runs on OpenVINO, or is decomposed in turn."""
+
+    def __init__(self, support: SupportTable, table: Table) -> None:
+        super().__init__()
+        self.all = True
+        self._support = support
+        self._table = table
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = op_name(func)
+        known = name in RENAMES or func in self._table or self._support.knows(name)
+        self.all &= known and not func._schema.is_mutable
+        return func(*args, **(kwargs or {}))
+
+
+def automatic(support: SupportTable, table: Table) -> dict[Any, Callable[..., Any]]:
+    """Decompositions of operators that neither the support table nor ``table`` knows.
+
+    Each looks first, on fake tensors, whether all of it would run on OpenVINO; otherwise the operator stays whole: one
+    operator in eager PyTorch is better than many.
+
+    Args:
+        support: Who runs on OpenVINO.
+        table: The decompositions so far.
+    """
+    return {
+        op: _if_all_runs(decomposition, support, table)
+        for op, decomposition in torch._decomp.decomposition_table.items()
+        if isinstance(op, torch._ops.OpOverload) and op not in table and _wanted(op, support)
+    }
+
+
+def _wanted(op: torch._ops.OpOverload, support: SupportTable) -> bool:
+    name = op_name(op)
+    random = torch.Tag.nondeterministic_seeded in op.tags
+    computes = all(str(returned.type) == "Tensor" for returned in op._schema.returns)
+    # The lift operators take real tensors into a trace.
+    constant = packet_name(name) in {"aten.lift", "aten.lift_fresh"}
+    kept = random or constant or op._schema.is_mutable or support.is_disabled(name) or support.knows(name)
+    return computes and not kept
+
+
+def _if_all_runs(decomposition: Callable[..., Any], support: SupportTable, table: Table) -> Callable[..., Any]:
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        seen = _Runs(support, table)
+        with disable_proxy_modes_tracing(), seen:
+            result = decomposition(*args, **kwargs)
+        if not seen.all or result is NotImplemented:
+            return NotImplemented
+        return decomposition(*args, **kwargs)
+
+    return checked

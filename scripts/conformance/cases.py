@@ -1,0 +1,110 @@
+"""The operators of torch's op_db, and which of their samples are run."""
+
+import functools
+import itertools
+import random
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+DTYPES = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool, "float16": torch.float16}
+# Enough to see every kind of sample; a few operators have thousands.
+_MOST_SAMPLES = 120
+# They return memory that nobody wrote to.
+UNINITIALISED = frozenset(
+    "empty empty_like empty_permuted empty_strided new_empty new_empty_strided resize_ resize_as_".split()
+)
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    """With the memory around it, which as_strided reads."""
+    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
+        return tensor.clone()
+    storage = tensor.untyped_storage().clone()
+    clone = torch.empty(0, dtype=tensor.dtype)
+    return clone.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def _plain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Instead of op_db's wrapper that sets a seed, which Dynamo can't trace: the caller sets the seed."""
+    return function(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One sample: what an operator is called with."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def cloned(self) -> "Call":
+        """With tensors of its own: an operator may write to them."""
+        args, kwargs = pytree.tree_map_only(torch.Tensor, _clone, (self.args, self.kwargs))
+        return Call(args, kwargs)
+
+    def __str__(self) -> str:
+        shown = pytree.tree_map_only(
+            torch.Tensor, lambda t: f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}", (self.args, self.kwargs)
+        )
+        return f"{shown[0]} {shown[1] or ''}".strip()[:300]
+
+
+@functools.lru_cache(maxsize=1)
+def op_infos() -> dict[str, Any]:
+    """Every OpInfo by its name, with the variant's name where there is one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db
+    found: dict[str, Any] = {}
+    for info in op_db:
+        name = f"{info.name}.{info.variant_test_name}" if info.variant_test_name else info.name
+        found.setdefault(name, info)
+    return found
+
+
+def supported(name: str) -> list[str]:
+    """The dtypes in which an operator is run: those that eager has."""
+    dtypes = op_infos()[name].supported_dtypes("cpu")
+    return [dtype for dtype, torch_dtype in DTYPES.items() if torch_dtype in dtypes]
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """What is called."""
+    function = op_infos()[name].op
+    if "wrapper_set_seed" in getattr(function, "__globals__", {}):
+        function.__globals__["wrapper_set_seed"] = _plain
+    return function
+
+
+def calls_of(name: str, dtype: str, count: int) -> list[Call]:
+    """Samples of an operator, spread evenly over those that torch has."""
+    random.seed(0)
+    torch.manual_seed(0)
+    found = op_infos()[name].sample_inputs("cpu", DTYPES[dtype], requires_grad=False)
+    return spread([Call((s.input, *s.args), s.kwargs) for s in itertools.islice(found, _MOST_SAMPLES)], count)
+
+
+def spread(items: list[Any], count: int) -> list[Any]:
+    """``count`` of the items, the first and the last among them."""
+    if len(items) <= count:
+        return items
+    if count == 1:
+        return items[:1]
+    return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
+
+
+def settled(name: str, call: Call, answer: Any) -> Any:
+    """An answer without what torch leaves open: which of several equal values an index names."""
+    if name not in {"topk", "sort", "argsort"}:
+        return answer
+    source = call.args[0]
+    place = 2 if name == "topk" else 1
+    given = call.args[place] if len(call.args) > place else -1
+    dim = call.kwargs.get("dim", -1 if isinstance(given, bool) else given)
+    indices = answer if name == "argsort" else answer[1]
+    taken = torch.gather(source, dim, indices) if source.dim() else source.expand(indices.shape)
+    return taken if name == "argsort" else (answer[0], taken)

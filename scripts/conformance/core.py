@@ -1,0 +1,127 @@
+"""The core ATen operators: which overloads there are, and samples of each."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from conformance.cases import Call, calls_of, function_of, op_infos, supported
+from conformance.core_samples import SAMPLES
+from conformance.outcome import Outcome
+from conformance.run_case import run_calls
+
+# Of these inference takes the first output; the others are for training.
+_STATISTICS_FOLLOW = frozenset(
+    {
+        "native_layer_norm", "native_group_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
+    }
+)  # fmt: skip
+_PER_OVERLOAD = 5
+_PER_OPERATOR = 3
+_KEEPS = (
+    torch.Tensor, bool, int, float, str, torch.dtype, torch.device, torch.layout,
+)  # fmt: skip
+
+
+def overloads() -> list[str]:
+    """Names of all forward overloads of torch.ops.aten that torch tags as core, ``aten.add.Tensor`` and so on."""
+    found = []
+    for packet in dir(torch.ops.aten):
+        for overload in getattr(getattr(torch.ops.aten, packet), "overloads", list)():
+            op = getattr(getattr(torch.ops.aten, packet), overload)
+            if torch.Tag.core in op.tags and "_backward" not in packet:
+                found.append(str(op))
+    return sorted(found)
+
+
+def overload_of(name: str) -> torch._ops.OpOverload:
+    """The overload of a name."""
+    _, packet, overload = name.split(".")
+    return getattr(getattr(torch.ops.aten, packet), overload)
+
+
+class _Recorder(TorchDispatchMode):
+    """Keeps the calls of core overloads while eager runs, the most different ones of each."""
+
+    def __init__(self, wanted: frozenset[str]) -> None:
+        super().__init__()
+        self.found: dict[str, dict[str, Call]] = {name: {} for name in wanted}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        if name in self.found and len(self.found[name]) < _PER_OVERLOAD:
+            # A memory format can't be pickled, and changes no value.
+            call = Call(tuple(args), {k: v for k, v in (kwargs or {}).items() if k != "memory_format"})
+            if _plain(call):
+                self.found[name].setdefault(_kind(call), call.cloned())
+        return func(*args, **(kwargs or {}))
+
+
+def _plain(call: Call) -> bool:
+    """Whether a call can be kept, and has something to compute in a type that has a place in OpenVINO."""
+    wide = {torch.float64, torch.complex64, torch.complex128, torch.complex32}
+    leaves = pytree.tree_leaves((call.args, call.kwargs))
+    if not all(isinstance(leaf, _KEEPS) or leaf is None for leaf in leaves):
+        return False
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if wide & {leaf for leaf in leaves if isinstance(leaf, torch.dtype)}:
+        return False
+    return all(t.numel() and t.layout is torch.strided and t.dtype not in wide for t in tensors)
+
+
+def _kind(call: Call) -> str:
+    """Calls of one kind differ in sizes and values only."""
+    leaves = pytree.tree_leaves((call.args, call.kwargs))
+    return str([(x.dtype, x.dim()) if isinstance(x, torch.Tensor) else type(x).__name__ for x in leaves])
+
+
+def record() -> dict[str, list[Call]]:
+    """Runs op_db in eager float32 (integers and booleans where that is all an operator has) and keeps the calls."""
+    recorder = _Recorder(frozenset(overloads()))
+    for name in op_infos():
+        for dtype in supported(name)[:1]:
+            for function, call in _runs(name, dtype):
+                with recorder, torch.no_grad():
+                    try:
+                        function(*call.args, **call.kwargs)
+                    except Exception:
+                        # A sample that eager refuses leaves nothing to record.
+                        continue
+    return {name: list(calls.values()) for name, calls in recorder.found.items()}
+
+
+def _runs(name: str, dtype: str) -> Iterator[tuple[Any, Call]]:
+    try:
+        calls = calls_of(name, dtype, _PER_OPERATOR)
+    except Exception:
+        # A few OpInfos need packages that are not installed to make their samples.
+        return
+    for call in calls:
+        yield function_of(name), call
+
+
+def _function(name: str) -> Callable[..., Any]:
+    op = overload_of(name)
+    if name.startswith("aten.sym_"):
+        # A size is no tensor: what is computed with it is.
+        return lambda x, *args: x + int(op(x, *args))
+    if name.split(".")[1] in _STATISTICS_FOLLOW:
+        return lambda *args, **kwargs: op(*args, **kwargs)[0]
+    return op
+
+
+def run(name: str, recorded: list[Call]) -> Outcome:
+    """One overload with its recorded and handcrafted samples."""
+    op = _function(name)
+    calls = [*SAMPLES.get(name, list)(), *recorded]
+    if not calls:
+        return Outcome("eager_refuses", ("no sample",))
+    return run_calls(op, calls, values=not name.startswith(("aten.empty", "aten.new_empty")))
+
+
+def save_recorded(path: str) -> None:
+    """Records in this process, and leaves the calls to the workers."""
+    torch.set_num_threads(1)
+    torch.save(record(), path)

@@ -1,0 +1,143 @@
+"""Runs an operator's samples through `tov.compile` and compares them with eager.
+
+All samples go through Dynamo in one graph, which costs one compilation. Only where that leaves a question (a wrong
+value, an exception, a failed conversion) is each sample compiled by itself.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+import torchserve_openvino as tov
+from conformance.cases import Call
+from conformance.compare import difference
+from conformance.outcome import Outcome, judge, merge
+from torchserve_openvino.backend.probes import Observation, Probes
+from torchserve_openvino.ops import does_work, op_name
+
+# Several processes share the machine; small graphs are what is asked about.
+_OPTIONS = {"min_partition_us": 0, "config": {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}}
+# Of these one graph tells the same as many.
+_CLEAR = frozenset({"unsupported_op", "disabled_op"})
+
+
+class _Decomposed:
+    """Sees whether a decomposition made an operator of a graph."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        self.random = False
+
+    def __call__(self, observation: Observation) -> None:
+        for node in observation.lowered.graph.nodes:
+            if not does_work(node):
+                continue
+            original = node.meta.get("original_aten")
+            self.seen |= original is not None and op_name(original) != op_name(node.target)
+            tags = getattr(node.target, "tags", ())
+            self.random |= torch.Tag.nondeterministic_seeded in tags
+
+
+Settle = Callable[[Call, Any], Any]
+
+
+def run_calls(
+    function: Callable[..., Any], calls: Sequence[Call], values: bool = True, settle: Settle | None = None
+) -> Outcome:
+    """Compiles, runs and judges.
+
+    Args:
+        function: The operator.
+        calls: Its samples.
+        values: False where eager's own values are arbitrary.
+        settle: Takes out of an answer what torch leaves open.
+    """
+    usable, expected = [], []
+    for call in calls:
+        try:
+            expected.append(_seeded(lambda call=call: function(*call.args, **call.kwargs), call))  # type: ignore[misc]
+        except Exception:
+            # A sample that eager itself refuses says nothing about OpenVINO.
+            continue
+        usable.append(call)
+    if not usable:
+        return Outcome("eager_refuses")
+    if len(usable) > 1:
+        together = _run(function, usable, expected, values, settle)
+        if together is not None:
+            return together
+    single = [
+        _run(function, [call], [answer], values, settle, last=True)
+        for call, answer in zip(usable, expected, strict=True)
+    ]
+    return merge(outcome for outcome in single if outcome is not None)
+
+
+def _as_exact(function: Callable[..., Any], calls: Sequence[Call], got: Any) -> bool:
+    """Whether a float16 answer is float32's, which eager's own float16 misses: it rounds or overflows on its way."""
+    if not any(isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float16 for leaf in pytree.tree_leaves(got)):
+        return False
+    try:
+        with torch.no_grad():
+            exact = [function(*wide.args, **wide.kwargs) for wide in map(_widened, calls)]
+    except Exception:
+        # Not every operator takes its arguments in float32 (an explicit dtype, for one): eager's float16 decides then.
+        return False
+    rounded = pytree.tree_map_only(torch.Tensor, lambda t: t.half() if t.dtype is torch.float32 else t, exact)
+    return not difference(got, rounded)
+
+
+def _widened(call: Call) -> Call:
+    args, kwargs = pytree.tree_map_only(
+        torch.Tensor, lambda t: t.float() if t.dtype is torch.float16 else t, (call.cloned().args, call.cloned().kwargs)
+    )
+    return Call(args, kwargs)
+
+
+def _seeded(run: Callable[[], Any], call: Call) -> Any:
+    kept = call.cloned()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        result = run()
+    # What the operator wrote to its inputs must not reach the compiled run.
+    object.__setattr__(call, "args", kept.args)
+    object.__setattr__(call, "kwargs", kept.kwargs)
+    return result
+
+
+def _run(
+    function: Callable[..., Any],
+    calls: Sequence[Call],
+    expected: Sequence[Any],
+    values: bool,
+    settle: Settle | None,
+    last: bool = False,
+) -> Outcome | None:
+    """Some samples in one graph; None where they must be asked one by one."""
+    torch._dynamo.reset()
+    observer = _Decomposed()
+
+    def run(samples: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Any]:
+        return [function(*args, **kwargs) for args, kwargs in samples]
+
+    compiled = tov.compile(run, options=_OPTIONS, probes=Probes(observe=observer))
+    cloned = [call.cloned() for call in calls]
+    torch.manual_seed(0)
+    try:
+        with torch.no_grad():
+            got = compiled([(call.args, call.kwargs) for call in cloned])
+    except Exception as error:
+        return Outcome("WRONG", (f"{type(error).__name__}: {error} for {calls[0]}"[:600],)) if last else None
+    # One generator serves all samples of a graph, in eager each sample started anew.
+    if settle is not None:
+        got = [settle(call, answer) for call, answer in zip(calls, got, strict=True)]
+        expected = [settle(call, answer) for call, answer in zip(calls, expected, strict=True)]
+    wrong = difference(got, list(expected), values and not observer.random)
+    if wrong and _as_exact(function, calls, got):
+        wrong = ""
+    if wrong:
+        return Outcome("WRONG", (f"{wrong} for {calls[0]}",)) if last else None
+    kinds = {fallback.kind for fallback in compiled.report.fallbacks}
+    return judge(compiled.report, observer.seen) if last or kinds <= _CLEAR else None

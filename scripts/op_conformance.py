@@ -1,0 +1,134 @@
+"""Runs torch's own operator database through this package and compares every answer with eager PyTorch.
+
+Each of op_db's operators runs on several of torch's samples in float32, int64, bool and float16, and so does each core
+ATen overload. What came of it is compared with the checked-in tables in tests/conformance; exit status 1 says that
+something got worse, or was wrong. A full run takes about 20 minutes on two cores.
+
+    python scripts/op_conformance.py
+    python scripts/op_conformance.py --ops add,nn.functional.softplus --dtypes float32,int64 --samples 20
+    python scripts/op_conformance.py --core-only
+    python scripts/op_conformance.py --write
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table as RichTable
+
+sys.path.insert(0, str(Path(__file__).parent))
+from conformance import cases, core, pool, table, tasks
+from conformance.outcome import FAILURES, OUTCOMES, Outcome
+
+console = Console(stderr=True)
+_SECONDS = 120.0
+
+
+def main(
+    ops: Annotated[str, typer.Option(help="Operators by op_db's names, comma-separated; all without it.")] = "",
+    dtypes: Annotated[str, typer.Option(help="Types to run in.")] = ",".join(cases.DTYPES),
+    samples: Annotated[int, typer.Option(help="Samples of each operator.")] = 5,
+    jobs: Annotated[int, typer.Option(help="Worker processes.")] = 2,
+    core_only: Annotated[bool, typer.Option("--core-only", help="The core ATen overloads alone.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Renew the checked-in tables instead of comparing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcomes as JSON.")] = False,
+) -> None:
+    """Runs torch's operator database through OpenVINO and compares it with eager and with the checked-in tables.
+
+    Examples: op_conformance.py --ops add,softmax --samples 20; op_conformance.py --core-only; op_conformance.py --write
+    """
+    warnings.filterwarnings("ignore")
+    wanted = [name for name in ops.split(",") if name]
+    if unknown := [name for name in wanted if name not in cases.op_infos()]:
+        raise typer.BadParameter(f"op_db has no operator {unknown[0]!r}; `torch.linalg.svd` is `linalg.svd` there")
+    chosen = [name for name in dtypes.split(",") if name]
+    if unknown := [name for name in chosen if name not in cases.DTYPES]:
+        raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(cases.DTYPES)}", param_hint="--dtypes")
+    op_db = {} if core_only else _run_op_db(wanted or sorted(cases.op_infos()), chosen, samples, jobs)
+    overloads = {} if wanted else _run_core(jobs)
+    raise typer.Exit(_conclude(op_db, overloads, write, as_json))
+
+
+def _run_op_db(names: list[str], dtypes: list[str], samples: int, jobs: int) -> table.Table:
+    asked = [
+        tasks.op_task(name, dtype, samples) for name in names for dtype in dtypes if dtype in cases.supported(name)
+    ]
+    return _run(asked, jobs, "op_db")
+
+
+def _run_core(jobs: int) -> table.Table:
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "recorded.pt")
+        with console.status("Recording what eager PyTorch calls the core overloads with"):
+            core.save_recorded(path)
+        return _run([tasks.core_task(name, path) for name in core.overloads()], jobs, "core ATen")
+
+
+def _run(asked: list[dict[str, Any]], jobs: int, title: str) -> table.Table:
+    found: table.Table = {}
+    columns = (
+        TextColumn("{task.description}"),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task(title, total=len(asked))
+
+        def done(task: dict[str, Any], outcome: Outcome) -> None:
+            found.setdefault(task["name"], {})[task.get("dtype", "core")] = str(outcome)
+            progress.advance(bar)
+            if outcome.name in FAILURES:
+                progress.console.print(f"{task['name']} {task.get('dtype', '')}: {outcome}", style="red", markup=False)
+
+        pool.run_all(asked, jobs, _SECONDS, done)
+    return found
+
+
+def _conclude(op_db: table.Table, overloads: table.Table, write: bool, as_json: bool) -> int:
+    if as_json:
+        typer.echo(json.dumps({"versions": table.versions(), "op_db": op_db, "core": overloads}))
+    _print(op_db | overloads)
+    worse: list[str] = []
+    for path, fresh in ((table.OP_DB, op_db), (table.CORE, overloads)):
+        known = table.read(path)
+        if write:
+            if fresh:
+                merged = {name: known.get(name, {}) | entries for name, entries in fresh.items()}
+                table.write(path, known | merged)
+            worse += [f"{name} {entry}" for name, es in fresh.items() for entry in es.values() if _failed(entry)]
+            continue
+        found, better = table.compare(fresh, known)
+        worse += found
+        for line in better:
+            console.print(f"better: {line}; renew the table with --write", markup=False, highlight=False)
+    if write:
+        table.SUMMARY.write_text(table.summary(table.read(table.OP_DB), table.read(table.CORE)), encoding="utf-8")
+    for line in worse:
+        console.print(f"worse: {line}", style="red", markup=False)
+    return 1 if worse else 0
+
+
+def _failed(entry: str) -> bool:
+    return table.outcome_name(entry) in FAILURES
+
+
+def _print(found: table.Table) -> None:
+    by_dtype = table.counts(found)
+    shown = RichTable("outcome", *by_dtype)
+    for name in (*OUTCOMES, *FAILURES):
+        if any(by_dtype[dtype][name] for dtype in by_dtype):
+            shown.add_row(name, *(str(by_dtype[dtype][name]) for dtype in by_dtype))
+    console.print(shown)
+    console.print(f"{table.share(found):.1%} of all on OpenVINO")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,60 @@
+"""A part of the conformance run that fits into a minute; all of it: `python scripts/op_conformance.py`."""
+
+import pytest
+
+from conformance import cases, pool, table, tasks
+from conformance.outcome import FAILURES, OUTCOMES, Outcome
+
+KNOWN = table.read(table.OP_DB)
+# What a verdict was found on, and one operator at least for each outcome.
+OPERATORS = [
+    "add", "all", "amax", "angle", "any", "argmin", "as_strided.partial_views", "atan2", "bincount", "bucketize",
+    "cdist", "clamp", "copysign", "diagonal", "div.trunc_rounding", "expm1", "fmax", "hypot", "index_add", "index_fill",
+    "index_put", "isnan", "linalg.cross", "linalg.svd", "logaddexp", "logical_and", "logsumexp", "masked_scatter",
+    "max.reduction_with_dim", "nn.functional.dropout", "nn.functional.logsigmoid", "nn.functional.pixel_unshuffle",
+    "nn.functional.softplus", "nonzero", "repeat", "rot90", "round.decimals_3", "scatter_add", "searchsorted",
+    "signal.windows.bartlett", "signbit", "sort", "topk", "trunc", "view",
+]  # fmt: skip
+SAMPLES = 3
+RUN_ALL = "python scripts/op_conformance.py runs all of it, --write renews the table"
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> table.Table:
+    """Each operator in the type that says most of it; one worker, since the tests themselves run side by side."""
+    found: table.Table = {}
+
+    def done(task: dict[str, str], outcome: Outcome) -> None:
+        found.setdefault(task["name"], {})[task["dtype"]] = str(outcome)
+
+    asked = [tasks.op_task(name, cases.supported(name)[0], SAMPLES) for name in OPERATORS]
+    pool.run_all(asked, 1, 120.0, done)
+    return found
+
+
+@pytest.mark.slow
+def test_a_part_of_op_db_is_right_and_as_the_table_says(outcomes: table.Table) -> None:
+    failed = [f"{name} {entry}" for name, es in outcomes.items() for entry in es.values() if _name(entry) in FAILURES]
+    assert not failed, RUN_ALL
+    # Fewer samples than the table's see fewer fallbacks, never more.
+    worse, _ = table.compare(outcomes, KNOWN)
+    assert not worse, RUN_ALL
+
+
+def _name(entry: str) -> str:
+    return table.outcome_name(entry)
+
+
+def test_the_table_has_every_operator_and_nothing_wrong() -> None:
+    missing = [name for name in cases.op_infos() if cases.supported(name) and name not in KNOWN]
+    assert not missing, RUN_ALL
+    entries = [(name, dtype, entry) for name, by_dtype in KNOWN.items() for dtype, entry in by_dtype.items()]
+    assert not [entry for entry in entries if table.outcome_name(entry[2]) not in OUTCOMES]
+    # Whoever does not run on OpenVINO says why.
+    silent = [e for e in entries if _name(e[2]) in {"mixed", "fallback", "not_traceable"} and ": " not in e[2]]
+    assert not silent
+
+
+def test_the_part_covers_every_outcome() -> None:
+    covered = {_name(entry) for name in OPERATORS for entry in KNOWN[name].values()}
+    assert covered >= set(OUTCOMES) - {"eager_refuses"}

@@ -1,0 +1,94 @@
+"""What the decomposition table adds: right answers on OpenVINO where its own conversions are wrong or absent."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from helpers import check
+
+NAN, INF = float("nan"), float("inf")
+# These graphs are smaller than what is worth a call of OpenVINO.
+ALL: dict[str, Any] = {"min_partition_us": 0}
+aten = torch.ops.aten
+EDGES = torch.tensor([NAN, INF, -INF, -0.0, 0.0, 1.0, -1.0, 0.5, -2.5, 1e-7, 3e8, -100.0])
+A, B = EDGES.repeat(len(EDGES)), EDGES.repeat_interleave(len(EDGES))
+X = torch.linspace(-3, 3, 60).reshape(3, 4, 5)
+TIES = torch.tensor([[2, 7, 7, 1, 1, 7], [0, 0, 0, 3, 3, 1]])
+POINTS = torch.linspace(-1, 1, 12).reshape(4, 3) ** 2
+SORTED = torch.tensor([-1.0, 0.0, 0.0, 1.0, 2.0])
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "order of equal values": (lambda x: (x.sort(1), x.argsort(0)), (TIES,)),
+    "first of the largest": (lambda x: (x.max(1), x.min(1), x.float().max(0)), (TIES,)),
+    "extremes hand on NaN": (lambda x: (x.amax(1), x.amin(), x.argmin(1)), (torch.tensor([[1.0, NAN], [3.0, 2.0]]),)),
+    "extremes of booleans": (lambda x: (x.amax(1), x.amin(0), x.max(), torch.maximum(x, x[:1])), (X[0] > 0,)),
+    "division that truncates": (lambda x: torch.div(x, 0.1, rounding_mode="trunc"), (torch.tensor([1e30, 2.7, NAN]),)),
+    "truth": (lambda x: (x.logical_not(), x.bool(), x.logical_and(x), x.logical_xor(1 - x), x.any()), (EDGES,)),
+    "integers have no NaN": (lambda x: (x.isnan(), x.isinf(), (x > 1).sign()), (TIES,)),
+    "trunc and frac": (lambda x: (x.trunc(), x[3:].frac()), (EDGES,)),
+    "exponentials": (lambda x: (x.expm1(), x[1:].exp2()), (EDGES,)),
+    "expm1 of small values": (lambda x: x.expm1() * 1e6, (torch.tensor([1e-6, -2e-6, 3e-7]),)),
+    "signs": (lambda x, y: (x.signbit(), torch.copysign(x, y)), (A, B)),
+    "hypot": (torch.hypot, (A, B)),
+    "fmax and fmin": (lambda x, y: (torch.fmax(x, y), torch.fmin(x, y)), (A, B)),
+    "atan2": (torch.atan2, (A, B)),
+    "angle": (torch.angle, (EDGES,)),
+    "atan and erfc": (lambda x: (x.atan(), x.erfc()), (EDGES,)),
+    "logaddexp": (torch.logaddexp, (A, B)),
+    "logsumexp": (lambda x: (x.logsumexp(1), x.logsumexp(0)), (torch.tensor([[1.0, NAN], [INF, 2.0], [-INF, -INF]]),)),
+    "logsigmoid": (F.logsigmoid, (torch.tensor([-1e4, -100.0, 0.0, 100.0]),)),
+    "clamp by tensors": (lambda x, y: torch.clamp(x, y, y + 2), (TIES, torch.tensor(1.5))),
+    "numbers": (lambda x: (x | 9, aten.bitwise_xor.Scalar(x, 5), aten.sub.Scalar(x, 2, 3)), (TIES,)),
+    "round to decimals": (lambda x: (x.round(decimals=2), x.round(decimals=-1)), (X * 7.123,)),
+    "diagonal": (lambda x: (x.diagonal(1, 0, 2), x.diagonal(-1), x[0].diag()), (X,)),
+    "cdist": (lambda x: [torch.cdist(x, x[1:], p) for p in (0.0, 1.0, 2.0, 3.0, INF)], (POINTS,)),
+    "pdist": (lambda x: [F.pdist(x, p) for p in (1.0, 2.0, INF)], (POINTS,)),
+    "searchsorted": (lambda s, x: [torch.searchsorted(s, x, right=r) for r in (True, False)], (SORTED, EDGES)),
+    "bucketize": (lambda s, x: torch.bucketize(x, s, out_int32=True), (SORTED, EDGES)),
+    "index_fill": (lambda x, i: x.index_fill(1, i, 9.5), (X, torch.tensor([-1, 0, 0]))),
+    "index_add": (lambda x, i: x.index_add(1, i, x[:, :3], alpha=2), (X, torch.tensor([3, 0, 3]))),
+    "scatter_add": (lambda x, i: x.scatter_add(0, i, x), (X[0], torch.tensor([[0, 3, 3, 1, 0]]))),
+    "shuffles": (
+        lambda x: (F.pixel_unshuffle(x, 2), F.channel_shuffle(x, 2), x.repeat_interleave(3, 1)),
+        (X.reshape(1, 2, 6, 5)[..., :4],),
+    ),
+    "masked_scatter": (lambda x, m, y: x.masked_scatter(m, y), (X, X > 0, -X)),
+    "rot90": (lambda x: [torch.rot90(x, k) * 1 for k in (1, 2, 3, 4)], (X,)),
+    "safe softmax": (lambda x: aten._safe_softmax.default(x, 1), (torch.tensor([[-INF, -INF], [1.0, 2.0]]),)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_right_and_whole_on_openvino(name: str) -> None:
+    function, args = CASES[name]
+    check(function, *args, strides=False, options=ALL)
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "reason"),
+    [
+        (lambda x: x.as_strided((2, 2), (1, 1), 0) * 2, (X.flatten()[7:],), "memory that is not part of its input"),
+        (lambda x: (torch.arange(-2.0, 3.0) - 0.5).abs() + x, (torch.ones(5),), "abs of a range"),
+        (lambda x, i: torch.zeros(3, dtype=torch.int64).scatter_add(0, i, x), (TIES[0, :3], TIES[1, :3]), "32 bits"),
+        (lambda x: torch.add(x, x, alpha=False), (X > 0,), "booleans with alpha"),
+        (lambda x: x.cumsum(0).polygamma(1), (X.abs() + 1,), "polygamma"),
+    ],
+    ids=["as_strided", "abs of a range", "scatter_add of int64", "boolean sum", "no decomposition"],
+)
+def test_refused_with_its_reason(function: Callable[..., Any], args: tuple[Any, ...], reason: str) -> None:
+    compiled = check(function, *args, strides=False, coverage=None, fallbacks={"unsupported_op": 1}, options=ALL)
+    assert reason in compiled.report.fallbacks[0].reason
+
+
+def test_a_decomposition_that_would_not_run_leaves_its_operator_whole() -> None:
+    compiled = check(
+        lambda x: torch.special.i0e(x) + 1,
+        X,
+        coverage=None,
+        fallbacks={"unsupported_op": 1},
+        options=ALL,
+    )
+    assert compiled.report.fallbacks[0].op == "aten.special_i0e.default"
