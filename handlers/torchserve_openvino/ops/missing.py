@@ -54,15 +54,6 @@ def _copysign(x: Tensor, y: Tensor | Number) -> Tensor:
     return torch.where(torch.signbit(y), -x.abs(), x.abs())
 
 
-def _hypot(x: Tensor, y: Tensor) -> Tensor:
-    """Without squares that overflow."""
-    a, b = torch.broadcast_tensors(x.abs(), y.abs())
-    most, least = torch.where(a < b, b, a), torch.where(a < b, a, b)
-    ratio = torch.where(most == 0, 0.0, least / most)
-    found = most * torch.sqrt(1 + ratio * ratio)
-    return torch.where(a.isinf() | b.isinf(), float("inf"), torch.where(a.isnan() | b.isnan(), a + b, found))
-
-
 def _fmax(x: Tensor, y: Tensor) -> Tensor:
     if not torch.result_type(x, y).is_floating_point:
         return torch.maximum(x, y)
@@ -288,7 +279,6 @@ MISSING: dict[Any, Callable[..., Any]] = {
     aten.signbit.default: _signbit,
     aten.copysign.Tensor: _copysign,
     aten.copysign.Scalar: _copysign,
-    aten.hypot.default: _hypot,
     aten.fmax.default: _fmax,
     aten.fmin.default: _fmin,
     aten.clamp.Tensor: _clamp,

@@ -32,7 +32,6 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "exponentials": (lambda x: (x.expm1(), x[1:].exp2()), (EDGES,)),
     "expm1 of small values": (lambda x: x.expm1() * 1e6, (torch.tensor([1e-6, -2e-6, 3e-7]),)),
     "signs": (lambda x, y: (x.signbit(), torch.copysign(x, y)), (A, B)),
-    "hypot": (torch.hypot, (A, B)),
     "fmax and fmin": (lambda x, y: (torch.fmax(x, y), torch.fmin(x, y)), (A, B)),
     "atan2": (torch.atan2, (A, B)),
     "angle": (torch.angle, (EDGES,)),
