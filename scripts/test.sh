@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up everything that the tests need and runs them: ruff, mypy, then pytest over unit, contract and e2e.
+# Sets up everything that the tests need and runs them: ruff, mypy, then pytest over unit, contract, conformance and e2e.
 # Arguments go to pytest: scripts/test.sh tests/unit -k report. VENV names another virtual environment than .venv.
 set -euo pipefail
 
@@ -42,9 +42,9 @@ step "mypy" "$LOG" "$PY" -m mypy || { cat "$LOG" >&2; die "mypy is not content."
 for argument in "$@"; do
   if [ -e "${argument%%::*}" ]; then exec "$PY" -m pytest --timeout=900 "$@"; fi
 done
-# Unit and contract tests share nothing and run two at a time; servers want the machine for themselves.
+# These share nothing and run two at a time; servers want the machine for themselves.
 first=0 second=0
-"$PY" -m pytest --timeout=900 -n 2 tests/unit tests/contract "$@" || first=$?
+"$PY" -m pytest --timeout=900 -n 2 tests/unit tests/contract tests/conformance "$@" || first=$?
 "$PY" -m pytest --timeout=900 tests/e2e "$@" || second=$?
 # 5: none of them fits a filter such as -k.
 if [ "$first" = 5 ]; then exit "$second"; fi

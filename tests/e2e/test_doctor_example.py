@@ -39,7 +39,8 @@ def test_the_patient_is_explained_and_mended(tmp_path: Path) -> None:
     refused = {each["op"]: each for each in first["refused"] if each["kind"] == "unsupported_op"}
     assert refused.keys() == {f"patient.{name}.default" for name in ("swish", "soft_clip", "unit")}
     for each in refused.values():
-        assert "patient.py:" in json.dumps(each) and each["steps"][0]["mapping"] is not None
+        step = each["next_steps"][0]
+        assert each["where"][0].startswith("patient.py:") and step["kind"] == "mapping" and step["proven"]
     # One graph break, with the user's line.
     (fact,) = first["graph_breaks"]
     assert fact["where"].endswith("patient.py:38") and "torch.where" in json.dumps(fact)
@@ -61,7 +62,7 @@ def test_the_patient_is_explained_and_mended(tmp_path: Path) -> None:
     (folder / "patient.yaml").write_text(yaml.replace("[patient_ops.py]", "[patient_ops.py, my_ops.py]"))
     second = found(folder)
     assert second["comparison"]["verdict"] == "" and not second["graph_breaks"]
-    assert [(each["kind"], each["what"]) for each in second["fallbacks"]] == [("disabled_op", "aten.hardtanh.default")]
+    assert [(each["kind"], each["op"]) for each in second["fallbacks"]] == [("disabled_op", "aten.hardtanh.default")]
 
     # Without the wrong mapping nothing needs to be disabled.
     healed = yaml.replace("[patient_ops.py]", "[my_ops.py]").replace(", disabled_ops: [aten.hardtanh.default]", "")

@@ -18,6 +18,8 @@ from skimage import data
 from torch import nn
 from torchserve_process import ROOT, load
 
+import torchserve_openvino as tov
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLE = ROOT / "scripts" / "examples" / "efficientnet_lite0"
 BIN = Path(sys.executable).parent
@@ -62,6 +64,7 @@ def test_every_shell_command_is_covered_here() -> None:
         "torchserve-openvino check",
         "torchserve-openvino package",
         "torchserve-openvino cache",
+        "torchserve-openvino doctor",
         "torch-model-archiver",
         "torchserve --start",
         "torchserve-openvino report",
@@ -83,6 +86,80 @@ def test_the_python_block_runs() -> None:
         space = {"model": model, "x": x}
         exec(textwrap.dedent(block), space)
         torch.testing.assert_close(space["y"], model(x))
+
+
+DOCTORED = """
+import torch
+from torch import nn
+
+@torch.library.custom_op("readme::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+twice.register_fake(torch.empty_like)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, stride=8)
+    def forward(self, x):
+        return torch.ops.readme.twice(self.conv(x))
+
+def make_model():
+    torch.manual_seed(0)
+    return Net().eval()
+
+def model():
+    return make_model(), (torch.rand(1, 3, 64, 64),)
+"""
+WARMUP = "handler: {openvino: {warmup: {inputs: [{shape: [3, 64, 64]}]}}}\n"
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.last = nn.Embedding(30522, 8), nn.Linear(8, 2)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.last(self.embed(ids).mean(1))
+
+
+@pytest.mark.slow
+def test_doctor(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(DOCTORED)
+    (tmp_path / "model-config.yaml").write_text(WARMUP)
+    (tmp_path / "network.py").write_text(NETWORK)
+    (tmp_path / "network.yaml").write_text("handler: {openvino: {warmup: {inputs: [{shape: [4]}]}}}\n")
+    torch.save(nn.ModuleDict({"last": nn.Linear(4, 3)}).state_dict(), tmp_path / "w.pth")
+    run("torchserve-openvino package --model-name cats --model-file network.py --serialized-file w.pth "
+        "--config-file network.yaml", tmp_path)  # fmt: skip
+    program = torch.export.export(Tokens().eval(), (), {"ids": torch.zeros(1, 128, dtype=torch.int64)})
+    torch.export.save(program, tmp_path / "bert.pt2")
+    lines = [line.partition("#")[0].strip() for line in commands() if line.startswith("torchserve-openvino doctor")]
+    assert len(lines) == 5
+    # 2: an operator falls back, which is what doctor is for.
+    expected = {"model-store/cats.mar": 0, "model.py:make_model": 2, "bert.pt2": 0, "--write-mapping": 2, "--bisect": 2}
+    for line, (part, code) in zip(lines, expected.items(), strict=True):
+        assert part in line
+        run(f"{line}; test $? = {code}", tmp_path)
+    assert (tmp_path / "bert.html").stat().st_size > 5000
+    run("python -m pytest -q -p no:cacheprovider test_my_ops.py", tmp_path)
+    run("torchserve-openvino doctor model.py --config model-config.yaml --mapping my_ops.py", tmp_path)
+
+
+def test_the_mapping_block_runs() -> None:
+    section = README[README.index("## Teach OpenVINO an operator") :].split("\n## ")[0]
+    (block,) = re.findall(r"(?:^(?:    .*)?\n)+", section, re.MULTILINE)[:1]
+    library = torch.library.Library("mylib", "DEF")
+    library.define("scaled_tanh(Tensor x, float scale=1.0) -> Tensor")
+    library.impl("scaled_tanh", lambda x, scale=1.0: x.tanh() * scale, "CompositeExplicitAutograd")
+    try:
+        exec(textwrap.dedent(block), {})
+        compiled, x = tov.compile(lambda x: torch.ops.mylib.scaled_tanh(x, 3.0)), torch.randn(4)
+        with torch.inference_mode():
+            torch.testing.assert_close(compiled(x), 3 * x.tanh())
+        assert compiled.report.summary.coverage == 1.0
+    finally:
+        tov.forget_mappings()
 
 
 def test_package_serve_ask_and_report(tmp_path) -> None:

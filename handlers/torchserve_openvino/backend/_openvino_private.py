@@ -83,6 +83,11 @@ def _frontend(libraries: Sequence[Path] = ()) -> Any:
     return frontend
 
 
+@functools.lru_cache(maxsize=4)
+def _probed_frontend(libraries: tuple[Path, ...]) -> Any:
+    return _frontend(libraries)
+
+
 @functools.lru_cache(maxsize=4096)
 def frontend_converts(name: str, libraries: tuple[Path, ...] = ()) -> bool:
     """Whether OpenVINO's C++ frontend has a conversion rule for an operator; takes about a millisecond.
@@ -100,7 +105,7 @@ def frontend_converts(name: str, libraries: tuple[Path, ...] = ()) -> bool:
     graph.output((node,))
     gm = torch.fx.GraphModule({}, graph)
     decoder = TorchFXPythonDecoder(gm, input_shapes=[[2, 3]], input_types=[torch.float32])
-    frontend = _frontend(libraries)
+    frontend = _probed_frontend(libraries)
     try:
         frontend.convert(frontend.load(decoder))
     except Exception as error:

@@ -16,6 +16,7 @@ from torchserve_openvino.ops.conversions import CONVERSIONS
 from torchserve_openvino.ops.fast_paths import FAST_PATHS
 from torchserve_openvino.ops.missing import MISSING
 from torchserve_openvino.ops.names import op_name
+from torchserve_openvino.ops.pooling import POOLING
 from torchserve_openvino.ops.repairs import REPAIRS
 from torchserve_openvino.ops.scalars import of_scalars
 from torchserve_openvino.ops.support import SupportTable
@@ -67,7 +68,7 @@ def decomposition_table(
         whole_here = support.is_taught(name) or (name in keep | CONVERSIONS.keys() and support.knows(name))
         if support.is_disabled(name) or whole_here:
             del table[op]
-    own = FAST_PATHS | MISSING | REPAIRS
+    own = FAST_PATHS | MISSING | REPAIRS | POOLING
     for op, decomposition in (own | of_scalars(own)).items():
         if not support.is_disabled(op_name(op)) and not support.is_taught(op_name(op)):
             table[op] = decomposition

@@ -84,7 +84,12 @@ class SupportTable:
 
     def knows(self, name: str) -> bool:
         """Whether an overload (``aten.relu.default``) is in the table and neither banned nor disabled."""
-        return self.refuse_name(name) is None
+        if self.is_disabled(name):
+            return False
+        return self.is_taught(name) or name in CONVERSIONS or (self._is_proven(name) and self._converts(name))
+
+    def _is_proven(self, name: str) -> bool:
+        return name not in BANNED and (name in self._supported or packet_name(name) in self._supported)
 
     def is_disabled(self, name: str) -> bool:
         """Whether the user disabled this overload, by its own name or by its packet's."""
@@ -94,16 +99,12 @@ class SupportTable:
         """The reason against an operator as such, whatever its inputs."""
         if self.is_disabled(name):
             return Refusal("disabled_op", f"{name} is listed in disabled_ops")
-        if self.is_taught(name):
-            return None
-        if name in CONVERSIONS:
+        if self.knows(name):
             return None
         if name in BANNED:
             return Refusal("unsupported_op", BANNED[name])
         if not self._converts(name):
             return Refusal("unsupported_op", f"OpenVINO has no conversion rule for {name}")
-        if name in self._supported or packet_name(name) in self._supported:
-            return None
         return Refusal(
             "unsupported_op",
             f"OpenVINO converts {name}, but nobody has proven its answers: op_support.py does not offload it either",

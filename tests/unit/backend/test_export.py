@@ -22,7 +22,7 @@ from torchserve_openvino.errors import WeightsReleasedError
 @pytest.mark.parametrize("name", MODELS)
 def test_answers_are_eagers_for_every_batch(name: str, dynamic: bool) -> None:
     model = MODELS[name]()
-    compiled = tov.compile(model, backend="export", dynamic=dynamic)
+    compiled = tov.compile(model, backend="export", dynamic=dynamic, options={"min_partition_us": 0})
     for count, batch in enumerate((2, 3, 7), 1):
         left = {"unsupported_op": count} if name == "odd" else None
         check(model, compiled=compiled, coverage=None, fallbacks=left, **inputs(model, batch))

@@ -19,7 +19,7 @@ from torchserve_openvino.cache.open import CacheSettings
 @pytest.mark.parametrize("name", MODELS)
 def test_answers_are_eagers_for_every_batch(name: str, dynamic: bool) -> None:
     model = MODELS[name]()
-    compiled = tov.compile(model, backend="openvino_ts", dynamic=dynamic)
+    compiled = tov.compile(model, backend="openvino_ts", dynamic=dynamic, options={"min_partition_us": 0})
     for count, batch in enumerate((2, 3, 7), 1):
         left = {"unsupported_op": 1 if dynamic else count} if name == "odd" else None
         check(model, compiled=compiled, coverage=None, fallbacks=left, **inputs(model, batch))
@@ -50,7 +50,7 @@ def test_an_operator_that_this_frontend_lacks_runs_in_eager() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.select_scatter(x.relu(), x[:, 0], 1, 2) * 2
 
-    compiled = tov.compile(Scatter(), backend="openvino_ts")
+    compiled = tov.compile(Scatter(), backend="openvino_ts", options={"min_partition_us": 0})
     x = torch.randn(3, 4)
     with torch.inference_mode():
         assert_same(compiled(x), Scatter()(x), strides=False)

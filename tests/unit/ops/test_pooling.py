@@ -1,0 +1,43 @@
+"""Average pooling in the ways that OpenVINO computes differently, against eager PyTorch."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from torch.nn import functional as F
+
+from helpers import check
+
+POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_every_way_to_pool(dims: int, data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(3, 9), min_size=dims, max_size=dims))
+    kernel = data.draw(st.lists(st.integers(1, 4), min_size=dims, max_size=dims))
+    stride = data.draw(st.lists(st.integers(1, 5), min_size=dims, max_size=dims))
+    padding = [data.draw(st.integers(0, k // 2)) for k in kernel]
+    assume(all(size + 2 * p >= k for size, p, k in zip(sizes, padding, kernel, strict=True)))
+    options = {
+        "ceil_mode": data.draw(st.booleans()),
+        "count_include_pad": data.draw(st.booleans()),
+    }
+    if dims > 1:
+        options["divisor_override"] = data.draw(st.sampled_from([None, 3]))
+    x = torch.randn([2, 3, *sizes])
+    torch._dynamo.reset()
+    check(lambda x: POOLS[dims](x, kernel, stride, padding, **options), x)
+
+
+def test_without_a_batch_and_with_one_number_for_all() -> None:
+    check(lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True), torch.randn(3, 8, 9))
+    check(lambda x: F.avg_pool2d(x, 2, ceil_mode=True), torch.randn(1, 3, 7, 7))
+
+
+def test_infinities_stay_in_their_window() -> None:
+    x = torch.randn(1, 1, 7, 7)
+    x[0, 0, 3, 3] = float("inf")
+    x[0, 0, 6, 6] = float("nan")
+    check(lambda x: F.avg_pool2d(x, 2, 2, ceil_mode=True), x)
