@@ -7,9 +7,11 @@ import torch
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchserve_openvino.ops.names import RENAMES, op_name, packet_name
+from torchserve_openvino.ops.names import RENAMES, op_name, packet_name, tensors_of
 from torchserve_openvino.ops.support import SupportTable
 
+# `ops.support` refuses these types wherever they are.
+_NOT_COMPUTED = frozenset({torch.float64, torch.complex32, torch.complex64, torch.complex128})
 Table = Mapping[Any, Callable[..., Any]]
 
 
@@ -23,16 +25,20 @@ class _Runs(TorchDispatchMode):
         self._table = table
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in self._table and not self._support.knows(op_name(func)):
+        # Of a device and the like; nothing computes.
+        if func.namespace == "prim":
+            return func(*args, **(kwargs or {}))
+        known = op_name(func) in RENAMES or func in self._table or self._support.knows(op_name(func))
+        if not known:
             with self:
                 # An operator that is only made of others reaches nobody by itself.
                 parts = func.decompose(*args, **(kwargs or {}))
             if parts is not NotImplemented:
                 return parts
-        name = op_name(func)
-        known = name in RENAMES or func in self._table or self._support.knows(name)
-        self.all &= known and not func._schema.is_mutable
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        computed = all(tensor.dtype not in _NOT_COMPUTED for tensor in tensors_of(result))
+        self.all &= known and computed and not func._schema.is_mutable
+        return result
 
 
 def automatic(support: SupportTable, table: Table) -> dict[Any, Callable[..., Any]]:
