@@ -107,6 +107,18 @@ def _seeded(run: Callable[[], Any], call: Call) -> Any:
     return result
 
 
+def _fails_without_us(run: Callable[..., Any], calls: Sequence[Call], error: type[Exception]) -> bool:
+    """Whether torch.compile raises the same with a backend that runs eager PyTorch."""
+    torch._dynamo.reset()
+    cloned = [call.cloned() for call in calls]
+    try:
+        with torch.no_grad():
+            torch.compile(run, backend="aot_eager")([(call.args, call.kwargs) for call in cloned])
+    except error:
+        return True
+    return False
+
+
 def _run(
     function: Callable[..., Any],
     calls: Sequence[Call],
@@ -129,7 +141,12 @@ def _run(
         with torch.no_grad():
             got = compiled([(call.args, call.kwargs) for call in cloned])
     except Exception as error:
-        return Outcome("WRONG", (f"{type(error).__name__}: {error} for {calls[0]}"[:600],)) if last else None
+        if not last:
+            return None
+        said = f"{type(error).__name__}: {error}"
+        if _fails_without_us(run, calls, type(error)):
+            return Outcome("not_traceable", (f"torch.compile fails on it with any backend: {said}".splitlines()[0],))
+        return Outcome("WRONG", (f"{said} for {calls[0]}"[:600],))
     # One generator serves all samples of a graph, in eager each sample started anew.
     if settle is not None:
         got = [settle(call, answer) for call, answer in zip(calls, got, strict=True)]
