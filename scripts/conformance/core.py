@@ -28,11 +28,15 @@ _KEEPS = (
 def overloads() -> list[str]:
     """Names of all forward overloads of torch.ops.aten that torch tags as core, ``aten.add.Tensor`` and so on."""
     found = []
-    for packet in dir(torch.ops.aten):
-        for overload in getattr(getattr(torch.ops.aten, packet), "overloads", list)():
-            op = getattr(getattr(torch.ops.aten, packet), overload)
-            if torch.Tag.core in op.tags and "_backward" not in packet:
-                found.append(str(op))
+    # Not `dir(torch.ops.aten)`, which also lists what somebody happened to ask for.
+    for qualified in torch._C._dispatch_get_all_op_names():
+        namespace, _, name = qualified.partition("::")
+        packet, _, overload = name.partition(".")
+        if namespace != "aten" or "_backward" in packet or not hasattr(torch.ops.aten, packet):
+            continue
+        op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        if torch.Tag.core in op.tags:
+            found.append(str(op))
     return sorted(found)
 
 

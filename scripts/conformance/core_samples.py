@@ -77,6 +77,7 @@ SAMPLES: dict[str, Callable[[], list[Call]]] = {
     "aten.scatter.value": _calls(
         (_values(3, 5), 0, torch.tensor([[0, 2, 1, 0, 2]]), 1.5), (_integers(3, 5), 1, torch.tensor([[4], [0], [2]]), 7)
     ),
+    "aten.sym_is_contiguous.default": _calls((_values(3, 4),)),
     "aten.sym_numel.default": _calls((_values(3, 4),)),
     "aten.sym_size.int": _calls((_values(3, 4), 1)),
     "aten.sym_storage_offset.default": _calls((_values(3, 4),)),

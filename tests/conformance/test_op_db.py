@@ -12,7 +12,7 @@ OPERATORS = [
     "cdist", "clamp", "copysign", "diagonal", "div.trunc_rounding", "expm1", "fmax", "index_add", "index_fill",
     "index_put", "isnan", "linalg.cross", "linalg.svd", "logaddexp", "logical_and", "logsumexp", "masked_scatter",
     "max.reduction_with_dim", "nn.functional.dropout", "nn.functional.logsigmoid", "nn.functional.pixel_unshuffle",
-    "nn.functional.softplus", "nonzero", "repeat", "rot90", "round.decimals_3", "scatter_add", "searchsorted",
+    "nn.functional.softplus", "nonzero", "positive", "repeat", "rot90", "round.decimals_3", "scatter_add", "searchsorted",
     "signal.windows.bartlett", "signbit", "sort", "topk", "trunc", "view",
 ]  # fmt: skip
 SAMPLES = 3
