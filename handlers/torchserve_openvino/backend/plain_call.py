@@ -50,7 +50,8 @@ def plain_record(record: GraphRecord) -> dict[str, Any]:
     facts = dataclasses.asdict(record)
     for name in ("index", "lower_seconds"):
         del facts[name]
-    return {**facts, "where": place_of(record.where), "partitions": partitions}
+    decomposed = {name: {**each, "where": place_of(each["where"])} for name, each in record.decomposed.items()}
+    return {**facts, "where": place_of(record.where), "decomposed": decomposed, "partitions": partitions}
 
 
 def plain_fallback(item: "LeftOut") -> dict[str, Any]:

@@ -19,7 +19,8 @@ def test_every_way_to_pool(dims: int, data: st.DataObject) -> None:
     kernel = data.draw(st.lists(st.integers(1, 4), min_size=dims, max_size=dims))
     stride = data.draw(st.lists(st.integers(1, 5), min_size=dims, max_size=dims))
     padding = [data.draw(st.integers(0, k // 2)) for k in kernel]
-    assume(all(size + 2 * p >= k for size, p, k in zip(sizes, padding, kernel, strict=True)))
+    # Eager's 3-d pooling looks at the kernel and the input without its padding.
+    assume(all(size >= k for size, k in zip(sizes, kernel, strict=True)))
     options = {
         "ceil_mode": data.draw(st.booleans()),
         "count_include_pad": data.draw(st.booleans()),

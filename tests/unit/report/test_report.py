@@ -109,7 +109,9 @@ def test_text_names_everything_that_matters() -> None:
 
 @pytest.mark.parametrize("kind", FALLBACK_KINDS)
 def test_kinds_are_those_of_the_design(kind: str) -> None:
-    assert kind in "graph_break unsupported_op disabled_op conversion_failed compile_failed runtime_failed".split()
+    design = "graph_break unsupported_op disabled_op conversion_failed compile_failed runtime_failed".split()
+    # A piece that is quicker in eager PyTorch is none of those.
+    assert kind in [*design, "tiny_partition"]
 
 
 def test_the_comparison_with_eager_fits_on_a_line() -> None:
