@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 import torchserve_openvino as tov
 from conformance.cases import Call
 from conformance.compare import difference
-from conformance.outcome import Outcome, judge, merge
+from conformance.outcome import Outcome, judge, merge, short
 from torchserve_openvino.backend.probes import Observation, Probes
 from torchserve_openvino.ops import does_work, op_name
 
@@ -75,6 +75,17 @@ def run_calls(
     return merge(outcome for outcome in single if outcome is not None)
 
 
+def _dynamo_fails(run: Callable[..., Any], calls: Sequence[Call]) -> bool:
+    """Whether tracing raises with any backend."""
+    torch._dynamo.reset()
+    try:
+        with torch.no_grad():
+            torch.compile(run, backend="eager", dynamic=False)([(c.args, c.kwargs) for c in map(Call.cloned, calls)])
+    except Exception:
+        return True
+    return False
+
+
 def _as_exact(function: Callable[..., Any], calls: Sequence[Call], got: Any) -> bool:
     """Whether a float16 answer is float32's, which eager's own float16 misses: it rounds or overflows on its way."""
     if not any(isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float16 for leaf in pytree.tree_leaves(got)):
@@ -129,8 +140,12 @@ def _run(
         with torch.no_grad():
             got = compiled([(call.args, call.kwargs) for call in cloned])
     except Exception as error:
-        return Outcome("WRONG", (f"{type(error).__name__}: {error} for {calls[0]}"[:600],)) if last else None
-    # One generator serves all samples of a graph, in eager each sample started anew.
+        if not last:
+            return None
+        said = f"{type(error).__name__}: {error}"
+        if _dynamo_fails(run, calls):
+            return Outcome("not_traceable", (f"Dynamo itself fails: {short('', said)}",))
+        return Outcome("WRONG", (f"{said} for {calls[0]}"[:600],))
     if settle is not None:
         got = [settle(call, answer) for call, answer in zip(calls, got, strict=True)]
         expected = [settle(call, answer) for call, answer in zip(calls, expected, strict=True)]

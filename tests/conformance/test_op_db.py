@@ -12,8 +12,8 @@ OPERATORS = [
     "cdist", "clamp", "copysign", "diagonal", "div.trunc_rounding", "expm1", "fmax", "index_add", "index_fill",
     "index_put", "isnan", "linalg.cross", "linalg.svd", "logaddexp", "logical_and", "logsumexp", "masked_scatter",
     "max.reduction_with_dim", "nn.functional.dropout", "nn.functional.logsigmoid", "nn.functional.pixel_unshuffle",
-    "nn.functional.softplus", "nonzero", "positive", "repeat", "rot90", "round.decimals_3", "scatter_add", "searchsorted",
-    "signal.windows.bartlett", "signbit", "sort", "topk", "trunc", "view",
+    "nn.functional.softplus", "nonzero", "positive", "repeat", "rot90", "round.decimals_3", "scatter_add",
+    "searchsorted", "signal.windows.bartlett", "signbit", "sort", "topk", "trunc", "view",
 ]  # fmt: skip
 SAMPLES = 3
 RUN_ALL = "python scripts/op_conformance.py runs all of it, --write renews the table"
