@@ -29,7 +29,7 @@ def _integers(values: Sequence[int]) -> Any:
 
 
 def _index_put(x: Output, indices: Sequence[Output | None], values: Output, accumulate: bool = False) -> Any:
-    """``x`` with ``values`` at ``indices``, NumPy's advanced indexing; a mask as `refuse_mask` allows it."""
+    """``x`` with ``values`` at ``indices``, NumPy's advanced indexing; a mask as `refuse_put` allows it."""
     shape = _shape(x)
     if indices[0] is not None and indices[0].get_element_type() == Type.boolean:
         mask = indices[0]
@@ -97,10 +97,15 @@ def _replication_pad(x: Output, padding: Sequence[int]) -> Any:
     return ops.pad(x, _integers(begin), _integers(end), "edge")
 
 
-def refuse_mask(node: Node) -> str | None:
-    """The reason against an assignment through a mask: OpenVINO's shapes must not depend on the mask's values."""
+def refuse_put(node: Node) -> str | None:
+    """The reason against an assignment by index.
+
+    Through a mask: OpenVINO's shapes must not depend on its values. A sum of int64: it may exceed 32 bits.
+    """
     _, indices, values, *accumulate = (*node.args, *node.kwargs.values())
     assert isinstance(indices, (list, tuple)) and isinstance(values, Node)
+    if any(accumulate) and value_of(node).dtype in {torch.int64, torch.bool}:
+        return "a sum of int64 may exceed 32 bits, in which OpenVINO computes it; one of booleans counts"
     masks = [i for i in indices if isinstance(i, Node) and value_of(i).dtype in {torch.bool, torch.uint8}]
     if not masks:
         return None
@@ -116,5 +121,5 @@ CONVERSIONS: dict[str, Callable[..., Any]] = {
     "aten.replication_pad2d.default": _replication_pad,
     "aten.replication_pad3d.default": _replication_pad,
 }
-# As `banned.ARGUMENT_RULES`, for the operators above.
-CONVERSION_RULES: dict[str, Callable[[Node], str | None]] = {"aten.index_put.default": refuse_mask}
+# As `argument_rules.ARGUMENT_RULES`, for the operators above.
+CONVERSION_RULES: dict[str, Callable[[Node], str | None]] = {"aten.index_put.default": refuse_put}

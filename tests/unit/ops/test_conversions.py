@@ -54,6 +54,12 @@ def test_index_put_adds_up_what_comes_twice() -> None:
     check(lambda x, i, v: put(x, [i], v, True), torch.zeros(4), I([1, 1, 1, 3]), I([1.0, 2.0, 3.0, 4.0]))
 
 
+def test_a_sum_of_wide_integers_stays_in_eager() -> None:
+    big = torch.full((3,), 2**31 - 1)
+    check(lambda x, i, v: put(x, [i], v, True), big, I([0, 0, 1]), big.clone(), coverage=0.0,
+          fallbacks={"unsupported_op": 1})  # fmt: skip
+
+
 def test_assignment_by_index() -> None:
     def model(x: Tensor, i: Tensor) -> Tensor:
         y = x.clone()
