@@ -147,11 +147,7 @@ def _eager(model: Callable[..., Any], tracker: Tracker, problems: str) -> Traced
             logger.warning("Fallback: the whole model runs in eager PyTorch: %s", reason)
         return model(*args, **kwargs)
 
-    return Traced(call, _nothing, _nothing, by_dynamo=False)
-
-
-def _nothing() -> None:
-    """Eager PyTorch holds nothing that could be freed."""
+    return Traced(call, by_dynamo=False)
 
 
 class _Bench:

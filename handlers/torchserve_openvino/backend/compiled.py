@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def _nothing() -> None:
+    """For what holds nothing of its own: eager PyTorch, a foreign backend."""
+
+
 @dataclass(frozen=True)
 class Traced:
     """The model through ``torch.compile`` or ``torch.export``.
@@ -35,8 +39,8 @@ class Traced:
     """
 
     call: Callable[..., Any]
-    release_weights: Callable[[], None]
-    drop: Callable[[], None]
+    release_weights: Callable[[], None] = _nothing
+    drop: Callable[[], None] = _nothing
     by_dynamo: bool = True
 
 

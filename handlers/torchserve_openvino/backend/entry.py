@@ -72,7 +72,7 @@ def compile(
         tracker.config.update(backend=backend, options=dict(options or {}), effective_device="CPU")
         passed: Any = {"mode": mode, "options": dict(options)} if options else {"mode": mode}
         foreign = torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=fullgraph, **passed)
-        return CompiledModule(model, lambda: Traced(foreign, _nothing, _nothing), tracker, foreign=backend)
+        return CompiledModule(model, lambda: Traced(foreign), tracker, foreign=backend)
     resolved = resolved or resolve_options(options)
     if backend == "auto":
         from torchserve_openvino.backend.auto import CANDIDATES, ChoosingModule
@@ -106,10 +106,6 @@ def compile(
     calls = CallCache(model, settings, dynamic) if settings.partitions is not None else None
     capture = export if backend == "export" else trace
     return CompiledModule(model, capture, tracker, settings=settings, calls=calls, proves=cache.proves)
-
-
-def _nothing() -> None:
-    """What a foreign backend holds is its own."""
 
 
 def _twin(model: Callable[..., Any], mappings: Mappings) -> tuple[Callable[..., Any], Callable[..., Any]]:

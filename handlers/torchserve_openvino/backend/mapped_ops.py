@@ -24,26 +24,19 @@ from torchserve_openvino.ops.names import op_name, tensors_of, value_of
 
 
 @dataclass
-class Failure:
-    """What a mapping raised: the frontend passes only its text on.
+class Mapped:
+    """Translators for the nodes that were replaced, and what one of them raised: the frontend passes only its text on.
 
     Attributes:
-        op: The operator's name; empty while nothing failed.
+        failed_op: The operator's name; empty while nothing failed.
     """
 
-    op: str = ""
+    translators: list[tuple[str, Translator]] = field(default_factory=list)
+    failed_op: str = ""
     error: Exception | None = None
 
 
-@dataclass
-class Mapped:
-    """Translators for the nodes that were replaced."""
-
-    translators: list[tuple[str, Translator]] = field(default_factory=list)
-    failure: Failure = field(default_factory=Failure)
-
-
-def replace_mapped(graph: Graph, mappings: Mappings, constants: frozenset[str] = frozenset()) -> Mapped:
+def replace_mapped(graph: Graph, mappings: Mappings, constants: frozenset[str]) -> Mapped:
     """Replaces mapped nodes in place.
 
     Args:
@@ -111,7 +104,7 @@ def _accepts(convert: Convert, name: str, position: int) -> bool:
 
 def _replace(graph: Graph, node: Node, bound: Bound, mapped: Mapped) -> None:
     inputs = list(dict.fromkeys(node.all_input_nodes))
-    call = _Call(op_name(node.target), bound, inputs, value_of(node), mapped.failure)
+    call = _Call(op_name(node.target), bound, inputs, value_of(node), mapped)
     users = list(node.users)
     takes = [user for user in users if user.target is operator.getitem]
     several = isinstance(value_of(node), (list, tuple))
@@ -133,12 +126,12 @@ def _replace(graph: Graph, node: Node, bound: Bound, mapped: Mapped) -> None:
 class _Call:
     """One mapped node: calls the mapping once, and hands out its outputs."""
 
-    def __init__(self, name: str, bound: Bound, inputs: list[Node], value: Any, failure: Failure) -> None:
+    def __init__(self, name: str, bound: Bound, inputs: list[Node], value: Any, mapped: Mapped) -> None:
         self.name = name
         self._bound = bound
         self._inputs = inputs
         self._expected = tensors_of(value) or [value]
-        self._failure = failure
+        self._mapped = mapped
         self._outputs: list[ov.Output] | None = None
 
     def output(self, index: int) -> Translator:
@@ -151,7 +144,7 @@ class _Call:
                     self._outputs = self._convert(found)
                 return [self._outputs[index]]
             except Exception as error:
-                self._failure.op, self._failure.error = self.name, error
+                self._mapped.failed_op, self._mapped.error = self.name, error
                 raise
 
         return translate

@@ -1,5 +1,7 @@
 """The user's operator mappings as a part of the cache's key."""
 
+from blake3 import blake3
+
 from torchserve_openvino.cache.fingerprint import fingerprint
 from torchserve_openvino.cache.key import digest
 from torchserve_openvino.ops.mappings import Mappings
@@ -22,7 +24,7 @@ def mappings_digest(mappings: Mappings) -> tuple[str, tuple[str, ...]]:
         content[name] = [found.code, found.weights]
     content |= {_name(cls): [content[_name(cls)], each.outputs] for cls, each in mappings.modules.items()}
     for library in mappings.libraries:
-        content[library.name] = digest(library.read_bytes().hex())
+        content[library.name] = blake3(library.read_bytes()).hexdigest()
     return digest(content), tuple(unknown)
 
 

@@ -138,9 +138,7 @@ def _diagnose(spec: "TargetSpec", progress: Callable[[str], None], *, stock: boo
             dynamic=target.dynamic,
             progress=progress,
         )
-        found.bisection = {
-            **guilty.to_dict(), "disabled_ops": guilty.disabled_ops, "explanation": guilty.explanation(),
-        }  # fmt: skip
+        found.bisection = guilty.to_dict()
     return found
 
 

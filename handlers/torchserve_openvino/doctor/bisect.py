@@ -1,6 +1,5 @@
 """Which operators make a model's answer wrong, or its compilation fail: found by leaving them out, fewer each time."""
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.doctor.ddmin import Minimal, minimise
+from torchserve_openvino.doctor.describe import json_number
 from torchserve_openvino.doctor.trial import Experiments, NodeInfo, Outcome
 from torchserve_openvino.ops.banned import ADDED
 from torchserve_openvino.ops.mappings import MODULES, registered
@@ -74,8 +74,8 @@ class Guilty:
         plain["nodes"] = [asdict(node) | {"inputs": list(node.inputs)} for node in self.nodes]
         plain["ops"] = list(self.ops)
         for name in ("difference_before", "difference_after"):
-            if plain[name] is not None and not math.isfinite(plain[name]):
-                plain[name] = str(plain[name])
+            if plain[name] is not None:
+                plain[name] = json_number(plain[name])
         return plain
 
     def explanation(self) -> str:

@@ -1,5 +1,6 @@
 """Values as short text."""
 
+import math
 from typing import Any
 
 import torch
@@ -12,3 +13,8 @@ def described(value: Any) -> str:
     if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
         return f"[{', '.join(map(described, value))}]"
     return repr(value)
+
+
+def json_number(value: float) -> float | str:
+    """The value, or its name where JSON has no such number: ``inf``, ``nan``."""
+    return value if math.isfinite(value) else str(value)

@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.fx import Node
 
-from torchserve_openvino.backend.compare import difference, output_tensors
-from torchserve_openvino.doctor.describe import described
+from torchserve_openvino.backend.compare import difference, largest_difference, output_tensors
+from torchserve_openvino.doctor.describe import described, json_number
 from torchserve_openvino.doctor.diagnosis import Box, Break, Diagnosis, OpRow, Picture, Refused
 from torchserve_openvino.doctor.measure import GraphRun, Measured, measure
 from torchserve_openvino.doctor.next_steps import Helper, OpSample
@@ -73,15 +72,11 @@ def _summary(measured: Measured, ops: Iterable[OpRow]) -> dict[str, Any]:
 
 def _comparison(measured: Measured) -> dict[str, Any]:
     precision = str(measured.report["summary"]["precision"]) or "f32"
-    ours, theirs = output_tensors(measured.got), output_tensors(measured.expected)
-    same = [(a, b) for a, b in zip(ours, theirs, strict=False) if a.shape == b.shape and a.numel()]
-    wide = [torch.complex128 if a.is_complex() else torch.float64 for a, _ in same]
-    worst = [float((a.to(w) - b.to(w)).abs().max()) for (a, b), w in zip(same, wide, strict=True)]
     return {
         "verdict": difference(measured.got, measured.expected, precision),
-        "max_abs": max(worst, default=0.0),
+        "max_abs": json_number(largest_difference(measured.got, measured.expected)),
         "precision": precision,
-        "outputs": [described(tensor) for tensor in theirs],
+        "outputs": [described(tensor) for tensor in output_tensors(measured.expected)],
     }
 
 

@@ -23,7 +23,7 @@ from torchserve_openvino.doctor.rewrites import step_for_values
 from torchserve_openvino.doctor.skeletons import draft, mapping_file, mapping_test, parameters, upstream_files
 from torchserve_openvino.doctor.target import Call, Target
 from torchserve_openvino.doctor.trace import names, trace_op
-from torchserve_openvino.ops import op_name, packet_name
+from torchserve_openvino.ops import op_name, overloads, packet_name
 from torchserve_openvino.report import Tracker
 
 MAPPING = "my_ops"
@@ -112,7 +112,8 @@ class Helper:
         if not torch._decomp.get_decompositions([sample.op]):
             return None
         name = op_name(sample.op)
-        short = packet_name(name) if torch._decomp.get_decompositions(_overloads(name)) else name
+        packet = packet_name(name)
+        short = packet if torch._decomp.get_decompositions(overloads(packet)) else name
         changed = replace(self._options.options, decompositions=(*self._options.options.decompositions, short))
         options = replace(self._options, options=changed)
         graph = trace_op(sample.op, *sample.seen, BackendSettings.of(options, Tracker()).decompositions)
@@ -183,12 +184,6 @@ class Helper:
             return None
         text = f"Three pieces for a pull request, as OpenVINO's guides describe ({_GUIDES}); see them by --cpp."
         return NextStep("upstream", "teach OpenVINO itself", text, files=upstream_files(sample.op, made, sample.seen))
-
-
-def _overloads(name: str) -> list[Any]:
-    namespace, packet, _ = name.split(".")
-    found = getattr(getattr(torch.ops, namespace), packet)
-    return [getattr(found, each) for each in found.overloads()]
 
 
 def _yaml(lines: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from torchserve_openvino.backend import compile
 from torchserve_openvino.backend.compare import difference, largest_difference
 from torchserve_openvino.backend.probes import Probes
 from torchserve_openvino.config import ResolvedOptions
+from torchserve_openvino.doctor.describe import described
 from torchserve_openvino.ops import does_work, op_name, where_of
 from torchserve_openvino.ops.names import tensors_of, value_of
 from torchserve_openvino.report import Fallback
@@ -248,8 +249,8 @@ def _module_of(node: Node) -> str:
 
 def _info(node: Node, digest: str) -> NodeInfo:
     tensors = [t for source in node.all_input_nodes for t in tensors_of(value_of(source))]
-    inputs = tuple(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors)
-    return NodeInfo(digest, node.name, op_name(node.target), where_of(node), _module_of(node), inputs)
+    inputs = map(described, tensors)
+    return NodeInfo(digest, node.name, op_name(node.target), where_of(node), _module_of(node), tuple(inputs))
 
 
 def _suspects(failures: Sequence[Fallback], graphs: Sequence[dict[str, Any]]) -> frozenset[str]:

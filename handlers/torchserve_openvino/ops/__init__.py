@@ -1,6 +1,6 @@
 """Operators: their names, who may run on OpenVINO and why not, and what is decomposed first."""
 
-from torchserve_openvino.ops.decompositions import decomposition_table
+from torchserve_openvino.ops.decompositions import decomposition_table, overloads
 from torchserve_openvino.ops.names import does_work, op_name, packet_name, where_of
 from torchserve_openvino.ops.support import Refusal, SupportTable, moves_only
 
@@ -11,6 +11,7 @@ __all__ = [
     "does_work",
     "moves_only",
     "op_name",
+    "overloads",
     "packet_name",
     "where_of",
 ]

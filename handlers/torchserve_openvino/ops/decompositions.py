@@ -25,7 +25,8 @@ from torchserve_openvino.ops.support import SupportTable
 _KEEP_WHOLE = ("aten._scaled_dot_product_flash_attention_for_cpu.default",)
 
 
-def _overloads(name: str) -> list[torch._ops.OpOverload]:
+def overloads(name: str) -> list[torch._ops.OpOverload]:
+    """The overloads that a canonical name means: one, or all of a packet."""
     namespace, packet, *overload = name.split(".")
     found = getattr(getattr(torch.ops, namespace), packet)
     if overload:
@@ -44,7 +45,7 @@ def user_decompositions(names: Iterable[str]) -> dict[Any, Callable[..., Any]]:
     """
     table: dict[Any, Callable[..., Any]] = {}
     for name in names:
-        found = torch._decomp.get_decompositions(_overloads(name))
+        found = torch._decomp.get_decompositions(overloads(name))
         if not found:
             raise ConfigError(f"torch has no decomposition for {name!r}; remove it.", key="decompositions")
         table.update(found)
