@@ -1,12 +1,15 @@
 """What tests of the backend share: comparing a compiled model with eager, leaf by leaf."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch.utils import _pytree as pytree
 
 import torchserve_openvino as tov
+from torchserve_openvino.ops.missing import MISSING
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 5e-2, torch.float64: 1e-7}
 
@@ -54,3 +57,28 @@ def check(
         assert compiled.report.summary.coverage == coverage, compiled.report.to_text()
     assert compiled.report.fallback_counts() == (fallbacks or {}), compiled.report.to_text()
     return compiled
+
+
+def break_conversion_of_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenVINO's frontend fails on each graph with a tanh, as it does where a conversion rule is missing."""
+    from torchserve_openvino.backend import convert as stage
+
+    real = stage.fx_to_model
+
+    def failing(gm: Any, *rest: Any) -> Any:
+        if any("aten.tanh" in str(node.target) for node in gm.graph.nodes):
+            raise RuntimeError("No conversion rule found for operations: aten.tanh.default")
+        return real(gm, *rest)
+
+    monkeypatch.setattr(stage, "fx_to_model", failing)
+
+
+@contextmanager
+def hypot_refused() -> Iterator[None]:
+    """An operator of ATen that runs in eager PyTorch, and whose formula can be written: hypot, were it not decomposed.
+
+    It is taken away for a test because no version of this package can promise that some operator stays unsupported.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(MISSING, torch.ops.aten.hypot.default)
+        yield

@@ -9,7 +9,7 @@ KNOWN = table.read(table.OP_DB)
 # What a verdict was found on, and one operator at least for each outcome.
 OPERATORS = [
     "add", "all", "amax", "angle", "any", "argmin", "as_strided.partial_views", "atan2", "bincount", "bucketize",
-    "cdist", "clamp", "copysign", "diagonal", "div.trunc_rounding", "expm1", "fmax", "index_add", "index_fill",
+    "cdist", "clamp", "copysign", "diagonal", "div.trunc_rounding", "expm1", "fmax", "hypot", "index_add", "index_fill",
     "index_put", "isnan", "linalg.cross", "linalg.svd", "logaddexp", "logical_and", "logsumexp", "masked_scatter",
     "max.reduction_with_dim", "nn.functional.dropout", "nn.functional.logsigmoid", "nn.functional.pixel_unshuffle",
     "nn.functional.softplus", "nonzero", "positive", "repeat", "rot90", "round.decimals_3", "scatter_add",

@@ -54,6 +54,15 @@ def _copysign(x: Tensor, y: Tensor | Number) -> Tensor:
     return torch.where(torch.signbit(y), -x.abs(), x.abs())
 
 
+def _hypot(x: Tensor, y: Tensor) -> Tensor:
+    """Without squares that overflow."""
+    a, b = torch.broadcast_tensors(x.abs(), y.abs())
+    most, least = torch.where(a < b, b, a), torch.where(a < b, a, b)
+    ratio = torch.where(most == 0, 0.0, least / most)
+    found = most * torch.sqrt(1 + ratio * ratio)
+    return torch.where(a.isinf() | b.isinf(), float("inf"), torch.where(a.isnan() | b.isnan(), a + b, found))
+
+
 def _fmax(x: Tensor, y: Tensor) -> Tensor:
     if not torch.result_type(x, y).is_floating_point:
         return torch.maximum(x, y)
@@ -272,6 +281,15 @@ def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Num
     return torch.scatter_add(x, dim, index.to(torch.int64).reshape(shape).expand(source.shape), scaled)
 
 
+def _addbmm(x: Tensor, left: Tensor, right: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+    """One product of all batches side by side."""
+    if not x.is_floating_point():
+        return NotImplemented
+    batch, rows, inner = left.shape
+    wide = left.transpose(0, 1).reshape(rows, batch * inner)
+    return torch.addmm(x, wide, right.reshape(batch * inner, right.shape[2]), beta=beta, alpha=alpha)
+
+
 MISSING: dict[Any, Callable[..., Any]] = {
     aten.trunc.default: _trunc,
     aten.exp2.default: _exp2,
@@ -279,6 +297,7 @@ MISSING: dict[Any, Callable[..., Any]] = {
     aten.signbit.default: _signbit,
     aten.copysign.Tensor: _copysign,
     aten.copysign.Scalar: _copysign,
+    aten.hypot.default: _hypot,
     aten.fmax.default: _fmax,
     aten.fmin.default: _fmin,
     aten.clamp.Tensor: _clamp,
@@ -300,4 +319,5 @@ MISSING: dict[Any, Callable[..., Any]] = {
     aten.bucketize.Tensor: _bucketize,
     aten.index_fill.int_Scalar: _index_fill,
     aten.index_add.default: _index_add,
+    aten.addbmm.default: _addbmm,
 }

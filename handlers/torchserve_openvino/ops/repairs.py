@@ -158,6 +158,14 @@ def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     return torch.masked_scatter(x.expand(shape).clone(), mask.expand(shape), source)
 
 
+def _add_product(x: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """With a beta of 0 torch does not look at the summand, which may be memory that nobody wrote to."""
+    if beta != 0 or not x.is_floating_point():
+        return NotImplemented
+    # The narrower factor first: the product itself might exceed float16.
+    return torch.matmul(left if alpha == 1 else left * alpha, right)
+
+
 # --- truth values -------------------------------------------------------------------------------------------------
 
 
@@ -216,6 +224,8 @@ REPAIRS: dict[Any, Callable[..., Any]] = {
     aten.min.dim: _with_index(torch.amin, torch.argmin),
     aten.linalg_vector_norm.default: _vector_norm,
     aten.masked_scatter.default: _masked_scatter,
+    aten.addmm.default: _add_product,
+    aten.baddbmm.default: _add_product,
     aten.argmin.default: once(_argmin),
     aten.maximum.default: _binary_extreme(torch.logical_or),
     aten.minimum.default: _binary_extreme(torch.logical_and),

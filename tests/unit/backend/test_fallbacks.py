@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import torchserve_openvino as tov
-from helpers import assert_same, check
+from helpers import assert_same, break_conversion_of_tanh, check
 from torchserve_openvino.errors import ConfigError, TorchScriptModelError
 
 CAPABILITIES = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
@@ -152,16 +152,7 @@ def test_shapes_beyond_the_recompile_limit_are_counted(monkeypatch: pytest.Monke
 
 
 def test_conversion_failure_is_local_and_has_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchserve_openvino.backend import convert as stage
-
-    real = stage.fx_to_model
-
-    def failing(gm, *rest):
-        if any("aten.tanh" in str(node.target) for node in gm.graph.nodes):
-            raise RuntimeError("No conversion rule found for operations: aten.tanh.default")
-        return real(gm, *rest)
-
-    monkeypatch.setattr(stage, "fx_to_model", failing)
+    break_conversion_of_tanh(monkeypatch)
     compiled = check(
         lambda x: torch.relu(torch.tanh(torch.sin(x)) + 1) * 2,
         torch.randn(5),

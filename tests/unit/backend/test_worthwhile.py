@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers import check
-from torchserve_openvino.backend import convert
+from helpers import break_conversion_of_tanh, check
 from torchserve_openvino.config import load_serving_config, resolve_options
 from torchserve_openvino.errors import ConfigError
 
@@ -63,14 +62,7 @@ def test_a_stated_size_holds_for_wholes_too_so_that_single_operators_run_where_t
 
 
 def test_what_gets_small_by_a_failed_conversion_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = convert.fx_to_model
-
-    def failing(gm: Any, *rest: Any) -> Any:
-        if any("aten.tanh" in str(node.target) for node in gm.graph.nodes):
-            raise RuntimeError("No conversion rule found for operations: aten.tanh.default")
-        return real(gm, *rest)
-
-    monkeypatch.setattr(convert, "fx_to_model", failing)
+    break_conversion_of_tanh(monkeypatch)
     check(
         lambda x: torch.tanh(x.sin()) + 1, torch.rand(3), coverage=0.0,
         fallbacks={"conversion_failed": 1, "tiny_partition": 2},

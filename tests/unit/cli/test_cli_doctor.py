@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import torchserve_openvino as tov
+from helpers import hypot_refused
 from torchserve_openvino.cli import app
 from torchserve_openvino.config import load_serving_config
 
@@ -44,10 +45,11 @@ def well(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ill(tmp_path: Path) -> Path:
+def ill(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "cli_ill.py"
     path.write_text(ILL)
-    return path
+    with hypot_refused():
+        yield path
 
 
 def doctor(*arguments: object) -> Any:

@@ -11,6 +11,7 @@ from openvino import opset13 as ops
 from torch import nn
 
 import torchserve_openvino as tov
+from helpers import break_conversion_of_tanh
 from torchserve_openvino.config import resolve_options
 from torchserve_openvino.doctor.bisect import Guilty, find_guilty
 
@@ -150,16 +151,7 @@ def test_a_tolerance_decides(wrong: Any) -> None:
 
 
 def test_a_conversion_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchserve_openvino.backend import convert as stage
-
-    real = stage.fx_to_model
-
-    def failing(gm: Any, *args: Any) -> Any:
-        if any("aten.tanh" in str(node.target) for node in gm.graph.nodes):
-            raise RuntimeError("No conversion rule found for operations: aten.tanh.default")
-        return real(gm, *args)
-
-    monkeypatch.setattr(stage, "fx_to_model", failing)
+    break_conversion_of_tanh(monkeypatch)
     found = find(Net().eval(), torch.randn(2, 8))
     assert (found.kind, found.ops, found.confirmed) == ("conversion_failed", ("aten.tanh.default",), True)
     assert "No conversion rule" in found.problem

@@ -11,6 +11,7 @@ import yaml
 from ill_models import ILL, written
 
 import torchserve_openvino as tov
+from helpers import hypot_refused
 from torchserve_openvino.config import resolve_options
 from torchserve_openvino.doctor.diagnose import diagnose
 from torchserve_openvino.doctor.diagnosis import Diagnosis, NextStep
@@ -30,7 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ill(folder: Path) -> Diagnosis:
-    return diagnose(load_target(TargetSpec(written(folder, "ill_steps.py", ILL))))
+    with hypot_refused():
+        return diagnose(load_target(TargetSpec(written(folder, "ill_steps.py", ILL))))
 
 
 def steps(ill: Diagnosis, op: str) -> dict[str, NextStep]:

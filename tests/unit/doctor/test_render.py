@@ -11,6 +11,7 @@ import pytest
 from ill_models import ILL, written
 from rich.console import Console
 
+from helpers import hypot_refused
 from torchserve_openvino.doctor.diagnose import diagnose
 from torchserve_openvino.doctor.dot import to_dot
 from torchserve_openvino.doctor.picture import lay_out
@@ -24,7 +25,8 @@ VOID = {"meta", "br", "img", "link", "input", "path", "rect"}
 @pytest.fixture(scope="module")
 def ill(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = written(tmp_path_factory.mktemp("ill"), "ill_render.py", ILL)
-    return diagnose(load_target(TargetSpec(path))).to_dict()
+    with hypot_refused():
+        return diagnose(load_target(TargetSpec(path))).to_dict()
 
 
 class Balanced(HTMLParser):

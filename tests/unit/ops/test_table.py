@@ -32,6 +32,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "exponentials": (lambda x: (x.expm1(), x[1:].exp2()), (EDGES,)),
     "expm1 of small values": (lambda x: x.expm1() * 1e6, (torch.tensor([1e-6, -2e-6, 3e-7]),)),
     "signs": (lambda x, y: (x.signbit(), torch.copysign(x, y)), (A, B)),
+    "hypot": (torch.hypot, (A, B)),
     "fmax and fmin": (lambda x, y: (torch.fmax(x, y), torch.fmin(x, y)), (A, B)),
     "atan2": (torch.atan2, (A, B)),
     "angle": (torch.angle, (EDGES,)),
@@ -49,6 +50,14 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "bucketize": (lambda s, x: torch.bucketize(x, s, out_int32=True), (SORTED, EDGES)),
     "index_fill": (lambda x, i: x.index_fill(1, i, 9.5), (X, torch.tensor([-1, 0, 0]))),
     "index_add": (lambda x, i: x.index_add(1, i, x[:, :3], alpha=2), (X, torch.tensor([3, 0, 3]))),
+    "products whose summand nobody wrote": (
+        lambda x, b, c: (torch.addmm(x, b[0], c[0], beta=0), torch.baddbmm(x[None], b, c, beta=0, alpha=0.5)),
+        (X[0, :, :4] * NAN, X, X.transpose(1, 2)),
+    ),
+    "addbmm": (
+        lambda x, b, c: (torch.addbmm(x, b, c, beta=0.5, alpha=2), torch.addbmm(x * NAN, b, c, beta=0)),
+        (X[0, :, :4], X, X.transpose(1, 2)),
+    ),
     "scatter_add": (lambda x, i: x.scatter_add(0, i, x), (X[0], torch.tensor([[0, 3, 3, 1, 0]]))),
     "shuffles": (
         lambda x: (F.pixel_unshuffle(x, 2), F.channel_shuffle(x, 2), x.repeat_interleave(3, 1)),
