@@ -157,3 +157,26 @@ def test_the_torchscript_frontend_shares_weights_keeps_the_order_and_knows_other
 
     with pytest.raises(Exception, match="No conversion rule found for operations: aten::native_layer_norm"):
         ts_to_model(torch.jit.trace(Native(), torch.zeros(2, 4), check_trace=False))
+
+
+def test_integers_are_compared_and_divided_in_float32() -> None:
+    """Why integers are limited to 2^24 (backend/int_range.py)."""
+    x = np.array([2**24, 2**24 + 1, 2**30 + 7], np.int32)
+    assert run(ops.equal, x, x - 1).tolist() != (x == x - 1).tolist()
+    assert run(ops.floor_mod, x, np.full(3, 7, np.int32)).tolist() != (x % 7).tolist()
+
+
+def test_a_selection_rounds_integers_where_it_is_fused_with_others() -> None:
+    """Addition alone is exact in 32 bits; fused with a comparison it is not. So no operator is trusted by its name."""
+    x = np.array([2**24 + 1, -(2**24) - 3] * 32, np.int32)
+    one, zero = ops.constant(1, ov.Type.i32), ops.constant(0, ov.Type.i32)
+    assert run(lambda a: ops.add(a, one), x).tolist() == (x + 1).tolist()
+    fused = run(lambda a, b: ops.select(ops.greater(a, zero), ops.add(a, one), b), x, x)
+    assert fused.tolist() != np.where(x > 0, x + 1, x).tolist()
+
+
+def test_a_float_quotient_is_rounded_before_its_floor() -> None:
+    one, tenth = np.array([1.0], np.float32), np.array([0.1], np.float32)
+    assert torch.floor_divide(torch.from_numpy(one), torch.from_numpy(tenth)).tolist() == [9.0]
+    assert run(lambda a, b: ops.floor(ops.divide(a, b)), one, tenth).tolist() == [10.0]
+    assert abs(float(run(ops.floor_mod, one, tenth)[0])) < 1e-6

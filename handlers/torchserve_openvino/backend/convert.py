@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from torchserve_openvino.backend._openvino_private import fx_to_model
 from torchserve_openvino.backend.convert_ts import convert_traced, named_by_torchscript
 from torchserve_openvino.backend.index_range import index_bounds
-from torchserve_openvino.backend.int_range import INT32_MAX, input_limit
+from torchserve_openvino.backend.int_range import input_limits
 from torchserve_openvino.backend.mapped_ops import Mapped, replace_mapped
 from torchserve_openvino.backend.partition import Part
 from torchserve_openvino.backend.spec import Bounds, Interface, ValueSpec, spec_of
@@ -89,8 +89,8 @@ def convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mapping
         _fit_outputs(model, outputs)
     except Exception as error:
         # OpenVINO raises RuntimeError, its Python decoder whatever it trips over: each means eager for these nodes.
-        if mapped.failure.error is not None:
-            raise ConversionError(str(mapped.failure.error), frozenset({mapped.failure.op})) from mapped.failure.error
+        if mapped.error is not None:
+            raise ConversionError(str(mapped.error), frozenset({mapped.failed_op})) from mapped.error
         message = str(error) if isinstance(error, OpMappingError) else f"{type(error).__name__}: {error}"
         named = frozenset(_OP_NAME.findall(message)) & part.op_counts.keys()
         if converter == "ts":
@@ -124,18 +124,21 @@ def _refuse_taught(part: Part, mappings: Mappings) -> None:
 def _int_bounds(
     part: Part, constants: Mapping[int, torch.Tensor], runtime: Sequence[int], inputs: Sequence[ValueSpec]
 ) -> tuple[Bounds | None, ...]:
-    """What integer inputs may hold: 32 bits inside the partition, and the size of what they select from."""
+    """What integer inputs may hold: what OpenVINO computes exactly, and the size of what they select from."""
     names = [node.name for node in part.graph.graph.find_nodes(op="placeholder")]
-    limit = input_limit(part.graph, {names[i]: tensor for i, tensor in constants.items()})
     indices = index_bounds(part.graph)
-    result: list[Bounds | None] = []
-    for position, spec in zip(runtime, inputs, strict=True):
-        wide = spec.dtype is torch.int64 and not spec.is_scalar_int
-        low, high = indices.get(names[position], (-INT32_MAX, INT32_MAX))
-        if wide:
-            low, high = max(low, -limit), min(high, limit)
-        result.append((low, high) if wide or names[position] in indices else None)
-    return tuple(result)
+    limits = input_limits(part.graph, {names[i]: tensor for i, tensor in constants.items()}, indices)
+    return tuple(
+        None if spec.is_scalar_int else _both(limits.get(names[position]), indices.get(names[position]))
+        for position, spec in zip(runtime, inputs, strict=True)
+    )
+
+
+def _both(limit: Bounds | None, index: Bounds | None) -> Bounds | None:
+    if limit is None or index is None:
+        return limit or index
+    narrow = limit.low > index.low or limit.high < index.high
+    return Bounds(max(limit.low, index.low), min(limit.high, index.high), limit.op if narrow else "")
 
 
 def _freeze(

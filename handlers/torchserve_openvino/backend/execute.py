@@ -63,11 +63,15 @@ def _check_integers(tensor: torch.Tensor, bounds: Bounds, position: int) -> None
     if not tensor.numel():
         return
     least, largest = (int(value) for value in torch.aminmax(tensor))
-    low, high = bounds
+    low, high, op = bounds
     if least < low or largest > high:
+        why = (
+            f"in which {op} is exact in OpenVINO; with `disabled_ops: [{op}]` only that operator runs in eager PyTorch"
+            if op
+            else "within which OpenVINO computes as torch does (int64 in 32 bits, indices within their tensor)"
+        )
         raise IntegerRangeError(
-            f"integer input {position} holds {least if least < low else largest}, outside {low} to {high}, "
-            "within which OpenVINO computes as torch does (int64 in 32 bits, indices within their tensor)"
+            f"integer input {position} holds {least if least < low else largest}, outside {low} to {high}, {why}"
         )
 
 

@@ -45,7 +45,7 @@ def index_bounds(graph: GraphModule) -> dict[str, Bounds]:
         if any(tensor.dtype in _INTEGERS for tensor in tensors_of(value_of(node))):
             bounds = [bound for user, source in _reached(node) for bound in _bounds(user, source)]
             if bounds:
-                found[node.name] = (max(low for low, _ in bounds), min(high for _, high in bounds))
+                found[node.name] = Bounds(max(each.low for each in bounds), min(each.high for each in bounds))
     return found
 
 
@@ -78,7 +78,7 @@ def _bounds(node: Node, index: Node) -> list[Bounds]:
         indices = node.args[1] if len(node.args) > 1 else ()
         places = [i for i, arg in enumerate(indices) if arg is index] if isinstance(indices, (list, tuple)) else []
         sizes = [_size(node.args[0], place) for place in places]
-        return [(-size, size - 1) for size in sizes if size is not None]
+        return [Bounds(-size, size - 1) for size in sizes if size is not None]
     if name not in _SELECTS:
         return []
     source, dim, place = _SELECTS[name]
@@ -86,7 +86,7 @@ def _bounds(node: Node, index: Node) -> list[Bounds]:
         return []
     along = node.args[dim] if dim is not None else 0
     size = _size(node.args[source], along) if isinstance(along, int) else None
-    return [(0, size - 1)] if size is not None else []
+    return [Bounds(0, size - 1)] if size is not None else []
 
 
 def _size(arg: object, dim: int) -> int | None:

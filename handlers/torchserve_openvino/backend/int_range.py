@@ -1,49 +1,120 @@
-"""How large an int64 input may be so that 32 bits are enough inside a partition.
+"""How large integer inputs may be so that OpenVINO computes a partition's integers as torch does.
 
-OpenVINO's CPU and GPU plugins compute int64 as int32 and wrap around silently. A partition therefore gets a limit for
-its int64 inputs: the largest of `LIMITS` for which interval arithmetic over its nodes stays within 32 bits. Each call
-checks its inputs against it; beyond, the call runs in eager, counted. Multiplying operators that no limit can hold
-(power, product, shift, matrix product of int64) never reach OpenVINO; `ops.support` refuses them.
+OpenVINO's CPU and GPU plugins take int64 for int32, and the CPU plugin computes most integer operators in float32, some
+of them only once they are fused with others (tests/contract pins it): exact up to 2^24, then silently rounded. Each
+integer input of a partition therefore gets a limit, the largest for which interval arithmetic over the nodes stays
+exact. Each call checks its inputs against it; beyond, the call runs in eager, counted. What no limit can hold is left
+to eager PyTorch; operators that multiply integers over and over (`ops.support`) never come here.
+
+An integer that is cast from a float, and a symbolic size, can't be checked: they are taken to be below `_FROM_FLOAT`
+and `_SYMBOLIC_SIZE`.
 """
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch.fx import GraphModule, Node
 
+from torchserve_openvino.backend.spec import Bounds
 from torchserve_openvino.errors import IntegerRangeError
 from torchserve_openvino.ops.names import op_name, packet_name, tensors_of, value_of
 
 INT32_MAX = 2**31 - 1
-LIMITS = (INT32_MAX, 2**30, 2**28, 2**24, 2**20, 2**16, 2**14, 2**12, 2**10, 2**8)
-# A float that is cast to an integer is taken to be exact in float32; a symbolic size is taken to be below this too.
-_ASSUMED = 2**24
+EXACT_IN_FLOAT32 = 2**24
+_FROM_FLOAT = 2**17
+_SYMBOLIC_SIZE = 2**16
+_HIGHEST = {torch.int64: INT32_MAX, torch.int32: 2**31, torch.uint8: 255, torch.int8: 128, torch.bool: 1}
+_CHECKED = frozenset({torch.int64, torch.int32})
 
-_SUMS = frozenset({"aten.add", "aten.sub", "aten.rsub"})
-_REDUCTIONS = frozenset({"aten.sum", "aten.cumsum"})
-_POSITIONS = frozenset(
-    {"aten.argmax", "aten.argmin", "aten.argsort", "aten.nonzero", "aten.sort", "aten.topk", "aten.sym_size"}
+# Data is moved, not computed with: exact in 32 bits.
+_MOVES = frozenset(
+    f"aten.{op}"
+    for op in """
+    _to_copy _unsafe_view alias as_strided cat clone contiguous copy detach embedding expand expand_copy flip full
+    full_like gather index index_select lift_fresh_copy narrow new_full new_ones new_zeros ones ones_like permute
+    permute_copy repeat reshape roll scalar_tensor select slice split split_with_sizes squeeze squeeze_copy stack t
+    transpose unbind unfold unsqueeze unsqueeze_copy view view_copy zeros zeros_like sym_size
+    """.split()
 )
+# In float32; the answer is wrong only where both sides are rounded.
+_COMPARISONS = frozenset(f"aten.{op}" for op in "eq ne lt le gt ge".split())
+_SUMS = frozenset({"aten.add", "aten.sub", "aten.rsub"})
+_UNIONS = frozenset({"aten.bitwise_or", "aten.bitwise_xor", "aten.bitwise_not"})
+# Operator to the argument whose values are added to those of the first.
+_ADDS_UP = {"aten.scatter_add": 3, "aten.scatter_reduce": 3, "aten.index_add": 3, "aten.index_put": 2}
+_SELECTS = frozenset({"aten.gather", "aten.index", "aten.index_select", "aten.select", "aten.slice"})
+_POSITIONS = frozenset({"aten.argmax", "aten.argmin", "aten.argsort"})
+_VALUES_AND_POSITIONS = frozenset({"aten.sort", "aten.topk", "aten.max", "aten.min"})
 
 
-def input_limit(graph: GraphModule, constants: dict[str, torch.Tensor]) -> int:
-    """The largest absolute value that the int64 inputs of a subgraph may have.
+class _Violation(NamedTuple):
+    node: Node
+    value: int
+    most: int
+
+
+def input_limits(
+    graph: GraphModule, constants: Mapping[str, torch.Tensor], known: Mapping[str, Bounds]
+) -> dict[str, Bounds]:
+    """What each int64 or int32 input of a subgraph may hold, by its placeholder's name; none where any value will do.
 
     Args:
         graph: The subgraph.
         constants: Placeholder name to the tensor that is frozen there.
+        known: Bounds that inputs have already, as indices.
 
     Raises:
-        IntegerRangeError: No limit keeps its integers within 32 bits, or a constant exceeds them.
+        IntegerRangeError: No limit keeps its integers exact. The message names the operator.
     """
-    fixed = {name: _largest(tensor) for name, tensor in constants.items() if tensor.dtype is torch.int64}
+    fixed = {name: _largest(tensor) for name, tensor in constants.items() if tensor.dtype in _CHECKED}
     for name, value in fixed.items():
-        if value > INT32_MAX:
+        if value > INT32_MAX + 1:
             raise IntegerRangeError(f"int64 constant {name} holds {value}: OpenVINO computes int64 in 32 bits")
-    for limit in LIMITS:
-        if _peak(graph, fixed, limit) <= INT32_MAX:
-            return limit
-    raise IntegerRangeError("int64 arithmetic may exceed 32 bits, in which OpenVINO computes it")
+    limits = {}
+    for node in graph.graph.find_nodes(op="placeholder"):
+        dtype = next((tensor.dtype for tensor in tensors_of(value_of(node))), None)
+        if node.name not in fixed and dtype in _CHECKED:
+            low, high, _ = known.get(node.name, Bounds(-_HIGHEST[dtype], _HIGHEST[dtype]))
+            limits[node.name] = min(max(-low, high), _HIGHEST[dtype])
+    causes: dict[str, str] = {}
+    nodes = [node for node in graph.graph.nodes if any(map(_integers, (node, *node.all_input_nodes)))]
+    while (violation := _first_violation(nodes, fixed | limits)) is not None:
+        _lower(violation, limits, causes)
+    # No int32 exceeds its own type.
+    return {name: Bounds(-most, most, causes.get(name, "")) for name, most in limits.items() if most <= INT32_MAX}
+
+
+def _lower(violation: _Violation, limits: dict[str, int], causes: dict[str, str]) -> None:
+    """Halves the largest limits among the inputs that the value comes from."""
+    name = op_name(violation.node.target)
+    sources = [source for source in _sources(violation.node) if limits.get(source, 1) > 1]
+    if not sources:
+        limit = "32 bits" if violation.most > EXACT_IN_FLOAT32 else "2^24"
+        raise IntegerRangeError(
+            f"{name} on integers up to {violation.value} may exceed {limit}, within which OpenVINO computes it exactly"
+        )
+    largest = max(limits[source] for source in sources)
+    for source in sources:
+        if limits[source] == largest:
+            # To a power of 2, so that messages say round numbers.
+            limits[source] = 2 ** ((largest - 1).bit_length() - 1)
+            causes[source] = name
+
+
+def _sources(node: Node) -> set[str]:
+    """Names of the integer inputs that a node's integers come from."""
+    found, seen, waiting = set(), {node}, [node]
+    while waiting:
+        current = waiting.pop()
+        if current.op == "placeholder":
+            found.add(current.name)
+        for source in current.all_input_nodes:
+            if source not in seen and _integers(source):
+                seen.add(source)
+                waiting.append(source)
+    return found
 
 
 def _largest(tensor: torch.Tensor) -> int:
@@ -53,53 +124,85 @@ def _largest(tensor: torch.Tensor) -> int:
     return max(int(values.max()), -int(values.min()))
 
 
-def _peak(graph: GraphModule, fixed: dict[str, int], limit: int) -> int:
-    """The largest absolute value of an int64 node, for inputs up to ``limit``."""
+def _integers(node: Node) -> bool:
+    """Whether a node holds integers that count: int64 or int32."""
+    return any(tensor.dtype in _CHECKED for tensor in tensors_of(value_of(node)))
+
+
+def _first_violation(nodes: Sequence[Node], inputs: Mapping[str, int]) -> _Violation | None:
+    """The first node that meets larger integers than it is exact for, where the inputs are as large as they may be."""
     bounds: dict[Node, int] = {}
-    peak = 0
-    for node in graph.graph.nodes:
+    for node in nodes:
         if node.op == "placeholder":
-            bounds[node] = fixed.get(node.name, limit)
+            bounds[node] = inputs[node.name]
         elif node.op == "call_function":
-            bounds[node] = _bound(node, bounds)
-        else:
-            continue
-        if _is_int64(node):
-            peak = max(peak, bounds[node])
-    return peak
+            operands = [bounds[source] for source in node.all_input_nodes if _integers(source)]
+            bounds[node] = _bound(node, bounds) if _integers(node) else _highest(node)
+            most, value = _exposed(node, operands, bounds[node])
+            if value > most:
+                return _Violation(node, value, most)
+    return None
 
 
-def _is_int64(node: Node) -> bool:
-    return any(tensor.dtype is torch.int64 for tensor in tensors_of(value_of(node)))
+def _highest(node: Node) -> int:
+    return max((_HIGHEST.get(tensor.dtype, 0) for tensor in tensors_of(value_of(node))), default=_SYMBOLIC_SIZE)
 
 
-def _bound(node: Node, bounds: dict[Node, int]) -> int:
-    if not _is_int64(node):
-        # Of a bool 1; of a float what a cast to an integer is taken to give; an int32 wraps as torch's does.
-        dtypes = {tensor.dtype for tensor in tensors_of(value_of(node))}
-        return 1 if dtypes == {torch.bool} else _ASSUMED
+def _exposed(node: Node, operands: list[int], result: int) -> tuple[int, int]:
+    """Up to where a node is exact, and the largest integer that it meets."""
     name = packet_name(op_name(node.target))
-    values = [_value(arg, bounds) for arg in node.args] or [0]
+    if not _integers(node):
+        # A float: torch rounds the integers to it as well. A truth value: an integer does not round to 0.
+        if name not in _COMPARISONS:
+            return EXACT_IN_FLOAT32, 0
+        sides = [*operands, *(_scalar(arg) for arg in node.args if not isinstance(arg, Node))]
+        # 2^24 itself may be a larger value that was rounded.
+        return EXACT_IN_FLOAT32 - 1, min(sides) if len(sides) > 1 else 0
+    if name in _MOVES or not isinstance(node.target, torch._ops.OpOverload):
+        return INT32_MAX + 1, result
+    return EXACT_IN_FLOAT32, max([result, *operands])
+
+
+def _bound(node: Node, bounds: Mapping[Node, int]) -> int:
+    """The largest absolute value of an integer node."""
+    name = packet_name(op_name(node.target))
+    sources = node.all_input_nodes
+    each = {source: bounds[source] if source in bounds else _highest(source) for source in sources}
+    values = [each[arg] if isinstance(arg, Node) else _scalar(arg) for arg in node.args] or [0]
+    from_float = any(t.is_floating_point() for source in sources[:1] for t in tensors_of(value_of(source)))
+    if name in _POSITIONS or (name in _VALUES_AND_POSITIONS and from_float):
+        return _numel(sources[0])
+    if name == "aten._to_copy" and from_float:
+        return _FROM_FLOAT
     if name in _SUMS:
         alpha = node.kwargs.get("alpha", 1)
         return values[0] + values[1] * abs(int(alpha if isinstance(alpha, (int, float)) else 1))
     if name == "aten.mul":
         return values[0] * values[1]
-    if name in _REDUCTIONS:
-        (source,) = tensors_of(value_of(node.all_input_nodes[0]))
-        sizes = [size if isinstance(size, int) else 2**16 for size in source.shape]
-        return values[0] * max(1, math.prod(sizes))
-    if name in _POSITIONS:
-        return _ASSUMED
-    if name == "aten.arange":
-        return max(values)
-    # Everything else selects, moves, compares or shrinks: no result exceeds the inputs.
-    return max(bounds.get(source, _ASSUMED) for source in node.all_input_nodes) if node.all_input_nodes else max(values)
+    if name in {"aten.sum", "aten.cumsum"}:
+        return values[0] * max(1, _numel(sources[0], node.args[1] if len(node.args) > 1 else None))
+    if name in _ADDS_UP:
+        added = node.args[_ADDS_UP[name]]
+        return values[0] + (each[added] * _numel(added) if isinstance(added, Node) else 0)
+    if name in _UNIONS:
+        return sum(values) + 1
+    if name in _SELECTS:
+        return values[0]
+    # Everything else selects, moves or shrinks: no result exceeds the inputs, a fill value and the positions.
+    scalars = [_scalar(value) for value in (*node.args, *node.kwargs.values()) if not isinstance(value, Node)]
+    positions = [_numel(sources[0])] if name in _VALUES_AND_POSITIONS else []
+    return max([*each.values(), *scalars, *positions], default=0)
 
 
-def _value(arg: object, bounds: dict[Node, int]) -> int:
-    if isinstance(arg, Node):
-        return bounds.get(arg, _ASSUMED)
-    if isinstance(arg, (int, float)) and not isinstance(arg, bool) and math.isfinite(arg):
-        return abs(int(arg))
+def _numel(node: Node, dims: object = None) -> int:
+    """Elements of a node's tensor, over some of its dimensions."""
+    shape = next((tensor.shape for tensor in tensors_of(value_of(node))), torch.Size())
+    chosen = [dims] if isinstance(dims, int) else dims
+    over = [shape[dim] for dim in chosen] if isinstance(chosen, (list, tuple)) and chosen and shape else shape
+    return math.prod(size if isinstance(size, int) else _SYMBOLIC_SIZE for size in over)
+
+
+def _scalar(value: object) -> int:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return abs(int(value))
     return 0

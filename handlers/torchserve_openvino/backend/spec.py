@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import openvino as ov
 import torch
@@ -68,7 +68,17 @@ class ValueSpec:
 
 _TYPES_BY_NAME = {str(dtype): dtype for dtype in OV_TYPES}
 
-Bounds = tuple[int, int]
+
+class Bounds(NamedTuple):
+    """What an integer input may hold.
+
+    Attributes:
+        op: The operator that allows no more; empty where it is the type's range, or an index.
+    """
+
+    low: int
+    high: int
+    op: str = ""
 
 
 @dataclass(frozen=True)
@@ -122,7 +132,7 @@ class Interface:
             outputs=tuple(ValueSpec.of_plain(spec) for spec in plain["outputs"]),
             arguments=plain["arguments"],
             constant_bytes=plain["constant_bytes"],
-            int_bounds=tuple(None if bounds is None else (bounds[0], bounds[1]) for bounds in plain["int_bounds"]),
+            int_bounds=tuple(None if bounds is None else Bounds(*bounds) for bounds in plain["int_bounds"]),
             order=tuple(plain["order"]),
             may_vanish=plain["may_vanish"],
         )

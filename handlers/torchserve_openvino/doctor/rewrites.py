@@ -151,9 +151,16 @@ VALUES = (
         "Torch wraps around at 256, OpenVINO saturates. Cast before the arithmetic: x.to(torch.int32).",
     ),
     Rewrite(
-        r"int64 may exceed 32 bits",
-        "compute in float32, or in int32",
-        "OpenVINO computes int64 in 32 bits. Where the values are small say so: x.to(torch.int32).",
+        r"may exceed (32 bits|2\^24)",
+        "compute in float32",
+        "OpenVINO computes integers in 32 bits, and most operators on them in float32, which is exact up to 2^24. "
+        "Where the values are small say so: x.float() before, .to(torch.int64) behind.",
+    ),
+    Rewrite(
+        r"rounds the quotient",
+        "divide by a power of 2, or leave it",
+        "An exact remainder is a job for eager PyTorch. Where the last digit does not matter: torch.floor(x / y), and "
+        "x - y * torch.floor(x / y).",
     ),
     Rewrite(
         r"size 0",

@@ -40,7 +40,7 @@ _MOVES_DATA = frozenset(
 _MULTIPLIES = frozenset(
     f"aten.{op}"
     for op in """
-    pow prod cumprod mm bmm addmm baddbmm dot mv matmul bitwise_left_shift __lshift__
+    pow prod cumprod mm bmm addmm baddbmm dot mv matmul convolution bitwise_left_shift __lshift__
     """.split()
 )
 _SYMBOLIC = frozenset(
@@ -76,8 +76,7 @@ class SupportTable:
         converts: Callable[[str], bool],
         taught: Callable[[str], bool] = lambda name: False,
     ) -> None:
-        self._upstream = frozenset(upstream)
-        self._supported = (self._upstream | ADDED) - BANNED.keys()
+        self._supported = frozenset(upstream) | ADDED
         self._disabled = frozenset(disabled)
         self._converts = converts
         self.is_taught = taught
@@ -183,6 +182,7 @@ def _refuse_arguments(node: Node, name: str) -> Refusal | None:
         return Refusal("unsupported_op", reason)
     if any(tensor.dtype in _NARROW_INTS for tensor in outputs) and packet_name(name) not in _MOVES_DATA:
         return Refusal("unsupported_op", f"{name} computes in 8-bit integers: torch wraps around, OpenVINO saturates")
-    if any(tensor.dtype is torch.int64 for tensor in outputs) and packet_name(name) in _MULTIPLIES:
-        return Refusal("unsupported_op", f"{name} on int64 may exceed 32 bits, in which OpenVINO computes it")
+    integers = any(tensor.dtype in {torch.int64, torch.int32} for tensor in outputs)
+    if integers and packet_name(name) in _MULTIPLIES:
+        return Refusal("unsupported_op", f"{name} on integers may exceed 2^24, up to which OpenVINO is exact")
     return None

@@ -18,6 +18,7 @@ A, B = EDGES.repeat(len(EDGES)), EDGES.repeat_interleave(len(EDGES))
 X = torch.linspace(-3, 3, 60).reshape(3, 4, 5)
 TIES = torch.tensor([[2, 7, 7, 1, 1, 7], [0, 0, 0, 3, 3, 1]])
 POINTS = torch.linspace(-1, 1, 12).reshape(4, 3) ** 2
+TENTHS = torch.arange(100) * 0.1
 SORTED = torch.tensor([-1.0, 0.0, 0.0, 1.0, 2.0])
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
@@ -34,6 +35,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "signs": (lambda x, y: (x.signbit(), torch.copysign(x, y)), (A, B)),
     "hypot": (torch.hypot, (A, B)),
     "fmax and fmin": (lambda x, y: (torch.fmax(x, y), torch.fmin(x, y)), (A, B)),
+    "quotients by powers of 2": (
+        lambda x: (x % 0.25, torch.fmod(x, -2), x // 8, torch.div(x, 0.1, rounding_mode="trunc")),
+        (X * 7.3,),
+    ),
     "atan2": (torch.atan2, (A, B)),
     "angle": (torch.angle, (EDGES,)),
     "atan and erfc": (lambda x: (x.atan(), x.erfc()), (EDGES,)),
@@ -85,8 +90,24 @@ def test_right_and_whole_on_openvino(name: str) -> None:
         (lambda x, i: torch.zeros(3, dtype=torch.int64).scatter_add(0, i, x), (TIES[0, :3], TIES[1, :3]), "32 bits"),
         (lambda x: torch.add(x, x, alpha=False), (X > 0,), "booleans with alpha"),
         (lambda x: x.cumsum(0).polygamma(1), (X.abs() + 1,), "polygamma"),
+        (lambda x: x // 0.1 + 1, (TENTHS,), "rounds the quotient"),
+        (lambda x, y: torch.remainder(x, y) + 1, (TENTHS, torch.full((100,), 0.1)), "rounds the quotient"),
+        (lambda x, y: torch.fmod(x, y) + 1, (TENTHS, torch.full((100,), 0.1)), "rounds the quotient"),
+        (lambda x: (x @ x.T).abs(), (TIES.to(torch.int32),), "may exceed 2^24"),
+        (lambda x: (x**2).abs(), (TIES.to(torch.int32),), "may exceed 2^24"),
     ],
-    ids=["as_strided", "abs of a range", "scatter_add of int64", "boolean sum", "no decomposition"],
+    ids=[
+        "as_strided",
+        "abs of a range",
+        "scatter_add of int64",
+        "boolean sum",
+        "no decomposition",
+        "floor division",
+        "remainder",
+        "fmod",
+        "product of int32",
+        "power of int32",
+    ],
 )
 def test_refused_with_its_reason(function: Callable[..., Any], args: tuple[Any, ...], reason: str) -> None:
     compiled = check(function, *args, strides=False, coverage=None, fallbacks={"unsupported_op": 1}, options=ALL)

@@ -1,0 +1,96 @@
+"""Integers that OpenVINO would round: exact on OpenVINO as far as that goes, right and counted beyond."""
+
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+import torchserve_openvino as tov
+from helpers import assert_same, check
+from torchserve_openvino.backend.int_range import EXACT_IN_FLOAT32
+
+Function = Callable[..., Any]
+ALL: dict[str, Any] = {"min_partition_us": 0}
+NEAR = EXACT_IN_FLOAT32 + torch.tensor([[0, 1, 2, 3], [-(2**25) - 1, -(2**25) - 3, 4, 5]])
+
+OPERATORS: dict[str, Function] = {
+    "remainder": lambda x, y: x % 7,
+    "floor division": lambda x, y: x // 3,
+    "truncating division": lambda x, y: torch.div(x, 3, rounding_mode="trunc"),
+    "fmod": lambda x, y: torch.fmod(x, 7),
+    "equal": lambda x, y: x == y,
+    "less": lambda x, y: x < y,
+    "equal to a number": lambda x, y: x == 2**24 + 1,
+    "abs": lambda x, y: x.abs(),
+    "relu": lambda x, y: x.relu(),
+    "clamp": lambda x, y: x.clamp(-5, 2**24 + 3),
+    "sum": lambda x, y: (x.sum(), x.sum(1)),
+    "largest": lambda x, y: (x.amax(), x.max(1), x.argmax(1)),
+    "filled": lambda x, y: x.masked_fill(y > 0, 2**24 + 5),
+    "padded": lambda x, y: torch.constant_pad_nd(x, [1, 1], 2**24 + 1),
+    "chosen by a comparison": lambda x, y: torch.where(x > 0, x + 1, y),
+    "rounded": lambda x, y: (x.ceil(), x.floor(), x.round()),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_right_beyond_what_float32_holds(name: str, dtype: torch.dtype) -> None:
+    function, x = OPERATORS[name], NEAR.to(dtype)
+    y = x.flip(1)
+    compiled = tov.compile(function, options=ALL)
+    assert_same(compiled(x, y), function(x, y), strides=False)
+    assert compiled.report.fallback_counts()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_what_only_moves_integers_takes_32_bits(dtype: torch.dtype) -> None:
+    def moved(x: torch.Tensor) -> Any:
+        return torch.cat([x, x.flip(1)]).transpose(0, 1)[1:], x.repeat(2, 1), x.float(), x.to(torch.bool)
+
+    check(moved, (NEAR + 2**30).to(dtype), strides=False)
+
+
+def test_one_small_side_makes_a_comparison_exact() -> None:
+    check(lambda x: (x == 5, x > -3, x.ne(0)), NEAR, options=ALL)
+
+
+def test_each_input_has_its_own_limit() -> None:
+    """A long sum over the mask does not lower what the numbers beside it may be."""
+
+    def model(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return ids.flip(0).float() * mask.sum(-1).unsqueeze(-1)
+
+    check(model, torch.randint(2**20, 2**23, (2, 4096)), torch.ones(2, 4096, dtype=torch.int64), options=ALL)
+
+
+def test_the_message_names_the_operator_and_what_helps() -> None:
+    table = torch.randn(1000, 4)
+    model = lambda ids: torch.sin(table[ids % 1000]) * 2
+    ids = torch.tensor([7, 2**30 + 7, 2**24 + 1])
+    compiled = check(model, ids, coverage=None, fallbacks={"runtime_failed": 2})
+    reason = compiled.report.fallbacks[0].reason
+    assert "input 0 holds 1073741831, outside -16777216 to 16777216" in reason
+    assert "disabled_ops: [aten.remainder.Scalar]" in reason
+    torch._dynamo.reset()
+    options = ALL | {"disabled_ops": ["aten.remainder.Scalar"]}
+    check(model, ids, coverage=None, fallbacks={"disabled_op": 1}, options=options)
+
+
+def _divided(x: torch.Tensor, y: torch.Tensor) -> Any:
+    return x % y, x // y, torch.fmod(x, y), torch.div(x, y, rounding_mode="trunc")
+
+
+DIVIDED = tov.compile(_divided, options=ALL)
+QUARTER = EXACT_IN_FLOAT32 // 4
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.integers(-QUARTER, QUARTER), min_size=8, max_size=8), st.integers(1, QUARTER))
+def test_division_is_exact_up_to_the_limit(values: list[int], divisor: int) -> None:
+    x, y = torch.tensor(values), torch.full((8,), divisor)
+    assert_same(DIVIDED(x, y), _divided(x, y))
+    assert not DIVIDED.report.fallbacks, DIVIDED.report.to_text()
