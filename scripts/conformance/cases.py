@@ -11,9 +11,26 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-DTYPES = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool, "float16": torch.float16}
+DTYPES = {
+    "float32": torch.float32, "int64": torch.int64, "int32": torch.int32, "bool": torch.bool, "float16": torch.float16,
+}  # fmt: skip
 # Enough to see every kind of sample; a few operators have thousands.
 _MOST_SAMPLES = 120
+# Finite values at which roundings and ranges show, and which do not cancel out each other.
+EXTREMES: dict[torch.dtype, tuple[float, ...]] = {
+    torch.float32: (1e8, 3e-6, -3e4, 1e-30, -87.0, 2049.5),
+    torch.float16: (2049.0, -3e4, 1e-3, -6e-6, -11.0),
+    torch.int64: (2**24 + 1, 2**24 + 2, -(2**24) - 3, 123456789, -1000000007, 2**30 + 7, 2**40),
+    torch.int32: (2**24 + 1, 2**24 + 2, -(2**24) - 3, 123456789, -1000000007, 2**30 + 7),
+}
+# Boundaries must be sorted, and lengths fit (eager itself crashes); a polynomial of degree 10^8 takes for ever; where
+# eager's exp overflows in soft_margin_loss, OpenVINO's softplus does not.
+NO_EXTREMES = frozenset(
+    """
+    bucketize searchsorted _segment_reduce.lengths _segment_reduce.offsets nn.functional.ctc_loss
+    special.laguerre_polynomial_l special.legendre_polynomial_p nn.functional.soft_margin_loss
+    """.split()
+)
 # They return memory that nobody wrote to.
 UNINITIALISED = frozenset(
     "empty empty_like empty_permuted empty_strided new_empty new_empty_strided resize_ resize_as_".split()
@@ -80,12 +97,38 @@ def function_of(name: str) -> Callable[..., Any]:
     return function
 
 
-def calls_of(name: str, dtype: str, count: int) -> list[Call]:
-    """Samples of an operator, spread evenly over those that torch has."""
+def calls_of(name: str, dtype: str, count: int, extremes: bool = False) -> list[Call]:
+    """Samples of an operator, spread evenly over those that torch has.
+
+    Args:
+        name: op_db's.
+        dtype: One of `DTYPES`.
+        count: How many at most.
+        extremes: Put very large and very small numbers among their values.
+    """
     random.seed(0)
     torch.manual_seed(0)
     found = op_infos()[name].sample_inputs("cpu", DTYPES[dtype], requires_grad=False)
-    return spread([Call((s.input, *s.args), s.kwargs) for s in itertools.islice(found, _MOST_SAMPLES)], count)
+    calls = spread([Call((s.input, *s.args), s.kwargs) for s in itertools.islice(found, _MOST_SAMPLES)], count)
+    return [_with_extremes(call) for call in calls] if extremes else calls
+
+
+def _with_extremes(call: Call) -> Call:
+    """Every third value of each tensor replaced, starting elsewhere in each."""
+    starts = itertools.count()
+
+    def replaced(tensor: torch.Tensor) -> torch.Tensor:
+        start = next(starts)
+        if tensor.layout is not torch.strided or tensor.dtype not in EXTREMES:
+            return tensor
+        flat = tensor.detach().clone().flatten()
+        values = itertools.islice(itertools.cycle(EXTREMES[tensor.dtype]), start, None)
+        for place, value in zip(range(start % 3, flat.numel(), 3), values, strict=False):
+            flat[place] = value
+        return flat.reshape(tensor.shape)
+
+    args, kwargs = pytree.tree_map_only(torch.Tensor, replaced, (call.args, call.kwargs))
+    return Call(args, kwargs)
 
 
 def spread(items: list[Any], count: int) -> list[Any]:

@@ -44,6 +44,8 @@ _SUMS = frozenset({"aten.add", "aten.sub", "aten.rsub"})
 _UNIONS = frozenset({"aten.bitwise_or", "aten.bitwise_xor", "aten.bitwise_not"})
 # Operator to the argument whose values are added to those of the first.
 _ADDS_UP = {"aten.scatter_add": 3, "aten.scatter_reduce": 3, "aten.index_add": 3, "aten.index_put": 2}
+# The end of a slice may be as large as Python's numbers.
+_TAKE_AN_END = frozenset({"aten.slice_scatter", "aten.slice_copy"})
 _SELECTS = frozenset({"aten.gather", "aten.index", "aten.index_select", "aten.select", "aten.slice"})
 _POSITIONS = frozenset({"aten.argmax", "aten.argmin", "aten.argsort"})
 _VALUES_AND_POSITIONS = frozenset({"aten.sort", "aten.topk", "aten.max", "aten.min"})
@@ -189,7 +191,8 @@ def _bound(node: Node, bounds: Mapping[Node, int]) -> int:
     if name in _SELECTS:
         return values[0]
     # Everything else selects, moves or shrinks: no result exceeds the inputs, a fill value and the positions.
-    scalars = [_scalar(value) for value in (*node.args, *node.kwargs.values()) if not isinstance(value, Node)]
+    plain = [value for value in (*node.args, *node.kwargs.values()) if not isinstance(value, Node)]
+    scalars = [_scalar(value) for value in plain if name not in _TAKE_AN_END]
     positions = [_numel(sources[0])] if name in _VALUES_AND_POSITIONS else []
     return max([*each.values(), *scalars, *positions], default=0)
 

@@ -42,8 +42,11 @@ def _std(x: Tensor, dim: Dims = None, *, correction: Any = None, keepdim: bool =
     return torch.std(x, dim, correction=1, keepdim=keepdim)
 
 
-def _divide(x: Tensor, y: Any, *, rounding_mode: str | None = None) -> Tensor:
+def _divide(x: Any, y: Any, *, rounding_mode: str | None = None) -> Tensor:
     """OpenVINO rounds an integer quotient towards 0 where the floor was asked for, and truncates floats to 32 bits."""
+    if not isinstance(x, Tensor):
+        # Of two numbers, as Python wrote them.
+        return NotImplemented
     floats = x.is_floating_point() or (y.is_floating_point() if isinstance(y, Tensor) else isinstance(y, float))
     if rounding_mode == "trunc" and floats:
         return torch.trunc(torch.div(x, y))
@@ -192,6 +195,11 @@ def _any_dims(x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
     return _any_over(_truth(x), [] if dim is None else list(dim), keepdim) if dim != [] else _truth(x)
 
 
+def _any(x: Tensor, *where: Any) -> Tensor:
+    """OpenVINO takes the NaN of a scalar for False."""
+    return NotImplemented if x.dtype is torch.bool else torch.any(_truth(x), *where)
+
+
 def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **rest: Any) -> Tensor:
     """The same of a cast."""
     if dtype is not torch.bool or not x.is_floating_point() or device not in {None, x.device}:
@@ -233,6 +241,8 @@ REPAIRS: dict[Any, Callable[..., Any]] = {
     aten.logical_or.default: _logical(torch.logical_or),
     aten.logical_xor.default: _logical(torch.logical_xor),
     aten.logical_not.default: _logical_not,
+    aten.any.default: _any,
+    aten.any.dim: _any,
     aten.any.dims: _any_dims,
     aten._to_copy.default: _to_copy,
     aten.isnan.default: _never,

@@ -58,6 +58,11 @@ def test_one_small_side_makes_a_comparison_exact() -> None:
     check(lambda x: (x == 5, x > -3, x.ne(0)), NEAR, options=ALL)
 
 
+def test_the_open_end_of_a_slice_is_no_number() -> None:
+    shifted = lambda x: torch.slice_scatter(torch.zeros_like(x), x[:, :-1], 1, 1)
+    check(shifted, torch.randint(50, (2, 8)), options=ALL)
+
+
 def test_each_input_has_its_own_limit() -> None:
     """A long sum over the mask does not lower what the numbers beside it may be."""
 
