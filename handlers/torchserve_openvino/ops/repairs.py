@@ -195,9 +195,13 @@ def _any_dims(x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
     return _any_over(_truth(x), [] if dim is None else list(dim), keepdim) if dim != [] else _truth(x)
 
 
-def _any(x: Tensor, *where: Any) -> Tensor:
+def _of_truth(reduce: Any) -> Callable[..., Any]:
     """OpenVINO takes the NaN of a scalar for False."""
-    return NotImplemented if x.dtype is torch.bool else torch.any(_truth(x), *where)
+
+    def decomposed(x: Tensor, *where: Any) -> Tensor:
+        return NotImplemented if x.dtype is torch.bool else reduce(_truth(x), *where)
+
+    return decomposed
 
 
 def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **rest: Any) -> Tensor:
@@ -241,8 +245,9 @@ REPAIRS: dict[Any, Callable[..., Any]] = {
     aten.logical_or.default: _logical(torch.logical_or),
     aten.logical_xor.default: _logical(torch.logical_xor),
     aten.logical_not.default: _logical_not,
-    aten.any.default: _any,
-    aten.any.dim: _any,
+    aten.any.default: _of_truth(torch.any),
+    aten.any.dim: _of_truth(torch.any),
+    aten.all.default: _of_truth(torch.all),
     aten.any.dims: _any_dims,
     aten._to_copy.default: _to_copy,
     aten.isnan.default: _never,
