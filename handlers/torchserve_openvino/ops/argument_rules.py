@@ -64,7 +64,12 @@ def _scatter_sum(node: Node) -> str | None:
 
 def _scatter_reduction(node: Node) -> str | None:
     reduction = node.args[4] if len(node.args) > 4 else node.kwargs.get("reduce")
-    return None if reduction in {"amax", "amin"} else _scatter_sum(node)
+    if reduction in {"amax", "amin"}:
+        return None
+    source = _source(node)
+    if reduction == "mean" and source is not None and not source.is_floating_point():
+        return "the mean of integers: torch rounds it down, OpenVINO towards 0"
+    return _scatter_sum(node)
 
 
 def _sort(node: Node) -> str | None:

@@ -95,6 +95,9 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     ),
     "boolean sum": (lambda x: torch.add(x, x, alpha=False), (X > 0,), "booleans with alpha"),
     "no decomposition": (lambda x: x.cumsum(0).polygamma(1), (X.abs() + 1,), "polygamma"),
+    "mean of integers": (
+        lambda x, i: x.scatter_reduce(0, i, x, "mean").abs(), (-TIES[0].to(torch.int32), TIES[1] % 3), "rounds it down",
+    ),
     "floor division": (lambda x: x // 0.1 + 1, (TENTHS,), QUOTIENT),
     "remainder": (lambda x, y: torch.remainder(x, y) + 1, (TENTHS, torch.full((100,), 0.1)), QUOTIENT),
     "fmod": (lambda x, y: torch.fmod(x, y) + 1, (TENTHS, torch.full((100,), 0.1)), QUOTIENT),
