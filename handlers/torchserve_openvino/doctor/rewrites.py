@@ -159,8 +159,8 @@ VALUES = (
     Rewrite(
         r"rounds the quotient",
         "divide by a power of 2, or leave it",
-        "An exact remainder is a job for eager PyTorch. Where the last digit does not matter: torch.floor(x / y), and "
-        "x - y * torch.floor(x / y).",
+        "An exact remainder of many values is a job for eager PyTorch. Where the last digit does not matter: "
+        "torch.floor(x / y), and x - y * torch.floor(x / y).",
     ),
     Rewrite(
         r"size 0",

@@ -1,12 +1,12 @@
 """Operators that convert rightly but for some arguments: each rule returns the reason against a node, or None."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.fx import Node
 
+from torchserve_openvino.ops.division import refuse_quotient
 from torchserve_openvino.ops.names import op_name, packet_name, tensors_of, value_of
 
 
@@ -95,19 +95,6 @@ def _boolean_sum(node: Node) -> str | None:
     return None
 
 
-def _rounded_quotient(node: Node) -> str | None:
-    """torch divides exactly (C's fmod) and so tells 9.99 from 10; OpenVINO rounds the quotient to a float first."""
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-        return None
-    if packet_name(op_name(node.target)) == "aten.div" and node.kwargs.get("rounding_mode") != "floor":
-        return None
-    divisor = node.args[1]
-    if isinstance(divisor, (int, float)) and math.frexp(abs(divisor))[0] == 0.5:
-        return None
-    return "OpenVINO rounds the quotient (1.0 // 0.1 is 10 there, 9 in torch); only powers of 2 divide exactly"
-
-
 ARGUMENT_RULES: dict[str, Callable[[Node], str | None]] = {
     "aten.abs.default": _known_beforehand,
     "aten.add.Tensor": _boolean_sum,
@@ -116,12 +103,10 @@ ARGUMENT_RULES: dict[str, Callable[[Node], str | None]] = {
     "aten.avg_pool1d.default": _average_pool,
     "aten.avg_pool2d.default": _average_pool,
     "aten.avg_pool3d.default": _average_pool,
-    "aten.div.Tensor_mode": _rounded_quotient,
+    "aten.div.Tensor_mode": refuse_quotient,
     "aten.expand.default": _scalar_to_scalar,
-    "aten.fmod.Scalar": _rounded_quotient,
-    "aten.fmod.Tensor": _rounded_quotient,
-    "aten.remainder.Scalar": _rounded_quotient,
-    "aten.remainder.Tensor": _rounded_quotient,
+    "aten.remainder.Scalar": refuse_quotient,
+    "aten.remainder.Tensor": refuse_quotient,
     "aten.repeat.default": _scalar_to_scalar,
     "aten.scatter_add.default": _scatter_sum,
     "aten.scatter_reduce.two": _scatter_reduction,

@@ -14,6 +14,8 @@ from openvino import Output, Type
 from openvino import opset15 as ops
 from torch.fx import Node
 
+from torchserve_openvino.ops.division import refuse_quotient, rounds_right
+from torchserve_openvino.ops.exact_fmod import exact_fmod
 from torchserve_openvino.ops.names import value_of
 
 # torch's name of a reduction to OpenVINO's.
@@ -97,6 +99,17 @@ def _replication_pad(x: Output, padding: Sequence[int]) -> Any:
     return ops.pad(x, _integers(begin), _integers(end), "edge")
 
 
+def _fmod(x: Output, y: Output | float) -> Any:
+    """The remainder with the sign of ``x``; OpenVINO's own where that is exact."""
+    if not isinstance(y, Output):
+        if x.get_element_type().is_real() and not rounds_right(0.0, y):
+            return exact_fmod(x, ops.constant(y, dtype=x.get_element_type()).output(0))
+        y = ops.constant(y, dtype=x.get_element_type()).output(0)
+    elif x.get_element_type().is_real():
+        return exact_fmod(x, y)
+    return ops.mod(x, y)
+
+
 def refuse_put(node: Node) -> str | None:
     """The reason against an assignment by index.
 
@@ -116,10 +129,16 @@ def refuse_put(node: Node) -> str | None:
 
 CONVERSIONS: dict[str, Callable[..., Any]] = {
     "aten.index_put.default": _index_put,
+    "aten.fmod.Scalar": _fmod,
+    "aten.fmod.Tensor": _fmod,
     "aten.scatter_reduce.two": _scatter_reduce,
     "aten.replication_pad1d.default": _replication_pad,
     "aten.replication_pad2d.default": _replication_pad,
     "aten.replication_pad3d.default": _replication_pad,
 }
 # As `argument_rules.ARGUMENT_RULES`, for the operators above.
-CONVERSION_RULES: dict[str, Callable[[Node], str | None]] = {"aten.index_put.default": refuse_put}
+CONVERSION_RULES: dict[str, Callable[[Node], str | None]] = {
+    "aten.index_put.default": refuse_put,
+    "aten.fmod.Scalar": refuse_quotient,
+    "aten.fmod.Tensor": refuse_quotient,
+}

@@ -13,6 +13,7 @@ import torch
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.ops.automatic import automatic
 from torchserve_openvino.ops.conversions import CONVERSIONS
+from torchserve_openvino.ops.division import DIVISION
 from torchserve_openvino.ops.fast_paths import FAST_PATHS
 from torchserve_openvino.ops.missing import MISSING
 from torchserve_openvino.ops.names import op_name
@@ -69,7 +70,7 @@ def decomposition_table(
         whole_here = support.is_taught(name) or (name in keep | CONVERSIONS.keys() and support.knows(name))
         if support.is_disabled(name) or whole_here:
             del table[op]
-    own = FAST_PATHS | MISSING | REPAIRS | POOLING
+    own = FAST_PATHS | MISSING | REPAIRS | POOLING | DIVISION
     for op, decomposition in (own | of_scalars(own)).items():
         if not support.is_disabled(op_name(op)) and not support.is_taught(op_name(op)):
             table[op] = decomposition

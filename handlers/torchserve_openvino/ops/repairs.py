@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchserve_openvino.ops.division import floor_divide
 from torchserve_openvino.ops.once import once
 
 aten = torch.ops.aten
@@ -50,7 +51,9 @@ def _divide(x: Any, y: Any, *, rounding_mode: str | None = None) -> Tensor:
     floats = x.is_floating_point() or (y.is_floating_point() if isinstance(y, Tensor) else isinstance(y, float))
     if rounding_mode == "trunc" and floats:
         return torch.trunc(torch.div(x, y))
-    if rounding_mode != "floor" or floats:
+    if rounding_mode == "floor" and floats:
+        return floor_divide(x, y)
+    if rounding_mode != "floor":
         return NotImplemented
     return torch.div(x - torch.remainder(x, y), y, rounding_mode="trunc")
 

@@ -18,7 +18,6 @@ A, B = EDGES.repeat(len(EDGES)), EDGES.repeat_interleave(len(EDGES))
 X = torch.linspace(-3, 3, 60).reshape(3, 4, 5)
 TIES = torch.tensor([[2, 7, 7, 1, 1, 7], [0, 0, 0, 3, 3, 1]])
 POINTS = torch.linspace(-1, 1, 12).reshape(4, 3) ** 2
-TENTHS = torch.arange(100) * 0.1
 SORTED = torch.tensor([-1.0, 0.0, 0.0, 1.0, 2.0])
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
@@ -84,7 +83,7 @@ def test_right_and_whole_on_openvino(name: str) -> None:
     check(function, *args, strides=False, options=ALL)
 
 
-QUOTIENT, POWER = "rounds the quotient", "may exceed 2^24"
+POWER = "may exceed 2^24"
 REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "as_strided": (
         lambda x: x.as_strided((2, 2), (1, 1), 0) * 2, (X.flatten()[7:],), "memory that is not part of its input",
@@ -98,9 +97,6 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "mean of integers": (
         lambda x, i: x.scatter_reduce(0, i, x, "mean").abs(), (-TIES[0].to(torch.int32), TIES[1] % 3), "rounds it down",
     ),
-    "floor division": (lambda x: x // 0.1 + 1, (TENTHS,), QUOTIENT),
-    "remainder": (lambda x, y: torch.remainder(x, y) + 1, (TENTHS, torch.full((100,), 0.1)), QUOTIENT),
-    "fmod": (lambda x, y: torch.fmod(x, y) + 1, (TENTHS, torch.full((100,), 0.1)), QUOTIENT),
     "product of int32": (lambda x: (x @ x.T).abs(), (TIES.to(torch.int32),), POWER),
     "power of int32": (lambda x: (x**2).abs(), (TIES.to(torch.int32),), POWER),
 }  # fmt: skip

@@ -1,0 +1,83 @@
+"""The remainder of a division, exact as C's fmod: OpenVINO's Mod rounds the quotient to a float first.
+
+Long division in digits of 11 bits, in a Loop that runs as often as the largest quotient needs. With ``|y| 2^(11 k)``
+split into two halves of 12 bits (Dekker, "A floating-point technique for extending the available precision", 1971)
+each product of a digit with a half is exact, and so are the differences: all are multiples of the divisor's last bit
+and smaller than twice the divisor. No result depends on whether a multiplication and an addition are fused.
+"""
+
+from typing import Any
+
+import numpy as np
+import openvino as ov
+from openvino import Output, Type
+from openvino import opset15 as ops
+
+_DIGIT = 11
+# 2^(11 k) as a product of two factors, since one float32 does not reach from the largest to the least.
+_PLACES = 26
+_LOW = np.array([2.0 ** min(_DIGIT * k, 121) for k in range(_PLACES)], np.float32)
+_HIGH = np.array([2.0 ** max(0, min(_DIGIT * k - 121, 127)) for k in range(_PLACES)], np.float32)
+_SPLITTER = np.float32(4097.0)
+
+
+def _f(value: float) -> Any:
+    return ops.constant(np.float32(value))
+
+
+def exact_fmod(x: Output, y: Output) -> ov.Node:
+    """``x - trunc(x / y) * y`` of floats of one type without any rounding, with the sign of ``x``."""
+    kind = x.get_element_type()
+    shape = ops.constant(np.array(np.broadcast_shapes(tuple(x.get_shape()), tuple(y.get_shape())), np.int64))
+    dividend, divisor = (ops.broadcast(ops.convert(each, "f32"), shape) for each in (x, y))
+    # OpenVINO drops the abs of what it knows while it compiles (tests/contract pins it).
+    a, b = (ops.maximum(each, ops.negative(each)) for each in (dividend, divisor))
+    rest = _reduce(a, b, _iterations(a, b))
+    rest = ops.select(ops.less(rest, _f(0)), ops.add(rest, b), rest)
+    signed = ops.select(ops.less(dividend, _f(0)), ops.negative(rest), rest)
+    undefined = ops.logical_or(ops.equal(b, _f(0)), ops.logical_not(ops.less(a, _f(np.inf))))
+    undefined = ops.logical_or(undefined, ops.is_nan(b))
+    return ops.convert(ops.select(undefined, _f(np.nan), signed), kind.get_type_name())
+
+
+def _iterations(a: ov.Node, b: ov.Node) -> ov.Node:
+    """Digits of the largest quotient, one more than the logarithm says where that is rounded."""
+    length = ops.subtract(ops.log(a), ops.log(b))
+    regular = ops.logical_and(ops.greater(length, _f(0)), ops.less(length, _f(200)))
+    every = ops.constant(np.arange(len(a.get_output_shape(0)), dtype=np.int64))
+    longest = ops.reduce_max(ops.select(regular, length, _f(0)), every, False)
+    digits = ops.add(ops.floor(ops.multiply(longest, _f(1 / (_DIGIT * np.log(2))))), _f(2))
+    return ops.convert(ops.minimum(digits, _f(_PLACES)), "i64")
+
+
+def _reduce(a: ov.Node, b: ov.Node, count: ov.Node) -> Output:
+    """``a`` less a multiple of ``b``, between -b / 2 and b."""
+    # Very large divisors are split as smaller ones: the splitter's product would overflow.
+    large = ops.greater(b, _f(2.0**64))
+    small = ops.multiply(b, ops.select(large, _f(2.0**-24), _f(1)))
+    big = ops.multiply(small, ops.constant(_SPLITTER))
+    half = ops.subtract(big, ops.subtract(big, small))
+    high = ops.multiply(half, ops.select(large, _f(2.0**24), _f(1)))
+    low = ops.subtract(b, high)
+
+    shape = list(a.get_output_shape(0))
+    rest, whole, upper, lower = (ops.parameter(shape, Type.f32) for _ in range(4))
+    place = ops.parameter([], Type.i64)
+    zero = ops.constant(np.int64(0))
+    scale = [ops.gather(ops.constant(table), place, zero) for table in (_LOW, _HIGH)]
+    top, above, below = (ops.multiply(ops.multiply(each, scale[0]), scale[1]) for each in (whole, upper, lower))
+    digit = ops.floor(ops.add(ops.divide(rest, top), _f(0.5)))
+    left = ops.subtract(ops.subtract(rest, ops.multiply(digit, above)), ops.multiply(digit, below))
+    smaller = ops.select(ops.less(ops.abs(rest), top), rest, left)
+    following = ops.subtract(place, ops.constant(np.int64(1)))
+    go_on = ops.constant(np.array(True))
+    body = ov.Model([go_on, smaller, following], [rest, place, whole, upper, lower])
+
+    loop = ops.loop(count, ops.constant(np.array(True)))
+    loop.set_function(body)
+    loop.set_special_body_ports([-1, 0])
+    loop.set_merged_input(rest, a.output(0), smaller.output(0))
+    loop.set_merged_input(place, ops.subtract(count, ops.constant(np.int64(1))).output(0), following.output(0))
+    for parameter, value in ((whole, b), (upper, high), (lower, low)):
+        loop.set_invariant_input(parameter, value.output(0))
+    return loop.get_iter_value(smaller.output(0), -1)
