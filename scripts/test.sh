@@ -42,10 +42,10 @@ step "mypy" "$LOG" "$PY" -m mypy || { cat "$LOG" >&2; die "mypy is not content."
 for argument in "$@"; do
   if [ -e "${argument%%::*}" ]; then exec "$PY" -m pytest --timeout=900 "$@"; fi
 done
-# These share nothing and run two at a time; servers want the machine for themselves.
+# Two at a time; of those that start servers one file at a time in each process, which share what they set up.
 first=0 second=0
 "$PY" -m pytest --timeout=900 -n 2 tests/unit tests/contract tests/conformance "$@" || first=$?
-"$PY" -m pytest --timeout=900 tests/e2e "$@" || second=$?
+"$PY" -m pytest --timeout=900 -n 2 --dist loadfile tests/e2e "$@" || second=$?
 # 5: none of them fits a filter such as -k.
 if [ "$first" = 5 ]; then exit "$second"; fi
 if [ "$first" = 0 ] && [ "$second" != 5 ]; then exit "$second"; fi
