@@ -101,13 +101,10 @@ def _replication_pad(x: Output, padding: Sequence[int]) -> Any:
 
 def _fmod(x: Output, y: Output | float) -> Any:
     """The remainder with the sign of ``x``; OpenVINO's own where that is exact."""
-    if not isinstance(y, Output):
-        if x.get_element_type().is_real() and not rounds_right(0.0, y):
-            return exact_fmod(x, ops.constant(y, dtype=x.get_element_type()).output(0))
-        y = ops.constant(y, dtype=x.get_element_type()).output(0)
-    elif x.get_element_type().is_real():
-        return exact_fmod(x, y)
-    return ops.mod(x, y)
+    kind = x.get_element_type()
+    right = not kind.is_real() or (not isinstance(y, Output) and rounds_right(0.0, y))
+    divisor = y if isinstance(y, Output) else ops.constant(y, dtype=kind).output(0)
+    return ops.mod(x, divisor) if right else exact_fmod(x, divisor)
 
 
 def refuse_put(node: Node) -> str | None:

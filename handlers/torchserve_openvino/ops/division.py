@@ -34,7 +34,7 @@ def _few(x: Any, y: Any) -> bool:
 
 def refuse_quotient(node: Node) -> str | None:
     """The reason against a remainder or floor division that is neither right in OpenVINO nor decomposed."""
-    if node.target in _ROUNDED_OTHERWISE and node.kwargs.get("rounding_mode") != "floor":
+    if node.target is aten.div.Tensor_mode and node.kwargs.get("rounding_mode") != "floor":
         return None
     x, y = (value_of(each) if isinstance(each, Node) else each for each in node.args[:2])
     if rounds_right(x, y) or (node.target in _EXACT and _few(x, y)):
@@ -81,5 +81,4 @@ DIVISION: dict[Any, Callable[..., Any]] = {
     aten.remainder.Tensor: _remainder,
     aten.remainder.Scalar: _remainder,
 }
-_ROUNDED_OTHERWISE = frozenset({aten.div.Tensor_mode})
 _EXACT = frozenset({aten.fmod.Tensor, aten.fmod.Scalar})
