@@ -26,7 +26,7 @@ from rich.table import Table
 
 import torchserve_openvino as tov
 from torchserve_openvino.backend.probes import Observation, Probes
-from torchserve_openvino.backend.worthwhile import eager_us
+from torchserve_openvino.backend.worthwhile import PIECE_US, eager_us
 
 SIZES = (16, 1_000, 10_000, 100_000, 1_000_000)
 CHAINS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -104,7 +104,7 @@ def main(
     console = Console(width=None if Console().is_terminal else 120, highlight=False)
     console.print(table)
     least = break_even(pieces)
-    console.print(f"break-even at an estimate of {least:.0f} us (the default of min_partition_us is 20)")
+    console.print(f"break-even at an estimate of {least:.0f} us (the default of min_partition_us is {PIECE_US:.0f})")
     if json_path is not None:
         json_path.write_text(json.dumps({"break_even_us": least, "pieces": [asdict(p) for p in pieces]}, indent=1))
 

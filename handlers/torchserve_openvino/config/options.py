@@ -57,7 +57,7 @@ class BackendOptions:
     """Who runs a partition that OpenVINO could not convert or compile."""
     min_partition_us: float | None = None
     """Light operators for which eager PyTorch takes less than this, in microseconds, stay there, because calling
-    OpenVINO costs more; 0 hands everything over. Unset: 20 for the pieces of a graph that can't run on OpenVINO as a
+    OpenVINO costs more; 0 hands everything over. Unset: 100 for the pieces of a graph that can't run on OpenVINO as a
     whole, and 0 for a graph that can."""
 
     def ov_config(self) -> dict[str, Any]:
