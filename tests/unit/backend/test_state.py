@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import tracemalloc
 
 import pytest
 import torch
@@ -236,6 +237,21 @@ def test_answers_are_not_overwritten_by_later_calls() -> None:
             answers = [compiled(x) for x in inputs]
             for x, answer in zip(inputs, answers, strict=True):
                 assert_same(answer, model(x))
+
+
+def test_answers_are_not_copied() -> None:
+    """By default OpenVINO's Python binding copies all outputs to NumPy arrays as well."""
+    compiled, x = tov.compile(torch.relu), torch.randn(1_000_000)
+    with torch.inference_mode():
+        compiled(x)
+        tracemalloc.start()
+        try:
+            compiled(x)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    # NumPy's memory is traced, torch's is not.
+    assert peak < 1_000_000
 
 
 def test_input_is_not_written_to() -> None:
