@@ -100,7 +100,7 @@ def load_target(spec: TargetSpec) -> Target:
     """Loads what the command line names.
 
     The inputs are those of the command line; else what ``handler.openvino.warmup`` declares; else the factory's or the
-    exported program's own.
+    exported program's own; else what a sample of the archive shows.
 
     Raises:
         ModelLoadError: No such file, no model in it, or nothing tells its inputs.

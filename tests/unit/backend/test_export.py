@@ -32,6 +32,17 @@ def test_answers_are_eagers_for_every_batch(name: str, dynamic: bool) -> None:
     assert any("one graph for each shape" in note for note in notes) == dynamic
 
 
+def test_autocast_makes_another_graph() -> None:
+    model, x = mlp(), torch.randn(3, 6)
+    compiled = tov.compile(model, backend="export")
+    with torch.no_grad():
+        for _ in range(2):
+            assert_same(compiled(x), model(x))
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                assert_same(compiled(x), model(x))
+    assert compiled.report.summary.graphs == 2
+
+
 def test_keywords_in_any_order_and_none() -> None:
     model = Attention().eval()
     compiled = tov.compile(model, backend="export")

@@ -110,25 +110,49 @@ def test_weights_alone_and_torchscript_are_refused(tmp_path: Path) -> None:
         load_target(TargetSpec(str(tmp_path / "none.mar")))
 
 
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("archive")
+# Of a user who knows nothing of this package; TorchServe wants one class in each file.
+THEIR_HANDLER = """
+import json
+import torch
+from ts.torch_handler.base_handler import BaseHandler
+class Theirs(BaseHandler):
+    def preprocess(self, data):
+        return torch.stack([torch.tensor(json.loads(row["body"])["ids"]) for row in data])
+"""
+DERIVED_HANDLER = """
+from theirs import Theirs
+from torchserve_openvino import OpenVINOHandler
+class Derived(OpenVINOHandler, Theirs):
+    pass
+"""
+
+
+def archived(folder: Path, config: str, handler: Path, extra: tuple[Path, ...] = ()) -> Path:
     (folder / "model.py").write_text(ENCODER)
-    # What a worker would refuse to serve is what the doctor is called for.
-    (folder / "model-config.yaml").write_text(
-        "pt2: {compile: {options: {disabled_ops: [aten._softmax.default]}}}\n"
-        "handler:\n  openvino:\n    fallback: {allow: [], on_violation: refuse}\n"
-        "    warmup: {inputs: [{name: ids, shape: [4], dtype: int64, low: 0, high: 50}]}\n"
-    )
+    (folder / "model-config.yaml").write_text(config)
     torch.save(encoder().state_dict(), folder / "weights.pth")
-    arguments = ["--version", "1.0", "--handler", str(handlers()["tensor"])]
+    arguments = ["--version", "1.0", "--handler", str(handler)]
     for option, name in (
         ("model-file", "model.py"),
         ("serialized-file", "weights.pth"),
         ("config-file", "model-config.yaml"),
     ):
         arguments += [f"--{option}", str(folder / name)]
+    if extra:
+        arguments += ["--extra-files", ",".join(map(str, extra))]
     return run_archiver(arguments, "small", folder)
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # What a worker would refuse to serve is what the doctor is called for.
+    return archived(
+        tmp_path_factory.mktemp("archive"),
+        "pt2: {compile: {options: {disabled_ops: [aten._softmax.default]}}}\n"
+        "handler:\n  openvino:\n    fallback: {allow: [], on_violation: refuse}\n"
+        "    warmup: {inputs: [{name: ids, shape: [4], dtype: int64, low: 0, high: 50}]}\n",
+        handlers()["tensor"],
+    )
 
 
 def test_an_archive_is_loaded_by_its_handler_even_where_a_worker_refuses_it(archive: Path) -> None:
@@ -143,6 +167,29 @@ def test_an_archive_is_loaded_by_its_handler_even_where_a_worker_refuses_it(arch
     assert root is not None and root.is_dir()
     target.keep.cleanup()
     assert not root.exists()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_archive_with_a_handler_of_its_own(tmp_path: Path, dynamic: bool) -> None:
+    (tmp_path / "theirs.py").write_text(THEIR_HANDLER)
+    config = (
+        f"pt2: {{compile: {{enable: true, backend: openvino, dynamic: {str(dynamic).lower()}}}}}\n"
+        "handler: {openvino: {warmup: {inputs: [{name: ids, shape: [4], dtype: int64, low: 0, high: 50}]}}}\n"
+    )
+    target = load_target(TargetSpec(str(archived(tmp_path, config, tmp_path / "theirs.py"))))
+    assert target.dynamic == dynamic and target.call.kwargs["ids"].shape == (1, 4)
+    found = diagnose(target)
+    assert found.healthy and not found.refused
+
+
+def test_a_sample_of_the_archive_tells_the_inputs(tmp_path: Path) -> None:
+    for name, text in (("theirs.py", THEIR_HANDLER), ("derived.py", DERIVED_HANDLER), ("s.json", '{"ids": [3, 1, 4]}')):
+        (tmp_path / name).write_text(text)
+    config = "handler: {openvino: {warmup: {samples: [s.json]}}}\n"
+    extra = (tmp_path / "s.json", tmp_path / "theirs.py")
+    target = load_target(TargetSpec(str(archived(tmp_path, config, tmp_path / "derived.py", extra))))
+    assert torch.equal(target.call.args[0], torch.tensor([[3, 1, 4]]))
+    assert diagnose(target).healthy
 
 
 def test_a_damaged_archive_is_an_error(archive: Path, tmp_path: Path) -> None:
