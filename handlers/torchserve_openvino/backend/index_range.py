@@ -12,17 +12,9 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchserve_openvino.backend.spec import Bounds
+from torchserve_openvino.ops.movement import HANDS_ON
 from torchserve_openvino.ops.names import op_name, packet_name, tensors_of, value_of
 
-# Operators that hand values on; what they add (a fill value) is not an input's.
-_HANDS_ON = frozenset(
-    f"aten.{name}"
-    for name in (
-        "view", "_unsafe_view", "reshape", "flatten", "unsqueeze", "squeeze", "expand", "slice", "select", "narrow",
-        "permute", "transpose", "t", "clone", "alias", "detach", "contiguous", "repeat", "flip", "roll", "cat", "stack",
-        "split", "split_with_sizes", "unbind", "chunk", "_to_copy",
-    )
-)  # fmt: skip
 # Operator to the arguments (tensor selected from, dimension or None for the first, index), indices from 0 up.
 _SELECTS: dict[str, tuple[int, int | None, int]] = {
     "aten.embedding": (0, None, 1),
@@ -67,7 +59,7 @@ def _hands_on(node: Node) -> bool:
     if node.target is operator.getitem:
         return True
     integer = all(tensor.dtype in _INTEGERS for tensor in tensors_of(value_of(node)))
-    return integer and packet_name(op_name(node.target)) in _HANDS_ON
+    return integer and packet_name(op_name(node.target)) in HANDS_ON
 
 
 def _bounds(node: Node, index: Node) -> list[Bounds]:

@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 
 from torchserve_openvino.backend.spec import Bounds
 from torchserve_openvino.errors import IntegerRangeError
+from torchserve_openvino.ops.movement import COMPARES, FILLS, HANDS_ON, LOOKS_UP
 from torchserve_openvino.ops.names import op_name, packet_name, tensors_of, value_of
 
 INT32_MAX = 2**31 - 1
@@ -29,17 +30,7 @@ _HIGHEST = {torch.int64: INT32_MAX, torch.int32: 2**31, torch.uint8: 255, torch.
 _CHECKED = frozenset({torch.int64, torch.int32})
 
 # Data is moved, not computed with: exact in 32 bits.
-_MOVES = frozenset(
-    f"aten.{op}"
-    for op in """
-    _to_copy _unsafe_view alias as_strided cat clone contiguous copy detach embedding expand expand_copy flip full
-    full_like gather index index_select lift_fresh_copy narrow new_full new_ones new_zeros ones ones_like permute
-    permute_copy repeat reshape roll scalar_tensor select slice split split_with_sizes squeeze squeeze_copy stack t
-    transpose unbind unfold unsqueeze unsqueeze_copy view view_copy zeros zeros_like sym_size
-    """.split()
-)
-# In float32; the answer is wrong only where both sides are rounded.
-_COMPARISONS = frozenset(f"aten.{op}" for op in "eq ne lt le gt ge".split())
+_MOVES = HANDS_ON | LOOKS_UP | FILLS | {"aten.sym_size"}
 _SUMS = frozenset({"aten.add", "aten.sub", "aten.rsub"})
 _UNIONS = frozenset({"aten.bitwise_or", "aten.bitwise_xor", "aten.bitwise_not"})
 # Operator to the argument whose values are added to those of the first.
@@ -155,10 +146,10 @@ def _exposed(node: Node, operands: list[int], result: int) -> tuple[int, int]:
     name = packet_name(op_name(node.target))
     if not _integers(node):
         # A float: torch rounds the integers to it as well. A truth value: an integer does not round to 0.
-        if name not in _COMPARISONS:
+        if name not in COMPARES:
             return EXACT_IN_FLOAT32, 0
         sides = [*operands, *(_scalar(arg) for arg in node.args if not isinstance(arg, Node))]
-        # 2^24 itself may be a larger value that was rounded.
+        # Both sides are rounded, which shows only where both are large; 2^24 itself may be a larger value that was.
         return EXACT_IN_FLOAT32 - 1, min(sides) if len(sides) > 1 else 0
     if name in _MOVES or not isinstance(node.target, torch._ops.OpOverload):
         return INT32_MAX + 1, result

@@ -16,6 +16,7 @@ from torch.fx import Node
 from torchserve_openvino.ops.argument_rules import ARGUMENT_RULES
 from torchserve_openvino.ops.banned import ADDED, BANNED
 from torchserve_openvino.ops.conversions import CONVERSION_RULES, CONVERSIONS
+from torchserve_openvino.ops.movement import COMPARES, FILLS, HANDS_ON, LOOKS_UP
 from torchserve_openvino.ops.names import is_symbolic_scalar, op_name, packet_name, tensors_of, value_of
 from torchserve_openvino.report import FallbackKind
 
@@ -27,15 +28,16 @@ _WIDE_INTS = frozenset({torch.int64, torch.int32, torch.bool})
 _NARROW_INTS = frozenset({torch.uint8, torch.int8})
 _RUNS = _FLOATS | _WIDE_INTS | _NARROW_INTS
 
-_MOVES_DATA = frozenset(
-    f"aten.{op}"
-    for op in """
-    _to_copy _unsafe_view alias cat clone constant_pad_nd contiguous copy expand expand_copy flip gather
-    index index_select new_full new_ones new_zeros ones ones_like full full_like permute permute_copy
-    repeat reshape roll select slice split split_with_sizes squeeze squeeze_copy stack t transpose
-    unbind unsqueeze unsqueeze_copy view view_copy where zeros zeros_like embedding eq ne lt le gt ge
-    logical_and logical_or logical_not max_pool2d_with_indices
-    """.split()
+# What only moves, compares or casts values: exact in 8 bits too, and several of them may cancel out.
+_MOVES_DATA = (
+    HANDS_ON
+    | LOOKS_UP
+    | FILLS
+    | COMPARES
+    | {
+        f"aten.{op}"
+        for op in "constant_pad_nd logical_and logical_not logical_or max_pool2d_with_indices where".split()
+    }
 )
 _MULTIPLIES = frozenset(
     f"aten.{op}"
