@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torchserve_openvino.backend.compare import output_tensors, relative_tolerance
+from torchserve_openvino.backend.compare import largest_allowed, output_tensors, relative_tolerance
 from torchserve_openvino.config.sections import VerifySection
 from torchserve_openvino.serving.warmup import Case
 
@@ -33,7 +33,6 @@ def compare(
         JSON-safe: ``passed``, ``cases``, ``tolerance``, ``problems``; the worst ``max_abs``, ``max_rel``, ``cosine``
         and ``top1_agreement`` (None where no output has classes); and ``outputs`` with these four for each output.
     """
-    relative = relative_tolerance(precision)
     outputs: list[dict[str, float | None]] = []
     problems: list[str] = []
     for case in cases:
@@ -46,9 +45,9 @@ def compare(
         for index, (a, b) in enumerate(zip(got, expected, strict=True)):
             if index == len(outputs):
                 outputs.append({})
-            found = _difference(a, b, relative, section, outputs[index])
+            found = _difference(a, b, precision, section, outputs[index])
             problems += [f"{case.name}, output {index}: {text}" for text in found]
-    tolerance = f"{relative:g} of the largest value ({precision})"
+    tolerance = f"{relative_tolerance(precision):g} of the largest value ({precision})"
     return {
         "passed": not problems,
         "against": "eager",
@@ -61,7 +60,7 @@ def compare(
 
 
 def _difference(
-    a: torch.Tensor, b: torch.Tensor, relative: float, section: VerifySection, worst: dict[str, float | None]
+    a: torch.Tensor, b: torch.Tensor, precision: str, section: VerifySection, worst: dict[str, float | None]
 ) -> list[str]:
     """What is wrong with one output; its figures go into ``worst``."""
     if a.shape != b.shape or a.dtype != b.dtype:
@@ -70,9 +69,7 @@ def _difference(
     figures = _figures(*wide)
     for name, value in figures.items():
         worst[name] = _worst(name, [worst.get(name), value])
-    limit = section.max_abs
-    if limit is None:
-        limit = relative * max(1.0, float(_finite(wide[1]).abs().max()))
+    limit = section.max_abs if section.max_abs is not None else largest_allowed(b, precision)
     found = []
     if not torch.equal(a.isnan(), b.isnan()):
         found.append("is NaN at other places")

@@ -25,6 +25,18 @@ def test_figures() -> None:
     assert flipped["top1_agreement"] == 0.0 and flipped["cosine"] == pytest.approx(-1)
 
 
+@pytest.mark.parametrize("scale", [1e-3, 0.1, 50.0])
+def test_the_tolerance_follows_the_largest_value_down_too(scale: float) -> None:
+    limit = 3 * max(scale, 0.01 / 3) * 1e-3
+    assert run(lambda x: x * scale + 0.9 * limit, lambda x: x * scale)["passed"]
+    assert not run(lambda x: x * scale + 1.1 * limit, lambda x: x * scale)["passed"]
+
+
+def test_a_model_in_half_precision_is_held_to_its_own_type() -> None:
+    assert run(lambda x: (x * 1.01).half(), lambda x: x.half())["passed"]
+    assert not run(lambda x: (x * 1.03).half(), lambda x: x.half())["passed"]
+
+
 def test_each_output_has_its_own_figures() -> None:
     result = run(lambda x: (x, x + 0.25, x[:, 0]), lambda x: (x, x, x[:, 0]), max_abs=0.3)
     assert result["passed"] and [round(o["max_abs"], 3) for o in result["outputs"]] == [0, 0.25, 0]
