@@ -24,23 +24,6 @@ def stock(tmp_path: Path) -> Any:
     return run
 
 
-def test_without_options_a_conv_net_is_refused_or_runs_eager(stock: Any) -> None:
-    run = stock("conv", None)
-    # torch 2.13 and OpenVINO 2026.4: AssertionError, sources must not be empty for symbol.
-    assert run.outcome in {"refused", "eager"} and run.ops_offloaded == 0
-    assert run.outcome != "refused" or ("AssertionError" in run.error and "each request" in run.text())
-
-
-def test_with_aot_autograd_it_runs_and_overwrites_its_answers(stock: Any) -> None:
-    run = stock("conv", {"aot_autograd": True})
-    assert (run.outcome, run.partitions, run.error, run.failures) == ("openvino", 1, "", [])
-    assert run.ops_total == run.ops_offloaded > 3
-    assert run.max_abs < 1e-4 and run.max_abs_other_input < 1e-4
-    assert run.first_call_seconds > run.later_call_seconds > 0
-    # share_outputs: the result lies in the infer request's memory.
-    assert run.first_answer_overwritten and "overwrote the answer of the first" in run.text()
-
-
 def test_an_operator_that_it_lacks_is_named(stock: Any) -> None:
     run = stock("digamma", {"aot_autograd": True})
     assert (run.outcome, run.partitions, run.unsupported) == ("partial", 2, {"aten.digamma.default": 1})
@@ -101,12 +84,21 @@ def test_the_verdict_is_json_and_text() -> None:
     ]
 
 
-def test_a_model_file_is_run_in_both_ways(tmp_path: Path) -> None:
+def test_a_conv_net_is_refused_or_runs_eager_and_with_aot_autograd_overwrites_its_answers(tmp_path: Path) -> None:
     model = tmp_path / "net.py"
     model.write_text(
         "import torch\nfrom torch import nn\nprint('loading')\n"
         "def model():\n    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval(), (torch.randn(2, 3, 8, 8),)\n"
     )
     verdict = what_upstream_does(TargetSpec(path=str(model), config=None, inputs=(), mappings=()), timeout=120)
-    assert verdict.runs["as given"].outcome in {"refused", "eager"}
-    assert verdict.runs["aot_autograd: true"].outcome == "openvino", verdict.text()
+    run = verdict.runs["as given"]
+    # torch 2.13 and OpenVINO 2026.4: AssertionError, sources must not be empty for symbol.
+    assert run.outcome in {"refused", "eager"} and run.ops_offloaded == 0
+    assert run.outcome != "refused" or ("AssertionError" in run.error and "each request" in run.text())
+    run = verdict.runs["aot_autograd: true"]
+    assert (run.outcome, run.partitions, run.error, run.failures) == ("openvino", 1, "", []), verdict.text()
+    assert run.ops_total == run.ops_offloaded > 1
+    assert run.max_abs < 1e-4 and run.max_abs_other_input < 1e-4
+    assert run.first_call_seconds > run.later_call_seconds > 0
+    # share_outputs: the result lies in the infer request's memory.
+    assert run.first_answer_overwritten and "overwrote the answer of the first" in run.text()
