@@ -54,7 +54,7 @@ def test_a_stated_size_holds_for_wholes_too_so_that_single_operators_run_where_t
         return y.exp()
 
     check(model, torch.rand(4), fallbacks={"graph_break": 1})
-    options = {"min_partition_us": 30}
+    options = {"min_partition_us": 20}
     torch._dynamo.reset()
     check(model, torch.rand(4), coverage=0.0, fallbacks={"graph_break": 1, "tiny_partition": 2}, options=options)
     torch._dynamo.reset()

@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).with_name("stock_process.py")
 
 @pytest.fixture
 def stock(tmp_path: Path) -> Any:
-    def run(model: str, options: dict[str, Any] | None) -> StockRun:
+    def run(model: str, options: dict[str, Any]) -> StockRun:
         answer = tmp_path / "answer.json"
         return run_worker([sys.executable, str(SCRIPT), model, json.dumps(options), str(answer)], answer, timeout=120)
 
@@ -88,7 +88,8 @@ def test_a_conv_net_is_refused_or_runs_eager_and_with_aot_autograd_overwrites_it
     model = tmp_path / "net.py"
     model.write_text(
         "import torch\nfrom torch import nn\nprint('loading')\n"
-        "def model():\n    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval(), (torch.randn(2, 3, 8, 8),)\n"
+        "def model():\n    layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)\n"
+        "    return nn.Sequential(*layers).eval(), (torch.randn(2, 3, 8, 8),)\n"
     )
     verdict = what_upstream_does(TargetSpec(path=str(model), config=None, inputs=(), mappings=()), timeout=120)
     run = verdict.runs["as given"]
@@ -97,7 +98,7 @@ def test_a_conv_net_is_refused_or_runs_eager_and_with_aot_autograd_overwrites_it
     assert run.outcome != "refused" or ("AssertionError" in run.error and "each request" in run.text())
     run = verdict.runs["aot_autograd: true"]
     assert (run.outcome, run.partitions, run.error, run.failures) == ("openvino", 1, "", []), verdict.text()
-    assert run.ops_total == run.ops_offloaded > 1
+    assert run.ops_total == run.ops_offloaded > 3
     assert run.max_abs < 1e-4 and run.max_abs_other_input < 1e-4
     assert run.first_call_seconds > run.later_call_seconds > 0
     # share_outputs: the result lies in the infer request's memory.

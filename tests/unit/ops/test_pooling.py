@@ -11,7 +11,7 @@ from helpers import check
 POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_every_way_to_pool(dims: int, data: st.DataObject) -> None:
