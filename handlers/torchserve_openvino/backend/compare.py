@@ -27,7 +27,7 @@ def largest_allowed(expected: torch.Tensor, precision: str) -> float:
     """
     # A model may compute in a narrower type than the device is told to.
     relative = max(relative_tolerance(precision), _OF_DTYPE.get(expected.dtype, 0.0))
-    finite = expected.to(_wide(expected)).abs().nan_to_num(0.0, 0.0, 0.0)
+    finite = widened(expected).abs().nan_to_num(0.0, 0.0, 0.0)
     return relative * max(SMALLEST_SCALE, float(finite.max()) if finite.numel() else 0.0)
 
 
@@ -55,7 +55,7 @@ def difference(got: Any, expected: Any, precision: str, max_abs: float | None = 
             return f"output {index} is {list(a.shape)} {a.dtype} instead of {list(b.shape)} {b.dtype}"
         if not a.numel():
             continue
-        x, y = a.to(_wide(a)), b.to(_wide(a))
+        x, y = widened(a), widened(b)
         limit = largest_allowed(b, precision) if max_abs is None else max_abs
         if not torch.allclose(x, y, rtol=0.0, atol=limit, equal_nan=True):
             return f"output {index} differs by {_worst(x, y):.3g}, more than {limit:.3g}"
@@ -67,12 +67,13 @@ def largest_difference(got: Any, expected: Any) -> float:
     ours, theirs = output_tensors(got), output_tensors(expected)
     if [t.shape for t in ours] != [t.shape for t in theirs]:
         return float("inf")
-    pairs = [(a.to(_wide(a)), b.to(_wide(a))) for a, b in zip(ours, theirs, strict=True) if a.numel()]
+    pairs = [(widened(a), widened(b)) for a, b in zip(ours, theirs, strict=True) if a.numel()]
     return max((_worst(x, y) for x, y in pairs), default=0.0)
 
 
-def _wide(tensor: torch.Tensor) -> torch.dtype:
-    return torch.complex128 if tensor.is_complex() else torch.float64
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in a type that takes the difference of any two: float64 or complex128."""
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def _worst(x: torch.Tensor, y: torch.Tensor) -> float:

@@ -183,7 +183,7 @@ def _bound(node: Node, bounds: Mapping[Node, int]) -> int:
         return values[0]
     # Everything else selects, moves or shrinks: no result exceeds the inputs, a fill value and the positions.
     plain = [value for value in (*node.args, *node.kwargs.values()) if not isinstance(value, Node)]
-    scalars = [_scalar(value) for value in plain if name not in _TAKE_AN_END]
+    scalars = [] if name in _TAKE_AN_END else [_scalar(value) for value in plain]
     positions = [_numel(sources[0])] if name in _VALUES_AND_POSITIONS else []
     return max([*each.values(), *scalars, *positions], default=0)
 

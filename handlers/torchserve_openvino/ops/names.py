@@ -27,6 +27,11 @@ def packet_name(name: str) -> str:
     return ".".join(name.split(".")[:2])
 
 
+def packets(names: str) -> frozenset[str]:
+    """``aten.view`` and so on, of the bare names of ATen operators between blanks."""
+    return frozenset(f"aten.{name}" for name in names.split())
+
+
 def value_of(node: Node) -> Any:
     """The fake value that tracing left on a node: FakeTensor, SymInt, tuple of them, or None."""
     return node.meta.get("val")

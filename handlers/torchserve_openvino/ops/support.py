@@ -17,7 +17,7 @@ from torchserve_openvino.ops.argument_rules import ARGUMENT_RULES
 from torchserve_openvino.ops.banned import ADDED, BANNED
 from torchserve_openvino.ops.conversions import CONVERSION_RULES, CONVERSIONS
 from torchserve_openvino.ops.movement import COMPARES, FILLS, HANDS_ON, LOOKS_UP
-from torchserve_openvino.ops.names import is_symbolic_scalar, op_name, packet_name, tensors_of, value_of
+from torchserve_openvino.ops.names import is_symbolic_scalar, op_name, packet_name, packets, tensors_of, value_of
 from torchserve_openvino.report import FallbackKind
 
 # What OpenVINO's CPU plugin computes with the same result as torch. float64 is computed as float32 there, and
@@ -29,22 +29,9 @@ _NARROW_INTS = frozenset({torch.uint8, torch.int8})
 _RUNS = _FLOATS | _WIDE_INTS | _NARROW_INTS
 
 # What only moves, compares or casts values: exact in 8 bits too, and several of them may cancel out.
-_MOVES_DATA = (
-    HANDS_ON
-    | LOOKS_UP
-    | FILLS
-    | COMPARES
-    | {
-        f"aten.{op}"
-        for op in "constant_pad_nd logical_and logical_not logical_or max_pool2d_with_indices where".split()
-    }
-)
-_MULTIPLIES = frozenset(
-    f"aten.{op}"
-    for op in """
-    pow prod cumprod mm bmm addmm baddbmm dot mv matmul convolution bitwise_left_shift __lshift__
-    """.split()
-)
+_MOVES_DATA = HANDS_ON | LOOKS_UP | FILLS | COMPARES
+_MOVES_DATA |= packets("constant_pad_nd logical_and logical_not logical_or max_pool2d_with_indices where")
+_MULTIPLIES = packets("pow prod cumprod mm bmm addmm baddbmm dot mv matmul convolution bitwise_left_shift __lshift__")
 _SYMBOLIC = frozenset(
     {"operator.add", "operator.sub", "operator.mul", "operator.floordiv", "aten.sym_size.int", "operator.getitem"}
 )

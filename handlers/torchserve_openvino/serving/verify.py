@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torchserve_openvino.backend.compare import largest_allowed, output_tensors, relative_tolerance
+from torchserve_openvino.backend.compare import largest_allowed, output_tensors, relative_tolerance, widened
 from torchserve_openvino.config.sections import VerifySection
 from torchserve_openvino.serving.warmup import Case
 
@@ -65,8 +65,7 @@ def _difference(
     """What is wrong with one output; its figures go into ``worst``."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return [f"is {list(a.shape)} {a.dtype} instead of {list(b.shape)} {b.dtype}"]
-    wide = (a.to(torch.complex128), b.to(torch.complex128)) if a.is_complex() else (a.double(), b.double())
-    figures = _figures(*wide)
+    figures = _figures(widened(a), widened(b))
     for name, value in figures.items():
         worst[name] = _worst(name, [worst.get(name), value])
     limit = section.max_abs if section.max_abs is not None else largest_allowed(b, precision)
