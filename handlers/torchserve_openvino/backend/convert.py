@@ -19,7 +19,6 @@ from torchserve_openvino.backend.mapped_ops import Mapped, replace_mapped
 from torchserve_openvino.backend.partition import Part
 from torchserve_openvino.backend.spec import Bounds, Interface, ValueSpec, spec_of
 from torchserve_openvino.errors import OpMappingError
-from torchserve_openvino.ops import moves_only
 from torchserve_openvino.ops.mappings import Mappings
 from torchserve_openvino.ops.names import RENAMES, op_name, value_of
 
@@ -106,7 +105,6 @@ def convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mapping
             constant_bytes=sum(tensor.nbytes for tensor in constants.values()),
             int_bounds=bounds,
             order=order,
-            may_vanish=all(moves_only(name) for name in part.op_counts),
         ),
         keep_alive=(decoder, frozen),
         seconds=time.perf_counter() - start,

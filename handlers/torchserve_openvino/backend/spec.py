@@ -93,8 +93,6 @@ class Interface:
         constant_bytes: Size of the constants.
         int_bounds: For each runtime argument the least and largest integer that it may hold; None where any will do.
         order: For each output of the partition, its position in ``outputs``: one tensor may have two names.
-        may_vanish: Nothing is computed, so that OpenVINO may reduce the model to handing its input through; it does
-            not write to an output tensor that it is given then.
     """
 
     runtime: tuple[int, ...]
@@ -104,7 +102,6 @@ class Interface:
     constant_bytes: int
     int_bounds: tuple[Bounds | None, ...]
     order: tuple[int, ...]
-    may_vanish: bool
 
     def to_plain(self) -> dict[str, Any]:
         """JSON-safe; `of_plain` reads it."""
@@ -116,7 +113,6 @@ class Interface:
             "constant_bytes": self.constant_bytes,
             "int_bounds": [None if bounds is None else list(bounds) for bounds in self.int_bounds],
             "order": list(self.order),
-            "may_vanish": self.may_vanish,
         }
 
     @classmethod
@@ -134,7 +130,6 @@ class Interface:
             constant_bytes=plain["constant_bytes"],
             int_bounds=tuple(None if bounds is None else Bounds(*bounds) for bounds in plain["int_bounds"]),
             order=tuple(plain["order"]),
-            may_vanish=plain["may_vanish"],
         )
 
 
@@ -145,13 +140,14 @@ def _layout(tensor: torch.Tensor) -> tuple[int, ...] | None:
     strides = tensor.stride()
     if any(not isinstance(value, int) for value in (*strides, *tensor.shape)):
         # A symbolic stride has no order to sort by; the hint of the example decides.
-        strides = tuple(_hint(value) for value in strides)
+        strides = tuple(symbol_free_hint(value) for value in strides)
     order = tuple(sorted(range(tensor.dim()), key=lambda i: (-strides[i], i)))
     dense = tensor.permute(order).is_contiguous()
     return order if dense and order != tuple(range(tensor.dim())) else None
 
 
-def _hint(value: Any) -> int:
+def symbol_free_hint(value: Any) -> int:
+    """A size or stride as a number; for a symbol that of the example."""
     return value if isinstance(value, int) else int(value.node.hint or 0)
 
 

@@ -11,6 +11,8 @@ _TRACE_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 # Nodes that give a tensor a second name: autograd's bookkeeping, not work.
 RENAMES = frozenset({"aten.detach.default", "aten.alias.default"})
+# In the ``meta`` of a node: a view of what leaves the graph (`backend.views`), which computes nothing.
+HANDED_OUT = "openvino_handed_out"
 
 
 def op_name(target: Any) -> str:
@@ -53,7 +55,7 @@ def is_symbolic_scalar(node: Node) -> bool:
 
 def does_work(node: Node) -> bool:
     """Whether a node counts as an op in the report: a ``call_function`` that computes or moves a tensor."""
-    if node.op != "call_function" or node.target is operator.getitem:
+    if node.op != "call_function" or node.target is operator.getitem or HANDED_OUT in node.meta:
         return False
     return not is_symbolic_scalar(node) and op_name(node.target) not in RENAMES
 
