@@ -15,7 +15,7 @@ import numpy as np
 import openvino as ov
 import torch
 
-from torchserve_openvino.backend.spec import Bounds, Interface, ValueSpec
+from torchserve_openvino.backend.spec import Bounds, Interface, Sizes, ValueSpec, checked_spec
 from torchserve_openvino.errors import IntegerRangeError, WeightsReleasedError
 from torchserve_openvino.report.tracker import Tracker
 
@@ -80,6 +80,17 @@ def _check_integers(tensor: torch.Tensor, bounds: Bounds, position: int) -> None
         raise IntegerRangeError(
             f"integer input {position} holds {least if least < low else largest}, outside {low} to {high}, {why}"
         )
+
+
+def _check_values(answers: torch.Tensor, sentences: Sequence[str]) -> None:
+    """Reads what the graph itself says of the call's values (`checks.py`).
+
+    Raises:
+        IntegerRangeError: OpenVINO computed something else than torch would.
+    """
+    wrong = [sentence for answer, sentence in zip(answers.tolist(), sentences, strict=True) if not answer]
+    if wrong:
+        raise IntegerRangeError("; ".join(dict.fromkeys(wrong)))
 
 
 class OutputMemory:
@@ -168,7 +179,9 @@ class CompiledPartition:
         self.compiled = compiled
         self._keep_alive = keep_alive
         self._inputs = tuple(enumerate(zip(interface.runtime, interface.inputs, strict=True)))
-        self._outputs = interface.outputs
+        self._outputs = (*interface.outputs, *checked_spec(interface.checks))
+        self._checks = interface.checks
+        self._size_limit = interface.size_limit
         self._order = None if interface.order == tuple(range(len(interface.outputs))) else interface.order
         self._bounds = interface.int_bounds
         self._memory = memory
@@ -187,13 +200,14 @@ class CompiledPartition:
             One tensor (or int, for a size) for each output, with memory of its own.
 
         Raises:
-            IntegerRangeError: An int64 input exceeds what OpenVINO computes exactly.
+            IntegerRangeError: A value that OpenVINO does not compute as torch does.
             RuntimeError: OpenVINO's own error.
         """
         try:
             request = self._requests.pop()
         except IndexError:
             request = self.compiled.create_infer_request()
+        sizes = None if self._known_shapes else Sizes(self._size_limit)
         try:
             # Kept until infer() returns: the request holds plain pointers to the memory of contiguous copies.
             tensors = []
@@ -201,12 +215,16 @@ class CompiledPartition:
                 tensor = _contiguous(args[source], spec)
                 if (bounds := self._bounds[position]) is not None:
                     _check_integers(tensor, bounds, position)
+                if sizes is not None and spec.symbols:
+                    sizes.learn(spec, tensor)
                 tensors.append(tensor)
                 request.set_input_tensor(position, wrap(tensor, spec))
-            results = self._infer_direct(request) if self._direct else self._infer_copied(request)
+            results = self._infer_direct(request) if self._direct else self._infer_copied(request, sizes)
         finally:
             self._requests.append(request)
-        for i, spec in enumerate(self._outputs):
+        if self._checks:
+            _check_values(results.pop(), self._checks)
+        for i, spec in enumerate(self._outputs[: len(results)]):
             if spec.is_scalar_int:
                 results[i] = int(results[i])
             elif spec.layout is not None:
@@ -222,12 +240,18 @@ class CompiledPartition:
         _infer(request)
         return results
 
-    def _infer_copied(self, request: Any) -> list[Any]:
+    def _infer_copied(self, request: Any, sizes: Sizes | None) -> list[Any]:
         if self._memory.poisoned and self._known_shapes:
             for position in range(len(self._outputs)):
                 _poison_array(request.get_output_tensor(position).data)
         _infer(request)
-        return [_from_ov(request.get_output_tensor(i), spec) for i, spec in enumerate(self._outputs)]
+        results = []
+        for position, spec in enumerate(self._outputs):
+            answer = request.get_output_tensor(position)
+            if sizes is not None:
+                sizes.check(spec, answer.shape)
+            results.append(_from_ov(answer, spec))
+        return results
 
 
 class EagerCopy:

@@ -39,6 +39,13 @@ def value_of(node: Node) -> Any:
     return node.meta.get("val")
 
 
+def arguments_of(node: Node) -> dict[str, Any]:
+    """The arguments that an operator's node was given, by the names of its schema."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    names = [argument.name for argument in node.target._schema.arguments]
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
 def tensors_of(value: Any) -> list[torch.Tensor]:
     """Every tensor in a (nested) fake value."""
     if isinstance(value, torch.Tensor):
