@@ -7,6 +7,7 @@ says that something got worse, or was wrong. A full run takes about 12 minutes o
     python scripts/op_conformance.py
     python scripts/op_conformance.py --ops add,nn.functional.softplus --dtypes float32,int64 --samples 20
     python scripts/op_conformance.py --extremes
+    python scripts/op_conformance.py --modes static,dynamic,openvino_ts,export
     python scripts/op_conformance.py --core-only
     python scripts/op_conformance.py --write
 """
@@ -28,6 +29,7 @@ from rich.table import Table as RichTable
 sys.path.insert(0, str(Path(__file__).parent))
 from conformance import cases, core, pool, table, tasks
 from conformance.outcome import FAILURES, OUTCOMES, Outcome
+from conformance.run_case import MODES
 
 console = Console(stderr=True)
 _SECONDS = 120.0
@@ -42,6 +44,7 @@ def main(
         bool,
         typer.Option("--extremes", help="Very large and small numbers among the samples; says only what is wrong."),
     ] = False,
+    modes: Annotated[str, typer.Option(help="static, dynamic, openvino_ts, export; or several.")] = "static",
     core_only: Annotated[bool, typer.Option("--core-only", help="The core ATen overloads alone.")] = False,
     write: Annotated[bool, typer.Option("--write", help="Renew the checked-in tables instead of comparing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcomes as JSON.")] = False,
@@ -59,22 +62,28 @@ def main(
         raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(cases.DTYPES)}", param_hint="--dtypes")
     if extremes and (write or core_only):
         raise typer.BadParameter("--extremes has no table, and goes with op_db alone")
-    op_db = {} if core_only else _run_op_db(wanted or sorted(cases.op_infos()), chosen, samples, jobs, extremes)
+    ways = [mode for mode in modes.split(",") if mode]
+    if unknown := [mode for mode in ways if mode not in MODES]:
+        raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(MODES)}", param_hint="--modes")
+    names = wanted or sorted(cases.op_infos())
+    found = {} if core_only else {mode: _run_op_db(names, chosen, samples, jobs, extremes, mode) for mode in ways}
     if extremes:
-        _print(op_db)
-        raise typer.Exit(any(_failed(entry) for entries in op_db.values() for entry in entries.values()))
-    overloads = {} if wanted else _run_core(jobs)
-    raise typer.Exit(_conclude(op_db, overloads, write, as_json))
+        for op_db in found.values():
+            _print(op_db)
+        failed = (_failed(entry) for op_db in found.values() for es in op_db.values() for entry in es.values())
+        raise typer.Exit(any(failed))
+    overloads = {} if wanted or "static" not in ways else _run_core(jobs)
+    raise typer.Exit(_conclude(found, overloads, write, as_json))
 
 
-def _run_op_db(names: list[str], dtypes: list[str], samples: int, jobs: int, extremes: bool) -> table.Table:
+def _run_op_db(names: list[str], dtypes: list[str], samples: int, jobs: int, extremes: bool, mode: str) -> table.Table:
     asked = [
-        tasks.op_task(name, dtype, samples, extremes)
+        tasks.op_task(name, dtype, samples, extremes, mode)
         for name in names
         for dtype in dtypes
         if dtype in cases.supported(name) and not (extremes and name in cases.NO_EXTREMES)
     ]
-    return _run(asked, jobs, "op_db")
+    return _run(asked, jobs, f"op_db, {mode}")
 
 
 def _run_core(jobs: int) -> table.Table:
@@ -105,12 +114,15 @@ def _run(asked: list[dict[str, Any]], jobs: int, title: str) -> table.Table:
     return found
 
 
-def _conclude(op_db: table.Table, overloads: table.Table, write: bool, as_json: bool) -> int:
+def _conclude(op_db: dict[str, table.Table], overloads: table.Table, write: bool, as_json: bool) -> int:
     if as_json:
         typer.echo(json.dumps({"versions": table.versions(), "op_db": op_db, "core": overloads}))
-    _print(op_db | overloads)
     worse: list[str] = []
-    for path, fresh in ((table.OP_DB, op_db), (table.CORE, overloads)):
+    made = [(mode, table.op_db_path(mode), fresh) for mode, fresh in op_db.items()]
+    for title, path, fresh in (*made, ("core ATen", table.CORE, overloads)):
+        if fresh:
+            console.print(title)
+            _print(fresh)
         known = table.read(path)
         if write:
             if fresh:
@@ -123,7 +135,8 @@ def _conclude(op_db: table.Table, overloads: table.Table, write: bool, as_json: 
         for line in better:
             console.print(f"better: {line}; renew the table with --write", markup=False, highlight=False)
     if write:
-        table.SUMMARY.write_text(table.summary(table.read(table.OP_DB), table.read(table.CORE)), encoding="utf-8")
+        tables = {mode: table.read(table.op_db_path(mode)) for mode in MODES}
+        table.SUMMARY.write_text(table.summary(tables, table.read(table.CORE)), encoding="utf-8")
     for line in worse:
         console.print(f"worse: {line}", style="red", markup=False)
     return 1 if worse else 0

@@ -41,10 +41,32 @@ class _Decomposed:
 
 
 Settle = Callable[[Call, Any], Any]
+# How a mode calls `tov.compile`.
+MODES: dict[str, dict[str, Any]] = {
+    "static": {},
+    "dynamic": {"dynamic": True},
+    "openvino_ts": {"backend": "openvino_ts"},
+    "export": {"backend": "export"},
+}
+
+
+class _AsModule(torch.nn.Module):
+    """torch.export takes modules only."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        super().__init__()
+        self.run = [run]
+
+    def forward(self, samples: Any) -> Any:
+        return self.run[0](samples)
 
 
 def run_calls(
-    function: Callable[..., Any], calls: Sequence[Call], values: bool = True, settle: Settle | None = None
+    function: Callable[..., Any],
+    calls: Sequence[Call],
+    values: bool = True,
+    settle: Settle | None = None,
+    mode: str = "static",
 ) -> Outcome:
     """Compiles, runs and judges.
 
@@ -53,6 +75,7 @@ def run_calls(
         calls: Its samples.
         values: False where eager's own values are arbitrary.
         settle: Takes out of an answer what torch leaves open.
+        mode: One of `MODES`.
     """
     usable, expected = [], []
     for call in calls:
@@ -65,11 +88,11 @@ def run_calls(
     if not usable:
         return Outcome("eager_refuses")
     if len(usable) > 1:
-        together = _run(function, usable, expected, values, settle)
+        together = _run(function, usable, expected, values, settle, mode)
         if together is not None:
             return together
     single = [
-        _run(function, [call], [answer], values, settle, last=True)
+        _run(function, [call], [answer], values, settle, mode, last=True)
         for call, answer in zip(usable, expected, strict=True)
     ]
     return merge(outcome for outcome in single if outcome is not None)
@@ -124,6 +147,7 @@ def _run(
     expected: Sequence[Any],
     values: bool,
     settle: Settle | None,
+    mode: str,
     last: bool = False,
 ) -> Outcome | None:
     """Some samples in one graph; None where they must be asked one by one."""
@@ -133,7 +157,8 @@ def _run(
     def run(samples: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Any]:
         return [function(*args, **kwargs) for args, kwargs in samples]
 
-    compiled = tov.compile(run, options=_OPTIONS, probes=Probes(observe=observer))
+    model = _AsModule(run).eval() if mode == "export" else run
+    compiled = tov.compile(model, options=_OPTIONS, probes=Probes(observe=observer), **MODES[mode])
     cloned = [call.cloned() for call in calls]
     torch.manual_seed(0)
     try:

@@ -21,6 +21,11 @@ SUMMARY = FOLDER / "SUMMARY.md"
 _RANK = {name: rank for rank, name in enumerate(OUTCOMES)}
 
 
+def op_db_path(mode: str) -> Path:
+    """The table of a mode."""
+    return OP_DB if mode == "static" else FOLDER / f"op_db_{mode}.json"
+
+
 def versions() -> dict[str, str]:
     """What a table was made with."""
     return {"torch": torch.__version__, "openvino": openvino.get_version().split("-")[0]}
@@ -81,23 +86,34 @@ def _rank(name: str) -> int:
     return _RANK.get(name, len(_RANK))
 
 
-def summary(op_db: Table, core: Table) -> str:
-    """The tables' figures in Markdown."""
-    by_dtype = counts(op_db)
+def summary(op_db: Mapping[str, Table], core: Table) -> str:
+    """The tables' figures in Markdown.
+
+    Args:
+        op_db: Mode to its table.
+        core: Of the core ATen overloads.
+    """
     made = versions()
     lines = [
         "# Conformance: torch's operator database against eager PyTorch",
         "",
-        f"Made by `python scripts/op_conformance.py --write` with torch {made['torch']}, OpenVINO {made['openvino']}.",
+        f"Made by `python scripts/op_conformance.py --modes {','.join(op_db)} --write` with torch {made['torch']}, "
+        f"OpenVINO {made['openvino']}.",
         "Every operator runs on up to five of torch's own samples in each type; each answer is compared with eager.",
         "",
-        "| Outcome | " + " | ".join(by_dtype) + " | Meaning |",
-        "| --- |" + " ---: |" * len(by_dtype) + " --- |",
+        "| Outcome | " + " | ".join(op_db) + " | Meaning |",
+        "| --- |" + " ---: |" * len(op_db) + " --- |",
     ]
+    by_mode = {mode: sum(counts(table).values(), Counter()) for mode, table in op_db.items()}
     for name in (*OUTCOMES, *FAILURES):
-        cells = [str(by_dtype[dtype][name]) for dtype in by_dtype]
+        cells = [str(by_mode[mode][name]) for mode in op_db]
         lines.append(f"| {name} | " + " | ".join(cells) + f" | {_MEANING[name]} |")
-    lines.append("| all | " + " | ".join(str(by_dtype[dtype].total()) for dtype in by_dtype) + " | |")
+    lines.append("| all | " + " | ".join(str(by_mode[mode].total()) for mode in op_db) + " | |")
+    by_dtype = counts(op_db["static"])
+    lines += ["", "The static graphs by type:", "", "| Outcome | " + " | ".join(by_dtype) + " |"]
+    lines.append("| --- |" + " ---: |" * len(by_dtype))
+    for name in (*OUTCOMES, *FAILURES):
+        lines.append(f"| {name} | " + " | ".join(str(by_dtype[dtype][name]) for dtype in by_dtype) + " |")
     on = counts(core).get("core", Counter())
     lines += [
         "",

@@ -10,9 +10,9 @@ from conformance.outcome import Outcome
 from conformance.run_case import run_calls
 
 
-def op_task(name: str, dtype: str, samples: int, extremes: bool = False) -> dict[str, Any]:
-    """An operator of op_db in one dtype, perhaps with extreme values among those of torch's samples."""
-    return {"kind": "op", "name": name, "dtype": dtype, "samples": samples, "extremes": extremes}
+def op_task(name: str, dtype: str, samples: int, extremes: bool = False, mode: str = "static") -> dict[str, Any]:
+    """An operator of op_db in one dtype and mode, perhaps with extreme values among those of torch's samples."""
+    return {"kind": "op", "name": name, "dtype": dtype, "samples": samples, "extremes": extremes, "mode": mode}
 
 
 def core_task(name: str, recorded: str) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def run(task: dict[str, Any]) -> Outcome:
     calls = cases.calls_of(name, task["dtype"], task["samples"], task["extremes"])
     base = name.split(".")[0] if name.split(".")[0] in cases.UNINITIALISED else name
     settle = functools.partial(cases.settled, name)
-    return run_calls(cases.function_of(name), calls, base not in cases.UNINITIALISED, settle)
+    return run_calls(cases.function_of(name), calls, base not in cases.UNINITIALISED, settle, task["mode"])
 
 
 @functools.lru_cache(maxsize=1)

@@ -55,7 +55,9 @@ def test_weights_of_an_ir_may_be_mapped(tmp_path: Path) -> None:
     ov.save_model(model(), tmp_path / "m.xml", compress_to_fp16=False)
     weights = ov.Tensor(np.memmap(tmp_path / "m.bin", dtype=np.uint8, mode="c"), shared_memory=True)
     read = CORE.read_model((tmp_path / "m.xml").read_bytes(), weights)
-    np.testing.assert_array_equal(CORE.compile_model(read, "CPU", F32)(X)[0], CORE.compile_model(model(), "CPU")(X)[0])
+    np.testing.assert_array_equal(
+        CORE.compile_model(read, "CPU", F32)(X)[0], CORE.compile_model(model(), "CPU", F32)(X)[0]
+    )
 
 
 def test_a_blob_states_its_level_and_is_refused_on_another(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def add_checks(graph: Graph, ranges: ValueRanges, casts: Mapping[str, Bounds]) -
         (output,) = graph.find_nodes(op="output")
         with graph.inserting_before(output):
             together = add_call(graph, aten.cat.default, answers) if len(answers) > 1 else answers[0]
-        output.args = ((*output.args[0], together),)  # type: ignore[misc]
+        output.args = ((*output.args[0], together),)
     return tuple(sentences)
 
 

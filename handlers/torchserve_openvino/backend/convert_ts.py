@@ -50,6 +50,16 @@ def _to_copy(x: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
     return x.to(dtype or x.dtype, copy=True)
 
 
+def _copy(x: Any, source: Any, _non_blocking: bool = False) -> Any:
+    """The functional copy: the source in the shape and type of what it is written over."""
+    return source.to(x.dtype).expand_as(x)
+
+
+def _sum(x: Any, dims: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    """Without dimensions all are meant, which that frontend takes for none."""
+    return torch.sum(x, dims or list(range(x.dim())), keepdim, dtype=dtype)
+
+
 def _slice(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
     return x[(slice(None),) * (dim % x.dim()) + (slice(start, end, step),)]
 
@@ -66,6 +76,9 @@ _WHOLE: dict[str, tuple[str, Call]] = {
     "aten._adaptive_avg_pool2d.default": ("adaptive_avg_pool2d", functional.adaptive_avg_pool2d),
     "aten._adaptive_avg_pool3d.default": ("adaptive_avg_pool3d", functional.adaptive_avg_pool3d),
     "aten._to_copy.default": ("to", _to_copy),
+    "aten.copy.default": ("copy", _copy),
+    "aten.sum.default": ("sum", _sum),
+    "aten.sum.dim_IntList": ("sum", _sum),
     "aten._unsafe_index.Tensor": ("index", torch.ops.aten.index.Tensor),
 }
 # The same for operators that take sizes.

@@ -136,19 +136,19 @@ _IN_PLACE = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Split"})
 _GIVEN = frozenset({"Input", "Const"})
 
 
-def writes_all_outputs(compiled: ov.CompiledModel) -> bool:
-    """Whether each output is computed by a kernel, which will write it wherever it is told to.
+def computed_outputs(compiled: ov.CompiledModel) -> list[bool]:
+    """For each output whether a kernel computes it, and will write it wherever it is told to.
 
     An output that is an input or a constant is nobody's to write: OpenVINO then takes the memory that it is given for
     that output for the input itself, and computes everything from what happens to lie there. The names are those of
     the executed graph: https://docs.openvino.ai, "execution graph", ``layerType``.
     """
     try:
-        executed = compiled.get_runtime_model()
+        results = compiled.get_runtime_model().get_results()
     except RuntimeError:
         # AUTO, MULTI and others have none to show.
-        return False
-    return all(_is_computed(result.input_value(0).get_node()) for result in executed.get_results())
+        return [False] * len(compiled.outputs)
+    return [_is_computed(result.input_value(0).get_node()) for result in results]
 
 
 def _is_computed(node: ov.Node) -> bool:
@@ -187,7 +187,8 @@ class CompiledPartition:
         self._memory = memory
         # Where the shape is known OpenVINO writes straight into torch memory; elsewhere its answer is copied.
         self._known_shapes = all(spec.is_static for spec in interface.outputs)
-        self._direct = self._known_shapes and writes_all_outputs(compiled)
+        self._computed = computed_outputs(compiled)
+        self._direct = self._known_shapes and all(self._computed)
         self._requests: deque[Any] = deque([compiled.create_infer_request()])
 
     def run(self, args: Sequence[Any]) -> list[Any]:
@@ -242,8 +243,10 @@ class CompiledPartition:
 
     def _infer_copied(self, request: Any, sizes: Sizes | None) -> list[Any]:
         if self._memory.poisoned and self._known_shapes:
-            for position in range(len(self._outputs)):
-                _poison_array(request.get_output_tensor(position).data)
+            for position, computed in enumerate(self._computed):
+                # The others may be the caller's own memory.
+                if computed:
+                    _poison_array(request.get_output_tensor(position).data)
         _infer(request)
         results = []
         for position, spec in enumerate(self._outputs):

@@ -6,6 +6,7 @@ is computed inside the graph is looked at there (`checks.py`).
 """
 
 import operator
+
 import torch
 from torch.fx import GraphModule, Node
 

@@ -14,7 +14,7 @@ from torchserve_openvino.ops.names import arguments_of, value_of
 
 aten = torch.ops.aten
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
-_MIRRORED = {aten.gt.Tensor: aten.lt.Tensor, aten.ge.Tensor: aten.le.Tensor}
+_MIRRORED: dict[Any, Any] = {aten.gt.Tensor: aten.lt.Tensor, aten.ge.Tensor: aten.le.Tensor}
 _MIRRORED |= {aten.gt.Scalar: aten.lt.Tensor, aten.ge.Scalar: aten.le.Tensor}
 
 

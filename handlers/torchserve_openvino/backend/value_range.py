@@ -6,7 +6,6 @@ stands for "not known", which costs a check at run time and never an answer.
 
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -131,7 +130,7 @@ def _arange(ranges: ValueRanges, node: Node) -> Range | None:
         return None
     start, end, step = (0, bounds[0], 1) if len(bounds) == 1 else (*bounds, 1)[:3]
     values = range(start, end, step)
-    return (min(values), max(values)) if len(values) else (0, 0)
+    return (min(values), max(values)) if values else (0, 0)
 
 
 def _clamp(ranges: ValueRanges, node: Node) -> Range | None:

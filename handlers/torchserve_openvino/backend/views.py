@@ -3,11 +3,12 @@
 AOTAutograd rebuilds an output that shares memory with an input (or with another output) from the strides and the offset
 of what the graph returns, so that a contiguous copy in its place means wrong values. A view that is returned, or that
 an operator in eager PyTorch takes, is therefore made in the outer graph, where it costs nothing: of inputs and weights
-always, of computed values where OpenVINO can't lay it out in memory as torch does. It computes nothing, and does not
-count as an operator.
+always, of computed values where another output shares their memory, or where OpenVINO can't lay it out in memory as
+torch does. It computes nothing, and does not count as an operator.
 """
 
 import operator
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -31,8 +32,10 @@ def hand_out_views(graph: Graph, in_eager: Iterable[Node]) -> None:
         for source in node.all_input_nodes:
             if _is_view(source) and _is_given(_base(source)):
                 node.replace_input_with(source, _copied(source, made))
+    shared = Counter(_base(source) for source in output.all_input_nodes)
     for source in output.all_input_nodes:
-        if _is_view(source) and (_is_given(_base(source)) or not _is_dense(value_of(source))):
+        base = _base(source)
+        if _is_view(source) and (_is_given(base) or shared[base] > 1 or not _is_dense(value_of(source))):
             output.replace_input_with(source, _copied(source, made))
     for node in reversed(graph.nodes):
         if not node.users and (_is_view(node) or (node.op == "call_function" and is_symbolic_scalar(node))):

@@ -1,5 +1,6 @@
 """Operators that convert rightly but for some arguments: each rule returns the reason against a node, or None."""
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from torch.fx import Node
 
 from torchserve_openvino.ops.division import refuse_quotient
+from torchserve_openvino.ops.movement import HANDS_ON
 from torchserve_openvino.ops.names import op_name, packet_name, tensors_of, value_of
 
 
@@ -95,7 +97,32 @@ def _boolean_sum(node: Node) -> str | None:
     return None
 
 
+def _rounds(node: Node) -> str | None:
+    """OpenVINO computes narrow floats in wide ones, and drops two casts that cancel out but for their rounding."""
+    source, value = _source(node), value_of(node)
+    if source is None or not isinstance(value, torch.Tensor) or not _is_narrower(value.dtype, source.dtype):
+        return None
+    seen, waiting = {node}, [node]
+    while waiting:
+        for user in waiting.pop().users:
+            if user.op != "call_function" or user in seen:
+                continue
+            name, result = packet_name(op_name(user.target)), value_of(user)
+            wider = isinstance(result, torch.Tensor) and _is_narrower(value.dtype, result.dtype)
+            if name == "aten._to_copy" and wider:
+                return f"a cast to {value.dtype} and back: OpenVINO drops the rounding between them"
+            if name in HANDS_ON or user.target is operator.getitem:
+                seen.add(user)
+                waiting.append(user)
+    return None
+
+
+def _is_narrower(dtype: torch.dtype, other: torch.dtype) -> bool:
+    return dtype.is_floating_point and other.is_floating_point and dtype.itemsize < other.itemsize
+
+
 ARGUMENT_RULES: dict[str, Callable[[Node], str | None]] = {
+    "aten._to_copy.default": _rounds,
     "aten.abs.default": _known_beforehand,
     "aten.add.Tensor": _boolean_sum,
     "aten.as_strided.default": _restrided,

@@ -24,23 +24,40 @@ def _abs(x: Tensor) -> Tensor:
     return torch.maximum(x, -x)
 
 
-def _var_mean(x: Tensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """OpenVINO takes a missing correction for 0, torch for 1."""
-    if correction is not None:
+def _variance(x: Tensor, dim: Dims, correction: Any, keepdim: bool) -> Tensor:
+    """OpenVINO takes a missing correction for 0, torch for 1, and knows no other numbers."""
+    correction = 1 if correction is None else correction
+    if not x.is_floating_point() or (type(correction) is int and correction in {0, 1}):
         return NotImplemented
-    return torch.var_mean(x, dim, correction=1, keepdim=keepdim)
+    dims = [d % max(x.dim(), 1) for d in dim] if dim else list(range(x.dim()))
+    count = math.prod(x.shape[d] for d in dims) if x.dim() else 1
+    centred = x - x.mean(dims, keepdim=True)
+    total = (centred * centred).sum(dims, keepdim)
+    if not isinstance(count, int):
+        # Symbolic: the sum is divided where the size is known, at run time.
+        return NotImplemented
+    left = max(0.0, count - correction)
+    return total / left if left else total * math.inf
+
+
+def _var_mean(x: Tensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    if correction is None:
+        return torch.var_mean(x, dim, correction=1, keepdim=keepdim)
+    found = _variance(x, dim, correction, keepdim)
+    return NotImplemented if found is NotImplemented else (found, x.mean(dim, keepdim))
 
 
 def _var(x: Tensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
-    if correction is not None:
-        return NotImplemented
-    return torch.var(x, dim, correction=1, keepdim=keepdim)
+    if correction is None:
+        return torch.var(x, dim, correction=1, keepdim=keepdim)
+    return _variance(x, dim, correction, keepdim)
 
 
 def _std(x: Tensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
-    if correction is not None:
-        return NotImplemented
-    return torch.std(x, dim, correction=1, keepdim=keepdim)
+    if correction is None:
+        return torch.std(x, dim, correction=1, keepdim=keepdim)
+    found = _variance(x, dim, correction, keepdim)
+    return NotImplemented if found is NotImplemented else found.sqrt()
 
 
 def _divide(x: Any, y: Any, *, rounding_mode: str | None = None) -> Tensor:
@@ -156,6 +173,18 @@ def _vector_norm(
     return torch.linalg.vector_norm(x, ord, dims, keepdim)
 
 
+def _gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
+    """OpenVINO wants an index as large as the tensor, but along the dimension, and takes a slice before it away."""
+    dim = dim % max(x.dim(), 1)
+    sizes = [(d, size, index.shape[d]) for d, size in enumerate(x.shape) if d != dim]
+    larger = [(d, wanted) for d, size, wanted in sizes if not isinstance(size, int) or size != wanted]
+    if not larger or not all(isinstance(size, int) for size in (*x.shape, *index.shape)):
+        return NotImplemented
+    for d, wanted in larger:
+        x = torch.index_select(x, d, torch.arange(wanted))
+    return torch.gather(x, dim, index)
+
+
 def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """OpenVINO does not broadcast the tensor that is written to."""
     shape = torch.broadcast_shapes(x.shape, mask.shape)
@@ -223,6 +252,32 @@ def _sign(x: Tensor) -> Tensor:
     return x.clone() if x.dtype is torch.bool else NotImplemented
 
 
+def _affine_grid(theta: Tensor, size: list[int], align_corners: bool) -> Tensor:
+    """torch's own formula makes a constant of a dimension of 1, in a way that can't be traced."""
+    if any(each <= 1 for each in size[2:]):
+        return NotImplemented
+    return torch._decomp.decomposition_table[aten.affine_grid_generator.default](theta, size, align_corners)
+
+
+def _interpolate(packet: Any, *, listed: bool) -> Callable[..., Any]:
+    """OpenVINO takes the first value along a dimension that shrinks to 1, where torch takes the middle.
+
+    Args:
+        packet: The operator.
+        listed: Whether this is the overload with a list of factors, instead of the sizes.
+    """
+
+    def decomposed(x: Tensor, output_size: list[int] | None, align_corners: bool, *factors: Any) -> Tensor:
+        scales = list(factors[0] or []) if listed and factors else list(factors)
+        spatial = x.shape[2:]
+        sizes = output_size or [int(size * scale) for size, scale in zip(spatial, scales, strict=True)]
+        if 1 not in sizes:
+            return NotImplemented
+        return torch._decomp.decomposition_table[packet.default](x, sizes, align_corners, *scales)
+
+    return decomposed
+
+
 REPAIRS: dict[Any, Callable[..., Any]] = {
     aten.abs.default: _abs,
     aten.div.Tensor_mode: _divide,
@@ -238,6 +293,7 @@ REPAIRS: dict[Any, Callable[..., Any]] = {
     aten.max.dim: _with_index(torch.amax, torch.argmax),
     aten.min.dim: _with_index(torch.amin, torch.argmin),
     aten.linalg_vector_norm.default: _vector_norm,
+    aten.gather.default: _gather,
     aten.masked_scatter.default: _masked_scatter,
     aten.addmm.default: _add_product,
     aten.baddbmm.default: _add_product,
@@ -256,4 +312,13 @@ REPAIRS: dict[Any, Callable[..., Any]] = {
     aten.isnan.default: _never,
     aten.isinf.default: _never,
     aten.sign.default: _sign,
+    aten.affine_grid_generator.default: _affine_grid,
+    aten.upsample_linear1d.vec: _interpolate(aten.upsample_linear1d, listed=True),
+    aten.upsample_bilinear2d.vec: _interpolate(aten.upsample_bilinear2d, listed=True),
+    aten.upsample_trilinear3d.vec: _interpolate(aten.upsample_trilinear3d, listed=True),
+    aten.upsample_bicubic2d.vec: _interpolate(aten.upsample_bicubic2d, listed=True),
+    aten.upsample_linear1d.default: _interpolate(aten.upsample_linear1d, listed=False),
+    aten.upsample_bilinear2d.default: _interpolate(aten.upsample_bilinear2d, listed=False),
+    aten.upsample_trilinear3d.default: _interpolate(aten.upsample_trilinear3d, listed=False),
+    aten.upsample_bicubic2d.default: _interpolate(aten.upsample_bicubic2d, listed=False),
 }

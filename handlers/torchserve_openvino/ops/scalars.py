@@ -58,5 +58,5 @@ def of_scalars(others: dict[Any, Repair]) -> dict[Any, Repair]:
         aten.cumsum.default, aten.index_copy.default,
     ):  # fmt: skip
         found[op] = _lifted(op, others.get(op))
-    found[aten.gather.default] = _lifted(aten.gather.default, shaped_by=2)
+    found[aten.gather.default] = _lifted(aten.gather.default, others.get(aten.gather.default), shaped_by=2)
     return found

@@ -37,6 +37,11 @@ _SYMBOLIC = frozenset(
 )
 
 _ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+_FIRST_OUTPUT = {
+    _ATTENTION: "the log-sum-exp output",
+    "aten.native_group_norm.default": "a mean or reciprocal deviation",
+    "aten.native_layer_norm.default": "a mean or reciprocal deviation",
+}
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,12 @@ class SupportTable:
         return self.is_taught(name) or name in CONVERSIONS or (self._is_proven(name) and self._converts(name))
 
     def _is_proven(self, name: str) -> bool:
-        return name not in BANNED and (name in self._supported or packet_name(name) in self._supported)
+        # The verdicts are of ATen's operators: upstream also names some of quantized_decomposed and torchvision.
+        return (
+            name.startswith("aten.")
+            and name not in BANNED
+            and (name in self._supported or packet_name(name) in self._supported)
+        )
 
     def is_disabled(self, name: str) -> bool:
         """Whether the user disabled this overload, by its own name or by its packet's."""
@@ -120,9 +130,9 @@ class SupportTable:
         if target._schema.is_mutable:
             return Refusal("unsupported_op", f"{name} writes to its input; OpenVINO graphs are functional")
         refusal = self.refuse_name(name)
-        # OpenVINO computes the attention only; training also saves the log-sum-exp.
-        if refusal is None and name == _ATTENTION and len(_used_outputs(node)) > 1:
-            return Refusal("unsupported_op", f"the log-sum-exp output of {name} is used")
+        # OpenVINO computes the first output only; training also saves the others.
+        if refusal is None and name in _FIRST_OUTPUT and len(_used_outputs(node)) > 1:
+            return Refusal("unsupported_op", f"{_FIRST_OUTPUT[name]} of {name} is used")
         return refusal
 
 
