@@ -1,0 +1,269 @@
+"""Layers: linear, convolution, norms, attention, pooling, interpolation, recurrent cells."""
+
+from __future__ import annotations
+
+import torch
+
+from fuzzing.context import Context, Draft, Skip, Val
+from fuzzing.registry import at_least, dims, floating, like, op
+
+
+def _dtype(value: Val) -> str:
+    return "" if value.dtype is torch.float32 else f", dtype={value.dtype}"
+
+
+def _wide(g: Context, dim: int) -> Val:
+    """A float value of this many dimensions, none of them empty; an input where there is no other."""
+    fits = [v for v in g.values if v.is_float and v.dim == dim and min(v.shape) > 0 and v.tensor.numel() <= 512]
+    if fits and g.chance(0.8):
+        return g.choice(fits)
+    shape = {2: ["B", 4], 3: ["B", "S", 4], 4: ["B", 2, "S", 5]}[dim]
+    return g.input(shape, g.float_dtype, g.choice(["normal", "grid"]))
+
+
+@op(3.0)
+def linear(g: Context) -> Draft:
+    value = g.take(floating, at_least(1), lambda v: v.shape[-1] > 0)
+    bias = ", bias=False" if g.chance(0.2) else ""
+    name = g.attribute("m", f"torch.nn.Linear({value.shape[-1]}, {g.choice([1, 3, 4])}{bias}{_dtype(value)})")
+    return Draft(f"self.{name}({{0}})", [value], uses=(name,))
+
+
+@op(1.0)
+def parameter(g: Context) -> Draft:
+    value = g.take(floating, at_least(1), lambda v: v.shape[-1] > 0)
+    name = g.attribute("p", f"torch.nn.Parameter(torch.randn({value.shape[-1]}{_dtype(value)}))")
+    return Draft(g.choice([f"{{0}} * self.{name}", f"{{0}} + self.{name}"]), [value], uses=(name,))
+
+
+@op(0.5)
+def tied_weight(g: Context) -> Draft:
+    value = g.take(floating, at_least(2), lambda v: v.dtype is torch.float32 and v.shape[-1] > 0)
+    name = g.attribute("p", f"torch.nn.Parameter(torch.randn(3, {value.shape[-1]}))")
+    return Draft(f"F.linear(F.linear({{0}}, self.{name}), self.{name}.t())", [value], uses=(name,))
+
+
+@op(2.0)
+def conv(g: Context) -> Draft:
+    value = _wide(g, g.choice([3, 4, 4]))
+    channels, rank = value.shape[1], value.dim - 2
+    kind = g.choice(["Conv", "Conv", "Conv", "ConvTranspose"])
+    padding = g.choice(["", ", padding=1", ", stride=2", ", dilation=2", ", padding=1, stride=2", ", groups=G"])
+    if kind == "Conv" and g.chance(0.15):
+        padding = f', padding="same", padding_mode="{g.choice(["zeros", "circular", "reflect", "replicate"])}"'
+    out = g.choice([2, 3])
+    if "G" in padding:
+        padding, out = padding.replace("G", str(channels)), channels
+    name = g.attribute("m", f"torch.nn.{kind}{rank}d({channels}, {out}, {g.choice([1, 2, 3])}{padding}{_dtype(value)})")
+    return Draft(f"self.{name}({{0}})", [value], uses=(name,))
+
+
+@op(2.5)
+def normalization(g: Context) -> Draft:
+    value = g.take(floating, at_least(2), lambda v: v.tensor.numel() > 1 and v.shape[-1] > 1)
+    last, channels = value.shape[-1], value.shape[1]
+    options = [f"LayerNorm({last}{_dtype(value)})", f"LayerNorm({last}{_dtype(value)})",
+               f"RMSNorm({last}, eps=1e-5{_dtype(value)})",
+               f"LayerNorm({last}, elementwise_affine=False{_dtype(value)})"]  # fmt: skip
+    if value.dim >= 3:
+        options += [f"GroupNorm(1, {channels}{_dtype(value)})", f"GroupNorm({channels}, {channels}{_dtype(value)})"]
+    if value.dim in (2, 3):
+        options += [f"BatchNorm1d({channels}{_dtype(value)})"] * 2
+    if value.dim == 3:
+        track = ", track_running_stats=True" if g.chance(0.3) else ""
+        options += [f"InstanceNorm1d({channels}, affine=True{track}{_dtype(value)})"]
+    if value.dim == 4:
+        options += [f"BatchNorm2d({channels}{_dtype(value)})"] * 2 + [f"InstanceNorm2d({channels}{_dtype(value)})"]
+    name = g.attribute("m", f"torch.nn.{g.choice(options)}")
+    return Draft(f"self.{name}({{0}})", [value], uses=(name,))
+
+
+@op(2.5)
+def attention(g: Context) -> Draft:
+    """F.scaled_dot_product_attention, with a mask of each kind, rows fully masked among them."""
+    heads = g.chance(0.6)
+    query = _attended(g, 4 if heads else 3)
+    value = g.take(lambda v: v.shape == query.shape and v.dtype == query.dtype) if g.chance(0.7) else query
+    mask = g.choice(["none", "causal", "mask_bool", "mask_bool", "mask_inf", "mask_min"])
+    if mask == "none":
+        scale = ", scale=0.3" if g.chance(0.3) else ""
+        return Draft(f"F.scaled_dot_product_attention({{0}}, {{1}}, {{1}}{scale})", [query, value])
+    if mask == "causal":
+        return Draft("F.scaled_dot_product_attention({0}, {1}, {0}, is_causal=True)", [query, value])
+    length = _name_of(g, query.shape[-2])
+    dtype = "bool" if mask == "mask_bool" else str(query.dtype).removeprefix("torch.")
+    made = g.input([length, length], dtype, mask)
+    return Draft("F.scaled_dot_product_attention({0}, {1}, {1}, attn_mask={2})", [query, value, made])
+
+
+@op(1.0)
+def attention_by_hand(g: Context) -> Draft:
+    query = _attended(g, 3)
+    length = _name_of(g, query.shape[-2])
+    mask = g.input([length, length], "bool", "mask_bool")
+    low = g.choice(["-1e4", "torch.finfo({0}.dtype).min"])
+    return Draft(f"torch.softmax((({{0}} @ {{0}}.transpose(-1, -2)) * 0.5).masked_fill(~{{1}}, {low}), -1) @ {{0}}",
+                 [query, mask])  # fmt: skip
+
+
+@op(0.8)
+def multihead(g: Context) -> Draft:
+    value = _wide(g, 3)
+    if value.shape[-1] % 2 or value.dtype is not torch.float32:
+        raise Skip
+    size = value.shape[-1]
+    name = g.attribute("m", f"torch.nn.MultiheadAttention({size}, 2, batch_first=True)")
+    if g.chance(0.5):
+        mask = g.input([_name_of(g, s) for s in value.shape[:2]], "bool", "bool")
+        weights = f", need_weights={g.chance(0.5)}"
+        return Draft(f"self.{name}({{0}}, {{0}}, {{0}}, key_padding_mask={{1}} & (torch.arange({{1}}.shape[1]) > 0){weights})[0]",
+                     [value, mask], uses=(name,))  # fmt: skip
+    return Draft(f"self.{name}({{0}}, {{0}}, {{0}})", [value], out=2, uses=(name,))
+
+
+@op(0.5)
+def encoder_layer(g: Context) -> Draft:
+    value = _wide(g, 3)
+    if value.shape[-1] % 2 or value.dtype is not torch.float32:
+        raise Skip
+    first = f", norm_first={g.chance(0.5)}"
+    name = g.attribute("m", f"torch.nn.TransformerEncoderLayer({value.shape[-1]}, 2, 8, 0.0, batch_first=True{first})")
+    return Draft(f"self.{name}({{0}})", [value], uses=(name,))
+
+
+def _attended(g: Context, dim: int) -> Val:
+    fits = [v for v in g.values if v.is_float and v.dim == dim and min(v.shape) > 0 and v.tensor.numel() <= 512]
+    if fits and g.chance(0.7):
+        return g.choice(fits)
+    return g.input(["B", 2, "S", 4] if dim == 4 else ["B", "S", 4], g.float_dtype, "normal")
+
+
+def _name_of(g: Context, size: int) -> int | str:
+    return next((name for name, value in g.mode.sizes[0].items() if value == size), size)
+
+
+@op(1.5)
+def matmul(g: Context) -> Draft:
+    first = g.take(floating, at_least(1))
+    inner = first.shape[-1]
+
+    def fits(v: Val) -> bool:
+        return v.is_float and v.dtype == first.dtype and v.dim >= 1 and v.shape[-2 if v.dim > 1 else -1] == inner
+
+    return Draft(g.choice(["{0} @ {1}", "torch.matmul({0}, {1})"]), [first, g.take(fits)])
+
+
+@op(1.0)
+def matmul_self(g: Context) -> Draft:
+    value = g.take(floating, at_least(2))
+    return Draft(g.choice(["{0} @ {0}.transpose(-1, -2)", "{0}.mT @ {0}"]), [value])
+
+
+@op(0.8)
+def einsum(g: Context) -> Draft:
+    value = g.take(floating, dims(2, 3))
+    code = {2: ['torch.einsum("ij,ij->i", {0}, {1})', 'torch.einsum("ij,kj->ik", {0}, {1})', "torch.addmm({0}, {0} @ {0}.t(), {1})"],
+            3: ['torch.einsum("bij,bkj->bik", {0}, {1})', 'torch.einsum("bij,bij->b", {0}, {1})', "torch.bmm({0}, {1}.mT)"]}
+    other = g.take(lambda v: v.shape == value.shape and v.dtype == value.dtype)
+    return Draft(g.choice(code[value.dim]), [value, other])
+
+
+@op(0.4)
+def outer(g: Context) -> Draft:
+    first = g.take(floating, dims(1))
+    return Draft(g.choice(["torch.outer({0}, {1})", "torch.kron({0}, {1})"]), [first, g.take(dims(1), lambda v: v.dtype == first.dtype)])
+
+
+@op(0.4)
+def distances(g: Context) -> Draft:
+    value = g.take(dims(2, 3), lambda v: v.dtype is torch.float32)
+    return Draft("torch.cdist({0}, {0} + 1)", [value])
+
+
+@op(1.5)
+def pooling(g: Context) -> Draft:
+    value = _wide(g, g.choice([3, 4]))
+    rank = value.dim - 2
+    code = g.choice([
+        f"F.max_pool{rank}d({{0}}, 2)", f"F.avg_pool{rank}d({{0}}, 2, stride=1)", f"F.adaptive_avg_pool{rank}d({{0}}, 1)",
+        f"F.adaptive_avg_pool{rank}d({{0}}, 2)", f"F.adaptive_max_pool{rank}d({{0}}, 1)",
+        f"F.max_pool{rank}d({{0}}, 3, stride=2, padding=1)", f"F.avg_pool{rank}d({{0}}, 3, padding=1, count_include_pad=False)",
+        f"F.max_pool{rank}d({{0}}, 2, ceil_mode=True)", f"F.avg_pool{rank}d({{0}}, 2, ceil_mode=True)",
+        f"F.lp_pool{rank}d({{0}}.abs() + 0.1, 2, 2)",
+    ])  # fmt: skip
+    return Draft(code, [value], "move" if "max" in code else "no")
+
+
+@op(0.4)
+def pooling_indices(g: Context) -> Draft:
+    value = g.take(dims(4), floating, lambda v: v.exact and len(v.tensor.detach().unique()) == v.tensor.numel())
+    return Draft("F.max_pool2d({0}, 2, return_indices=True)", [value], "arith", out=2)
+
+
+@op(1.2)
+def interpolate(g: Context) -> Draft:
+    value = _wide(g, g.choice([3, 4]))
+    size = g.choice(["scale_factor=2", "size=3", "size=1", "scale_factor=1.5", "size=7"])
+    modes = ["nearest", "nearest", "nearest-exact", "area"]
+    modes += ["linear"] if value.dim == 3 else ["bilinear", "bilinear", "bicubic"]
+    mode = g.choice(modes)
+    extra = ", align_corners=True" if "linear" in mode and g.chance(0.3) else ""
+    extra += ", antialias=True" if mode in {"bilinear", "bicubic"} and not extra and g.chance(0.15) else ""
+    kind = "move" if mode.startswith("nearest") else "no"
+    return Draft(f'F.interpolate({{0}}, {size}, mode="{mode}"{extra})', [value], kind)
+
+
+@op(0.5)
+def pixel_shuffle(g: Context) -> Draft:
+    value = g.take(dims(4), floating)
+    return Draft(g.choice(["F.pixel_shuffle({0}.repeat(1, 4, 1, 1), 2)", "F.channel_shuffle({0}.repeat(1, 2, 1, 1), 2)",
+                           "F.unfold({0}, 2)"]), [value], "move")  # fmt: skip
+
+
+@op(0.4)
+def grid_sample(g: Context) -> Draft:
+    value = g.take(dims(4), lambda v: v.dtype is torch.float32)
+    code = "F.grid_sample({0}, F.affine_grid(torch.tensor([[[1.0, 0.1, 0.0], [0.0, 1.0, 0.2]]]).expand({0}.shape[0], 2, 3), ({0}.shape[0], 1, 2, 3), align_corners=False), align_corners=False)"
+    return Draft(code, [value])
+
+
+@op(1.2)
+def recurrent_cell(g: Context) -> Draft:
+    value = g.take(floating, dims(2), lambda v: v.shape[-1] > 0)
+    kind = g.choice(["LSTMCell", "GRUCell", "RNNCell"])
+    name = g.attribute("m", f"torch.nn.{kind}({value.shape[-1]}, 3{_dtype(value)})")
+    if kind == "LSTMCell":
+        return Draft(f"self.{name}({{0}})", [value], out=2, uses=(name,))
+    return Draft(f"self.{name}({{0}})", [value], uses=(name,))
+
+
+@op(0.8)
+def recurrent(g: Context) -> Draft:
+    value = _wide(g, 3)
+    kind = g.choice(["LSTM", "GRU", "RNN"])
+    both = ", bidirectional=True" if g.chance(0.3) else ""
+    name = g.attribute("m", f"torch.nn.{kind}({value.shape[-1]}, 3, batch_first=True{both}{_dtype(value)})")
+    if kind == "LSTM" and g.chance(0.5):
+        return Draft(f"self.{name}({{0}})[1]", [value], out=2, uses=(name,))
+    return Draft(f"self.{name}({{0}})[0]", [value], uses=(name,))
+
+
+@op(0.6)
+def loss(g: Context) -> Draft:
+    value = g.take(floating, dims(2), lambda v: v.shape[1] >= 2)
+    target = g.input([_name_of(g, value.shape[0])], "int64", "index", 0, 2)
+    smooth = g.choice(["", ", label_smoothing=0.1", ', reduction="none"', ", ignore_index=0"])
+    return Draft(f"F.cross_entropy({{0}}, {{1}}{smooth})", [value, target])
+
+
+@op(0.4)
+def gate(g: Context) -> Draft:
+    first = g.take(floating)
+    return Draft("{0} * torch.sigmoid({1}) + {1}", [first, g.take(like(first))])
+
+
+@op(0.3)
+def prelu(g: Context) -> Draft:
+    value = g.take(floating, at_least(2))
+    name = g.attribute("m", f"torch.nn.PReLU({value.shape[1]}{_dtype(value)})")
+    return Draft(f"self.{name}({{0}})", [value], uses=(name,))

@@ -1,0 +1,63 @@
+"""A process that runs programs: one JSON line in, one JSON line out. What kills it kills no other program."""
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+
+def main() -> None:
+    # Libraries that print must not get between the lines of the protocol.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.ERROR)
+    import torch
+
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        task = json.loads(line)
+        began = time.monotonic()
+        try:
+            answer = answer_to(task)
+        except Exception:
+            answer = {"outcome": "broken", "detail": traceback.format_exc()[-2000:], "kind": "fuzzer", "step": -1}
+        answers.write(json.dumps({**answer, "seconds": time.monotonic() - began}) + "\n")
+
+
+def answer_to(task: dict[str, Any]) -> dict[str, Any]:
+    """Writes or reads a program, and runs it unless only the program is asked for."""
+    from fuzzing.generate import generate
+    from fuzzing.modes import changed
+    from fuzzing.mutants import MUTANTS
+    from fuzzing.program import Program
+    from fuzzing.run import free, run
+
+    if "program" in task:
+        program = Program.from_dict(task["program"])
+    else:
+        program = changed(generate(task["seed"], task["index"]), task.get("filters", {}))
+    if task.get("only_write"):
+        return {"outcome": "written", "program": program.to_dict()}
+    mutant = task.get("mutant")
+    try:
+        with MUTANTS[mutant].applied() if mutant else contextlib.nullcontext():
+            result = run(program, task.get("strict", False))
+    finally:
+        free()
+    answer = result.to_dict()
+    if result.outcome == "failed" or task.get("with_program"):
+        answer["program"] = program.to_dict()
+    return answer
+
+
+if __name__ == "__main__":
+    main()
