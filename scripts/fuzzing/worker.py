@@ -35,11 +35,13 @@ def main() -> None:
 
 def answer_to(task: dict[str, Any]) -> dict[str, Any]:
     """Writes or reads a program, and runs it unless only the program is asked for."""
+    from fuzzing.describe import describe
     from fuzzing.generate import generate
     from fuzzing.modes import changed
     from fuzzing.mutants import MUTANTS
     from fuzzing.program import Program
     from fuzzing.run import free, run
+    from fuzzing.script import script
 
     if "program" in task:
         program = Program.from_dict(task["program"])
@@ -47,6 +49,10 @@ def answer_to(task: dict[str, Any]) -> dict[str, Any]:
         program = changed(generate(task["seed"], task["index"]), task.get("filters", {}))
     if task.get("only_write"):
         return {"outcome": "written", "program": program.to_dict()}
+    if task.get("describe"):
+        return {"outcome": "described", "values": describe(program)}
+    if "script" in task:
+        return {"outcome": "written", "script": script(program, task["script"])}
     mutant = task.get("mutant")
     try:
         with MUTANTS[mutant].applied() if mutant else contextlib.nullcontext():

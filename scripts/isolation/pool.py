@@ -48,6 +48,7 @@ def run_all(
     worker: Callable[[], Worker],
     done: Callable[[Task, dict[str, Any] | Lost], None],
     after: Callable[[Task, dict[str, Any] | Lost, Ask], None] | None = None,
+    enough: Callable[[], bool] = lambda: False,
 ) -> None:
     """Runs tasks in worker processes.
 
@@ -57,6 +58,7 @@ def run_all(
         worker: Makes one.
         done: Told each answer; called from several threads, one at a time.
         after: Told each answer before that, in the worker's own thread, with a way to ask it more.
+        enough: Whether no further task is to be started.
     """
     waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
     for task in tasks:
@@ -70,6 +72,8 @@ def run_all(
                 try:
                     task = waiting.get_nowait()
                 except queue.Empty:
+                    return
+                if enough():
                     return
                 answer = own.ask(task)
                 if after is not None:
