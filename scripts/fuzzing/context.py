@@ -112,7 +112,7 @@ class Context:
         self.values: list[Val] = []
         self.exact_storages: set[int] = set()
         self.module = torch.nn.Module()
-        self.env: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "self": self.module}
+        self.env: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "self": self.module, "cond": plain_cond}
         self._kept: list[Any] = []
         self._names = 0
 
@@ -174,7 +174,7 @@ class Context:
         else:
             # Position and seed are those of the finished program.
             blank = [Input(f"_{i}", (1,), "float32") for i in range(len(self.inputs) - 1)]
-            program = Program(self.seed, (*blank, spec), {}, (), "", (), self.mode)
+            program = Program(self.seed, (*blank, spec), {}, (), (), "", self.mode)
             tensor = arguments(program, "A", self.mode.grad == "grad")[-1]
         exact = spec.kind != "normal" and (spec.kind != "positive")
         return self._value(spec.name, tensor, exact)
@@ -271,6 +271,11 @@ class Context:
         if tensor.dtype in (torch.int64, torch.int32):
             return bool((tensor.abs() <= _MAX_INT).all()) or tensor.numel() < 3
         return True
+
+
+def plain_cond(predicate: torch.Tensor, if_true: Any, if_false: Any, operands: tuple[Any, ...]) -> Any:
+    """What `torch.cond` means, without compiling anything as it does in eager mode."""
+    return (if_true if bool(predicate) else if_false)(*operands)
 
 
 def _is_statement(code: str) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from fuzzing.context import plain_cond
 from fuzzing.program import Program, line_source
 from fuzzing.run import module_of
 from fuzzing.values import arguments
@@ -33,7 +34,7 @@ def describe(program: Program) -> dict[str, dict[str, Any]]:
 
 
 def _values(program: Program, step: str) -> dict[str, torch.Tensor]:
-    space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "self": module_of(program)}
+    space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "self": module_of(program), "cond": plain_cond}
     space |= dict(zip([i.name for i in program.inputs], arguments(program, step, False), strict=True))
     seen: dict[str, torch.Tensor] = {}
     with torch.no_grad():

@@ -103,44 +103,29 @@ def _finished(g: Context, rng: random.Random, mode: Mode, seed: int) -> Program:
         chosen.append(rng.choice(computed))
     if rng.random() < 0.12:
         chosen.append(rng.choice(g.values))
-    returns, results = _returned(g, rng, chosen)
     steps = mode.steps
     if "X" in steps and not any(i.kind == "index" for i in g.inputs):
         steps = steps.replace("X", "")
-    return Program(seed, tuple(g.inputs), dict(g.state), tuple(g.lines), returns, results, replace(mode, steps=steps))
+    form = rng.choices(["tuple", "list", "dict", "nested"], [12, 3, 3, 2])[0]
+    returns = _returned(g, rng, chosen)
+    return Program(seed, tuple(g.inputs), dict(g.state), tuple(g.lines), returns, form, replace(mode, steps=steps))
 
 
-def _returned(g: Context, rng: random.Random, chosen: Sequence[Val]) -> tuple[str, tuple[str, ...]]:
-    """The returned expression: tensors, inputs, views, the same twice, constants, structures."""
+def _returned(g: Context, rng: random.Random, chosen: Sequence[Val]) -> tuple[str, ...]:
+    """The returned expressions: tensors, inputs, views, the same twice, constants."""
     parts = [value.name for value in chosen]
-    names = list(parts)
+    value = rng.choice(g.values)
     extra = rng.random()
     if extra < 0.10:
-        parts.append(names_input := rng.choice(g.inputs).name)
-        names.append(names_input)
+        parts.append(rng.choice(g.inputs).name)
     elif extra < 0.16:
         parts.append(parts[0])
-    elif extra < 0.24:
-        value = rng.choice(g.values)
-        if value.dim:
-            parts.append(f"{value.name}{rng.choice(['[0]', '.unsqueeze(0)', '[..., :1]', '.transpose(0, -1)', '.reshape(-1)'])}")
-            names.append(value.name)
+    elif extra < 0.24 and value.dim:
+        view = rng.choice(["[0]", ".unsqueeze(0)", "[..., :1]", ".transpose(0, -1)", ".reshape(-1)"])
+        parts.append(f"{value.name}{view}")
     elif extra < 0.32:
-        value = rng.choice(g.values)
         parts.append(rng.choice(["None", "3", "2.5", '"text"', "True", f"{value.name}.dim()", f"{value.name}.shape"]))
-        names.append(value.name)
-    elif extra < 0.36:
-        kept = [name for name in g.state if name[0] == "b"]
-        if kept:
-            parts.append(f"self.{rng.choice(kept)}")
+    elif extra < 0.36 and (kept := [name for name in g.state if name[0] == "b"]):
+        parts.append(f"self.{rng.choice(kept)}")
     rng.shuffle(parts)
-    if len(parts) == 1:
-        return parts[0], tuple(names)
-    form = rng.random()
-    if form < 0.6:
-        return ", ".join(parts), tuple(names)
-    if form < 0.75:
-        return f"[{', '.join(parts)}]", tuple(names)
-    if form < 0.9:
-        return "{" + ", ".join(f'"r{i}": {part}' for i, part in enumerate(parts)) + "}", tuple(names)
-    return f"({parts[0]}, [{', '.join(parts[1:])}])", tuple(names)
+    return tuple(parts)

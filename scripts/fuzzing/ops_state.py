@@ -154,7 +154,7 @@ def cond(g: Context) -> Draft:
     code = g.choice(["lambda a: a * 2, lambda a: a + 1", "lambda a: torch.relu(a) + 1, lambda a: a.sin()",
                      "lambda a: a.clone(), lambda a: -a", "lambda a: a.softmax(-1), lambda a: a * 0.5"])  # fmt: skip
     test = "{0}.any()" if predicate.is_bool else "{0}.sum() > 0"
-    return Draft(f"torch.cond({test}, {code}, ({{1}},))", [predicate, value])
+    return Draft(f"cond({test}, {code}, ({{1}},))", [predicate, value])
 
 
 @op(0.5)

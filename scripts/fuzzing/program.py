@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 # A size is a number or the name of one that differs between calls.
 Size = int | str
+VALUE_NAME = re.compile(r"\b[vx]\d+\b")
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,8 @@ class Program:
         inputs: Of `forward`.
         state: Attribute names of the module to source: modules, ``buffer`` and plain attributes.
         lines: In order.
-        returns: A Python expression.
-        results: The names in it.
+        returns: Python expressions.
+        form: What they are returned as: ``tuple``, ``list``, ``dict`` or ``nested``; a single one goes alone.
         mode: How it is run.
     """
 
@@ -103,14 +105,14 @@ class Program:
     inputs: tuple[Input, ...]
     state: dict[str, str]
     lines: tuple[Line, ...]
-    returns: str
-    results: tuple[str, ...]
+    returns: tuple[str, ...]
+    form: str
     mode: Mode
 
     def source(self, noisy: bool = False) -> str:
         """The module as Python; ``noisy`` passes what rounds through ``N``, which disturbs it."""
         used = {name for line in self.lines for name in line.uses} | {
-            name for name in self.state if f"self.{name}" in self.returns
+            name for name in self.state if f"self.{name}" in self.returned
         }
         out = ["class Model(torch.nn.Module):", "    def __init__(self):", "        super().__init__()"]
         for name, code in self.state.items():
@@ -119,7 +121,26 @@ class Program:
                 out.append(f"        {made}")
         out += ["", f"    def forward(self{''.join(f', {i.name}' for i in self.inputs)}):"]
         out += [f"        {line_source(line, noisy)}" for line in self.lines]
-        return "\n".join([*out, f"        return {self.returns}", ""])
+        return "\n".join([*out, f"        return {self.returned}", ""])
+
+    @property
+    def returned(self) -> str:
+        """The expression that `forward` returns."""
+        parts = self.returns
+        if len(parts) == 1:
+            return parts[0]
+        if self.form == "list":
+            return f"[{', '.join(parts)}]"
+        if self.form == "dict":
+            return "{" + ", ".join(f'"r{i}": {part}' for i, part in enumerate(parts)) + "}"
+        if self.form == "nested":
+            return f"({parts[0]}, [{', '.join(parts[1:])}])"
+        return ", ".join(parts)
+
+    @property
+    def results(self) -> frozenset[str]:
+        """Names of the values that are returned, or looked at for it."""
+        return frozenset(name for part in self.returns for name in VALUE_NAME.findall(part))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON-able data."""
@@ -135,8 +156,8 @@ class Program:
             inputs=tuple(Input(**{**i, "shape": tuple(i["shape"])}) for i in data["inputs"]),
             state=dict(data["state"]),
             lines=tuple(Line(**{k: tuple(v) if isinstance(v, list) else v for k, v in x.items()}) for x in data["lines"]),
-            returns=data["returns"],
-            results=tuple(data["results"]),
+            returns=tuple(data["returns"]),
+            form=data["form"],
             mode=Mode(**mode),
         )
 

@@ -7,9 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fuzzing.program import Input, Line, Mode, Program, Size
-
-_NAME = re.compile(r"\b[vx]\d+\b")
+from fuzzing.program import VALUE_NAME, Input, Line, Mode, Program, Size
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,8 @@ def tidy(program: Program) -> Program:
     needed = set(program.results)
     kept: list[Line] = []
     for line in reversed(program.lines):
-        if line.writes or line.uses or not line.out or needed & set(line.out):
+        keeps_state = any(name[0] in "ab" or program.mode.train for name in line.uses)
+        if line.writes or keeps_state or not line.out or needed & set(line.out):
             kept.append(line)
             needed |= set(line.args)
     lines = tuple(reversed(kept))
@@ -48,7 +47,7 @@ def tidy(program: Program) -> Program:
     names = {i.name for i in inputs}
     inputs = [replace(i, same_as=i.same_as if i.same_as in names else "") for i in inputs]
     used = {name for line in lines for name in line.uses}
-    state = {name: code for name, code in program.state.items() if name in used or f"self.{name}" in program.returns}
+    state = {name: code for name, code in program.state.items() if name in used or f"self.{name}" in program.returned}
     return replace(program, lines=lines, inputs=tuple(inputs), state=state)
 
 
@@ -71,19 +70,22 @@ def simpler_modes(program: Program, failing: int) -> Iterator[Program]:
 
 
 def fewer_results(program: Program) -> Iterator[Program]:
-    """Return one value, or all but one."""
-    names = list(dict.fromkeys(program.results))
-    if program.returns in names:
-        return
-    for name in names:
-        yield replace(program, returns=name, results=(name,))
-    for first in names:
-        for second in names:
-            if first < second:
-                yield replace(program, returns=f"{first}, {second}", results=(first, second))
-    for name in names:
-        rest = tuple(n for n in names if n != name)
-        yield replace(program, returns=", ".join(rest), results=rest)
+    """Return one value, two, or all but one; as a plain tuple."""
+    parts = program.returns
+    for part in dict.fromkeys(parts):
+        if len(parts) > 1:
+            yield replace(program, returns=(part,))
+    pairs = [(a, b) for i, a in enumerate(parts) for b in parts[i + 1 :]] if len(parts) > 2 else []
+    for pair in pairs:
+        yield replace(program, returns=pair)
+    for gone in range(len(parts)) if len(parts) > 3 else ():
+        yield replace(program, returns=(*parts[:gone], *parts[gone + 1 :]))
+    if len(parts) > 1 and program.form != "tuple":
+        yield replace(program, form="tuple")
+    for i, part in enumerate(parts):
+        for name in VALUE_NAME.findall(part):
+            if name != part:
+                yield replace(program, returns=(*parts[:i], name, *parts[i + 1 :]))
 
 
 def without_lines(program: Program, known: Mapping[str, Known]) -> Iterator[Program]:
@@ -115,7 +117,7 @@ def simpler_inputs(program: Program) -> Iterator[Program]:
 
 def _cut(program: Program, gone: Sequence[Line], known: Mapping[str, Known]) -> Program | None:
     left = [line for line in program.lines if line not in gone]
-    needed = {arg for line in left for arg in line.args} | set(program.results)
+    needed = {arg for line in left for arg in line.args} | program.results
     inputs = list(program.inputs)
     for name in (name for line in gone for name in line.out if name in needed):
         value = known.get(name)
@@ -140,15 +142,16 @@ def _renamed(program: Program, gone: Line, name: str) -> Program:
     lines = tuple(
         replace(line, args=tuple(name if a == old else a for a in line.args)) for line in program.lines if line is not gone
     )
-    returns = _NAME.sub(lambda m: name if m.group() == old else m.group(), program.returns)
-    return replace(program, lines=lines, returns=returns, results=tuple(name if r == old else r for r in program.results))
+    returns = tuple(VALUE_NAME.sub(lambda m: name if m.group() == old else m.group(), part) for part in program.returns)
+    return replace(program, lines=lines, returns=returns)
 
 
 def signature(program: Program, kind: str) -> str:
     """Of a failure: equal for programs that fail alike, as far as one can tell from outside."""
     codes = sorted(re.sub(r"self\.\w+|\d+", "#", line.code) for line in program.lines)
     state = sorted(code.split("(")[0] for code in program.state.values())
-    return f"{kind} | {'; '.join(codes)} | {', '.join(state)}"
+    returns = ", ".join(VALUE_NAME.sub("v", part) for part in program.returns)
+    return f"{kind} | {'; '.join(codes)} | {', '.join(state)} | {returns}"
 
 
 def mode_text(mode: Mode) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 import torchserve_openvino as tov
+from fuzzing.context import plain_cond
 from fuzzing.judge import SOFT, difference, noise_of
 from fuzzing.observe import Observation, observe
 from fuzzing.program import Program
@@ -58,7 +58,7 @@ class _Side:
 
     def __init__(self, program: Program, compile_: Compile | None, noise: int = -1) -> None:
         self.program = program
-        self.module = module_of(program, noise)
+        self.module = module_of(program, noise, compiled=compile_ is not None)
         self.call: Callable[..., Any] = compile_(self.module) if compile_ else self.module
         self.uncounted = ""
         if noise >= 0:
@@ -112,10 +112,11 @@ def compiled(program: Program, module: torch.nn.Module) -> Callable[..., Any]:
     return made.freeze() if mode.frozen else made
 
 
-def module_of(program: Program, noise: int = -1) -> torch.nn.Module:
+def module_of(program: Program, noise: int = -1, compiled: bool = False) -> torch.nn.Module:
     """A module of its own: the same weights each time; disturbed for ``noise`` of 0 and more."""
     source = program.source(noisy=noise >= 0)
-    space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "N": _disturb, "float": float}
+    space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "N": _disturb}
+    space["cond"] = torch.cond if compiled else plain_cond
     exec(compile(source, f"<program {program.seed}>", "exec"), space)
     torch.manual_seed(program.seed)
     return space["Model"]().train(program.mode.train)
@@ -209,9 +210,3 @@ def _plain(message: str) -> str:
     """The first lines of a message, the same on every machine."""
     text = re.sub(r"(/[\w.+-]+)+/([\w.-]+)|0x[0-9a-f]+", r"\2", message.strip())
     return " ".join(text.split())[:300]
-
-
-def free() -> None:
-    """Lets go of what compiled models hold."""
-    torch._dynamo.reset()
-    gc.collect()

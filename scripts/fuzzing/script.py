@@ -28,6 +28,7 @@ def script(program: Program, title: str) -> str:
 # steps {mode.steps}{change}
 import torch
 import torch.nn.functional as F
+from torch import cond
 
 import torchserve_openvino as tov
 
