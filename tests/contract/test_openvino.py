@@ -63,7 +63,7 @@ def test_float64_is_computed_in_float32() -> None:
 
 
 def test_a_model_that_hands_its_input_through_ignores_the_output_tensor() -> None:
-    """Why `Converted.may_vanish` exists."""
+    """Why `execute.writes_all_outputs` exists."""
     parameter = ops.parameter([2, 4], ov.Type.f32)
     compiled = CORE.compile_model(ov.Model([ops.result(parameter)], [parameter]), "CPU", F32)
     request = compiled.create_infer_request()

@@ -176,7 +176,7 @@ class GraphBuilder:
         for part, record in zip(self._partitioned.parts, self._record.partitions, strict=True):
             found = stored.get(part.name)
             if found is not None:
-                compiled: CompiledPartition | None = found.run(record, settings.tracker)
+                compiled: CompiledPartition | None = found.run(record, settings.tracker, settings.memory)
             else:
                 compiled = self._compile(part, converted[part.name], record)
                 fresh = converted[part.name]
@@ -218,7 +218,7 @@ class GraphBuilder:
             "Compiled %s: %d ops, convert %.2f s, compile %.2f s", part.name, part.ops, converted.seconds, built.seconds
         )
         keep_alive = None if settings.own_weights else converted.keep_alive
-        return CompiledPartition(built.compiled, converted.interface, keep_alive)
+        return CompiledPartition(built.compiled, converted.interface, keep_alive, settings.memory)
 
     def _name(self, part_name: str) -> str:
         return f"graph {self._record.index} / {part_name}"

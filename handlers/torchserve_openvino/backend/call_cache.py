@@ -199,7 +199,7 @@ class CallCache:
         for part, loaded, partition in zip(body["parts"], found, partitions, strict=True):
             fallback = LazyGraph(part["graph"], below(tensors, part["name"]))
             calls[part["name"]] = GuardedPartition(
-                loaded.run(partition, tracker),
+                loaded.run(partition, tracker, self._settings.memory),
                 functools.partial(copy.run, fallback),
                 functools.partial(count_runtime_failure, tracker, f"graph {record.index} / {part['name']}"),
                 part["returns_tuple"],

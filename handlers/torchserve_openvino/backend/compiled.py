@@ -4,6 +4,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -181,6 +182,10 @@ class CompiledModule:
         if self._foreign is None:
             self._frozen = FrozenCalls()
         return self
+
+    def poisoned(self) -> AbstractContextManager[None]:
+        """While it lasts, answers are written to memory full of NaN, so that unwritten memory shows in a comparison."""
+        return self._settings.memory.poison() if self._settings is not None else nullcontext()
 
     @property
     def released(self) -> bool:

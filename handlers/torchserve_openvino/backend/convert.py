@@ -12,14 +12,16 @@ from openvino import opset13 as ops
 from torch.fx import GraphModule
 
 from torchserve_openvino.backend._openvino_private import fx_to_model
+from torchserve_openvino.backend.checks import add_checks
 from torchserve_openvino.backend.convert_ts import convert_traced, named_by_torchscript
 from torchserve_openvino.backend.index_range import index_bounds
-from torchserve_openvino.backend.int_range import input_limits
+from torchserve_openvino.backend.int_range import Limits, input_limits
 from torchserve_openvino.backend.mapped_ops import Mapped, replace_mapped
 from torchserve_openvino.backend.partition import Part
-from torchserve_openvino.backend.spec import Bounds, Interface, ValueSpec, spec_of
+from torchserve_openvino.backend.rewrite import rewrite
+from torchserve_openvino.backend.spec import Bounds, Interface, ValueSpec, checked_spec, spec_of
+from torchserve_openvino.backend.value_range import ValueRanges
 from torchserve_openvino.errors import OpMappingError
-from torchserve_openvino.ops import moves_only
 from torchserve_openvino.ops.mappings import Mappings
 from torchserve_openvino.ops.names import RENAMES, op_name, value_of
 
@@ -66,11 +68,12 @@ def convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mapping
     """
     start = time.perf_counter()
     mapped = Mapped()
+    placeholders = part.graph.graph.find_nodes(op="placeholder")
     try:
         runtime = tuple(i for i in range(len(part.arguments)) if i not in constants)
         inputs = tuple(spec_of(value_of(part.arguments[i])) for i in runtime)
-        bounds = _int_bounds(part, constants, runtime, inputs)
-        frozen, order, weights = _freeze(part.graph, constants)
+        limits = _limits(part, constants)
+        frozen, order, weights, checks = _freeze(part.graph, constants, limits)
         nodes = part.output_nodes()
         outputs = tuple(spec_of(value_of(nodes[order.index(i)])) for i in range(max(order) + 1))
         if converter == "ts":
@@ -86,7 +89,7 @@ def convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mapping
                 mappings.libraries,
             )
         _fit_inputs(model, inputs)
-        _fit_outputs(model, outputs)
+        _fit_outputs(model, (*outputs, *checked_spec(checks)))
     except Exception as error:
         # OpenVINO raises RuntimeError, its Python decoder whatever it trips over: each means eager for these nodes.
         if mapped.error is not None:
@@ -104,9 +107,13 @@ def convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mapping
             outputs=outputs,
             arguments=len(part.arguments),
             constant_bytes=sum(tensor.nbytes for tensor in constants.values()),
-            int_bounds=bounds,
+            int_bounds=tuple(
+                None if spec.is_scalar_int else limits.values.get(placeholders[i].name)
+                for i, spec in zip(runtime, inputs, strict=True)
+            ),
             order=order,
-            may_vanish=all(moves_only(name) for name in part.op_counts),
+            size_limit=limits.size,
+            checks=checks,
         ),
         keep_alive=(decoder, frozen),
         seconds=time.perf_counter() - start,
@@ -121,17 +128,13 @@ def _refuse_taught(part: Part, mappings: Mappings) -> None:
         raise OpMappingError(message)
 
 
-def _int_bounds(
-    part: Part, constants: Mapping[int, torch.Tensor], runtime: Sequence[int], inputs: Sequence[ValueSpec]
-) -> tuple[Bounds | None, ...]:
-    """What integer inputs may hold: what OpenVINO computes exactly, and the size of what they select from."""
+def _limits(part: Part, constants: Mapping[int, torch.Tensor]) -> Limits:
+    """What integers may hold: what OpenVINO computes exactly, and the size of what they select from."""
     names = [node.name for node in part.graph.graph.find_nodes(op="placeholder")]
     indices = index_bounds(part.graph)
     limits = input_limits(part.graph, {names[i]: tensor for i, tensor in constants.items()}, indices)
-    return tuple(
-        None if spec.is_scalar_int else _both(limits.get(names[position]), indices.get(names[position]))
-        for position, spec in zip(runtime, inputs, strict=True)
-    )
+    both = {name: _both(limits.values.get(name), indices.get(name)) for name in limits.values.keys() | indices.keys()}
+    return Limits({name: bounds for name, bounds in both.items() if bounds is not None}, limits.size)
 
 
 def _both(limit: Bounds | None, index: Bounds | None) -> Bounds | None:
@@ -142,12 +145,12 @@ def _both(limit: Bounds | None, index: Bounds | None) -> Bounds | None:
 
 
 def _freeze(
-    gm: GraphModule, constants: Mapping[int, torch.Tensor]
-) -> tuple[GraphModule, tuple[int, ...], frozenset[str]]:
-    """A copy of the graph whose ``constants`` placeholders are ``get_attr`` nodes.
+    gm: GraphModule, constants: Mapping[int, torch.Tensor], limits: Limits
+) -> tuple[GraphModule, tuple[int, ...], frozenset[str], tuple[str, ...]]:
+    """A copy of the graph for the frontend, whose ``constants`` placeholders are ``get_attr`` nodes.
 
     Returns:
-        The copy, `_drop_renames`'s order, and the names of the constant nodes.
+        The copy, `_drop_renames`'s order, the names of the constant nodes, and what `add_checks` added.
     """
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
@@ -166,8 +169,12 @@ def _freeze(
     for node in graph.find_nodes(op="get_attr"):
         if node.target not in root:
             root[str(node.target)] = getattr(gm, str(node.target))
+    values = {node.name: root[str(node.target)] for node in graph.find_nodes(op="get_attr")}
+    ranges = ValueRanges(graph, {name: (low, high) for name, (low, high, _) in limits.values.items()}, values)
+    checks = add_checks(graph, ranges, limits.values)
+    rewrite(graph, ranges)
     # GraphModule wants every attribute that the graph names; a tensor stays a tensor.
-    return GraphModule(root, graph), order, frozenset(node.name for node in graph.find_nodes(op="get_attr"))
+    return GraphModule(root, graph), order, frozenset(values), checks
 
 
 def _drop_renames(graph: torch.fx.Graph) -> tuple[int, ...]:

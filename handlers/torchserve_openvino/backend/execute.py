@@ -1,19 +1,21 @@
 """Fifth stage: tensors in, tensors out.
 
 A call borrows an infer request from a pool, so that threads never share one, and gives OpenVINO freshly allocated torch
-memory to write its outputs to: nothing is copied, and no later call overwrites an answer.
+memory to write its outputs to: nothing is copied, and no later call overwrites an answer. Where OpenVINO might not
+write to it, the answer is copied out of OpenVINO's own memory instead.
 """
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import openvino as ov
 import torch
 
-from torchserve_openvino.backend.spec import Bounds, Interface, ValueSpec
+from torchserve_openvino.backend.spec import Bounds, Interface, Sizes, ValueSpec, checked_spec
 from torchserve_openvino.errors import IntegerRangeError, WeightsReleasedError
 from torchserve_openvino.report.tracker import Tracker
 
@@ -80,6 +82,89 @@ def _check_integers(tensor: torch.Tensor, bounds: Bounds, position: int) -> None
         )
 
 
+def _check_values(answers: torch.Tensor, sentences: Sequence[str]) -> None:
+    """Reads what the graph itself says of the call's values (`checks.py`).
+
+    Raises:
+        IntegerRangeError: OpenVINO computed something else than torch would.
+    """
+    wrong = [sentence for answer, sentence in zip(answers.tolist(), sentences, strict=True) if not answer]
+    if wrong:
+        raise IntegerRangeError("; ".join(dict.fromkeys(wrong)))
+
+
+class OutputMemory:
+    """Where answers are written to.
+
+    Attributes:
+        poisoned: Whether it holds NaN (integers: a large negative number) before an inference instead of whatever was
+            there, so that a comparison of answers shows memory that nobody wrote to.
+    """
+
+    def __init__(self) -> None:
+        self.poisoned = False
+
+    @contextmanager
+    def poison(self) -> Iterator[None]:
+        """Poisons it for a while, for all threads."""
+        before, self.poisoned = self.poisoned, True
+        try:
+            yield
+        finally:
+            self.poisoned = before
+
+    def new(self, spec: ValueSpec) -> torch.Tensor:
+        """Memory for one answer of a known shape."""
+        result = torch.empty(spec.shape, dtype=spec.dtype)
+        return _poison(result) if self.poisoned else result
+
+
+def _poison(tensor: torch.Tensor) -> torch.Tensor:
+    kind = tensor.dtype
+    if kind.is_floating_point:
+        return tensor.fill_(float("nan"))
+    return tensor.fill_(True) if kind is torch.bool else tensor.fill_(torch.iinfo(kind).min // 3)
+
+
+def _poison_array(array: "np.ndarray[Any, Any]") -> None:
+    kind = array.dtype
+    array[...] = True if kind == np.bool_ else np.iinfo(kind).min // 3 if kind.kind in "iu" else np.nan
+
+
+# What the CPU plugin may lay out in the memory of its input, so that nothing is written at the end of such a chain.
+_IN_PLACE = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Split"})
+_GIVEN = frozenset({"Input", "Const"})
+
+
+def writes_all_outputs(compiled: ov.CompiledModel) -> bool:
+    """Whether each output is computed by a kernel, which will write it wherever it is told to.
+
+    An output that is an input or a constant is nobody's to write: OpenVINO then takes the memory that it is given for
+    that output for the input itself, and computes everything from what happens to lie there. The names are those of
+    the executed graph: https://docs.openvino.ai, "execution graph", ``layerType``.
+    """
+    try:
+        executed = compiled.get_runtime_model()
+    except RuntimeError:
+        # AUTO, MULTI and others have none to show.
+        return False
+    return all(_is_computed(result.input_value(0).get_node()) for result in executed.get_results())
+
+
+def _is_computed(node: ov.Node) -> bool:
+    while (kind := _layer_type(node)) in _IN_PLACE or (kind == "Concatenation" and len(node.inputs()) == 1):
+        node = node.input_value(0).get_node()
+    return bool(kind) and kind not in _GIVEN
+
+
+def _layer_type(node: ov.Node) -> str:
+    info = node.get_rt_info()
+    if "layerType" not in info:
+        return ""
+    found = info["layerType"]
+    return str(getattr(found, "value", found))
+
+
 class CompiledPartition:
     """Runs one compiled subgraph.
 
@@ -87,17 +172,22 @@ class CompiledPartition:
         compiled: The compiled model; it may be shared between threads.
         interface: What goes in and what comes out of it.
         keep_alive: Owners of memory that the compiled model shares.
+        memory: Where answers are written to.
     """
 
-    def __init__(self, compiled: ov.CompiledModel, interface: Interface, keep_alive: Any = None) -> None:
+    def __init__(self, compiled: ov.CompiledModel, interface: Interface, keep_alive: Any, memory: OutputMemory) -> None:
         self.compiled = compiled
         self._keep_alive = keep_alive
         self._inputs = tuple(enumerate(zip(interface.runtime, interface.inputs, strict=True)))
-        self._outputs = interface.outputs
+        self._outputs = (*interface.outputs, *checked_spec(interface.checks))
+        self._checks = interface.checks
+        self._size_limit = interface.size_limit
         self._order = None if interface.order == tuple(range(len(interface.outputs))) else interface.order
         self._bounds = interface.int_bounds
+        self._memory = memory
         # Where the shape is known OpenVINO writes straight into torch memory; elsewhere its answer is copied.
-        self._static = all(spec.is_static for spec in interface.outputs) and not interface.may_vanish
+        self._known_shapes = all(spec.is_static for spec in interface.outputs)
+        self._direct = self._known_shapes and writes_all_outputs(compiled)
         self._requests: deque[Any] = deque([compiled.create_infer_request()])
 
     def run(self, args: Sequence[Any]) -> list[Any]:
@@ -110,13 +200,14 @@ class CompiledPartition:
             One tensor (or int, for a size) for each output, with memory of its own.
 
         Raises:
-            IntegerRangeError: An int64 input exceeds what OpenVINO computes exactly.
+            IntegerRangeError: A value that OpenVINO does not compute as torch does.
             RuntimeError: OpenVINO's own error.
         """
         try:
             request = self._requests.pop()
         except IndexError:
             request = self.compiled.create_infer_request()
+        sizes = None if self._known_shapes else Sizes(self._size_limit)
         try:
             # Kept until infer() returns: the request holds plain pointers to the memory of contiguous copies.
             tensors = []
@@ -124,30 +215,43 @@ class CompiledPartition:
                 tensor = _contiguous(args[source], spec)
                 if (bounds := self._bounds[position]) is not None:
                     _check_integers(tensor, bounds, position)
+                if sizes is not None and spec.symbols:
+                    sizes.learn(spec, tensor)
                 tensors.append(tensor)
                 request.set_input_tensor(position, wrap(tensor, spec))
-            results = self._infer_static(request) if self._static else self._infer_dynamic(request)
+            results = self._infer_direct(request) if self._direct else self._infer_copied(request, sizes)
         finally:
             self._requests.append(request)
-        for i, spec in enumerate(self._outputs):
+        if self._checks:
+            _check_values(results.pop(), self._checks)
+        for i, spec in enumerate(self._outputs[: len(results)]):
             if spec.is_scalar_int:
                 results[i] = int(results[i])
             elif spec.layout is not None:
                 results[i] = _relayout(results[i], spec.layout)
         return results if self._order is None else [results[i] for i in self._order]
 
-    def _infer_static(self, request: Any) -> list[Any]:
+    def _infer_direct(self, request: Any) -> list[Any]:
         results: list[Any] = []
         for position, spec in enumerate(self._outputs):
-            result = torch.empty(spec.shape, dtype=spec.dtype)
+            result = self._memory.new(spec)
             request.set_output_tensor(position, wrap(result, spec))
             results.append(result)
         _infer(request)
         return results
 
-    def _infer_dynamic(self, request: Any) -> list[Any]:
+    def _infer_copied(self, request: Any, sizes: Sizes | None) -> list[Any]:
+        if self._memory.poisoned and self._known_shapes:
+            for position in range(len(self._outputs)):
+                _poison_array(request.get_output_tensor(position).data)
         _infer(request)
-        return [_from_ov(request.get_output_tensor(i), spec) for i, spec in enumerate(self._outputs)]
+        results = []
+        for position, spec in enumerate(self._outputs):
+            answer = request.get_output_tensor(position)
+            if sizes is not None:
+                sizes.check(spec, answer.shape)
+            results.append(_from_ov(answer, spec))
+        return results
 
 
 class EagerCopy:

@@ -1,13 +1,11 @@
 """Which values an integer input may hold where it selects from a tensor.
 
 PyTorch raises on an index beyond the end; OpenVINO's Gather answers zeros, and takes a negative index for one from the
-end. An input that reaches an indexing operator unchanged therefore gets bounds, which each call checks. An index that
-is computed inside the graph is not followed.
+end. An input that reaches an indexing operator unchanged therefore gets bounds, which each call checks; an index that
+is computed inside the graph is looked at there (`checks.py`).
 """
 
 import operator
-from collections.abc import Sequence
-
 import torch
 from torch.fx import GraphModule, Node
 
@@ -62,29 +60,37 @@ def _hands_on(node: Node) -> bool:
     return integer and packet_name(op_name(node.target)) in HANDS_ON
 
 
-def _bounds(node: Node, index: Node) -> list[Bounds]:
+def selections(node: Node) -> list[tuple[Node, int, Node, bool]]:
+    """What a node selects from: tensor, dimension, index, and whether an index below 0 counts from the end.
+
+    An index that torch itself takes unchecked is not among them (`aten._unsafe_index`), nor is a mask.
+    """
     if node.op != "call_function" or node.target is operator.getitem:
         return []
     name = packet_name(op_name(node.target))
-    if name in {"aten.index", "aten.index_put", "aten._unsafe_index"}:
-        indices = node.args[1] if len(node.args) > 1 else ()
-        places = [i for i, arg in enumerate(indices) if arg is index] if isinstance(indices, (list, tuple)) else []
-        sizes = [_size(node.args[0], place) for place in places]
-        return [Bounds(-size, size - 1) for size in sizes if size is not None]
+    if name in {"aten.index", "aten.index_put"}:
+        source, indices = node.args[:2]
+        assert isinstance(source, Node) and isinstance(indices, (list, tuple))
+        whole = [(dim, index) for dim, index in enumerate(indices) if isinstance(index, Node)]
+        # A mask of several dimensions moves what comes after it.
+        if any(value_of(index).dtype not in _INTEGERS for _, index in whole):
+            return []
+        return [(source, dim, index, True) for dim, index in whole]
     if name not in _SELECTS:
         return []
-    source, dim, place = _SELECTS[name]
-    if len(node.args) <= place or node.args[place] is not index:
+    at, dim_at, place = _SELECTS[name]
+    if len(node.args) <= place:
         return []
-    along = node.args[dim] if dim is not None else 0
-    size = _size(node.args[source], along) if isinstance(along, int) else None
-    return [Bounds(0, size - 1)] if size is not None else []
+    source, index, along = node.args[at], node.args[place], node.args[dim_at] if dim_at is not None else 0
+    if not (isinstance(source, Node) and isinstance(index, Node) and isinstance(along, int)):
+        return []
+    return [(source, along, index, False)] if value_of(source).dim() else []
 
 
-def _size(arg: object, dim: int) -> int | None:
-    """A dimension's size; None where it is symbolic."""
-    if not isinstance(arg, Node):
-        return None
-    shape: Sequence[object] = next((t.shape for t in tensors_of(value_of(arg))), ())
-    size = shape[dim] if -len(shape) <= dim < len(shape) else None
-    return size if isinstance(size, int) else None
+def _bounds(node: Node, index: Node) -> list[Bounds]:
+    found = []
+    for source, dim, each, negative in selections(node):
+        size = value_of(source).shape[dim]
+        if each is index and isinstance(size, int):
+            found.append(Bounds(-size if negative else 0, size - 1))
+    return found

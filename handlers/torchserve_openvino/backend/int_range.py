@@ -6,13 +6,13 @@ integer input of a partition therefore gets a limit, the largest for which inter
 exact. Each call checks its inputs against it; beyond, the call runs in eager, counted. What no limit can hold is left
 to eager PyTorch; operators that multiply integers over and over (`ops.support`) never come here.
 
-An integer that is cast from a float, and a symbolic size, can't be checked: they are taken to be below `_FROM_FLOAT`
-and `_SYMBOLIC_SIZE`.
+An integer that is cast from a float gets a limit in the same way, which the graph itself checks (`checks.py`); a
+symbolic size is taken to be below a limit as well, the largest of `_SIZES` that does, which each call checks.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule, Node
@@ -20,12 +20,13 @@ from torch.fx import GraphModule, Node
 from torchserve_openvino.backend.spec import Bounds
 from torchserve_openvino.errors import IntegerRangeError
 from torchserve_openvino.ops.movement import COMPARES, FILLS, HANDS_ON, LOOKS_UP
-from torchserve_openvino.ops.names import op_name, packet_name, tensors_of, value_of
+from torchserve_openvino.ops.names import arguments_of, op_name, packet_name, tensors_of, value_of
 
 INT32_MAX = 2**31 - 1
 EXACT_IN_FLOAT32 = 2**24
-_FROM_FLOAT = 2**17
-_SYMBOLIC_SIZE = 2**16
+_SIZES = (2**24, 2**16, 2**14, 2**12, 2**10)
+# The largest power of 2 below which a float that becomes an integer is sure to fit into 32 bits.
+_FROM_FLOAT = 2**30
 _HIGHEST = {torch.int64: INT32_MAX, torch.int32: 2**31, torch.uint8: 255, torch.int8: 128, torch.bool: 1}
 _CHECKED = frozenset({torch.int64, torch.int32})
 
@@ -42,16 +43,27 @@ _POSITIONS = frozenset({"aten.argmax", "aten.argmin", "aten.argsort"})
 _VALUES_AND_POSITIONS = frozenset({"aten.sort", "aten.topk", "aten.max", "aten.min"})
 
 
+class Limits(NamedTuple):
+    """What keeps a subgraph's integers exact.
+
+    Attributes:
+        values: Of each int64 or int32 input, and of each float that becomes one, by the node's name; none where any
+            value will do.
+        size: The largest that a symbolic size may be.
+    """
+
+    values: dict[str, Bounds]
+    size: int
+
+
 class _Violation(NamedTuple):
     node: Node
     value: int
     most: int
 
 
-def input_limits(
-    graph: GraphModule, constants: Mapping[str, torch.Tensor], known: Mapping[str, Bounds]
-) -> dict[str, Bounds]:
-    """What each int64 or int32 input of a subgraph may hold, by its placeholder's name; none where any value will do.
+def input_limits(graph: GraphModule, constants: Mapping[str, torch.Tensor], known: Mapping[str, Bounds]) -> Limits:
+    """The widest limits for which interval arithmetic stays exact.
 
     Args:
         graph: The subgraph.
@@ -65,15 +77,26 @@ def input_limits(
     for name, value in fixed.items():
         if value > INT32_MAX + 1:
             raise IntegerRangeError(f"int64 constant {name} holds {value}: OpenVINO computes int64 in 32 bits")
-    limits = {}
+    start = {}
     for node in graph.graph.find_nodes(op="placeholder"):
         dtype = next((tensor.dtype for tensor in tensors_of(value_of(node))), None)
         if node.name not in fixed and dtype in _CHECKED:
             low, high, _ = known.get(node.name, Bounds(-_HIGHEST[dtype], _HIGHEST[dtype]))
-            limits[node.name] = min(max(-low, high), _HIGHEST[dtype])
-    causes: dict[str, str] = {}
+            start[node.name] = min(max(-low, high), _HIGHEST[dtype])
+    start |= {node.name: _FROM_FLOAT for node in graph.graph.nodes if is_cast_from_float(node)}
     nodes = [node for node in graph.graph.nodes if any(map(_integers, (node, *node.all_input_nodes)))]
-    while (violation := _first_violation(nodes, fixed | limits)) is not None:
+    for size in _SIZES:
+        try:
+            return Limits(_lowered(nodes, fixed, start, size), size)
+        except IntegerRangeError:
+            if size == _SIZES[-1]:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _lowered(nodes: Sequence[Node], fixed: Mapping[str, int], start: Mapping[str, int], size: int) -> dict[str, Bounds]:
+    limits, causes = dict(start), dict[str, str]()
+    while (violation := _first_violation(nodes, {**fixed, **limits}, size)) is not None:
         _lower(violation, limits, causes)
     # No int32 exceeds its own type.
     return {name: Bounds(-most, most, causes.get(name, "")) for name, most in limits.items() if most <= INT32_MAX}
@@ -82,7 +105,7 @@ def input_limits(
 def _lower(violation: _Violation, limits: dict[str, int], causes: dict[str, str]) -> None:
     """Halves the largest limits among the inputs that the value comes from."""
     name = op_name(violation.node.target)
-    sources = [source for source in _sources(violation.node) if limits.get(source, 1) > 1]
+    sources = [source for source in _sources(violation.node, limits) if limits.get(source, 1) > 1]
     if not sources:
         limit = "32 bits" if violation.most > EXACT_IN_FLOAT32 else "2^24"
         raise IntegerRangeError(
@@ -96,12 +119,19 @@ def _lower(violation: _Violation, limits: dict[str, int], causes: dict[str, str]
             causes[source] = name
 
 
-def _sources(node: Node) -> set[str]:
-    """Names of the integer inputs that a node's integers come from."""
+def is_cast_from_float(node: Node) -> bool:
+    """Whether a node makes int64 or int32 of floats."""
+    if node.op != "call_function" or op_name(node.target) != "aten._to_copy.default" or not _integers(node):
+        return False
+    return any(tensor.is_floating_point() for tensor in tensors_of(value_of(node.all_input_nodes[0])))
+
+
+def _sources(node: Node, limited: Mapping[str, int]) -> set[str]:
+    """Names of the nodes with a limit that a node's integers come from."""
     found, seen, waiting = set(), {node}, [node]
     while waiting:
         current = waiting.pop()
-        if current.op == "placeholder":
+        if current.op == "placeholder" or current.name in limited:
             found.add(current.name)
         for source in current.all_input_nodes:
             if source not in seen and _integers(source):
@@ -122,23 +152,23 @@ def _integers(node: Node) -> bool:
     return any(tensor.dtype in _CHECKED for tensor in tensors_of(value_of(node)))
 
 
-def _first_violation(nodes: Sequence[Node], inputs: Mapping[str, int]) -> _Violation | None:
+def _first_violation(nodes: Sequence[Node], inputs: Mapping[str, int], size: int) -> _Violation | None:
     """The first node that meets larger integers than it is exact for, where the inputs are as large as they may be."""
     bounds: dict[Node, int] = {}
     for node in nodes:
-        if node.op == "placeholder":
+        if node.name in inputs:
             bounds[node] = inputs[node.name]
         elif node.op == "call_function":
             operands = [bounds[source] for source in node.all_input_nodes if _integers(source)]
-            bounds[node] = _bound(node, bounds) if _integers(node) else _highest(node)
+            bounds[node] = _bound(node, bounds, size) if _integers(node) else _highest(node, size)
             most, value = _exposed(node, operands, bounds[node])
             if value > most:
                 return _Violation(node, value, most)
     return None
 
 
-def _highest(node: Node) -> int:
-    return max((_HIGHEST.get(tensor.dtype, 0) for tensor in tensors_of(value_of(node))), default=_SYMBOLIC_SIZE)
+def _highest(node: Node, size: int) -> int:
+    return max((_HIGHEST.get(tensor.dtype, 0) for tensor in tensors_of(value_of(node))), default=size)
 
 
 def _exposed(node: Node, operands: list[int], result: int) -> tuple[int, int]:
@@ -156,27 +186,25 @@ def _exposed(node: Node, operands: list[int], result: int) -> tuple[int, int]:
     return EXACT_IN_FLOAT32, max([result, *operands])
 
 
-def _bound(node: Node, bounds: Mapping[Node, int]) -> int:
+def _bound(node: Node, bounds: Mapping[Node, int], size: int) -> int:
     """The largest absolute value of an integer node."""
     name = packet_name(op_name(node.target))
     sources = node.all_input_nodes
-    each = {source: bounds[source] if source in bounds else _highest(source) for source in sources}
+    each = {source: bounds[source] if source in bounds else _highest(source, size) for source in sources}
     values = [each[arg] if isinstance(arg, Node) else _scalar(arg) for arg in node.args] or [0]
     from_float = any(t.is_floating_point() for source in sources[:1] for t in tensors_of(value_of(source)))
     if name in _POSITIONS or (name in _VALUES_AND_POSITIONS and from_float):
-        return _numel(sources[0])
-    if name == "aten._to_copy" and from_float:
-        return _FROM_FLOAT
+        return _along(node, sources[0], size)
     if name in _SUMS:
         alpha = node.kwargs.get("alpha", 1)
         return values[0] + values[1] * abs(int(alpha if isinstance(alpha, (int, float)) else 1))
     if name == "aten.mul":
         return values[0] * values[1]
     if name in {"aten.sum", "aten.cumsum"}:
-        return values[0] * max(1, _numel(sources[0], node.args[1] if len(node.args) > 1 else None))
+        return values[0] * max(1, _numel(sources[0], size, node.args[1] if len(node.args) > 1 else None))
     if name in _ADDS_UP:
         added = node.args[_ADDS_UP[name]]
-        return values[0] + (each[added] * _numel(added) if isinstance(added, Node) else 0)
+        return values[0] + (each[added] * _numel(added, size) if isinstance(added, Node) else 0)
     if name in _UNIONS:
         return sum(values) + 1
     if name in _SELECTS:
@@ -184,16 +212,24 @@ def _bound(node: Node, bounds: Mapping[Node, int]) -> int:
     # Everything else selects, moves or shrinks: no result exceeds the inputs, a fill value and the positions.
     plain = [value for value in (*node.args, *node.kwargs.values()) if not isinstance(value, Node)]
     scalars = [] if name in _TAKE_AN_END else [_scalar(value) for value in plain]
-    positions = [_numel(sources[0])] if name in _VALUES_AND_POSITIONS else []
+    positions = [_along(node, sources[0], size)] if name in _VALUES_AND_POSITIONS else []
     return max([*each.values(), *scalars, *positions], default=0)
 
 
-def _numel(node: Node, dims: object = None) -> int:
+def _along(node: Node, source: Node, size: int) -> int:
+    """How many positions an operator may name: along its dimension, or in the whole tensor."""
+    dim = arguments_of(node).get("dim", None if packet_name(op_name(node.target)) in _POSITIONS else -1)
+    return _numel(source, size, dim)
+
+
+def _numel(node: Node, size: int, dims: object = None) -> int:
     """Elements of a node's tensor, over some of its dimensions."""
     shape = next((tensor.shape for tensor in tensors_of(value_of(node))), torch.Size())
     chosen = [dims] if isinstance(dims, int) else dims
-    over = [shape[dim] for dim in chosen] if isinstance(chosen, (list, tuple)) and chosen and shape else shape
-    return math.prod(size if isinstance(size, int) else _SYMBOLIC_SIZE for size in over)
+    over: Sequence[Any] = (
+        [shape[d] for d in chosen] if isinstance(chosen, (list, tuple)) and chosen and shape else shape
+    )
+    return math.prod(each if isinstance(each, int) else size for each in over)
 
 
 def _scalar(value: object) -> int:

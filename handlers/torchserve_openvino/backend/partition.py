@@ -14,9 +14,10 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
+from torchserve_openvino.backend.views import hand_out_views
 from torchserve_openvino.backend.worthwhile import PIECE_US, refuse_tiny
 from torchserve_openvino.ops import Refusal, does_work, op_name, where_of
-from torchserve_openvino.ops.names import value_of
+from torchserve_openvino.ops.names import HANDED_OUT, value_of
 
 Refuse = Callable[[Node], Refusal | None]
 
@@ -74,6 +75,9 @@ class Partitioned:
     ops_total: int
 
 
+_HANDED_OUT = Refusal("unsupported_op", "a view that leaves the graph")
+
+
 class _Support(OperatorSupportBase):
     def __init__(self, refuse: Refuse) -> None:
         self.refuse = refuse
@@ -97,6 +101,12 @@ def partition(gm: GraphModule, refuse: Refuse, min_partition_us: float | None = 
     for node in outer.graph.nodes:
         if node.op == "call_function":
             refusals[node] = refuse(node)
+    hand_out_views(outer.graph, [node for node, refusal in refusals.items() if refusal is not None])
+    refusals = {
+        node: _HANDED_OUT if HANDED_OUT in node.meta else refusals[node]
+        for node in outer.graph.nodes
+        if node.op == "call_function"
+    }
 
     ops_total = sum(does_work(node) for node in refusals)
     partitioner = CapabilityBasedPartitioner(outer, _Support(refusals.get), allows_single_node_partition=True)

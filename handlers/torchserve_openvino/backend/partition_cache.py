@@ -22,7 +22,7 @@ from torchserve_openvino.backend.build import (
     import_blob,
     note_built,
 )
-from torchserve_openvino.backend.execute import CompiledPartition
+from torchserve_openvino.backend.execute import CompiledPartition, OutputMemory
 from torchserve_openvino.backend.spec import Interface
 from torchserve_openvino.cache.key import RUN_PROPERTIES, digest, make_key
 from torchserve_openvino.cache.layers import Layers
@@ -51,10 +51,10 @@ class StoredPartition:
     interface: Interface
     built: Built
 
-    def run(self, record: PartitionRecord, tracker: Tracker) -> CompiledPartition:
+    def run(self, record: PartitionRecord, tracker: Tracker, memory: OutputMemory) -> CompiledPartition:
         """Ready to be called; what is known of it goes into its record."""
         note_built(self.built, self.interface, record, tracker)
-        return CompiledPartition(self.built.compiled, self.interface, self.built.keep_alive)
+        return CompiledPartition(self.built.compiled, self.interface, self.built.keep_alive, memory)
 
 
 class PartitionCache:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchserve_openvino.backend._openvino_private import use_libraries
-from torchserve_openvino.backend.execute import EagerCopy
+from torchserve_openvino.backend.execute import EagerCopy, OutputMemory
 from torchserve_openvino.backend.partition_cache import PartitionCache
 from torchserve_openvino.backend.probes import NO_PROBES, Probes
 from torchserve_openvino.cache.layers import Layers
@@ -34,6 +34,7 @@ class BackendSettings:
         own_weights: Whether compiled models keep weights of their own, so that the module's can be freed.
         partitions: The cache; None without one.
         eager_copy: Whether PyTorch's weights are still there.
+        memory: Where answers are written to.
         mappings: Operators and modules that the user taught OpenVINO.
         probes: Hooks of a diagnosis.
         backend: ``openvino``, ``openvino_ts`` or ``export``: who captures, and who converts.
@@ -47,6 +48,7 @@ class BackendSettings:
     own_weights: bool = False
     partitions: PartitionCache | None = None
     eager_copy: EagerCopy = field(default_factory=EagerCopy)
+    memory: OutputMemory = field(default_factory=OutputMemory)
     mappings: Mappings = field(default_factory=Mappings)
     probes: Probes = NO_PROBES
     backend: str = "openvino"

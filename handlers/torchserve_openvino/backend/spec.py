@@ -1,11 +1,13 @@
 """What crosses the border between torch and OpenVINO: types, shapes and memory layout of inputs and outputs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import openvino as ov
 import torch
+
+from torchserve_openvino.errors import IntegerRangeError
 
 OV_TYPES: dict[torch.dtype, ov.Type] = {
     torch.float32: ov.Type.f32,
@@ -29,12 +31,15 @@ class ValueSpec:
         is_scalar_int: A SymInt, crossing as a 0-d int64 tensor.
         layout: Order of dimensions from outermost to innermost in eager's memory, None where it is contiguous:
             answers keep eager's strides.
+        symbols: For each dimension the formula of its size, empty where that is known; () where all are known. Equal
+            formulas are equal sizes, in inputs and outputs alike.
     """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     is_scalar_int: bool = False
     layout: tuple[int, ...] | None = None
+    symbols: tuple[str, ...] = ()
 
     @property
     def is_static(self) -> bool:
@@ -53,6 +58,7 @@ class ValueSpec:
             list(self.shape),
             self.is_scalar_int,
             None if self.layout is None else list(self.layout),
+            list(self.symbols),
         ]
 
     @classmethod
@@ -62,8 +68,9 @@ class ValueSpec:
         Raises:
             KeyError: A type that does not cross the border.
         """
-        name, shape, is_scalar_int, layout = plain
-        return cls(_TYPES_BY_NAME[name], tuple(shape), is_scalar_int, None if layout is None else tuple(layout))
+        name, shape, is_scalar_int, layout, symbols = plain
+        order = None if layout is None else tuple(layout)
+        return cls(_TYPES_BY_NAME[name], tuple(shape), is_scalar_int, order, tuple(symbols))
 
 
 _TYPES_BY_NAME = {str(dtype): dtype for dtype in OV_TYPES}
@@ -81,6 +88,49 @@ class Bounds(NamedTuple):
     op: str = ""
 
 
+class Sizes:
+    """The symbolic sizes of one call, learned from what goes in and held against what comes out.
+
+    Args:
+        limit: The largest that a size may be.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._known: dict[str, int] = {}
+
+    def learn(self, spec: ValueSpec, value: Any) -> None:
+        """Takes in the sizes of an input: a tensor, or the integer itself.
+
+        Raises:
+            IntegerRangeError: One is so large that integers made of it might not be exact.
+        """
+        sizes = (int(value),) if spec.is_scalar_int else value.shape
+        if any(size > self._limit for name, size in zip(spec.symbols, sizes, strict=False) if name):
+            raise IntegerRangeError(
+                f"a dimension of {max(sizes)}: integers made of sizes are exact in OpenVINO up to {self._limit}"
+            )
+        self._known.update((name, size) for name, size in zip(spec.symbols, sizes, strict=False) if name)
+
+    def check(self, spec: ValueSpec, shape: Sequence[int]) -> None:
+        """Looks at the shape of an output.
+
+        Raises:
+            RuntimeError: It is not the one that torch would answer.
+        """
+        if not spec.symbols or spec.is_scalar_int:
+            expected: tuple[int, ...] = spec.shape
+        elif len(shape) == len(spec.shape):
+            expected = tuple(
+                self._known.setdefault(name, found) if name else size
+                for name, size, found in zip(spec.symbols, spec.shape, shape, strict=True)
+            )
+        else:
+            expected = spec.shape
+        if tuple(shape) != expected:
+            raise RuntimeError(f"OpenVINO answered the shape {list(shape)} where torch has {list(expected)}")
+
+
 @dataclass(frozen=True)
 class Interface:
     """How a partition is called, apart from who computes it.
@@ -93,8 +143,9 @@ class Interface:
         constant_bytes: Size of the constants.
         int_bounds: For each runtime argument the least and largest integer that it may hold; None where any will do.
         order: For each output of the partition, its position in ``outputs``: one tensor may have two names.
-        may_vanish: Nothing is computed, so that OpenVINO may reduce the model to handing its input through; it does
-            not write to an output tensor that it is given then.
+        size_limit: The largest symbolic size for which its integers are exact.
+        checks: What one more output at the end says of the call's values, a sentence for each of its elements: 0 where
+            OpenVINO would compute something else than torch.
     """
 
     runtime: tuple[int, ...]
@@ -104,7 +155,8 @@ class Interface:
     constant_bytes: int
     int_bounds: tuple[Bounds | None, ...]
     order: tuple[int, ...]
-    may_vanish: bool
+    size_limit: int
+    checks: tuple[str, ...]
 
     def to_plain(self) -> dict[str, Any]:
         """JSON-safe; `of_plain` reads it."""
@@ -116,7 +168,8 @@ class Interface:
             "constant_bytes": self.constant_bytes,
             "int_bounds": [None if bounds is None else list(bounds) for bounds in self.int_bounds],
             "order": list(self.order),
-            "may_vanish": self.may_vanish,
+            "size_limit": self.size_limit,
+            "checks": list(self.checks),
         }
 
     @classmethod
@@ -134,8 +187,14 @@ class Interface:
             constant_bytes=plain["constant_bytes"],
             int_bounds=tuple(None if bounds is None else Bounds(*bounds) for bounds in plain["int_bounds"]),
             order=tuple(plain["order"]),
-            may_vanish=plain["may_vanish"],
+            size_limit=plain["size_limit"],
+            checks=tuple(plain["checks"]),
         )
+
+
+def checked_spec(checks: Sequence[str]) -> tuple[ValueSpec, ...]:
+    """The output that answers an interface's ``checks``; none without."""
+    return (ValueSpec(torch.int32, (len(checks),)),) if checks else ()
 
 
 def _layout(tensor: torch.Tensor) -> tuple[int, ...] | None:
@@ -145,13 +204,14 @@ def _layout(tensor: torch.Tensor) -> tuple[int, ...] | None:
     strides = tensor.stride()
     if any(not isinstance(value, int) for value in (*strides, *tensor.shape)):
         # A symbolic stride has no order to sort by; the hint of the example decides.
-        strides = tuple(_hint(value) for value in strides)
+        strides = tuple(symbol_free_hint(value) for value in strides)
     order = tuple(sorted(range(tensor.dim()), key=lambda i: (-strides[i], i)))
     dense = tensor.permute(order).is_contiguous()
     return order if dense and order != tuple(range(tensor.dim())) else None
 
 
-def _hint(value: Any) -> int:
+def symbol_free_hint(value: Any) -> int:
+    """A size or stride as a number; for a symbol that of the example."""
     return value if isinstance(value, int) else int(value.node.hint or 0)
 
 
@@ -163,7 +223,9 @@ def spec_of(value: Any) -> ValueSpec:
     """
     if isinstance(value, torch.Tensor):
         shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
-        return ValueSpec(value.dtype, shape, layout=_layout(value))
+        symbols = tuple("" if isinstance(size, int) else str(size.node.expr) for size in value.shape)
+        return ValueSpec(value.dtype, shape, layout=_layout(value), symbols=symbols if -1 in shape else ())
     if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
-        return ValueSpec(torch.int64, (), is_scalar_int=True)
+        symbols = (str(value.node.expr),) if isinstance(value, torch.SymInt) else ()
+        return ValueSpec(torch.int64, (), is_scalar_int=True, symbols=symbols)
     raise TypeError(f"{type(value).__name__} can't cross between torch and OpenVINO")

@@ -11,6 +11,8 @@ _TRACE_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 # Nodes that give a tensor a second name: autograd's bookkeeping, not work.
 RENAMES = frozenset({"aten.detach.default", "aten.alias.default"})
+# In the ``meta`` of a node: a view of what leaves the graph (`backend.views`), which computes nothing.
+HANDED_OUT = "openvino_handed_out"
 
 
 def op_name(target: Any) -> str:
@@ -37,6 +39,13 @@ def value_of(node: Node) -> Any:
     return node.meta.get("val")
 
 
+def arguments_of(node: Node) -> dict[str, Any]:
+    """The arguments that an operator's node was given, by the names of its schema."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    names = [argument.name for argument in node.target._schema.arguments]
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
 def tensors_of(value: Any) -> list[torch.Tensor]:
     """Every tensor in a (nested) fake value."""
     if isinstance(value, torch.Tensor):
@@ -53,7 +62,7 @@ def is_symbolic_scalar(node: Node) -> bool:
 
 def does_work(node: Node) -> bool:
     """Whether a node counts as an op in the report: a ``call_function`` that computes or moves a tensor."""
-    if node.op != "call_function" or node.target is operator.getitem:
+    if node.op != "call_function" or node.target is operator.getitem or HANDED_OUT in node.meta:
         return False
     return not is_symbolic_scalar(node) and op_name(node.target) not in RENAMES
 

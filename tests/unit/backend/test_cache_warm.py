@@ -96,7 +96,7 @@ def test_openvino_fails_on_a_warm_worker(tmp_path: Path, monkeypatch: pytest.Mon
         raise RuntimeError("the device is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(CompiledPartition, "_infer_static", failing)
+        patch.setattr(CompiledPartition, "_infer_direct", failing)
         for factor in (1, 2):
             ask(warm, X * factor)
     assert warm.report.fallback_counts() == {"unsupported_op": 1, "runtime_failed": 4}
@@ -114,7 +114,7 @@ def test_openvino_fails_while_the_answer_is_proven(tmp_path: Path, monkeypatch: 
 
     warm = fresh(Net().eval(), tmp_path / "c")
     with monkeypatch.context() as patch:
-        patch.setattr(CompiledPartition, "_infer_static", failing)
+        patch.setattr(CompiledPartition, "_infer_direct", failing)
         ask(warm, X)
     assert warm.report.fallback_counts()["runtime_failed"] >= 1
     # Eager's answer says nothing about OpenVINO's.

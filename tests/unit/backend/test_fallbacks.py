@@ -208,17 +208,17 @@ def test_runtime_failure_is_counted_each_time_and_not_for_good(monkeypatch: pyte
     x = torch.randn(5)
     compiled = tov.compile(model)
     compiled(x)
-    real = CompiledPartition._infer_static
+    real = CompiledPartition._infer_direct
 
     def failing(self, request):
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr(CompiledPartition, "_infer_static", failing)
+    monkeypatch.setattr(CompiledPartition, "_infer_direct", failing)
     assert_same(compiled(x), model(x))
     assert_same(compiled(x), model(x))
     assert compiled.report.fallback_counts() == {"runtime_failed": 2}
     assert "device is gone" in compiled.report.fallbacks[0].reason
-    monkeypatch.setattr(CompiledPartition, "_infer_static", real)
+    monkeypatch.setattr(CompiledPartition, "_infer_direct", real)
     assert_same(compiled(x), model(x))
     assert compiled.report.fallback_counts() == {"runtime_failed": 2}
 

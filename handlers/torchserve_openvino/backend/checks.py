@@ -1,0 +1,132 @@
+"""What must hold of a call's values so that OpenVINO computes as torch does, looked at inside the graph.
+
+An index beyond the end gives zeros in OpenVINO and an error in torch; an integer made of a float wraps around or
+saturates; a division by the integer 0 gives a number; sorting passes over NaN. Inputs are looked at before an inference
+(`spec.Bounds`). What is computed inside a partition is looked at by operators that are added to it, where the graph
+alone does not show that all is well: they end in one more output, a 1 or a 0 for each question. After a 0 the call runs
+in eager PyTorch, which answers or raises as it always does.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from torchserve_openvino.backend.index_range import selections
+from torchserve_openvino.backend.int_range import is_cast_from_float
+from torchserve_openvino.backend.rewrite import add_call, size_of
+from torchserve_openvino.backend.spec import Bounds
+from torchserve_openvino.backend.value_range import ValueRanges
+from torchserve_openvino.ops.names import op_name, packet_name, packets, tensors_of, value_of
+
+aten = torch.ops.aten
+# Builds the condition as a boolean node, and says what is wrong where it does not hold.
+Question = tuple[Callable[[Graph], Node], str]
+
+_DIVIDES = packets("div remainder fmod")
+_ORDERS = packets("argmax sort topk")
+_NARROW = frozenset({torch.uint8, torch.int8})
+
+
+def add_checks(graph: Graph, ranges: ValueRanges, casts: Mapping[str, Bounds]) -> tuple[str, ...]:
+    """Adds an int32 output ``[n]`` to a graph for n questions; nothing where there are none.
+
+    Args:
+        graph: A partition's graph; changed in place.
+        ranges: What is known of its integers.
+        casts: Limits of floats that become integers (`int_range`), by the node's name.
+
+    Returns:
+        What is wrong where the answer is 0, a sentence for each question.
+    """
+    answers: list[Node] = []
+    sentences: list[str] = []
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        for make, sentence in _questions(node, ranges, casts):
+            with graph.inserting_before(node):
+                flat = add_call(graph, aten.view.default, make(graph), [-1])
+                number = add_call(graph, aten._to_copy.default, flat, dtype=torch.int32)
+                answers.append(add_call(graph, aten.amin.default, number, [0], True))
+            sentences.append(f"{op_name(node.target)}: {sentence}")
+    if answers:
+        (output,) = graph.find_nodes(op="output")
+        with graph.inserting_before(output):
+            together = add_call(graph, aten.cat.default, answers) if len(answers) > 1 else answers[0]
+        output.args = ((*output.args[0], together),)  # type: ignore[misc]
+    return tuple(sentences)
+
+
+def _questions(node: Node, ranges: ValueRanges, casts: Mapping[str, Bounds]) -> Iterator[Question]:
+    name = packet_name(op_name(node.target))
+    for source, dim, index, negative in selections(node):
+        yield from _index(source, dim, index, negative, ranges)
+    if name == "aten._to_copy":
+        yield from _cast(node, ranges, casts)
+    elif name in _DIVIDES and not value_of(node).is_floating_point():
+        yield from _divisor(node, ranges)
+    elif name in _ORDERS:
+        source = node.all_input_nodes[0]
+        if value_of(source).is_floating_point():
+            yield lambda graph: add_call(graph, aten.eq.Tensor, source, source), "OpenVINO passes over NaN"
+
+
+def _index(source: Node, dim: int, index: Node, negative: bool, ranges: ValueRanges) -> Iterator[Question]:
+    """Whether an index lies within its dimension; below 0 is from the end where ``negative`` says so."""
+    size = value_of(source).shape[dim]
+    known, sentence = ranges.of(index), f"an index beyond the dimension of {size}"
+    least = -size if negative and isinstance(size, int) else 0
+    if isinstance(size, int) and known is not None and least <= known[0] and known[1] < size:
+        return
+    yield lambda graph: add_call(graph, aten.lt.Scalar, index, size_of(graph, source, dim)), sentence
+    if known is not None and known[0] >= 0:
+        return
+    if negative and not isinstance(size, int):
+        yield (
+            lambda graph: add_call(
+                graph, aten.ge.Scalar, add_call(graph, aten.add.Tensor, index, size_of(graph, source, dim)), 0
+            ),
+            sentence,
+        )
+    else:
+        yield lambda graph: add_call(graph, aten.ge.Scalar, index, least), sentence
+
+
+def _cast(node: Node, ranges: ValueRanges, casts: Mapping[str, Bounds]) -> Iterator[Question]:
+    source, target = node.all_input_nodes[0], value_of(node).dtype
+    kind = next((tensor.dtype for tensor in tensors_of(value_of(source))), None)
+    if kind is None or kind is target:
+        return
+    if is_cast_from_float(node):
+        most = casts[node.name].high
+        yield from _within(source, -most, most, f"a float that becomes an integer exceeds {most}")
+    elif target in _NARROW:
+        limits, known = torch.iinfo(target), ranges.of(source)
+        if kind.is_floating_point or known is None or known[0] < limits.min or known[1] > limits.max:
+            yield from _within(source, limits.min, limits.max, f"a value outside the range of {target} wraps around")
+    elif target is torch.float16 and kind is torch.float32:
+        most = int(torch.finfo(target).max)
+        yield from _within(source, -most, most, "a value beyond float16, which OpenVINO does not make infinite")
+
+
+def _within(source: Node, low: int, high: int, sentence: str) -> Iterator[Question]:
+    # Asked this way, NaN is not within: OpenVINO's "greater" is true of it.
+    yield lambda graph: add_call(graph, aten.le.Scalar, source, high), sentence
+    if value_of(source).dtype is not torch.uint8:
+        floats = value_of(source).is_floating_point()
+
+        def above(graph: Graph) -> Node:
+            if not floats:
+                return add_call(graph, aten.ge.Scalar, source, low)
+            return add_call(graph, aten.le.Scalar, add_call(graph, aten.neg.default, source), -low)
+
+        yield above, sentence
+
+
+def _divisor(node: Node, ranges: ValueRanges) -> Iterator[Question]:
+    divisor: Any = node.args[1]
+    known = ranges.of(divisor)
+    if isinstance(divisor, Node) and (known is None or known[0] <= 0 <= known[1]):
+        yield lambda graph: add_call(graph, aten.ne.Scalar, divisor, 0), "a division by the integer 0"

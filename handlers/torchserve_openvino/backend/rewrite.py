@@ -1,0 +1,136 @@
+"""Rewrites of a partition's graph, just before its conversion, around faults that hang on shapes and values.
+
+Each is pinned by tests/contract/test_openvino.py, and shown by tests/unit/backend/test_rewrites.py.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from torchserve_openvino.backend.value_range import ValueRanges
+from torchserve_openvino.ops.names import arguments_of, value_of
+
+aten = torch.ops.aten
+_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
+_MIRRORED = {aten.gt.Tensor: aten.lt.Tensor, aten.ge.Tensor: aten.le.Tensor}
+_MIRRORED |= {aten.gt.Scalar: aten.lt.Tensor, aten.ge.Scalar: aten.le.Tensor}
+
+
+def rewrite(graph: Graph, ranges: ValueRanges) -> None:
+    """Applies all of them, in place.
+
+    Args:
+        graph: A partition's graph.
+        ranges: What is known of its integers.
+    """
+    open_rows: dict[Node, Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        if node.target is _ATTENTION:
+            _zero_closed_rows(node, open_rows)
+        elif node.target in _MIRRORED:
+            _mirror(node)
+        elif node.target in {aten.index.Tensor, aten._unsafe_index.Tensor}:
+            _count_from_start(node, ranges)
+        else:
+            _keep_reduced_dimensions(node)
+
+
+def add_call(graph: Graph, op: Any, *args: Any, **kwargs: Any) -> Node:
+    """A node with its fake value, where ``graph`` inserts at the moment."""
+    node = graph.call_function(op, args, kwargs)
+    node.meta["val"] = op(*torch.fx.node.map_arg(args, value_of), **kwargs)
+    return node
+
+
+def _replace(node: Node, new: Node) -> None:
+    new.meta = {**node.meta, "val": value_of(node)}
+    node.replace_all_uses_with(new)
+    node.graph.erase_node(node)
+
+
+def _zero_closed_rows(node: Node, open_rows: dict[Node, Node]) -> None:
+    """Attention of a row whose mask forbids everything is 0 in torch, and NaN in OpenVINO."""
+    mask = arguments_of(node).get("attn_mask")
+    if not isinstance(mask, Node):
+        return
+    graph = node.graph
+    with graph.inserting_before(node):
+        if mask not in open_rows:
+            allowed = add_call(graph, aten.ne.Scalar, mask, -math.inf)
+            open_rows[mask] = add_call(graph, aten.any.dim, allowed, -1, True)
+        zero = add_call(graph, aten.full.default, [], 0.0, dtype=value_of(node)[0].dtype)
+    for item in list(node.users):
+        if item.args[1] == 0:
+            with graph.inserting_after(item):
+                masked = graph.call_function(aten.where.self, (open_rows[mask], item, zero))
+            masked.meta = dict(item.meta)
+            item.replace_all_uses_with(masked, delete_user_cb=lambda user, own=masked: user is not own)
+
+
+def _mirror(node: Node) -> None:
+    """OpenVINO's CPU plugin takes NaN for greater than anything, and not for less: ``x > y`` is asked as ``y < x``."""
+    x, y = node.args[:2]
+    if not isinstance(x, Node) or not value_of(x).is_floating_point():
+        return
+    with node.graph.inserting_before(node):
+        if not isinstance(y, Node):
+            y = add_call(node.graph, aten.full.default, [], y, dtype=value_of(x).dtype)
+        _replace(node, node.graph.call_function(_MIRRORED[node.target], (y, x)))
+
+
+def _count_from_start(node: Node, ranges: ValueRanges) -> None:
+    """OpenVINO takes an index below 0 for one from the end in the first of several index tensors only."""
+    source, indices = node.args[:2]
+    assert isinstance(source, Node) and isinstance(indices, (list, tuple))
+    if sum(index is not None for index in indices) < 2:
+        return
+    graph, counted = node.graph, list(indices)
+    for dim, index in enumerate(indices):
+        known = ranges.of(index)
+        integer = isinstance(index, Node) and value_of(index).dtype in {torch.int64, torch.int32}
+        if not integer or (known is not None and known[0] >= 0):
+            continue
+        with graph.inserting_before(node):
+            negative = add_call(graph, aten.lt.Scalar, index, 0)
+            moved = add_call(graph, aten.add.Tensor, index, size_of(graph, source, dim))
+            counted[dim] = add_call(graph, aten.where.self, negative, moved, index)
+    node.args = (source, counted, *node.args[2:])
+
+
+def size_of(graph: Graph, source: Node, dim: int) -> Any:
+    """A dimension's size: a number, or a node where it is symbolic."""
+    size = value_of(source).shape[dim]
+    return size if isinstance(size, int) else add_call(graph, aten.sym_size.int, source, dim)
+
+
+def _keep_reduced_dimensions(node: Node) -> None:
+    """A reduction of symbolic sizes keeps its dimensions, and a squeeze takes them away.
+
+    OpenVINO's CPU plugin merges a reduction that drops dimensions with the transpose or reshape after it, and answers
+    in the shape of before that (tests/contract pins it).
+    """
+    op: Any = node.target
+    schema, given, value = op._schema.arguments, arguments_of(node), value_of(node)
+    dims = given.get("dim")
+    plain = isinstance(value, torch.Tensor) and any(argument.name == "keepdim" for argument in schema)
+    if not plain or given.get("keepdim") or dims is None or dims == [] or not node.all_input_nodes:
+        return
+    source = value_of(node.all_input_nodes[0])
+    if all(isinstance(size, int) for size in source.shape):
+        return
+    reduced = sorted(dim % source.dim() for dim in ([dims] if isinstance(dims, int) else dims))
+    given["keepdim"] = True
+    before = [argument for argument in schema if not argument.kwarg_only]
+    before = before[: max(i for i, argument in enumerate(before) if argument.name in given) + 1]
+    arguments = tuple(given.get(argument.name, argument.default_value) for argument in before)
+    named = {
+        argument.name: given[argument.name] for argument in schema if argument.kwarg_only and argument.name in given
+    }
+    with node.graph.inserting_before(node):
+        kept = add_call(node.graph, op, *arguments, **named)
+        kept.meta = {**node.meta, "val": value_of(kept)}
+        _replace(node, node.graph.call_function(aten.squeeze.dims, (kept, reduced)))
