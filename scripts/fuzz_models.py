@@ -1,4 +1,4 @@
-"""Random models through this package: values, types, shapes, strides, aliasing and effects as in eager PyTorch, or exit 1.
+"""Random models through this package: values, types, shapes, aliasing and effects as in eager PyTorch, or exit 1.
 
 Each model has 3 to 25 operators, its own inputs, buffers and returned structure, and its own way to be compiled and
 called, all drawn from the seed. A failure is shrunk to a few lines and written as a script.

@@ -55,17 +55,18 @@ class Campaign:
         ignored: Kinds that are no failure.
         seconds: After which no further model is started; 0 is no limit.
         mutant: The deliberate fault to run with.
+        stop_at_first: Whether one failure is enough.
     """
 
     seed: int
     filters: dict[str, Any]
     jobs: int
     limit: float
-    shrink_seconds: float
-    strict: bool
-    ignored: frozenset[str]
-    out: Path | None
     console: Console
+    shrink_seconds: float = 0.0
+    strict: bool = False
+    ignored: frozenset[str] = frozenset()
+    out: Path | None = None
     seconds: float = 0.0
     mutant: str = ""
     stop_at_first: bool = False
@@ -148,6 +149,9 @@ class Campaign:
     def _after(self, task: dict[str, Any], answer: dict[str, Any] | Lost, ask: pool.Ask) -> None:
         kind = failure_kind(answer)
         if not kind or kind in self.ignored:
+            return
+        if self.mutant and failure_kind(ask({**task, "mutant": ""})):
+            # Without the deliberate fault it fails as well.
             return
         data = answer.get("program") if isinstance(answer, dict) else None
         if data is None:

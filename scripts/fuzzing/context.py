@@ -1,4 +1,4 @@
-"""A program while it is written: every line runs in eager PyTorch as soon as it is added, so shapes and types are known."""
+"""A program while it is written: each line runs in eager PyTorch at once, so that shapes and types are known."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class Context:
             blank = [Input(f"_{i}", (1,), "float32") for i in range(len(self.inputs) - 1)]
             program = Program(self.seed, (*blank, spec), {}, (), (), "", self.mode)
             tensor = arguments(program, "A", self.mode.grad == "grad")[-1]
-        exact = spec.kind != "normal" and (spec.kind != "positive")
+        exact = spec.kind not in {"normal", "positive"}
         return self._value(spec.name, tensor, exact)
 
     def attribute(self, prefix: str, code: str) -> str:
@@ -238,8 +238,9 @@ class Context:
 
     def _run(self, code: str) -> Any:
         try:
-            with torch.inference_mode(self.mode.grad == "inference_mode"), torch.set_grad_enabled(
-                self.mode.grad == "grad"
+            with (
+                torch.inference_mode(self.mode.grad == "inference_mode"),
+                torch.set_grad_enabled(self.mode.grad == "grad"),
             ):
                 if "=" in code and _is_statement(code):
                     exec(code, self.env)

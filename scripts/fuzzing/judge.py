@@ -15,7 +15,20 @@ _ILL_CONDITIONED = 0.2
 _NOISE_FACTOR = 16.0
 # These are looked for once everything else is right.
 SOFT = frozenset({"stride", "alias"})
-KINDS = ("crash", "no_error", "structure", "shape", "dtype", "value", "effect", "grad", "stride", "alias", "uncounted")
+KINDS = (
+    "crash",
+    "no_error",
+    "structure",
+    "shape",
+    "dtype",
+    "value",
+    "effect",
+    "overwritten",
+    "grad",
+    "stride",
+    "alias",
+    "uncounted",
+)
 
 
 def difference(
@@ -81,7 +94,7 @@ def noise_of(clean: Observation, disturbed: Sequence[Observation]) -> dict[str, 
 
 
 def _kind_of(name: str) -> str:
-    return {"output": "value", "grad": "grad"}.get(name.split()[0], "effect")
+    return {"output": "value", "grad": "grad", "earlier": "overwritten"}.get(name.split(maxsplit=1)[0], "effect")
 
 
 def _values(mine: torch.Tensor, theirs: torch.Tensor, noise: float) -> str:
@@ -99,7 +112,9 @@ def _values(mine: torch.Tensor, theirs: torch.Tensor, noise: float) -> str:
     wrong |= (apart > limit) & ~infinite
     if not bool(wrong.any()):
         return ""
-    return f"{_short(mine)} instead of {_short(theirs)} ({int(wrong.sum())} of {wrong.numel()} differ, limit {limit:.2g})"
+    return (
+        f"{_short(mine)} instead of {_short(theirs)} ({int(wrong.sum())} of {wrong.numel()} differ, limit {limit:.2g})"
+    )
 
 
 def _largest(a: torch.Tensor, b: torch.Tensor) -> float:

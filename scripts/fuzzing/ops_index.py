@@ -56,7 +56,9 @@ def index_pair(g: Context) -> Draft:
 def index_outer(g: Context) -> Draft:
     value = g.take(at_least(3))
     shape = (2,)
-    return Draft("{0}[{1}, :, {2}]", [value, _index(g, value.shape[0], shape), _index(g, value.shape[2], shape)], "move")
+    return Draft(
+        "{0}[{1}, :, {2}]", [value, _index(g, value.shape[0], shape), _index(g, value.shape[2], shape)], "move"
+    )
 
 
 @op(1.5)
@@ -116,7 +118,7 @@ def scatter(g: Context) -> Draft:
     value = g.take(numeric, at_least(1), lambda v: v.shape[-1] >= 2)
     size = value.shape[-1]
     shape = (*value.shape[:-1], size)
-    index = f"torch.arange({{0}}.shape[-1]).flip(0).expand({{0}}.shape)"
+    index = "torch.arange({0}.shape[-1]).flip(0).expand({0}.shape)"
     if g.chance(0.5):
         source = g.take(lambda v: v.shape == shape and v.dtype == value.dtype)
         return Draft(f"{{0}}.scatter(-1, {index}, {{1}})", [value, source], "move")
@@ -138,7 +140,8 @@ def index_add(g: Context) -> Draft:
     value = g.take(floating, at_least(1), lambda v: v.shape[0] >= 1)
     index = _index(g, value.shape[0], (value.shape[0],), negative=False)
     code = g.choice(["{0}.index_add(0, {1}, {0})", "torch.zeros_like({0}).index_add(0, {1}, {0}, alpha=2)",
-                     "{0}.index_fill(0, {1}, 0.5)", "torch.zeros_like({0}).index_put(({1},), {0}, accumulate=True)"])  # fmt: skip
+                     "{0}.index_fill(0, {1}, 0.5)",
+                     "torch.zeros_like({0}).index_put(({1},), {0}, accumulate=True)"])  # fmt: skip
     return Draft(code, [value, index], "arith")
 
 
@@ -192,7 +195,9 @@ def masked_select(g: Context) -> Draft:
 @op(0.4)
 def take_flat(g: Context) -> Draft:
     value = g.take(at_least(1), lambda v: v.tensor.numel() > 0)
-    return Draft("torch.take({0}, {1} % {0}.numel())", [value, g.take(integral, lambda v: v.dtype.itemsize == 8)], "move")
+    return Draft(
+        "torch.take({0}, {1} % {0}.numel())", [value, g.take(integral, lambda v: v.dtype.itemsize == 8)], "move"
+    )
 
 
 @op(0.3)
@@ -204,5 +209,7 @@ def searchsorted(g: Context) -> Draft:
 @op(0.5)
 def select_scatter(g: Context) -> Draft:
     value = g.take(at_least(2), lambda v: v.shape[0] >= 2)
-    code = g.choice(["torch.select_scatter({0}, {0}[0], 0, 1)", "torch.slice_scatter({0}, {0}[1:], 0, 0, {0}.shape[0] - 1)"])
+    code = g.choice(
+        ["torch.select_scatter({0}, {0}[0], 0, 1)", "torch.slice_scatter({0}, {0}[1:], 0, 0, {0}.shape[0] - 1)"]
+    )
     return Draft(code, [value], "move")

@@ -115,9 +115,9 @@ def multihead(g: Context) -> Draft:
     name = g.attribute("m", f"torch.nn.MultiheadAttention({size}, 2, batch_first=True)")
     if g.chance(0.5):
         mask = g.input([_name_of(g, s) for s in value.shape[:2]], "bool", "bool")
-        weights = f", need_weights={g.chance(0.5)}"
-        return Draft(f"self.{name}({{0}}, {{0}}, {{0}}, key_padding_mask={{1}} & (torch.arange({{1}}.shape[1]) > 0){weights})[0]",
-                     [value, mask], uses=(name,))  # fmt: skip
+        weights = f"need_weights={g.chance(0.5)}"
+        padding = "key_padding_mask={1} & (torch.arange({1}.shape[1]) > 0)"
+        return Draft(f"self.{name}({{0}}, {{0}}, {{0}}, {padding}, {weights})[0]", [value, mask], uses=(name,))
     return Draft(f"self.{name}({{0}}, {{0}}, {{0}})", [value], out=2, uses=(name,))
 
 
@@ -162,8 +162,14 @@ def matmul_self(g: Context) -> Draft:
 @op(0.8)
 def einsum(g: Context) -> Draft:
     value = g.take(floating, dims(2, 3))
-    code = {2: ['torch.einsum("ij,ij->i", {0}, {1})', 'torch.einsum("ij,kj->ik", {0}, {1})', "torch.addmm({0}, {0} @ {0}.t(), {1})"],
-            3: ['torch.einsum("bij,bkj->bik", {0}, {1})', 'torch.einsum("bij,bij->b", {0}, {1})', "torch.bmm({0}, {1}.mT)"]}
+    code = {
+        2: [
+            'torch.einsum("ij,ij->i", {0}, {1})',
+            'torch.einsum("ij,kj->ik", {0}, {1})',
+            "torch.addmm({0}, {0} @ {0}.t(), {1})",
+        ],
+        3: ['torch.einsum("bij,bkj->bik", {0}, {1})', 'torch.einsum("bij,bij->b", {0}, {1})', "torch.bmm({0}, {1}.mT)"],
+    }
     other = g.take(lambda v: v.shape == value.shape and v.dtype == value.dtype)
     return Draft(g.choice(code[value.dim]), [value, other])
 
@@ -171,7 +177,10 @@ def einsum(g: Context) -> Draft:
 @op(0.4)
 def outer(g: Context) -> Draft:
     first = g.take(floating, dims(1))
-    return Draft(g.choice(["torch.outer({0}, {1})", "torch.kron({0}, {1})"]), [first, g.take(dims(1), lambda v: v.dtype == first.dtype)])
+    return Draft(
+        g.choice(["torch.outer({0}, {1})", "torch.kron({0}, {1})"]),
+        [first, g.take(dims(1), lambda v: v.dtype == first.dtype)],
+    )
 
 
 @op(0.4)
@@ -185,9 +194,10 @@ def pooling(g: Context) -> Draft:
     value = _wide(g, g.choice([3, 4]))
     rank = value.dim - 2
     code = g.choice([
-        f"F.max_pool{rank}d({{0}}, 2)", f"F.avg_pool{rank}d({{0}}, 2, stride=1)", f"F.adaptive_avg_pool{rank}d({{0}}, 1)",
-        f"F.adaptive_avg_pool{rank}d({{0}}, 2)", f"F.adaptive_max_pool{rank}d({{0}}, 1)",
-        f"F.max_pool{rank}d({{0}}, 3, stride=2, padding=1)", f"F.avg_pool{rank}d({{0}}, 3, padding=1, count_include_pad=False)",
+        f"F.max_pool{rank}d({{0}}, 2)", f"F.avg_pool{rank}d({{0}}, 2, stride=1)",
+        f"F.adaptive_avg_pool{rank}d({{0}}, 1)", f"F.adaptive_avg_pool{rank}d({{0}}, 2)",
+        f"F.adaptive_max_pool{rank}d({{0}}, 1)", f"F.max_pool{rank}d({{0}}, 3, stride=2, padding=1)",
+        f"F.avg_pool{rank}d({{0}}, 3, padding=1, count_include_pad=False)",
         f"F.max_pool{rank}d({{0}}, 2, ceil_mode=True)", f"F.avg_pool{rank}d({{0}}, 2, ceil_mode=True)",
         f"F.lp_pool{rank}d({{0}}.abs() + 0.1, 2, 2)",
     ])  # fmt: skip
@@ -223,8 +233,9 @@ def pixel_shuffle(g: Context) -> Draft:
 @op(0.4)
 def grid_sample(g: Context) -> Draft:
     value = g.take(dims(4), lambda v: v.dtype is torch.float32)
-    code = "F.grid_sample({0}, F.affine_grid(torch.tensor([[[1.0, 0.1, 0.0], [0.0, 1.0, 0.2]]]).expand({0}.shape[0], 2, 3), ({0}.shape[0], 1, 2, 3), align_corners=False), align_corners=False)"
-    return Draft(code, [value])
+    theta = "torch.tensor([[[1.0, 0.1, 0.0], [0.0, 1.0, 0.2]]]).expand({0}.shape[0], 2, 3)"
+    grid = f"F.affine_grid({theta}, ({{0}}.shape[0], 1, 2, 3), align_corners=False)"
+    return Draft(f"F.grid_sample({{0}}, {grid}, align_corners=False)", [value])
 
 
 @op(1.2)

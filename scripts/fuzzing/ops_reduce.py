@@ -60,7 +60,9 @@ def max_with_index(g: Context) -> Draft:
 @op(1.5)
 def arg_extreme(g: Context) -> Draft:
     value = g.take(at_least(1), numeric, exact, distinct)
-    return Draft(f"{{0}}.{g.choice(['argmax', 'argmin'])}({g.choice([g.dim_of(value), -1])}{_keep(g)})", [value], "arith")
+    return Draft(
+        f"{{0}}.{g.choice(['argmax', 'argmin'])}({g.choice([g.dim_of(value), -1])}{_keep(g)})", [value], "arith"
+    )
 
 
 @op(0.3)

@@ -19,7 +19,8 @@ _AT_LEAST_1 = [
 _AT_LEAST_2 = [
     "{0}.transpose(0, 1)", "{0}.transpose(-1, -2)", "{0}.mT", "{0}.flatten(0, 1)", "{0}.flatten(-2)", "{0}[:, 0]",
     "{0}[:, -1]", "{0}[:, 1:]", "{0}.movedim(0, -1)", "{0}.swapaxes(0, -1)", "torch.tril({0})", "torch.triu({0}, 1)",
-    "{0}.diagonal()", "{0}.reshape({0}.shape[0], -1)", "{0}.view({0}.shape[0], -1)", "{0}.permute(*range({0}.dim())[::-1])",
+    "{0}.diagonal()", "{0}.reshape({0}.shape[0], -1)", "{0}.view({0}.shape[0], -1)",
+    "{0}.permute(*range({0}.dim())[::-1])",
     "{0}[:, None]", "{0}.transpose(0, 1).contiguous()", "{0}.diagonal(dim1=-2, dim2=-1)", "{0}[..., -1, :]",
     "{0}[:, ::2]", "{0}.transpose(0, 1).reshape(-1)", "{0}.flip(0, 1)", "{0}.size(0) * {0}", "{0} / {0}.shape[-1]",
 ]  # fmt: skip

@@ -80,7 +80,9 @@ def buffer_read(g: Context) -> Draft:
     value = g.take(floating, at_least(1), lambda v: 0 < v.shape[-1] < 9)
     values = ", ".join(str(g.integer(-8, 8) / 4) for _ in range(value.shape[-1]))
     name = g.buffer(f"torch.tensor([{values}], dtype={value.dtype})")
-    return Draft(g.choice([f"{{0}} + self.{name}", f"torch.maximum({{0}}, self.{name})"]), [value], "arith", uses=(name,))
+    return Draft(
+        g.choice([f"{{0}} + self.{name}", f"torch.maximum({{0}}, self.{name})"]), [value], "arith", uses=(name,)
+    )
 
 
 @op(1.2)
@@ -96,7 +98,7 @@ def buffer_store(g: Context) -> Draft:
 
 @op(1.0)
 def ema(g: Context) -> Draft:
-    value = g.take(floating, _fixed(g))
+    value = g.take(floating, at_least(1), lambda v: _constant_shape(g, v))
     name = g.buffer(_like(value))
     code = g.choice([f"{{0}} - self.{name}.mul_(0.9).add_({{0}}.detach(), alpha=0.1)",
                      f"{{0}} - self.{name}.lerp_({{0}}.detach(), 0.25)",
@@ -104,13 +106,11 @@ def ema(g: Context) -> Draft:
     return Draft(code, [value], uses=(name,))
 
 
-def _fixed(g: Context):  # noqa: ANN202
-    return lambda v: _constant_shape(g, v) and v.dim > 0
-
-
 @op(1.0)
 def counter(g: Context) -> Draft:
-    name = g.buffer(g.choice(["torch.zeros(1)", "torch.zeros((), dtype=torch.int64)", "torch.zeros(2, dtype=torch.int64)"]))
+    name = g.buffer(
+        g.choice(["torch.zeros(1)", "torch.zeros((), dtype=torch.int64)", "torch.zeros(2, dtype=torch.int64)"])
+    )
     value = g.take(floating, lambda v: v.dtype is torch.float32)
     if g.chance(0.5):
         return Draft(f"{{0}} + self.{name}.add_(1).sum()", [value], "arith", uses=(name,))
@@ -135,7 +135,9 @@ def attribute_counter(g: Context) -> Draft:
 def attribute_tensor(g: Context) -> Draft:
     name = g.attribute("a", "torch.zeros(1)")
     value = g.take(floating, lambda v: v.dtype is torch.float32)
-    return Draft(f"self.{name} = (self.{name} + {{0}}.detach().amin()).clamp(-8, 8)", [value], "arith", out=0, uses=(name,))
+    return Draft(
+        f"self.{name} = (self.{name} + {{0}}.detach().amin()).clamp(-8, 8)", [value], "arith", out=0, uses=(name,)
+    )
 
 
 @op(0.5)
@@ -192,7 +194,9 @@ def written_copy(g: Context) -> Draft:
     """A tensor that is made and filled piece by piece."""
     value = g.take(numeric, at_least(2), lambda v: v.shape[0] >= 2)
     code = "torch.zeros_like({0}).copy_({0})"
-    return Draft(g.choice([code, "torch.empty_like({0}).copy_({0})", "torch.empty_like({0}).fill_(1)"]), [value], "move")
+    return Draft(
+        g.choice([code, "torch.empty_like({0}).copy_({0})", "torch.empty_like({0}).fill_(1)"]), [value], "move"
+    )
 
 
 @op(0.3)

@@ -155,7 +155,9 @@ class Program:
             seed=data["seed"],
             inputs=tuple(Input(**{**i, "shape": tuple(i["shape"])}) for i in data["inputs"]),
             state=dict(data["state"]),
-            lines=tuple(Line(**{k: tuple(v) if isinstance(v, list) else v for k, v in x.items()}) for x in data["lines"]),
+            lines=tuple(
+                Line(**{k: tuple(v) if isinstance(v, list) else v for k, v in x.items()}) for x in data["lines"]
+            ),
             returns=tuple(data["returns"]),
             form=data["form"],
             mode=Mode(**mode),

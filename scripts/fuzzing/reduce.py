@@ -140,7 +140,9 @@ def _bypassed(program: Program, gone: Line, known: Mapping[str, Known]) -> Progr
 def _renamed(program: Program, gone: Line, name: str) -> Program:
     old = gone.out[0]
     lines = tuple(
-        replace(line, args=tuple(name if a == old else a for a in line.args)) for line in program.lines if line is not gone
+        replace(line, args=tuple(name if a == old else a for a in line.args))
+        for line in program.lines
+        if line is not gone
     )
     returns = tuple(VALUE_NAME.sub(lambda m: name if m.group() == old else m.group(), part) for part in program.returns)
     return replace(program, lines=lines, returns=returns)

@@ -73,11 +73,17 @@ def _call(program: Program, step: str) -> str:
 
 
 def _literal(spec: Input, tensor: torch.Tensor) -> str:
-    dtype = "" if tensor.dtype in (torch.float32, torch.int64, torch.bool) and tensor.numel() else f", dtype={tensor.dtype}"
+    dtype = (
+        "" if tensor.dtype in (torch.float32, torch.int64, torch.bool) and tensor.numel() else f", dtype={tensor.dtype}"
+    )
     if tensor.numel() > _MOST_LITERAL:
         code = f"torch.randn({tuple(tensor.shape)}).to({tensor.dtype})"
     else:
-        values = repr([round(v, 4) for v in tensor.reshape(-1).tolist()] if tensor.is_floating_point() else tensor.reshape(-1).tolist())
+        values = repr(
+            [round(v, 4) for v in tensor.reshape(-1).tolist()]
+            if tensor.is_floating_point()
+            else tensor.reshape(-1).tolist()
+        )
         values = values.replace("-inf", '-float("inf")').replace(" inf", ' float("inf")')
         code = f"torch.tensor({values}{dtype})"
         if tensor.dim() != 1:
