@@ -136,6 +136,8 @@ class Campaign:
         return late or (self.stop_at_first and bool(self.failures))
 
     def _count(self, answer: dict[str, Any] | Lost) -> None:
+        if not self.console.is_terminal and sum(self.counts.values()) % 100 == 99:
+            self.console.print(f"{sum(self.counts.values()) + 1} models, {len(self.failures)} failures")
         if isinstance(answer, Lost):
             self.counts[answer.kind] += 1
             return
