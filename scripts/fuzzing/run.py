@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils import _pytree as pytree
@@ -17,6 +18,7 @@ from fuzzing.judge import SOFT, difference, noise_of
 from fuzzing.observe import Observation, observe
 from fuzzing.program import Program
 from fuzzing.values import arguments
+from torchserve_openvino.backend import execute
 
 # What another order of summation, another approximation or another place of rounding does to one operator's result.
 _NOISE = {torch.float32: 3e-6, torch.float16: 1.5e-3, torch.bfloat16: 1.2e-2}
@@ -82,7 +84,7 @@ class _Side:
             with (
                 torch.inference_mode(mode.grad == "inference_mode"),
                 torch.set_grad_enabled(with_grad),
-                self.call.poisoned() if isinstance(self.call, tov.CompiledModule) else nullcontext(),
+                _poisoned(self.call),
             ):
                 answer = self.call(*inputs)
             self._count(counts)
@@ -131,6 +133,17 @@ def module_of(program: Program, noise: int = -1, compiled: bool = False) -> torc
     exec(compile(source, f"<program {program.seed}>", "exec"), space)
     torch.manual_seed(program.seed)
     return space["Model"]().train(program.mode.train)
+
+
+@contextmanager
+def _poisoned(call: Callable[..., Any]) -> Iterator[None]:
+    """Memory for answers that holds rubbish, where torch allocates it."""
+    if not isinstance(call, tov.CompiledModule):
+        yield
+        return
+    # OpenVINO's own output memory may be the memory of an input, which is not to be changed.
+    with call.poisoned(), mock.patch.object(execute, "_poison_array", lambda _: None):
+        yield
 
 
 def _by_torch(program: Program, module: torch.nn.Module) -> Callable[..., Any]:
