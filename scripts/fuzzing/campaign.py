@@ -142,7 +142,7 @@ class Campaign:
             self.counts[answer.kind] += 1
             return
         outcome = answer["outcome"]
-        self.counts[f"failed: {answer['kind']}" if outcome == "failed" else outcome] += 1
+        self.counts[f"{outcome}: {answer['kind']}" if outcome in {"failed", "torch"} else outcome] += 1
         if outcome == "broken":
             self.console.print(answer["detail"], markup=False)
         self._ops += answer.get("ops", 0)
