@@ -73,8 +73,10 @@ def _print(campaign: Campaign) -> None:
     for name, count in sorted(campaign.counts.items()):
         table.add_row(name, str(count))
     console.print(table)
+    cpu = campaign.cpu_seconds / max(1, sum(campaign.counts.values()))
     console.print(
-        f"{campaign.models_per_second:.2f} models/s, {campaign.coverage:.1%} of their operators on OpenVINO, "
+        f"{campaign.models_per_second:.2f} models/s, {cpu:.2f} CPU seconds for one, "
+        f"{campaign.coverage:.1%} of their operators on OpenVINO, "
         f"{len(campaign.failures)} failures, {len(campaign.distinct())} distinct"
     )
 

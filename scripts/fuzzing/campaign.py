@@ -56,6 +56,8 @@ class Campaign:
         seconds: After which no further model is started; 0 is no limit.
         mutant: The deliberate fault to run with.
         stop_at_first: Whether one failure is enough.
+        counts: Outcomes to how many models had them.
+        cpu_seconds: That models took, apart from shrinking.
     """
 
     seed: int
@@ -72,6 +74,7 @@ class Campaign:
     stop_at_first: bool = False
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
+    cpu_seconds: float = 0.0
     _ops: float = 0.0
     _on_openvino: float = 0.0
     _began: float = 0.0
@@ -94,6 +97,7 @@ class Campaign:
         """As JSON-able data."""
         return {
             "seed": self.seed, "counts": dict(self.counts), "coverage": self.coverage,
+            "models_per_second": self.models_per_second, "cpu_seconds": self.cpu_seconds,
             "failures": [vars(failure) for failure in self.failures],
         }  # fmt: skip
 
@@ -145,6 +149,7 @@ class Campaign:
         self.counts[f"{outcome}: {answer['kind']}" if outcome in {"failed", "torch"} else outcome] += 1
         if outcome == "broken":
             self.console.print(answer["detail"], markup=False)
+        self.cpu_seconds += answer["cpu_seconds"]
         self._ops += answer.get("ops", 0)
         self._on_openvino += answer.get("ops", 0) * answer.get("coverage", 0.0)
 

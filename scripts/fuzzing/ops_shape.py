@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fuzzing.context import Context, Draft, Skip, Val
+from fuzzing.context import Context, Draft, Val
 from fuzzing.registry import add, at_least, dims, floating, like, op
 
 _ON_MATRICES = ["{0}.t()", "{0}.T.contiguous()", "torch.rot90({0})"]
@@ -20,7 +20,6 @@ _AT_LEAST_2 = [
     "{0}.transpose(0, 1)", "{0}.transpose(-1, -2)", "{0}.mT", "{0}.flatten(0, 1)", "{0}.flatten(-2)", "{0}[:, 0]",
     "{0}[:, -1]", "{0}[:, 1:]", "{0}.movedim(0, -1)", "{0}.swapaxes(0, -1)", "torch.tril({0})", "torch.triu({0}, 1)",
     "{0}.diagonal()", "{0}.reshape({0}.shape[0], -1)", "{0}.view({0}.shape[0], -1)",
-    "{0}.permute(*range({0}.dim())[::-1])",
     "{0}[:, None]", "{0}.transpose(0, 1).contiguous()", "{0}.diagonal(dim1=-2, dim2=-1)", "{0}[..., -1, :]",
     "{0}[:, ::2]", "{0}.transpose(0, 1).reshape(-1)", "{0}.flip(0, 1)", "{0}.size(0) * {0}", "{0} / {0}.shape[-1]",
 ]  # fmt: skip
@@ -171,8 +170,3 @@ def of_size(g: Context) -> Draft:
 def to_layout(g: Context) -> Draft:
     value = g.take(dims(4))
     return Draft("{0}.contiguous(memory_format=torch.channels_last)", [value], "move")
-
-
-@op(0.2)
-def nothing(g: Context) -> Draft:
-    raise Skip

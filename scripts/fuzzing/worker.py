@@ -35,7 +35,7 @@ def main() -> None:
     guards.profile_guard_manager = lambda *_: 0.0
     for position, line in enumerate(sys.stdin):
         task = json.loads(line)
-        began = time.monotonic()
+        began = time.process_time()
         try:
             answer = answer_to(task)
         except Exception:
@@ -44,7 +44,7 @@ def main() -> None:
             # What the first models brought in stays: `torch._dynamo.reset` need not go through it each time.
             torch._dynamo.reset()
             gc.freeze()
-        answers.write(json.dumps({**answer, "seconds": time.monotonic() - began}) + "\n")
+        answers.write(json.dumps({**answer, "cpu_seconds": time.process_time() - began}) + "\n")
 
 
 def answer_to(task: dict[str, Any]) -> dict[str, Any]:
