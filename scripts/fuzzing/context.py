@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from fuzzing.program import Input, Line, Mode, Program, Size
+from fuzzing.draft import Draft, Skip, Val, storage_of
+from fuzzing.program import Input, Line, Mode, Program, Size, line_source
 from fuzzing.values import arguments
 
 MAX_INPUTS = 6
@@ -20,73 +20,7 @@ _MAX_INT = 1 << 20
 # Multiples of it, up to `_MAX_EXACT`, are added and multiplied without rounding.
 _GRID = 64.0
 _MAX_EXACT = 2048.0
-LOW_PRECISION = (torch.float16, torch.bfloat16)
-
-
-class Skip(Exception):
-    """This operator can't be added here."""
-
-
-@dataclass
-class Draft:
-    """A line to be added.
-
-    Attributes:
-        code: As `Line.code`.
-        args: Values; other things than values stand in ``code``.
-        exact: ``move`` rounds nothing, ``arith`` nothing on values of the grid, ``no`` rounds.
-        out: How many values it gives; 0 is a statement.
-        writes: Positions of arguments written to.
-        uses: As `Line.uses`.
-        loose: Whether infinities may come out of it.
-    """
-
-    code: str
-    args: Sequence[Val]
-    exact: str = "no"
-    out: int = 1
-    writes: tuple[int, ...] = ()
-    uses: tuple[str, ...] = ()
-    loose: bool = False
-
-
-@dataclass
-class Val:
-    """A value of the program, with what eager computed for it."""
-
-    name: str
-    tensor: torch.Tensor
-    context: Context = field(repr=False)
-    used: int = 0
-
-    @property
-    def exact(self) -> bool:
-        """Whether every correct implementation has its very bits."""
-        return _storage(self.tensor) in self.context.exact_storages
-
-    @property
-    def dim(self) -> int:
-        return self.tensor.dim()
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.tensor.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.tensor.dtype
-
-    @property
-    def is_float(self) -> bool:
-        return self.tensor.is_floating_point()
-
-    @property
-    def is_int(self) -> bool:
-        return self.dtype in (torch.int64, torch.int32)
-
-    @property
-    def is_bool(self) -> bool:
-        return self.dtype is torch.bool
+_LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
 Condition = Callable[[Val], bool]
@@ -205,8 +139,6 @@ class Context:
         Raises:
             Skip: Eager refuses it, or its values say nothing.
         """
-        from fuzzing.program import line_source
-
         names = [f"v{self._names + i}" for i in range(draft.out)]
         args = tuple(value.name for value in draft.args)
         before = [(value.tensor, value.tensor.detach().clone()) for value in self.values] if draft.writes else []
@@ -231,7 +163,7 @@ class Context:
         for value in draft.args:
             value.used += 1
         if draft.writes and not (exact and exact_in):
-            self.exact_storages -= {_storage(draft.args[i].tensor) for i in draft.writes}
+            self.exact_storages.difference_update({storage_of(draft.args[i].tensor) for i in draft.writes})
         self._names += draft.out
         for name, tensor in zip(names, made, strict=False):
             self._value(name, tensor, exact and exact_in)
@@ -254,10 +186,10 @@ class Context:
     def _value(self, name: str, tensor: torch.Tensor, exact: bool) -> Val:
         self.env[name] = tensor
         self._kept.append(tensor)
-        known = any(_storage(value.tensor) == _storage(tensor) for value in self.values)
+        known = any(storage_of(value.tensor) == storage_of(tensor) for value in self.values)
         if exact and not known:
-            self.exact_storages.add(_storage(tensor))
-        value = Val(name, tensor, self)
+            self.exact_storages.add(storage_of(tensor))
+        value = Val(name, tensor, self.exact_storages)
         self.values.append(value)
         return value
 
@@ -287,14 +219,10 @@ def _is_statement(code: str) -> bool:
     return False
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() or id(tensor)
-
-
 def _on_grid(tensor: torch.Tensor) -> bool:
     if not tensor.is_floating_point():
         return True
-    if tensor.dtype in LOW_PRECISION:
+    if tensor.dtype in _LOW_PRECISION:
         return False
     values = tensor.detach() * _GRID
     return bool(((values == values.round()) & (values.abs() <= _GRID * _MAX_EXACT)).all())

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import torch
 
-from fuzzing import ops_elementwise, ops_index, ops_nn, ops_reduce, ops_shape, ops_state  # noqa: F401
-from fuzzing.context import Context, Skip, Val
+from fuzzing import ops_attention, ops_elementwise, ops_index, ops_nn, ops_reduce, ops_shape, ops_state  # noqa: F401
+from fuzzing.context import Context
+from fuzzing.draft import Skip, Val
 from fuzzing.program import Mode, Program
 from fuzzing.registry import ENTRIES
 

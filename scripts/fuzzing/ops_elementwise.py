@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fuzzing.context import Context, Draft, Skip, Val
+from fuzzing.context import Context
+from fuzzing.draft import Draft, Skip, Val
 from fuzzing.registry import add, boolean, exact, floating, integral, like, numeric, op
 
 _ROUNDING = [

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from fuzzing.context import Context, Draft, Skip, Val
-from fuzzing.registry import at_least, boolean, dims, floating, integral, numeric, op
-
-
-def _size_name(g: Context, size: int) -> int | str:
-    """A size as the program says it: by name where it may change between calls."""
-    return next((name for name, value in g.mode.sizes[0].items() if value == size), size)
+from fuzzing.context import Context
+from fuzzing.draft import Draft, Skip, Val
+from fuzzing.registry import at_least, boolean, dims, floating, integral, numeric, op, size_name
 
 
 def _index(g: Context, size: int, shape: tuple[int, ...], negative: bool | None = None) -> Val:
@@ -18,7 +14,7 @@ def _index(g: Context, size: int, shape: tuple[int, ...], negative: bool | None 
     if size < 1:
         raise Skip
     negative = g.chance(0.5) if negative is None else negative
-    name = _size_name(g, size)
+    name = size_name(g, size)
     if g.chance(0.35):
         usable = [v for v in g.values if v.dtype is torch.int64 and v.shape == shape and v.tensor.numel()]
         low = -size if negative else 0
@@ -29,7 +25,7 @@ def _index(g: Context, size: int, shape: tuple[int, ...], negative: bool | None 
     if negative:
         low = f"-{name}" if isinstance(name, str) else -name
     kind = "int64" if g.chance(0.85) else "int32"
-    return g.input([_size_name(g, s) for s in shape], kind, "index", low, name)
+    return g.input([size_name(g, s) for s in shape], kind, "index", low, name)
 
 
 @op(1.5)
@@ -65,8 +61,8 @@ def index_outer(g: Context) -> Draft:
 def last_token(g: Context) -> Draft:
     """The last token of each sequence; an empty one takes -1."""
     value = g.take(at_least(2), lambda v: v.shape[0] > 0 and v.shape[1] > 0)
-    name = _size_name(g, value.shape[1])
-    lengths = g.input([_size_name(g, value.shape[0])], "int64", "index", 0, name)
+    name = size_name(g, value.shape[1])
+    lengths = g.input([size_name(g, value.shape[0])], "int64", "index", 0, name)
     return Draft("{0}[torch.arange({0}.shape[0]), {1} - 1]", [value, lengths], "move")
 
 

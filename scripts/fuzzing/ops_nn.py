@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from fuzzing.context import Context, Draft, Skip, Val
-from fuzzing.registry import at_least, dims, floating, like, op
+from fuzzing.context import Context
+from fuzzing.draft import Draft, Val
+from fuzzing.registry import at_least, dims, floating, like, op, size_name, wide_value
 
 
 def _dtype(value: Val) -> str:
     return "" if value.dtype is torch.float32 else f", dtype={value.dtype}"
-
-
-def _wide(g: Context, dim: int) -> Val:
-    """A float value of this many dimensions, none of them empty; an input where there is no other."""
-    fits = [v for v in g.values if v.is_float and v.dim == dim and min(v.shape) > 0 and v.tensor.numel() <= 512]
-    if fits and g.chance(0.8):
-        return g.choice(fits)
-    shape = {2: ["B", 4], 3: ["B", "S", 4], 4: ["B", 2, "S", 5]}[dim]
-    return g.input(shape, g.float_dtype, g.choice(["normal", "grid"]))
 
 
 @op(3.0)
@@ -45,7 +37,7 @@ def tied_weight(g: Context) -> Draft:
 
 @op(2.0)
 def conv(g: Context) -> Draft:
-    value = _wide(g, g.choice([3, 4, 4]))
+    value = wide_value(g, g.choice([3, 4, 4]))
     channels, rank = value.shape[1], value.dim - 2
     kind = g.choice(["Conv", "Conv", "Conv", "ConvTranspose"])
     padding = g.choice(["", ", padding=1", ", stride=2", ", dilation=2", ", padding=1, stride=2", ", groups=G"])
@@ -76,70 +68,6 @@ def normalization(g: Context) -> Draft:
         options += [f"BatchNorm2d({channels}{_dtype(value)})"] * 2 + [f"InstanceNorm2d({channels}{_dtype(value)})"]
     name = g.attribute("m", f"torch.nn.{g.choice(options)}")
     return Draft(f"self.{name}({{0}})", [value], uses=(name,))
-
-
-@op(2.5)
-def attention(g: Context) -> Draft:
-    """F.scaled_dot_product_attention, with a mask of each kind, rows fully masked among them."""
-    heads = g.chance(0.6)
-    query = _attended(g, 4 if heads else 3)
-    value = g.take(lambda v: v.shape == query.shape and v.dtype == query.dtype) if g.chance(0.7) else query
-    mask = g.choice(["none", "causal", "mask_bool", "mask_bool", "mask_inf", "mask_min"])
-    if mask == "none":
-        scale = ", scale=0.3" if g.chance(0.3) else ""
-        return Draft(f"F.scaled_dot_product_attention({{0}}, {{1}}, {{1}}{scale})", [query, value])
-    if mask == "causal":
-        return Draft("F.scaled_dot_product_attention({0}, {1}, {0}, is_causal=True)", [query, value])
-    length = _name_of(g, query.shape[-2])
-    dtype = "bool" if mask == "mask_bool" else str(query.dtype).removeprefix("torch.")
-    made = g.input([length, length], dtype, mask)
-    return Draft("F.scaled_dot_product_attention({0}, {1}, {1}, attn_mask={2})", [query, value, made])
-
-
-@op(1.0)
-def attention_by_hand(g: Context) -> Draft:
-    query = _attended(g, 3)
-    length = _name_of(g, query.shape[-2])
-    mask = g.input([length, length], "bool", "mask_bool")
-    low = g.choice(["-1e4", "torch.finfo({0}.dtype).min"])
-    return Draft(f"torch.softmax((({{0}} @ {{0}}.transpose(-1, -2)) * 0.5).masked_fill(~{{1}}, {low}), -1) @ {{0}}",
-                 [query, mask])  # fmt: skip
-
-
-@op(0.8)
-def multihead(g: Context) -> Draft:
-    value = _wide(g, 3)
-    if value.shape[-1] % 2 or value.dtype is not torch.float32:
-        raise Skip
-    size = value.shape[-1]
-    name = g.attribute("m", f"torch.nn.MultiheadAttention({size}, 2, batch_first=True)")
-    if g.chance(0.5):
-        mask = g.input([_name_of(g, s) for s in value.shape[:2]], "bool", "bool")
-        weights = f"need_weights={g.chance(0.5)}"
-        padding = "key_padding_mask={1} & (torch.arange({1}.shape[1]) > 0)"
-        return Draft(f"self.{name}({{0}}, {{0}}, {{0}}, {padding}, {weights})[0]", [value, mask], uses=(name,))
-    return Draft(f"self.{name}({{0}}, {{0}}, {{0}})", [value], out=2, uses=(name,))
-
-
-@op(0.5)
-def encoder_layer(g: Context) -> Draft:
-    value = _wide(g, 3)
-    if value.shape[-1] % 2 or value.dtype is not torch.float32:
-        raise Skip
-    first = f", norm_first={g.chance(0.5)}"
-    name = g.attribute("m", f"torch.nn.TransformerEncoderLayer({value.shape[-1]}, 2, 8, 0.0, batch_first=True{first})")
-    return Draft(f"self.{name}({{0}})", [value], uses=(name,))
-
-
-def _attended(g: Context, dim: int) -> Val:
-    fits = [v for v in g.values if v.is_float and v.dim == dim and min(v.shape) > 0 and v.tensor.numel() <= 512]
-    if fits and g.chance(0.7):
-        return g.choice(fits)
-    return g.input(["B", 2, "S", 4] if dim == 4 else ["B", "S", 4], g.float_dtype, "normal")
-
-
-def _name_of(g: Context, size: int) -> int | str:
-    return next((name for name, value in g.mode.sizes[0].items() if value == size), size)
 
 
 @op(1.5)
@@ -191,7 +119,7 @@ def distances(g: Context) -> Draft:
 
 @op(1.5)
 def pooling(g: Context) -> Draft:
-    value = _wide(g, g.choice([3, 4]))
+    value = wide_value(g, g.choice([3, 4]))
     rank = value.dim - 2
     code = g.choice([
         f"F.max_pool{rank}d({{0}}, 2)", f"F.avg_pool{rank}d({{0}}, 2, stride=1)",
@@ -212,7 +140,7 @@ def pooling_indices(g: Context) -> Draft:
 
 @op(1.2)
 def interpolate(g: Context) -> Draft:
-    value = _wide(g, g.choice([3, 4]))
+    value = wide_value(g, g.choice([3, 4]))
     size = g.choice(["scale_factor=2", "size=3", "size=1", "scale_factor=1.5", "size=7"])
     modes = ["nearest", "nearest", "nearest-exact", "area"]
     modes += ["linear"] if value.dim == 3 else ["bilinear", "bilinear", "bicubic"]
@@ -250,7 +178,7 @@ def recurrent_cell(g: Context) -> Draft:
 
 @op(0.8)
 def recurrent(g: Context) -> Draft:
-    value = _wide(g, 3)
+    value = wide_value(g, 3)
     kind = g.choice(["LSTM", "GRU", "RNN"])
     both = ", bidirectional=True" if g.chance(0.3) else ""
     name = g.attribute("m", f"torch.nn.{kind}({value.shape[-1]}, 3, batch_first=True{both}{_dtype(value)})")
@@ -262,7 +190,7 @@ def recurrent(g: Context) -> Draft:
 @op(0.6)
 def loss(g: Context) -> Draft:
     value = g.take(floating, dims(2), lambda v: v.shape[1] >= 2)
-    target = g.input([_name_of(g, value.shape[0])], "int64", "index", 0, 2)
+    target = g.input([size_name(g, value.shape[0])], "int64", "index", 0, 2)
     smooth = g.choice(["", ", label_smoothing=0.1", ', reduction="none"', ", ignore_index=0"])
     return Draft(f"F.cross_entropy({{0}}, {{1}}{smooth})", [value, target])
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fuzzing.context import Context, Draft, Val
+from fuzzing.context import Context
+from fuzzing.draft import Draft, Val
 from fuzzing.registry import at_least, boolean, exact, floating, integral, numeric, op
 
 

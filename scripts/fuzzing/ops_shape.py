@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fuzzing.context import Context, Draft, Val
+from fuzzing.context import Context
+from fuzzing.draft import Draft, Val
 from fuzzing.registry import add, at_least, dims, floating, like, op
 
 _ON_MATRICES = ["{0}.t()", "{0}.T.contiguous()", "torch.rot90({0})"]

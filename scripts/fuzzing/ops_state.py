@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fuzzing.context import Context, Draft, Skip, Val
+from fuzzing.context import Context
+from fuzzing.draft import Draft, Skip, Val
 from fuzzing.registry import at_least, boolean, dims, exact, floating, like, numeric, op
 
 _IN_PLACE = [

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fuzzing.context import Context, Draft, Val
+from fuzzing.context import Context
+from fuzzing.draft import Draft, Val
 
 Build = Callable[[Context], Draft]
 
@@ -87,3 +88,17 @@ def like(other: Val) -> Callable[[Val], bool]:
         return all(a == b or 1 in (a, b) for a, b in pairs)
 
     return fits
+
+
+def wide_value(g: Context, dim: int) -> Val:
+    """A float value of this many dimensions, none of them empty; an input where there is no other."""
+    fits = [v for v in g.values if v.is_float and v.dim == dim and min(v.shape) > 0 and v.tensor.numel() <= 512]
+    if fits and g.chance(0.8):
+        return g.choice(fits)
+    shape = {2: ["B", 4], 3: ["B", "S", 4], 4: ["B", 2, "S", 5]}[dim]
+    return g.input(shape, g.float_dtype, g.choice(["normal", "grid"]))
+
+
+def size_name(g: Context, size: int) -> int | str:
+    """A size as the program says it: by name where it may change between calls."""
+    return next((name for name, value in g.mode.sizes[0].items() if value == size), size)
