@@ -1,0 +1,91 @@
+"""Random models through this package: values, types, shapes, aliasing and effects as in eager PyTorch, or exit 1.
+
+Each model has 3 to 25 operators, its own inputs, buffers and returned structure, and its own way to be compiled and
+called, all drawn from the seed. A failure is shrunk to a few lines and written as a script.
+
+    python scripts/fuzz_models.py --seed 1 --models 300
+    python scripts/fuzz_models.py --seed 7 --models 2000 --mode export,dynamic --out found
+    python scripts/fuzz_models.py --seed 7 --first 1234 --models 1
+    python scripts/fuzz_models.py --replay tests/fuzz_cases
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fuzzing import modes
+from fuzzing.campaign import Campaign, Failure
+
+console = Console(stderr=True)
+
+
+def main(
+    seed: Annotated[int, typer.Option(help="Model i of a seed is the same everywhere.")] = 1,
+    models: Annotated[int, typer.Option(help="How many.")] = 300,
+    first: Annotated[int, typer.Option(help="Number of the first model.")] = 0,
+    jobs: Annotated[int, typer.Option(help="Worker processes.")] = 2,
+    seconds: Annotated[float, typer.Option(help="Start no further model after this time; 0 is no limit.")] = 0.0,
+    limit: Annotated[float, typer.Option(help="Seconds for one model; what takes longer is a failure.")] = 120.0,
+    mode: Annotated[str, typer.Option(help=f"Run all so: any of {', '.join(modes.NAMES)}, by comma.")] = "",
+    shrink: Annotated[bool, typer.Option(help="Make failing models small.")] = True,
+    shrink_seconds: Annotated[float, typer.Option(help="For one failure.")] = 60.0,
+    strict: Annotated[bool, typer.Option("--strict", help="Strides count where memory has gaps too.")] = False,
+    ignore: Annotated[str, typer.Option(help="Kinds of failures not to look at: stride,alias for example.")] = "",
+    replay: Annotated[Path | None, typer.Option(help="A stored case, or a folder of them, instead of a seed.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the scripts and cases found.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+) -> None:
+    """Compares random models with eager PyTorch.
+
+    Examples: fuzz_models.py --seed 1 --models 300; fuzz_models.py --seed 3 --mode openvino_ts,dynamic --no-shrink;
+    fuzz_models.py --replay tests/fuzz_cases
+    """
+    try:
+        filters = modes.parse(mode)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--mode") from None
+    campaign = Campaign(
+        seed=seed, filters=filters, jobs=jobs, limit=limit, shrink_seconds=shrink_seconds if shrink else 0.0,
+        strict=strict, ignored=frozenset(filter(None, ignore.split(","))), out=out, console=console, seconds=seconds,
+    )  # fmt: skip
+    if replay is not None:
+        campaign.replay(sorted(replay.glob("*.json")) if replay.is_dir() else [replay])
+    else:
+        campaign.run(range(first, first + models))
+    _print(campaign)
+    if as_json:
+        typer.echo(json.dumps(campaign.to_dict()))
+    raise typer.Exit(1 if campaign.failures else 0)
+
+
+def _print(campaign: Campaign) -> None:
+    for failure in campaign.distinct():
+        _print_failure(failure, campaign)
+    table = Table("outcome", "models")
+    for name, count in sorted(campaign.counts.items()):
+        table.add_row(name, str(count))
+    console.print(table)
+    cpu = campaign.cpu_seconds / max(1, sum(campaign.counts.values()))
+    console.print(
+        f"{campaign.models_per_second:.2f} models/s, {cpu:.2f} CPU seconds for one, "
+        f"{campaign.coverage:.1%} of their operators on OpenVINO, "
+        f"{len(campaign.failures)} failures, {len(campaign.distinct())} distinct"
+    )
+
+
+def _print_failure(failure: Failure, campaign: Campaign) -> None:
+    alike = sum(f.signature == failure.signature for f in campaign.failures)
+    console.rule(f"{failure.kind}: {failure.name} ({alike} alike)")
+    console.print(failure.script, markup=False, highlight=False)
+
+
+if __name__ == "__main__":
+    typer.run(main)

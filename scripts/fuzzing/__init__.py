@@ -1,0 +1,1 @@
+"""The composition fuzzer: random models through this package, compared with eager PyTorch."""

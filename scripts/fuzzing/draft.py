@@ -1,0 +1,79 @@
+"""What entries of the registry take and give: values of the program so far, and a line to be added."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+
+class Skip(Exception):
+    """This operator can't be added here."""
+
+
+@dataclass
+class Draft:
+    """A line to be added.
+
+    Attributes:
+        code: As `Line.code`.
+        args: Values; other things than values stand in ``code``.
+        exact: ``move`` rounds nothing, ``arith`` nothing on values of the grid, ``no`` rounds.
+        out: How many values it gives; 0 is a statement.
+        writes: Positions of arguments written to.
+        uses: As `Line.uses`.
+        loose: Whether infinities may come out of it.
+    """
+
+    code: str
+    args: Sequence[Val]
+    exact: str = "no"
+    out: int = 1
+    writes: tuple[int, ...] = ()
+    uses: tuple[str, ...] = ()
+    loose: bool = False
+
+
+@dataclass
+class Val:
+    """A value of the program, with what eager computed for it."""
+
+    name: str
+    tensor: torch.Tensor
+    exact_storages: set[int] = field(repr=False)
+    used: int = 0
+
+    @property
+    def exact(self) -> bool:
+        """Whether every correct implementation has its very bits."""
+        return storage_of(self.tensor) in self.exact_storages
+
+    @property
+    def dim(self) -> int:
+        return self.tensor.dim()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensor.dtype
+
+    @property
+    def is_float(self) -> bool:
+        return self.tensor.is_floating_point()
+
+    @property
+    def is_int(self) -> bool:
+        return self.dtype in (torch.int64, torch.int32)
+
+    @property
+    def is_bool(self) -> bool:
+        return self.dtype is torch.bool
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Which memory a tensor lies in."""
+    return tensor.untyped_storage().data_ptr() or id(tensor)

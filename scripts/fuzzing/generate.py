@@ -1,0 +1,132 @@
+"""A random program for a seed: how it will run, its inputs, 3 to 25 operators, and what it returns."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from fuzzing import ops_attention, ops_elementwise, ops_index, ops_nn, ops_reduce, ops_shape, ops_state  # noqa: F401
+from fuzzing.context import Context
+from fuzzing.draft import Skip, Val
+from fuzzing.program import Mode, Program
+from fuzzing.registry import ENTRIES
+
+BACKENDS = ("openvino", "openvino_ts", "export")
+SHAPES = ("static", "dynamic", "both")
+GRADS = ("no_grad", "inference_mode", "grad")
+_SHAPES = (["B", 4], ["B", "S"], ["B", "S", 4], ["B", "S", 6], ["B", 2, "S", 5], ["B", 3, 4, 4], [4], [3, 5], ["S"], [])
+_LEAST, _MOST = 3, 25
+# Attempts for each line: most operators fit some value.
+_ATTEMPTS = 12
+
+
+def draw_mode(rng: random.Random) -> Mode:
+    """How a program runs."""
+    backend = rng.choices(BACKENDS, [5, 2, 3])[0]
+    shapes = rng.choices(SHAPES, [4, 2, 2])[0]
+    frozen = rng.random() < 0.35
+    grad = rng.choices(GRADS, [5, 3, 2])[0]
+    train = rng.random() < 0.12
+    batch, length = rng.choice([2, 2, 2, 3, 1]), rng.choice([3, 4, 5, 1])
+    first = {"B": batch, "S": length}
+    second = {"B": batch + rng.choice([1, 2, 0]), "S": length + rng.choice([1, 3, 2])}
+    if shapes == "static" and rng.random() < 0.7:
+        second = first
+    steps = {"static": "ABA", "dynamic": "ACBA", "both": "ACDBA"}[shapes]
+    if frozen:
+        # A frozen call is recorded by two that are equal, and used from the third on.
+        steps = {"static": "AABA", "dynamic": "AACBCDA", "both": "AACCDBA"}[shapes]
+    elif rng.random() < 0.2:
+        steps += "WAB"
+    if rng.random() < 0.25:
+        steps += "X"
+    if first == second:
+        steps = steps.replace("C", "").replace("D", "")
+    dynamic = {"static": False, "dynamic": True, "both": None}[shapes]
+    options = {"min_partition_us": 0} if rng.random() < 0.85 else {}
+    return Mode(backend, dynamic, frozen, grad, train, (first, second), steps, options)
+
+
+def generate(seed: int, index: int) -> Program:
+    """Model ``index`` of a seed: the same in every process, whatever ran before it."""
+    rng = random.Random(f"{seed}:{index}")
+    while True:
+        mode = draw_mode(rng)
+        program = _write(rng, mode, rng.randrange(1 << 30))
+        if program is not None:
+            return program
+
+
+@functools.lru_cache(maxsize=1)
+def _entries() -> tuple[tuple[str, ...], tuple[float, ...]]:
+    return tuple(ENTRIES), tuple(entry.weight for entry in ENTRIES.values())
+
+
+def _write(rng: random.Random, mode: Mode, seed: int) -> Program | None:
+    torch.manual_seed(seed)
+    dtype = rng.choices(["float32", "bfloat16", "float16"], [8, 1, 1])[0]
+    g = Context(rng, mode, seed, dtype)
+    for _ in range(rng.choice([1, 1, 2, 2, 3])):
+        kind = rng.choices(["normal", "grid", "distinct", "positive"], [4, 4, 2, 1])[0]
+        g.input(rng.choice(_SHAPES), dtype if rng.random() < 0.9 else "float32", kind)
+    if rng.random() < 0.3:
+        g.input(rng.choice(_SHAPES[:5]), "bool", "bool")
+    if rng.random() < 0.3:
+        g.input(rng.choice(_SHAPES[:5]), rng.choice(["int64", "int32"]), "index", -4, 9)
+    if rng.random() < 0.04:
+        g.input(rng.choice(_SHAPES[:5]), "int64", "large")
+    if rng.random() < 0.03:
+        g.twin_input()
+    wanted = rng.randint(_LEAST, _MOST) if rng.random() < 0.5 else rng.randint(_LEAST, 10)
+    names, weights = _entries()
+    for _ in range(wanted * _ATTEMPTS):
+        if len(g.lines) >= wanted:
+            break
+        name = rng.choices(names, weights)[0]
+        try:
+            g.add(name, ENTRIES[name].build(g))
+        except Skip:
+            continue
+    if len(g.lines) < _LEAST:
+        return None
+    return _finished(g, rng, mode, seed)
+
+
+def _finished(g: Context, rng: random.Random, mode: Mode, seed: int) -> Program:
+    unused = [v for v in g.values if not v.used and v.name.startswith("v")]
+    chosen = unused[-rng.choice([1, 2, 2, 3, 4]) :] or [g.values[-1]]
+    computed = [v for v in g.values if v.name.startswith("v")]
+    if rng.random() < 0.25 and computed:
+        chosen.append(rng.choice(computed))
+    if rng.random() < 0.12:
+        chosen.append(rng.choice(g.values))
+    steps = mode.steps
+    if "X" in steps and not any(i.kind == "index" for i in g.inputs):
+        steps = steps.replace("X", "")
+    form = rng.choices(["tuple", "list", "dict", "nested"], [12, 3, 3, 2])[0]
+    returns = _returned(g, rng, chosen)
+    return Program(seed, tuple(g.inputs), dict(g.state), tuple(g.lines), returns, form, replace(mode, steps=steps))
+
+
+def _returned(g: Context, rng: random.Random, chosen: Sequence[Val]) -> tuple[str, ...]:
+    """The returned expressions: tensors, inputs, views, the same twice, constants."""
+    parts = [value.name for value in chosen]
+    value = rng.choice(g.values)
+    extra = rng.random()
+    if extra < 0.10:
+        parts.append(rng.choice(g.inputs).name)
+    elif extra < 0.16:
+        parts.append(parts[0])
+    elif extra < 0.24 and value.dim:
+        view = rng.choice(["[0]", ".unsqueeze(0)", "[..., :1]", ".transpose(0, -1)", ".reshape(-1)"])
+        parts.append(f"{value.name}{view}")
+    elif extra < 0.32:
+        parts.append(rng.choice(["None", "3", "2.5", '"text"', "True", f"{value.name}.dim()", f"{value.name}.shape"]))
+    elif extra < 0.36 and (kept := [name for name in g.state if name[0] == "b"]):
+        parts.append(f"self.{rng.choice(kept)}")
+    rng.shuffle(parts)
+    return tuple(parts)

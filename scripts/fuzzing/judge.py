@@ -1,0 +1,159 @@
+"""Whether two observations are the same, within what precision allows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from fuzzing.observe import Observation
+from torchserve_openvino.backend.compare import largest_allowed, widened
+
+# A difference of this share of an output's size that disturbance alone makes says that nothing can be compared.
+_ILL_CONDITIONED = 0.2
+# Disturbances are random; real roundings are correlated and of other sizes.
+_NOISE_FACTOR = 16.0
+# These are looked for once everything else is right.
+SOFT = frozenset({"stride", "alias"})
+KINDS = (
+    "crash",
+    "no_error",
+    "structure",
+    "shape",
+    "dtype",
+    "value",
+    "effect",
+    "overwritten",
+    "grad",
+    "stride",
+    "alias",
+    "uncounted",
+)
+
+
+def difference(
+    ours: Observation, eager: Observation, noise: Mapping[str, float], strict: bool = False
+) -> tuple[str, str]:
+    """Kind and description of the first difference; two empty strings where there is none.
+
+    Args:
+        ours: The compiled model's.
+        eager: The model's own.
+        noise: For each tensor the difference that disturbed eager runs show.
+        strict: Whether strides are compared where memory has gaps too, as for a slice of a value.
+    """
+    if eager.error:
+        return ("", "") if ours.error else ("no_error", f"eager raises {eager.error}, ours answers")
+    if ours.error:
+        return "crash", ours.error
+    if ours.structure != eager.structure:
+        return "structure", f"{ours.structure} instead of {eager.structure}"
+    for name, theirs in eager.tensors.items():
+        if name not in ours.tensors:
+            return _kind_of(name), f"{name} is missing"
+        mine = ours.tensors[name]
+        if mine.dtype != theirs.dtype:
+            return "dtype", f"{name} is {mine.dtype} instead of {theirs.dtype}"
+        if mine.shape != theirs.shape:
+            return "shape", f"{name} is {list(mine.shape)} instead of {list(theirs.shape)}"
+        if found := _values(mine, theirs, noise.get(name, 0.0)):
+            return _kind_of(name), f"{name}: {found}"
+    if set(ours.tensors) - set(eager.tensors):
+        return "grad", f"{sorted(set(ours.tensors) - set(eager.tensors))} have gradients, in eager they do not"
+    for name, stride in eager.strides.items():
+        promised = strict or _dense(eager.tensors[name].shape, stride) or _of_input(eager, name)
+        if promised and not _same_layout(eager.tensors[name].shape, ours.strides[name], stride):
+            return "stride", f"{name} {list(eager.tensors[name].shape)}: {ours.strides[name]} instead of {stride}"
+    for pair in (*eager.aliases, *(p for p in ours.aliases if p not in eager.aliases)):
+        mine_is, theirs_is = ours.aliases.get(pair, "nothing"), eager.aliases.get(pair, "nothing")
+        if mine_is != theirs_is:
+            return "alias", f"{pair[0]} and {pair[1]}: {mine_is} instead of {theirs_is}"
+    for name, wanted in eager.requires_grad.items():
+        if ours.requires_grad[name] != wanted:
+            return "grad", f"{name}.requires_grad is {ours.requires_grad[name]} instead of {wanted}"
+    return "", ""
+
+
+def noise_of(clean: Observation, disturbed: Sequence[Observation]) -> dict[str, float]:
+    """What disturbance does to each tensor: infinite where it makes comparing pointless."""
+    found: dict[str, float] = {}
+    for name, tensor in clean.tensors.items():
+        worst = 0.0
+        for other in disturbed:
+            moved = other.tensors.get(name)
+            if moved is None or moved.shape != tensor.shape or moved.dtype != tensor.dtype:
+                worst = float("inf")
+                break
+            if tensor.is_floating_point():
+                worst = max(worst, _largest(moved, tensor))
+            elif not torch.equal(moved, tensor):
+                worst = float("inf")
+        scale = _scale(tensor)
+        found[name] = float("inf") if worst > _ILL_CONDITIONED * scale else worst * _NOISE_FACTOR
+    return found
+
+
+def _kind_of(name: str) -> str:
+    return {"output": "value", "grad": "grad", "earlier": "overwritten"}.get(name.split(maxsplit=1)[0], "effect")
+
+
+def _values(mine: torch.Tensor, theirs: torch.Tensor, noise: float) -> str:
+    if not theirs.numel() or noise == float("inf"):
+        return ""
+    if not theirs.is_floating_point():
+        if torch.equal(mine, theirs):
+            return ""
+        return f"{_short(mine)} instead of {_short(theirs)}"
+    wrong = mine.isnan() != theirs.isnan()
+    infinite = theirs.isinf()
+    wrong |= (mine != theirs) & (infinite | mine.isinf()) & ~theirs.isnan()
+    limit = largest_allowed(theirs, "f32") + noise
+    apart = (widened(mine) - widened(theirs)).abs()
+    wrong |= (apart > limit) & ~infinite
+    if not bool(wrong.any()):
+        return ""
+    return (
+        f"{_short(mine)} instead of {_short(theirs)} ({int(wrong.sum())} of {wrong.numel()} differ, limit {limit:.2g})"
+    )
+
+
+def _largest(a: torch.Tensor, b: torch.Tensor) -> float:
+    if not a.numel():
+        return 0.0
+    same = (a == b) | (a.isnan() & b.isnan())
+    apart = torch.where(same, 0.0, (widened(a) - widened(b)).abs())
+    return float(apart.nan_to_num(float("inf"), float("inf")).max())
+
+
+def _scale(tensor: torch.Tensor) -> float:
+    if not tensor.numel() or not tensor.is_floating_point():
+        return 1.0
+    return max(1e-3, float(widened(tensor).abs().nan_to_num(0.0, 0.0, 0.0).max()))
+
+
+def _same_layout(shape: torch.Size, a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    if 0 in shape:
+        return True
+    return all(x == y for size, x, y in zip(shape, a, b, strict=True) if size > 1)
+
+
+def _dense(shape: torch.Size, strides: tuple[int, ...]) -> bool:
+    """Whether the elements fill their memory, in any order of dimensions: what torch.compile keeps."""
+    expected = 1
+    for size, stride in sorted(zip(shape, strides, strict=True), key=lambda pair: pair[1]):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _of_input(seen: Observation, name: str) -> bool:
+    return any(pair[0] == name and pair[1].startswith("input") for pair in seen.aliases)
+
+
+def _short(tensor: torch.Tensor) -> str:
+    flat = tensor.reshape(-1)
+    shown = [round(v, 5) if isinstance(v, float) else v for v in flat[:6].tolist()]
+    return f"{shown}{'...' if flat.numel() > 6 else ''}"

@@ -1,0 +1,39 @@
+"""Filters of the command line: the program stays, the way it is run is what is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fuzzing.generate import BACKENDS, GRADS, SHAPES
+from fuzzing.program import Program
+
+_DYNAMIC = {"static": False, "dynamic": True, "both": None}
+NAMES = (*BACKENDS, *SHAPES, *GRADS, "frozen", "guarded", "train", "eval")
+
+
+def parse(text: str) -> dict[str, Any]:
+    """What ``--mode`` asks for: names by comma.
+
+    Raises:
+        ValueError: A name is none of `NAMES`.
+    """
+    filters: dict[str, Any] = {}
+    for name in filter(None, text.split(",")):
+        if name in BACKENDS:
+            filters["backend"] = name
+        elif name in SHAPES:
+            filters["dynamic"] = _DYNAMIC[name]
+        elif name in GRADS:
+            filters["grad"] = name
+        elif name in {"frozen", "guarded"}:
+            filters["frozen"] = name == "frozen"
+        elif name in {"train", "eval"}:
+            filters["train"] = name == "train"
+        else:
+            raise ValueError(f"{name!r} is none of {', '.join(NAMES)}")
+    return filters
+
+
+def changed(program: Program, filters: dict[str, Any]) -> Program:
+    """The program as the filters want it run."""
+    return program.with_mode(**filters) if filters else program

@@ -1,0 +1,208 @@
+"""Layers: linear, convolution, norms, attention, pooling, interpolation, recurrent cells."""
+
+from __future__ import annotations
+
+import torch
+
+from fuzzing.context import Context
+from fuzzing.draft import Draft, Val
+from fuzzing.registry import at_least, dims, floating, like, op, size_name, wide_value
+
+
+def _dtype(value: Val) -> str:
+    return "" if value.dtype is torch.float32 else f", dtype={value.dtype}"
+
+
+@op(3.0)
+def linear(g: Context) -> Draft:
+    value = g.take(floating, at_least(1), lambda v: v.shape[-1] > 0)
+    bias = ", bias=False" if g.chance(0.2) else ""
+    name = g.attribute("m", f"torch.nn.Linear({value.shape[-1]}, {g.choice([1, 3, 4])}{bias}{_dtype(value)})")
+    return Draft(f"self.{name}({{0}})", [value], uses=(name,))
+
+
+@op(1.0)
+def parameter(g: Context) -> Draft:
+    value = g.take(floating, at_least(1), lambda v: v.shape[-1] > 0)
+    name = g.attribute("p", f"torch.nn.Parameter(torch.randn({value.shape[-1]}{_dtype(value)}))")
+    return Draft(g.choice([f"{{0}} * self.{name}", f"{{0}} + self.{name}"]), [value], uses=(name,))
+
+
+@op(0.5)
+def tied_weight(g: Context) -> Draft:
+    value = g.take(floating, at_least(2), lambda v: v.dtype is torch.float32 and v.shape[-1] > 0)
+    name = g.attribute("p", f"torch.nn.Parameter(torch.randn(3, {value.shape[-1]}))")
+    return Draft(f"F.linear(F.linear({{0}}, self.{name}), self.{name}.t())", [value], uses=(name,))
+
+
+@op(2.0)
+def conv(g: Context) -> Draft:
+    value = wide_value(g, g.choice([3, 4, 4]))
+    channels, rank = value.shape[1], value.dim - 2
+    kind = g.choice(["Conv", "Conv", "Conv", "ConvTranspose"])
+    padding = g.choice(["", ", padding=1", ", stride=2", ", dilation=2", ", padding=1, stride=2", ", groups=G"])
+    if kind == "Conv" and g.chance(0.15):
+        padding = f', padding="same", padding_mode="{g.choice(["zeros", "circular", "reflect", "replicate"])}"'
+    out = g.choice([2, 3])
+    if "G" in padding:
+        padding, out = padding.replace("G", str(channels)), channels
+    name = g.attribute("m", f"torch.nn.{kind}{rank}d({channels}, {out}, {g.choice([1, 2, 3])}{padding}{_dtype(value)})")
+    return Draft(f"self.{name}({{0}})", [value], uses=(name,))
+
+
+@op(2.5)
+def normalization(g: Context) -> Draft:
+    value = g.take(floating, at_least(2), lambda v: v.tensor.numel() > 1 and v.shape[-1] > 1)
+    last, channels = value.shape[-1], value.shape[1]
+    options = [f"LayerNorm({last}{_dtype(value)})", f"LayerNorm({last}{_dtype(value)})",
+               f"RMSNorm({last}, eps=1e-5{_dtype(value)})",
+               f"LayerNorm({last}, elementwise_affine=False{_dtype(value)})"]  # fmt: skip
+    if value.dim >= 3:
+        options += [f"GroupNorm(1, {channels}{_dtype(value)})", f"GroupNorm({channels}, {channels}{_dtype(value)})"]
+    if value.dim in (2, 3):
+        options += [f"BatchNorm1d({channels}{_dtype(value)})"] * 2
+    if value.dim == 3:
+        track = ", track_running_stats=True" if g.chance(0.3) else ""
+        options += [f"InstanceNorm1d({channels}, affine=True{track}{_dtype(value)})"]
+    if value.dim == 4:
+        options += [f"BatchNorm2d({channels}{_dtype(value)})"] * 2 + [f"InstanceNorm2d({channels}{_dtype(value)})"]
+    name = g.attribute("m", f"torch.nn.{g.choice(options)}")
+    return Draft(f"self.{name}({{0}})", [value], uses=(name,))
+
+
+@op(1.5)
+def matmul(g: Context) -> Draft:
+    first = g.take(floating, at_least(1))
+    inner = first.shape[-1]
+
+    def fits(v: Val) -> bool:
+        return v.is_float and v.dtype == first.dtype and v.dim >= 1 and v.shape[-2 if v.dim > 1 else -1] == inner
+
+    return Draft(g.choice(["{0} @ {1}", "torch.matmul({0}, {1})"]), [first, g.take(fits)])
+
+
+@op(1.0)
+def matmul_self(g: Context) -> Draft:
+    value = g.take(floating, at_least(2))
+    return Draft(g.choice(["{0} @ {0}.transpose(-1, -2)", "{0}.mT @ {0}"]), [value])
+
+
+@op(0.8)
+def einsum(g: Context) -> Draft:
+    value = g.take(floating, dims(2, 3))
+    code = {
+        2: [
+            'torch.einsum("ij,ij->i", {0}, {1})',
+            'torch.einsum("ij,kj->ik", {0}, {1})',
+            "torch.addmm({0}, {0} @ {0}.t(), {1})",
+        ],
+        3: ['torch.einsum("bij,bkj->bik", {0}, {1})', 'torch.einsum("bij,bij->b", {0}, {1})', "torch.bmm({0}, {1}.mT)"],
+    }
+    other = g.take(lambda v: v.shape == value.shape and v.dtype == value.dtype)
+    return Draft(g.choice(code[value.dim]), [value, other])
+
+
+@op(0.4)
+def outer(g: Context) -> Draft:
+    first = g.take(floating, dims(1))
+    return Draft(
+        g.choice(["torch.outer({0}, {1})", "torch.kron({0}, {1})"]),
+        [first, g.take(dims(1), lambda v: v.dtype == first.dtype)],
+    )
+
+
+@op(0.4)
+def distances(g: Context) -> Draft:
+    value = g.take(dims(2, 3), lambda v: v.dtype is torch.float32)
+    return Draft("torch.cdist({0}, {0} + 1)", [value])
+
+
+@op(1.5)
+def pooling(g: Context) -> Draft:
+    value = wide_value(g, g.choice([3, 4]))
+    rank = value.dim - 2
+    code = g.choice([
+        f"F.max_pool{rank}d({{0}}, 2)", f"F.avg_pool{rank}d({{0}}, 2, stride=1)",
+        f"F.adaptive_avg_pool{rank}d({{0}}, 1)", f"F.adaptive_avg_pool{rank}d({{0}}, 2)",
+        f"F.adaptive_max_pool{rank}d({{0}}, 1)", f"F.max_pool{rank}d({{0}}, 3, stride=2, padding=1)",
+        f"F.avg_pool{rank}d({{0}}, 3, padding=1, count_include_pad=False)",
+        f"F.max_pool{rank}d({{0}}, 2, ceil_mode=True)", f"F.avg_pool{rank}d({{0}}, 2, ceil_mode=True)",
+        f"F.lp_pool{rank}d({{0}}.abs() + 0.1, 2, 2)",
+    ])  # fmt: skip
+    return Draft(code, [value], "move" if "max" in code else "no")
+
+
+@op(0.4)
+def pooling_indices(g: Context) -> Draft:
+    value = g.take(dims(4), floating, lambda v: v.exact and len(v.tensor.detach().unique()) == v.tensor.numel())
+    return Draft("F.max_pool2d({0}, 2, return_indices=True)", [value], "arith", out=2)
+
+
+@op(1.2)
+def interpolate(g: Context) -> Draft:
+    value = wide_value(g, g.choice([3, 4]))
+    size = g.choice(["scale_factor=2", "size=3", "size=1", "scale_factor=1.5", "size=7"])
+    modes = ["nearest", "nearest", "nearest-exact", "area"]
+    modes += ["linear"] if value.dim == 3 else ["bilinear", "bilinear", "bicubic"]
+    mode = g.choice(modes)
+    extra = ", align_corners=True" if "linear" in mode and g.chance(0.3) else ""
+    extra += ", antialias=True" if mode in {"bilinear", "bicubic"} and not extra and g.chance(0.15) else ""
+    kind = "move" if mode.startswith("nearest") else "no"
+    return Draft(f'F.interpolate({{0}}, {size}, mode="{mode}"{extra})', [value], kind)
+
+
+@op(0.5)
+def pixel_shuffle(g: Context) -> Draft:
+    value = g.take(dims(4), floating)
+    return Draft(g.choice(["F.pixel_shuffle({0}.repeat(1, 4, 1, 1), 2)", "F.channel_shuffle({0}.repeat(1, 2, 1, 1), 2)",
+                           "F.unfold({0}, 2)"]), [value], "move")  # fmt: skip
+
+
+@op(0.4)
+def grid_sample(g: Context) -> Draft:
+    value = g.take(dims(4), lambda v: v.dtype is torch.float32)
+    theta = "torch.tensor([[[1.0, 0.1, 0.0], [0.0, 1.0, 0.2]]]).expand({0}.shape[0], 2, 3)"
+    grid = f"F.affine_grid({theta}, ({{0}}.shape[0], 1, 2, 3), align_corners=False)"
+    return Draft(f"F.grid_sample({{0}}, {grid}, align_corners=False)", [value])
+
+
+@op(1.2)
+def recurrent_cell(g: Context) -> Draft:
+    value = g.take(floating, dims(2), lambda v: v.shape[-1] > 0)
+    kind = g.choice(["LSTMCell", "GRUCell", "RNNCell"])
+    name = g.attribute("m", f"torch.nn.{kind}({value.shape[-1]}, 3{_dtype(value)})")
+    if kind == "LSTMCell":
+        return Draft(f"self.{name}({{0}})", [value], out=2, uses=(name,))
+    return Draft(f"self.{name}({{0}})", [value], uses=(name,))
+
+
+@op(0.8)
+def recurrent(g: Context) -> Draft:
+    value = wide_value(g, 3)
+    kind = g.choice(["LSTM", "GRU", "RNN"])
+    both = ", bidirectional=True" if g.chance(0.3) else ""
+    name = g.attribute("m", f"torch.nn.{kind}({value.shape[-1]}, 3, batch_first=True{both}{_dtype(value)})")
+    if kind == "LSTM" and g.chance(0.5):
+        return Draft(f"self.{name}({{0}})[1]", [value], out=2, uses=(name,))
+    return Draft(f"self.{name}({{0}})[0]", [value], uses=(name,))
+
+
+@op(0.6)
+def loss(g: Context) -> Draft:
+    value = g.take(floating, dims(2), lambda v: v.shape[1] >= 2)
+    target = g.input([size_name(g, value.shape[0])], "int64", "index", 0, 2)
+    smooth = g.choice(["", ", label_smoothing=0.1", ', reduction="none"', ", ignore_index=0"])
+    return Draft(f"F.cross_entropy({{0}}, {{1}}{smooth})", [value, target])
+
+
+@op(0.4)
+def gate(g: Context) -> Draft:
+    first = g.take(floating)
+    return Draft("{0} * torch.sigmoid({1}) + {1}", [first, g.take(like(first))])
+
+
+@op(0.3)
+def prelu(g: Context) -> Draft:
+    value = g.take(floating, at_least(2))
+    name = g.attribute("m", f"torch.nn.PReLU({value.shape[1]}{_dtype(value)})")
+    return Draft(f"self.{name}({{0}})", [value], uses=(name,))

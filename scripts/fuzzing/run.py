@@ -1,0 +1,233 @@
+"""Runs one program: eager and compiled side by side, call after call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils import _pytree as pytree
+
+import torchserve_openvino as tov
+from fuzzing.context import plain_cond
+from fuzzing.judge import SOFT, difference, noise_of
+from fuzzing.observe import Observation, observe
+from fuzzing.program import Program
+from fuzzing.values import arguments
+from torchserve_openvino.backend import execute
+
+# What another order of summation, another approximation or another place of rounding does to one operator's result.
+_NOISE = {torch.float32: 3e-6, torch.float16: 1.5e-3, torch.bfloat16: 1.2e-2}
+_NOISE_RUNS = 3
+_GARBAGE = (float("nan"), 1e20)
+
+
+@dataclass
+class Result:
+    """What came of a program.
+
+    Attributes:
+        outcome: ``ok``; ``failed``; ``torch`` where Dynamo and AOTAutograd alone do the same; ``discarded`` where
+            eager refuses the program.
+        kind: Of the failure.
+        detail: What differs.
+        step: Position of the call in `Mode.steps`.
+        coverage: Share of operators on OpenVINO.
+        ops: Operators in the lowered graphs.
+    """
+
+    outcome: str
+    kind: str = ""
+    detail: str = ""
+    step: int = -1
+    coverage: float = 0.0
+    ops: int = 0
+    fallbacks: int = 0
+    compiled: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-able data."""
+        return asdict(self)
+
+
+Compile = Callable[[torch.nn.Module], Callable[..., Any]]
+
+
+class _Side:
+    """A module of the program, compiled or not, with what its calls showed."""
+
+    def __init__(self, program: Program, compile_: Compile | None, noise: int = -1) -> None:
+        self.program = program
+        self.module = module_of(program, noise, compiled=compile_ is not None)
+        self.call: Callable[..., Any] = compile_(self.module) if compile_ else self.module
+        self.uncounted = ""
+        # The last answer stays as it is while the next is made.
+        self.earlier: list[torch.Tensor] = []
+        if noise >= 0:
+            torch.manual_seed(noise)
+
+    def step(self, letter: str) -> Observation | None:
+        mode = self.program.mode
+        if letter == "W":
+            with torch.no_grad():
+                for parameter in self.module.parameters():
+                    parameter.mul_(0.5).add_(0.125)
+            return None
+        with_grad = mode.grad == "grad"
+        inputs = arguments(self.program, letter, with_grad)
+        counts = self._counts()
+        try:
+            with (
+                torch.inference_mode(mode.grad == "inference_mode"),
+                torch.set_grad_enabled(with_grad),
+                _poisoned(self.call),
+            ):
+                answer = self.call(*inputs)
+            self._count(counts)
+            names = [spec.name for spec in self.program.inputs]
+            seen = observe(answer, self.module, names, inputs, with_grad)
+            seen.tensors |= {f"earlier {i}": t.detach().clone() for i, t in enumerate(self.earlier)}
+            self.earlier = [leaf for leaf in pytree.tree_leaves(answer) if isinstance(leaf, torch.Tensor)]
+            return seen
+        except Exception as error:
+            return Observation(error=f"{type(error).__name__}: {_plain(str(error))}")
+
+    def _counts(self) -> tuple[int, int]:
+        if not isinstance(self.call, tov.CompiledModule):
+            return 0, 0
+        tracker = self.call._tracker
+        return tracker.thread.graph_calls, sum(f.count for f in tracker.fallbacks)
+
+    def _count(self, before: tuple[int, int]) -> None:
+        if isinstance(self.call, tov.CompiledModule) and self.call.frozen == 0 and self._counts() == before:
+            self.uncounted = "no graph ran and no fallback was counted"
+
+
+def run(program: Program, strict: bool = False) -> Result:
+    """Compares the program's calls with eager."""
+    result = _compared(program, lambda module: compiled(program, module), strict)
+    if result.outcome == "failed" and result.kind != "uncounted":
+        theirs = _compared(program, lambda module: _by_torch(program, module), strict)
+        if theirs.outcome == "failed" and (theirs.kind, theirs.step) == (result.kind, result.step):
+            result.outcome = "torch"
+    return result
+
+
+def compiled(program: Program, module: torch.nn.Module) -> Callable[..., Any]:
+    """The module as its mode asks for."""
+    mode = program.mode
+    options = {"config": {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}, **mode.options}
+    made = tov.compile(module, dynamic=mode.dynamic, backend=mode.backend, options=options)
+    return made.freeze() if mode.frozen else made
+
+
+def module_of(program: Program, noise: int = -1, compiled: bool = False) -> torch.nn.Module:
+    """A module of its own: the same weights each time; disturbed for ``noise`` of 0 and more."""
+    source = program.source(noisy=noise >= 0)
+    space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "N": _disturb}
+    space["cond"] = torch.cond if compiled else plain_cond
+    exec(compile(source, f"<program {program.seed}>", "exec"), space)
+    torch.manual_seed(program.seed)
+    return space["Model"]().train(program.mode.train)
+
+
+@contextmanager
+def _poisoned(call: Callable[..., Any]) -> Iterator[None]:
+    """Memory for answers that holds rubbish, where torch allocates it."""
+    if not isinstance(call, tov.CompiledModule):
+        yield
+        return
+    # OpenVINO's own output memory may be the memory of an input, which is not to be changed.
+    with call.poisoned(), mock.patch.object(execute, "_poison_array", lambda _: None):
+        yield
+
+
+def _by_torch(program: Program, module: torch.nn.Module) -> Callable[..., Any]:
+    return torch.compile(module, backend="aot_eager", dynamic=program.mode.dynamic)
+
+
+def _compared(program: Program, compile_: Compile, strict: bool) -> Result:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    eager = _Side(program, None)
+    try:
+        ours = _Side(program, compile_)
+    except Exception as error:
+        return Result("failed", "crash", f"{type(error).__name__}: {_plain(str(error))}")
+    result = Result("ok")
+    sizes: list[int] = []
+    for position, letter in enumerate(program.mode.steps):
+        theirs = eager.step(letter)
+        if theirs is not None and theirs.error and letter != "X":
+            if position == 0:
+                return Result("discarded", detail=theirs.error)
+            # The second sizes do not fit this program, or its state ran off: both sides end here.
+            break
+        _soil(sizes)
+        mine = ours.step(letter)
+        if theirs is None or mine is None:
+            continue
+        if letter == "X" and not theirs.error:
+            break
+        kind, detail = difference(mine, theirs, {}, strict)
+        if kind in {"value", "effect", "grad", "overwritten"} and not theirs.error:
+            kind, detail = difference(mine, theirs, _noise(program, position, theirs), strict)
+        if not kind and ours.uncounted and letter != "X":
+            kind, detail = "uncounted", ours.uncounted
+        if kind and (result.outcome == "ok" or kind not in SOFT):
+            result = Result("failed", kind, detail, position)
+        if kind and kind not in SOFT:
+            break
+        if letter == "X":
+            break
+        sizes = [t.untyped_storage().nbytes() for name, t in theirs.tensors.items() if name.startswith("output")]
+    return _reported(result, ours.call)
+
+
+def _reported(result: Result, call: Callable[..., Any]) -> Result:
+    if isinstance(call, tov.CompiledModule):
+        summary = call.report.summary
+        result.coverage, result.ops, result.fallbacks = summary.coverage, summary.ops_total, summary.fallbacks
+        result.compiled = {"fallbacks": call.report.fallback_counts(), "frozen": call.frozen}
+    return result
+
+
+def _noise(program: Program, last: int, clean: Observation) -> dict[str, float]:
+    """How far disturbed eager runs end up from a clean one, at one call."""
+    disturbed = []
+    for run_ in range(_NOISE_RUNS):
+        side = _Side(program, None, noise=run_)
+        seen: Observation | None = None
+        for letter in program.mode.steps[: last + 1]:
+            seen = side.step(letter) or seen
+        if seen is not None:
+            disturbed.append(seen)
+    return noise_of(clean, disturbed)
+
+
+def _disturb(value: Any, in_place: bool = False) -> Any:
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_disturb, value)) if type(value) in (tuple, list) else tuple(map(_disturb, value))
+    if not isinstance(value, torch.Tensor) or value.dtype not in _NOISE:
+        return value
+    factor = 1 + torch.randn(value.shape) * _NOISE[value.dtype]
+    if in_place:
+        return value.copy_((value.float() * factor).to(value.dtype))
+    return (value.float() * factor).to(value.dtype)
+
+
+def _soil(sizes: list[int]) -> None:
+    """Leaves rubbish where the next call's outputs will lie."""
+    for garbage in _GARBAGE:
+        kept = [torch.full((max(1, size // 4),), garbage) for size in sizes for _ in range(12)]
+        del kept
+
+
+def _plain(message: str) -> str:
+    """The first lines of a message, the same on every machine."""
+    text = re.sub(r"(/[\w.+-]+)+/([\w.-]+)|0x[0-9a-f]+", r"\2", message.strip())
+    return " ".join(text.split())[:300]

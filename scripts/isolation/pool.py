@@ -1,0 +1,90 @@
+"""Several worker processes that share a list of tasks."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from isolation.process import Lost, Process
+
+Task = dict[str, Any]
+Ask = Callable[[Task], dict[str, Any] | Lost]
+
+
+class Worker:
+    """A worker process that is replaced when it ended, or after a number of tasks.
+
+    Args:
+        script: What it runs.
+        seconds: Limit for one task.
+        tasks_per_process: Compiled code and Dynamo's caches grow; a fresh process starts in seconds.
+    """
+
+    def __init__(self, script: Path, seconds: float, tasks_per_process: int) -> None:
+        self._script = script
+        self._seconds = seconds
+        self._limit = tasks_per_process
+        self._process: Process | None = None
+
+    def ask(self, task: Task) -> dict[str, Any] | Lost:
+        """Runs one task."""
+        self._process = self._process or Process(self._script)
+        answer = self._process.ask(task, self._seconds)
+        if not self._process.alive or self._process.done >= self._limit:
+            self.close()
+        return answer
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+
+def run_all(
+    tasks: Iterable[Task],
+    jobs: int,
+    worker: Callable[[], Worker],
+    done: Callable[[Task, dict[str, Any] | Lost], None],
+    after: Callable[[Task, dict[str, Any] | Lost, Ask], None] | None = None,
+    enough: Callable[[], bool] = lambda: False,
+) -> None:
+    """Runs tasks in worker processes.
+
+    Args:
+        tasks: In this order, as workers become free.
+        jobs: Worker processes.
+        worker: Makes one.
+        done: Told each answer; called from several threads, one at a time.
+        after: Told each answer before that, in the worker's own thread, with a way to ask it more.
+        enough: Whether no further task is to be started.
+    """
+    waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
+    for task in tasks:
+        waiting.put(task)
+    lock = threading.Lock()
+
+    def serve() -> None:
+        own = worker()
+        try:
+            while True:
+                try:
+                    task = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                if enough():
+                    return
+                answer = own.ask(task)
+                if after is not None:
+                    after(task, answer, own.ask)
+                with lock:
+                    done(task, answer)
+        finally:
+            own.close()
+
+    threads = [threading.Thread(target=serve) for _ in range(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

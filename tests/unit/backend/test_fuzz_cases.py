@@ -1,0 +1,21 @@
+"""What the composition fuzzer found once stays right: each case of tests/fuzz_cases is run again."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
+from fuzzing.program import Program
+from fuzzing.run import run
+
+_CASES = sorted((Path(__file__).parents[2] / "fuzz_cases").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", _CASES, ids=lambda path: path.stem)
+def test_case(path: Path) -> None:
+    case = json.loads(path.read_text("utf-8"))
+    program = Program.from_dict(case["program"])
+    result = run(program)
+    assert result.outcome == "ok", f"{result.outcome} {result.kind}: {result.detail}\n{program.source()}"
