@@ -147,7 +147,7 @@ def _eager(model: Callable[..., Any], tracker: Tracker, problems: str) -> Traced
             logger.warning("Fallback: the whole model runs in eager PyTorch: %s", reason)
         return model(*args, **kwargs)
 
-    return Traced(call, by_dynamo=False)
+    return Traced(call)
 
 
 class _Bench:

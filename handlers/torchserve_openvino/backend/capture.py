@@ -78,7 +78,12 @@ class OpenVINOBackend:
             dynamic=is_dynamic(gm),
             decomposed={name: dataclasses.asdict(each) for name, each in decomposed_ops(gm.graph).items()},
         )
-        compiled = CompiledGraph(gm, facts, self.settings, record)
+        try:
+            compiled = CompiledGraph(gm, facts, self.settings, record)
+        except Exception:
+            self.settings.tracker.drop_graph(record)
+            raise
+        self.settings.tracker.thread.newest = compiled
         self._graphs.add(compiled)
         compiled.report_left_out()
         record.lower_seconds = time.perf_counter() - start

@@ -3,9 +3,9 @@
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,10 +16,6 @@ from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.cache.key import make_key
 from torchserve_openvino.errors import WeightsReleasedError
 from torchserve_openvino.report import CompileReport, Tracker
-from torchserve_openvino.report.tracker import PartitionRecord
-
-if TYPE_CHECKING:
-    from torchserve_openvino.backend._torch_private import FrameFact, GraphBreakFact
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +31,14 @@ class Traced:
     Attributes:
         release_weights: Lets its graphs go of the weights.
         drop: Lets them go of all that was compiled; they compile again if they are called.
-        by_dynamo: Whether Dynamo's records say what ran; otherwise ``call`` counts that itself.
+        whole: For a call that is to be frozen: captures it as one graph, or raises before anything of it ran. None
+            where ``call`` captures no other way.
     """
 
     call: Callable[..., Any]
     release_weights: Callable[[], None] = _nothing
     drop: Callable[[], None] = _nothing
-    by_dynamo: bool = True
+    whole: Callable[..., Any] | None = None
 
 
 class CompiledModule:
@@ -105,14 +102,30 @@ class CompiledModule:
     def _recorded(
         self, frozen: FrozenCalls, key: Key, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, list[GraphCall]]:
-        """A guarded call that is written down."""
-        thread = self._tracker.thread
+        """A guarded call that is written down, where it can be captured whole."""
+        if self.released or frozen.parted(key):
+            return self._guarded(args, kwargs), []
+        traced, thread = self._traced, self._tracker.thread
         calls: list[GraphCall] = []
+        runs = thread.graph_calls
         thread.recording = calls
         try:
-            result = self._guarded(args, kwargs)
+            result = (traced.whole or traced.call)(*args, **kwargs)
+        except Exception as error:
+            if traced.whole is None or thread.graph_calls != runs:
+                raise
+            failure: Exception | None = error
+        else:
+            failure = None
         finally:
             thread.recording = None
+        if failure is not None:
+            from torchserve_openvino.backend.whole import why_not_whole
+
+            # Nothing of the call ran yet. Where the error is the caller's, this raises it again.
+            result = self._guarded(args, kwargs)
+            frozen.part(key, why_not_whole(failure))
+            return result, []
         frozen.record(key, leaves, calls, result)
         return result, calls
 
@@ -260,48 +273,9 @@ class CompiledModule:
         return self._trace()
 
     def _guarded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        from torchserve_openvino.backend._torch_private import FrameEvents
-
         if self.released:
             raise WeightsReleasedError("this call was not compiled before the weights were released")
-        if not self._traced.by_dynamo:
-            return self._traced.call(*args, **kwargs)
-        mark = FrameEvents.mark()
-        runs = self._tracker.thread.graph_calls
-        result = self._traced.call(*args, **kwargs)
-        ran = self._foreign is not None or self._tracker.thread.graph_calls != runs
-        if FrameEvents.frames_seen() != mark.frames:
-            self._harvest(FrameEvents.breaks_since(mark), FrameEvents.frames_since(mark), ran)
-        if not ran:
-            self._count_eager_call()
-        return result
-
-    def _count_eager_call(self) -> None:
-        """No graph of ours ran: Dynamo skipped the model, gave up on it, or was told to."""
-        reason = "Dynamo ran this call without any compiled graph"
-        if self._tracker.last_failure:
-            reason += f"; its last failure was: {self._tracker.last_failure}"
-        if self._tracker.add_fallback("graph_break", "whole call", to="eager", reason=reason):
-            logger.warning("Fallback: a whole call ran in eager PyTorch: %s", reason)
-
-    def _harvest(self, breaks: Iterable["GraphBreakFact"], frames: Iterable["FrameFact"], ran: bool) -> None:
-        """Takes over what Dynamo recorded during a call in which it compiled something."""
-        tracker = self._tracker
-        for fact in breaks:
-            tracker.add_graph_break(fact.reason, fact.where)
-        for frame in frames:
-            if frame.recompile_reason and not frame.failure:
-                tracker.add_recompile(frame.where, frame.recompile_reason, frame.compile_id)
-            if frame.failure:
-                tracker.last_failure = frame.failure
-                if ran:
-                    op = frame.where or "a function"
-                    tracker.add_fallback("graph_break", op, to="eager", reason=frame.failure, where=frame.where)
-            if self._foreign is not None and frame.ops:
-                record = tracker.add_graph(
-                    compile_id=frame.compile_id, where=frame.where, stage="inference", ops_total=frame.ops
-                )
-                record.partitions.append(PartitionRecord(self._foreign, frame.ops, runs_on=self._foreign))
+        return self._traced.call(*args, **kwargs)
 
     def eval(self) -> "CompiledModule":
         """Puts the model into evaluation mode; the next call compiles for it."""

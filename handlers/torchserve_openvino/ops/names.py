@@ -8,6 +8,8 @@ import torch
 from torch.fx import Node
 
 _TRACE_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+# In front of the model where a call is captured whole.
+_STAND_IN = "torchserve_openvino/backend/whole.py"
 
 # Nodes that give a tensor a second name: autograd's bookkeeping, not work.
 RENAMES = frozenset({"aten.detach.default", "aten.alias.default"})
@@ -61,6 +63,6 @@ def does_work(node: Node) -> bool:
 def where_of(node: Node) -> str:
     """``file:line`` of the user's code behind a node: the innermost frame outside torch; empty if unknown."""
     frames = _TRACE_LINE.findall(node.meta.get("stack_trace") or "")
-    own = [(path, line) for path, line, _ in frames if "/torch/" not in path]
+    own = [(path, line) for path, line, _ in frames if "/torch/" not in path and not path.endswith(_STAND_IN)]
     chosen = own[-1] if own else (frames[-1][:2] if frames else None)
     return f"{chosen[0]}:{chosen[1]}" if chosen else ""

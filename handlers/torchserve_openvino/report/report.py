@@ -17,7 +17,7 @@ class Summary:
     """The figures that fit on one line.
 
     Attributes:
-        ops_total: Operators that do work, over all graphs.
+        ops_total: Operators that do work, over all graphs, and those that run in eager PyTorch outside any graph.
         ops_on_openvino: Those of them that run on OpenVINO.
         coverage: ``ops_on_openvino / ops_total``, 0..1; 1 where nothing does work; 0 before any graph came.
         fallbacks: Sum of the fallback counts.
@@ -102,7 +102,7 @@ class CompileReport:
     def summary(self) -> Summary:
         """The figures of this moment."""
         t = self._tracker
-        total = sum(g.ops_total for g in t.graphs)
+        total = sum(g.ops_total for g in t.graphs) + sum(t.outside.values())
         on_openvino = sum(g.ops_on_openvino for g in t.graphs)
         coverage = on_openvino / total if total else float(bool(t.graphs))
         partitions = [p for g in t.graphs for p in g.partitions]
@@ -139,6 +139,7 @@ class CompileReport:
             "fallbacks": [_shown(f) for f in t.fallbacks],
             "graph_breaks": [dataclasses.asdict(b) for b in t.graph_breaks],
             "recompiles": [dataclasses.asdict(r) for r in t.recompiles],
+            "outside": dict(t.outside),
             "cache": t.cache.to_dict(),
             "verify": t.verify,
             "timings": {name: round(seconds, 4) for name, seconds in t.timings.items()},
