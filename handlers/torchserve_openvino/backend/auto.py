@@ -89,6 +89,11 @@ class ChoosingModule(CompiledModule):
         """See `CompiledModule.frozen`."""
         return self._chosen.frozen if self._chosen is not None else 0
 
+    @property
+    def guarded_reasons(self) -> dict[str, int]:
+        """See `CompiledModule.guarded_reasons`."""
+        return self._chosen.guarded_reasons if self._chosen is not None else {}
+
     def reject_cached(self) -> bool:
         """See `CompiledModule.reject_cached`."""
         return self._chosen is not None and self._chosen.reject_cached()

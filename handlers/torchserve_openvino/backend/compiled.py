@@ -218,6 +218,11 @@ class CompiledModule:
         """How many input signatures run without guards; 0 before `freeze`."""
         return self._frozen.recorded if self._frozen is not None else 0
 
+    @property
+    def guarded_reasons(self) -> dict[str, int]:
+        """Why calls stay guarded after `freeze`: reasons with the number of signatures."""
+        return dict(self._frozen.refused) if self._frozen is not None else {}
+
     def release_weights(self) -> "CompiledModule":
         """Frees the module's parameters and buffers, which the frozen calls do not need.
 

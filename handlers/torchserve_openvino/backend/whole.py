@@ -30,10 +30,12 @@ def capture_whole(
         **limits: Further arguments of ``torch.compile``.
     """
 
+    place = _place_of(model)
+
     def checked(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
         if reason := private.reads_values(gm):
             raise NotWholeError(reason)
-        return backend(gm, example_inputs)
+        return backend(gm, example_inputs, place)
 
     def entire(*args: Any, **kwargs: Any) -> Any:
         # A constant where Dynamo traces; what runs in Python instead stops before it did anything.
@@ -44,7 +46,7 @@ def capture_whole(
     # Dynamo counts compilations by code object: models are not to share one.
     entire.__code__ = entire.__code__.replace()
     compiled = torch.compile(entire, backend=checked, fullgraph=True, **limits)
-    private.watch_frames(compiled, observer, place=_place_of(model), keeps_going=False)
+    private.watch_frames(compiled, observer, place=place, keeps_going=False)
     return compiled
 
 

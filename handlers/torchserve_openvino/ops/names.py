@@ -63,6 +63,7 @@ def does_work(node: Node) -> bool:
 def where_of(node: Node) -> str:
     """``file:line`` of the user's code behind a node: the innermost frame outside torch; empty if unknown."""
     frames = _TRACE_LINE.findall(node.meta.get("stack_trace") or "")
-    own = [(path, line) for path, line, _ in frames if "/torch/" not in path and not path.endswith(_STAND_IN)]
+    frames = [frame for frame in frames if not frame[0].endswith(_STAND_IN)]
+    own = [(path, line) for path, line, _ in frames if "/torch/" not in path]
     chosen = own[-1] if own else (frames[-1][:2] if frames else None)
     return f"{chosen[0]}:{chosen[1]}" if chosen else ""
