@@ -7,7 +7,7 @@ from typing import Any
 
 from torchserve_openvino.report.cache_record import CacheRecord
 from torchserve_openvino.report.environment import environment
-from torchserve_openvino.report.tracker import Fallback, Tracker
+from torchserve_openvino.report.tracker import Fallback, FallbackKind, Tracker
 
 SCHEMA = 1
 
@@ -93,6 +93,10 @@ class CompileReport:
     def add_timing(self, name: str, seconds: float) -> None:
         """Adds seconds to a named phase."""
         self._tracker.add_timing(name, seconds)
+
+    def add_fallback(self, kind: FallbackKind, op: str, reason: str) -> None:
+        """Counts work that ran in eager PyTorch for a cause outside the backend."""
+        self._tracker.add_fallback(kind, op, to="eager", reason=reason)
 
     def add_note(self, note: str) -> None:
         """Keeps a remark for the reader of the report."""
