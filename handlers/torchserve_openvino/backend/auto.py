@@ -54,18 +54,26 @@ class ChoosingModule(CompiledModule):
     Args:
         model: The model.
         makers: Compiles it, by the backend's name.
+        remake: As in `CompiledModule`.
     """
 
-    def __init__(self, model: Callable[..., Any], makers: Mapping[str, Callable[[], CompiledModule]]) -> None:
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        makers: Mapping[str, Callable[[], CompiledModule]],
+        remake: Callable[[Any], CompiledModule] | None = None,
+    ) -> None:
         tracker = Tracker()
         tracker.config["backend"] = "auto"
-        super().__init__(model, lambda: _eager(model, tracker, "none was tried yet"), tracker)
+        super().__init__(model, lambda: _eager(model, tracker, "none was tried yet"), tracker, remake=remake)
         self._makers = makers
         self._chosen: CompiledModule | None = None
         self._freezes = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model; the first call tries every backend."""
+        if self._chosen is None and torch.compiler.is_compiling():
+            return self._inside(*args, **kwargs)
         if self._chosen is None:
             with self._lock:
                 if self._chosen is None:
@@ -75,12 +83,18 @@ class ChoosingModule(CompiledModule):
         assert self._chosen is not None
         return self._chosen(*args, **kwargs)
 
+    __call__._torchdynamo_inline = CompiledModule._inside  # type: ignore[attr-defined]
+
     def freeze(self) -> CompiledModule:
         """See `CompiledModule.freeze`."""
         self._freezes = True
         if self._chosen is not None:
             self._chosen.freeze()
         return self
+
+    @property
+    def _freezes_copies(self) -> bool:
+        return self._freezes
 
     @property
     def released(self) -> bool:

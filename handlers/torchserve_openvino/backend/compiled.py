@@ -1,6 +1,8 @@
 """A compiled model as its user calls it: guarded by Dynamo, or frozen, then perhaps from the cache."""
 
+import copy
 import functools
+import inspect
 import logging
 import threading
 from collections.abc import Callable
@@ -22,6 +24,11 @@ logger = logging.getLogger(__name__)
 
 def _nothing() -> None:
     """For what holds nothing of its own: eager PyTorch, a foreign backend."""
+
+
+def _unpickled(remake: Callable[[Any], "CompiledModule"], model: Any, freezes: bool) -> "CompiledModule":
+    made = remake(model)
+    return made.freeze() if freezes else made
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,7 @@ class CompiledModule:
         settings: Of our backend.
         calls: The cache of calls, for a frozen model.
         proves: Whether a call from the cache is first compared with eager PyTorch.
+        remake: Compiles another model as this one was, for a copy.
 
     Attributes:
         report: What ran where, and why; live.
@@ -68,22 +76,27 @@ class CompiledModule:
         settings: BackendSettings | None = None,
         calls: CallCache | None = None,
         proves: bool = True,
+        remake: Callable[[Any], "CompiledModule"] | None = None,
     ) -> None:
-        self.eager = model
-        self.report = CompileReport(tracker)
+        # Written around `__setattr__`, which writes to the model.
+        vars(self).update(eager=model, report=CompileReport(tracker))
         self._trace = trace
         self._tracker = tracker
         self._foreign = foreign
         self._settings = settings
         self._calls = calls
         self._proves = proves
+        self._remake = remake
         self._frozen: FrozenCalls | None = None
         self._lock = threading.RLock()
         # Signatures that were stored after their first call, and are not confirmed yet.
         self._stored: dict[Key, str] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the model; compiles at the first call, and for each new shape, dtype or code path."""
+        """Runs the model; compiles at the first call, and for each new shape, dtype or code path.
+
+        Inside another model that is being captured the module itself is called, and becomes part of that graph.
+        """
         if self._frozen is None:
             return self._guarded(args, kwargs)
         key, leaves, recorded = self._frozen.find(args, kwargs)
@@ -99,11 +112,20 @@ class CompiledModule:
             self._calls.discard(stored)
         return result
 
+    def _inside(self, *args: Any, **kwargs: Any) -> Any:
+        """A call inside another model that is being captured."""
+        if self.released:
+            raise WeightsReleasedError("the model can't become part of another graph")
+        return self.eager(*args, **kwargs)
+
+    # By this name Dynamo finds what it shall trace instead (tests/contract/test_torch.py).
+    __call__._torchdynamo_inline = _inside  # type: ignore[attr-defined]
+
     def _recorded(
         self, frozen: FrozenCalls, key: Key, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, list[GraphCall]]:
         """A guarded call that is written down, where it can be captured whole."""
-        if self.released or frozen.parted(key):
+        if self.released or torch.compiler.is_compiling() or frozen.parted(key):
             return self._guarded(args, kwargs), []
         traced, thread = self._traced, self._tracker.thread
         calls: list[GraphCall] = []
@@ -280,28 +302,57 @@ class CompiledModule:
     def _guarded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.released:
             raise WeightsReleasedError("this call was not compiled before the weights were released")
+        if torch.compiler.is_compiling():
+            # torch.export runs Python itself.
+            return self._inside(*args, **kwargs)
         return self._traced.call(*args, **kwargs)
-
-    def eval(self) -> "CompiledModule":
-        """Puts the model into evaluation mode; the next call compiles for it."""
-        return self.train(False)
-
-    def train(self, mode: bool = True) -> "CompiledModule":
-        """Sets the model's mode, as `torch.nn.Module.train`."""
-        if isinstance(self.eager, torch.nn.Module):
-            self.eager.train(mode)
-        return self
-
-    def to(self, *args: Any, **kwargs: Any) -> "CompiledModule":
-        """Moves or casts the model, as `torch.nn.Module.to`."""
-        if isinstance(self.eager, torch.nn.Module):
-            self.eager.to(*args, **kwargs)
-        return self
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "eager":
             raise AttributeError(name)
-        return getattr(self.eager, name)
+        value = getattr(self.eager, name)
+        if inspect.ismethod(value) and value.__self__ is self.eager:
+            return functools.wraps(value)(functools.partial(self._instead, value))
+        return value
+
+    def _instead(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A method of the model: where it returns the model (``to``, ``half``, ``eval``) this one is returned."""
+        result = method(*args, **kwargs)
+        return self if result is self.eager else result
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or name in vars(self) or isinstance(getattr(type(self), name, None), property):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.eager, name, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CompiledModule":
+        """A copy of the model, compiled as this one was, with a report of its own."""
+        return self._made_again(copy.deepcopy(self.eager, memo))
+
+    def __copy__(self) -> "CompiledModule":
+        return self._made_again(self.eager)
+
+    def _made_again(self, model: Any) -> "CompiledModule":
+        self._check_copyable()
+        assert self._remake is not None
+        made = self._remake(model)
+        return made.freeze() if self._freezes_copies else made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By the model and the options: what was compiled is compiled again, or found in the cache."""
+        self._check_copyable()
+        return _unpickled, (self._remake, self.eager, self._freezes_copies)
+
+    @property
+    def _freezes_copies(self) -> bool:
+        return self._frozen is not None
+
+    def _check_copyable(self) -> None:
+        if self.released:
+            raise WeightsReleasedError("a copy would have no weights")
+        if self._remake is None:
+            raise TypeError("a compiled model can be copied and pickled only if `torchserve_openvino.compile` made it")
 
     def __repr__(self) -> str:
         return f"CompiledModule({self.eager!r})"

@@ -67,6 +67,12 @@ def compile(
             "torch.compile can't trace TorchScript and would run it unchanged. Pass the original nn.Module, or export "
             "it with torch.export.export and load that."
         )
+    if isinstance(model, CompiledModule):
+        model = model.eager
+    remake = functools.partial(
+        compile, dynamic=dynamic, options=dict(options) if options is not None else None, fullgraph=fullgraph,
+        mode=mode, backend=backend, resolved=resolved, own_weights=own_weights, cache=cache, probes=probes,
+    )  # fmt: skip
     tracker = Tracker()
     if backend not in OWN_BACKENDS:
         tracker.config.update(backend=backend, options=dict(options or {}), effective_device="CPU")
@@ -81,7 +87,7 @@ def compile(
             private.watch_frames(foreign, books, keeps_going=False)
             return Traced(functools.partial(books.run, foreign))
 
-        return CompiledModule(model, pass_through, tracker, foreign=backend)
+        return CompiledModule(model, pass_through, tracker, foreign=backend, remake=remake)
     resolved = resolved or resolve_options(options)
     if backend == "auto":
         from torchserve_openvino.backend.auto import CANDIDATES, ChoosingModule
@@ -90,7 +96,8 @@ def compile(
             compile, model, dynamic=dynamic, fullgraph=fullgraph, resolved=resolved, own_weights=own_weights,
             cache=cache, probes=probes,
         )  # fmt: skip
-        return ChoosingModule(model, {name: functools.partial(make, backend=name) for name in CANDIDATES})
+        makers = {name: functools.partial(make, backend=name) for name in CANDIDATES}
+        return ChoosingModule(model, makers, remake)
     settings = _settings(resolved, tracker, own_weights, cache, OWN_BACKENDS[backend])
     settings.probes = probes
     traced, sync = _twin(model, settings.mappings)
@@ -124,7 +131,9 @@ def compile(
 
     calls = CallCache(model, settings, dynamic) if settings.partitions is not None else None
     capture = export if backend == "export" else trace
-    return CompiledModule(model, capture, tracker, settings=settings, calls=calls, proves=cache.proves)
+    return CompiledModule(
+        model, capture, tracker, settings=settings, calls=calls, proves=cache.proves, remake=remake
+    )
 
 
 def _twin(model: Callable[..., Any], mappings: Mappings) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -175,8 +175,8 @@ def test_state_after_a_call_is_that_of_one_call(name: str, backend: str, freezes
             y = x.clone()
             assert_same(compiled(x), twin(y))
             assert_same(x, y)
-            for kept, other in zip(vars(model).values(), vars(twin).values(), strict=True):
-                assert_same(kept, other)
+            for kept, other in vars(twin).items():
+                assert_same(getattr(model, kept), other)
     assert compiled.frozen == 0
-    if backend == "export":
+    if backend == "export" and name != "weight":
         assert compiled.report.fallback_counts()["conversion_failed"] == 4
