@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch._C._dynamo.eval_frame import set_eval_frame_isolate_recompiles_id
 from torch._dynamo import exc
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.backends.common import aot_autograd
@@ -178,33 +179,37 @@ def watch_frames(compiled: Any, observer: FrameObserver, *, place: str = "", kee
     if context is None:
         context = inspect.getclosurevars(compiled).nonlocals["self"]
     callback = context.callback
-    callback._torchdynamo_orig_backend = _Watch(callback._torchdynamo_orig_backend, observer, place, keeps_going)
+    convert, region = callback._torchdynamo_orig_backend, context._isolate_recompiles_id
+    callback._torchdynamo_orig_backend = _Watch(convert, observer, place, keeps_going, region)
 
 
 class _Watch:
     """Dynamo's conversion of one frame, and what it says of it; called under Dynamo's own lock."""
 
     # What is remembered stands in Dynamo's own notes on a code object, which ``torch.compiler.reset`` clears.
-    _NOTE = "openvino_serving_lost"
+    _NOTE = "openvino_serving"
 
-    def __init__(self, convert: Any, observer: FrameObserver, place: str, keeps_going: bool) -> None:
+    def __init__(self, convert: Any, observer: FrameObserver, place: str, keeps_going: bool, region: int) -> None:
         self._convert = convert
         # By this name Dynamo looks for the backend.
         self._torchdynamo_orig_backend = convert
         self._observer = observer
         self._place = place
         self._keeps_going = keeps_going
+        self._region = region
 
     @property
     def _clone_with_backend(self) -> Any:
         return self._convert._clone_with_backend
 
     def __call__(self, frame: Any, cache_entry: Any, hooks: Any, frame_state: Any, skip: int = 0) -> ConvertFrameReturn:
+        # Torch keeps the region of compiled code for the whole process: a call in another thread may have changed it.
+        set_eval_frame_isolate_recompiles_id(self._region)
+        # For each compiled model: whether it was compiled before (None), or what to answer.
         notes = code_context.get_context(frame.f_code).setdefault(self._NOTE, weakref.WeakKeyDictionary())
-        if self in notes:
-            lost, answer = notes[self]
-            self._observer.lost(lost, first=False)
-            return answer
+        if (known := notes.get(self)) is not None:
+            self._observer.lost(known[0], first=False)
+            return known[1]
         breaks, newest = len(dynamo_utils.graph_break_reasons), _newest(dynamo_utils.get_compilation_metrics())
         try:
             answer, failure = self._convert(frame, cache_entry, hooks, frame_state, skip=skip + 1), None
@@ -224,7 +229,9 @@ class _Watch:
         where = self._place if stands_in else f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})"
         if answer.guarded_code is not None:
             effects = get_compiled_code_side_effects(answer.guarded_code.code) or ()
-            ops, reason = int(entry.graph_op_count or 0), entry.recompile_reason
+            # Another model of the same code is no earlier compilation of this one.
+            ops, reason = int(entry.graph_op_count or 0), entry.recompile_reason if self in notes else None
+            notes[self] = None
             self._observer.compiled(FrameFact(str(entry.compile_id), where, ops, reason, tuple(effects)))
         elif entry.fail_type is not None:
             text = f"{entry.fail_type}: {entry.fail_reason}"
@@ -232,6 +239,7 @@ class _Watch:
             answer = dataclasses.replace(answer, apply_to_code=False)
             notes[self] = lost, answer
             self._observer.lost(lost, first=True)
+        set_eval_frame_isolate_recompiles_id(self._region)
         return answer
 
 

@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.compare import difference
-from torchserve_openvino.backend.compiled import CompiledModule, Traced
+from torchserve_openvino.backend.compiled import CompiledModule, Traced, is_exported
 from torchserve_openvino.backend.kept_state import StateKeeper
 from torchserve_openvino.report import Tracker
 
@@ -72,7 +72,7 @@ class ChoosingModule(CompiledModule):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model; the first call tries every backend."""
-        if self._chosen is None and torch.compiler.is_compiling():
+        if self._chosen is None and is_exported(args, kwargs):
             return self._inside(*args, **kwargs)
         if self._chosen is None:
             with self._lock:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.call_cache import CallCache
 from torchserve_openvino.backend.compare import difference
@@ -24,6 +25,15 @@ logger = logging.getLogger(__name__)
 
 def _nothing() -> None:
     """For what holds nothing of its own: eager PyTorch, a foreign backend."""
+
+
+def is_exported(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call is a part of a model that torch.export captures, which runs Python on stand-ins for tensors."""
+    # The first says it of the whole process, whichever thread exports.
+    return torch.compiler.is_exporting() and any(
+        isinstance(leaf, torch.Tensor) and type(leaf) not in {torch.Tensor, torch.nn.Parameter}
+        for leaf in pytree.tree_leaves((args, kwargs))
+    )
 
 
 def _unpickled(remake: Callable[[Any], "CompiledModule"], model: Any, freezes: bool) -> "CompiledModule":
@@ -125,7 +135,7 @@ class CompiledModule:
         self, frozen: FrozenCalls, key: Key, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, list[GraphCall]]:
         """A guarded call that is written down, where it can be captured whole."""
-        if self.released or torch.compiler.is_compiling() or frozen.parted(key):
+        if self.released or is_exported(args, kwargs) or frozen.parted(key):
             return self._guarded(args, kwargs), []
         traced, thread = self._traced, self._tracker.thread
         calls: list[GraphCall] = []
@@ -302,8 +312,7 @@ class CompiledModule:
     def _guarded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.released:
             raise WeightsReleasedError("this call was not compiled before the weights were released")
-        if torch.compiler.is_compiling():
-            # torch.export runs Python itself.
+        if is_exported(args, kwargs):
             return self._inside(*args, **kwargs)
         return self._traced.call(*args, **kwargs)
 

@@ -38,8 +38,9 @@ def capture_whole(
         return backend(gm, example_inputs, place)
 
     def entire(*args: Any, **kwargs: Any) -> Any:
-        # A constant where Dynamo traces; what runs in Python instead stops before it did anything.
-        if not torch.compiler.is_compiling():
+        # True where Dynamo traces; what runs in Python instead stops before it did anything. (`is_compiling` would also
+        # be true while another thread compiles.)
+        if not torch.compiler.is_dynamo_compiling():
             raise NotWholeError("Dynamo did not trace the call")
         return model(*args, **kwargs)
 
