@@ -230,9 +230,10 @@ class _Watch:
         if answer.guarded_code is not None:
             effects = get_compiled_code_side_effects(answer.guarded_code.code) or ()
             # Another model of the same code is no earlier compilation of this one.
-            ops, reason = int(entry.graph_op_count or 0), entry.recompile_reason if self in notes else None
+            guard = entry.recompile_reason if self in notes else None
             notes[self] = None
-            self._observer.compiled(FrameFact(str(entry.compile_id), where, ops, reason, tuple(effects)))
+            ops = int(entry.graph_op_count or 0)
+            self._observer.compiled(FrameFact(str(entry.compile_id), where, ops, guard, tuple(effects)))
         elif entry.fail_type is not None:
             text = f"{entry.fail_type}: {entry.fail_reason}"
             lost = LostFrame(_failed_at(entry) or where, text, is_break=failure is None)

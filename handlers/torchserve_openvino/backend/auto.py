@@ -210,7 +210,7 @@ class _Bench:
             self._put_back()
 
     def keep(self) -> Any:
-        """The answer of the one run, which then is the caller's own call: what it did to copies is done to the inputs."""
+        """The answer of the one run, which becomes the call itself: what it did to copies is done to the inputs."""
         for given, used in zip(pytree.tree_leaves(self._given), pytree.tree_leaves(self._used), strict=True):
             if isinstance(given, torch.Tensor) and not torch.equal(given, used):
                 with torch.no_grad():

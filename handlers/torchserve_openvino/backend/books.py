@@ -12,7 +12,7 @@ from typing import Any
 from torchserve_openvino.backend._torch_private import FrameFact, GraphBreakFact, LostFrame, OperatorCount
 from torchserve_openvino.ops.movement import HANDS_ON
 from torchserve_openvino.ops.names import op_name, packets
-from torchserve_openvino.report.tracker import PartitionRecord, Tracker
+from torchserve_openvino.report.tracker import FallbackKind, PartitionRecord, Tracker
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class FrameBooks:
         return result
 
     def _observed(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call whose operators outside graphs are counted: it costs microseconds for each, so only until all is known."""
+        """A call whose operators outside graphs are counted, at microseconds for each: only until all is known."""
         thread, events = self._thread, self._events
         counts: Counter[Any] = Counter()
 
@@ -95,7 +95,7 @@ class FrameBooks:
             self._note_event()
         self._thread.newest = None
         self._thread.lost_frames += 1
-        kind = "graph_break" if frame.is_break else "conversion_failed"
+        kind: FallbackKind = "graph_break" if frame.is_break else "conversion_failed"
         name = frame.where or "a function"
         if self._tracker.add_fallback(kind, name, to="eager", reason=frame.reason, where=frame.where):
             logger.warning("Fallback: %s runs in eager PyTorch at each call: %s", name, frame.reason)

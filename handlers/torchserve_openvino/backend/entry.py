@@ -131,9 +131,7 @@ def compile(
 
     calls = CallCache(model, settings, dynamic) if settings.partitions is not None else None
     capture = export if backend == "export" else trace
-    return CompiledModule(
-        model, capture, tracker, settings=settings, calls=calls, proves=cache.proves, remake=remake
-    )
+    return CompiledModule(model, capture, tracker, settings=settings, calls=calls, proves=cache.proves, remake=remake)
 
 
 def _twin(model: Callable[..., Any], mappings: Mappings) -> tuple[Callable[..., Any], Callable[..., Any]]:

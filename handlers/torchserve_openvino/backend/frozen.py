@@ -4,9 +4,10 @@ Dynamo checks at each call that no module, weight or global changed, which costs
 eight. `CompiledModule.freeze` is the caller's word that they do not. What is left to check is the input: structure,
 shapes, types and plain values are the key of a recorded call; any other call goes through Dynamo.
 
-Two things are asked of a call before it is recorded. It is *proven* that no Python ran beside its graph: it was captured
-whole (`whole.py`), without side effects, and its answer holds nothing but the graph's tensors and constants. And it ran
-*twice* as the same graph on the same weights, which tells what no capture shows: tensors that others keep changing.
+Two things are asked of a call before it is recorded. It is *proven* that no Python ran beside its graph: it was
+captured whole (`whole.py`), without side effects, and its answer holds nothing but the graph's tensors and constants.
+And it ran *twice* as the same graph on the same weights, which tells what no capture shows: tensors that others keep
+changing.
 Where either fails, calls stay guarded, with the reason in `FrozenCalls.refused`.
 """
 

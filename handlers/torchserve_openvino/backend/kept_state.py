@@ -107,7 +107,7 @@ class StateKeeper:
         return sorted(each.name for each in self._tensors if each.copy is None and _is_other(each))
 
     def _visit(self, value: Any, name: str) -> None:
-        if isinstance(value, _PLAIN) or isinstance(value, _SKIPPED) or id(value) in self._seen:
+        if isinstance(value, (*_PLAIN, *_SKIPPED)) or id(value) in self._seen:
             return
         self._seen.add(id(value))
         if isinstance(value, torch.Tensor):

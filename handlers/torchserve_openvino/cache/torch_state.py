@@ -27,7 +27,8 @@ def torch_state() -> dict[str, Any]:
         module = importlib.import_module(f"torch.backends.{name}")
         parts = {key: item for key, item in vars(module).items() if type(item).__module__.startswith("torch.backends")}
         for path, owner in ((f"backends.{name}", module), *((f"backends.{name}.{key}", parts[key]) for key in parts)):
-            for switch in sorted({*_switches(type(owner)), *_plain_names(owner)}):
+            # Behind such an object, ``m`` is the module itself.
+            for switch in sorted({*_switches(type(owner)), *_plain_names(owner), *_plain_names(vars(owner).get("m"))}):
                 state[f"{path}.{switch}"] = _told(functools.partial(getattr, owner, switch))
     # Not imported for this: what was not imported was not changed.
     if (config := sys.modules.get("torch._dynamo.config")) is not None:
@@ -62,5 +63,10 @@ def _plain_names(module: Any) -> list[str]:
 
 
 def _changed(config: Any) -> dict[str, Any]:
-    names = getattr(config, "_config", {})
-    return {name: getattr(config, name) for name in sorted(names) if not config._is_default(name)}
+    """What differs from the default: a value that was set and put back does not."""
+    found: dict[str, Any] = {}
+    for name, entry in sorted(getattr(config, "_config", {}).items()):
+        # Other names of the same setting have none.
+        if entry.alias is None and getattr(config, name) != entry.default and not config._is_default(name):
+            found[name] = getattr(config, name)
+    return found

@@ -102,10 +102,8 @@ SWITCHES: dict[str, Callable[[], Any]] = {
     "math": lambda: flag(B.cuda.math_sdp_enabled, B.cuda.enable_math_sdp, False),
     "mkldnn": lambda: B.mkldnn.flags(enabled=False),
     "mkldnn matmul": lambda: attribute(B.mkldnn.matmul, "fp32_precision", "bf16"),
-    "opt_einsum": lambda: attribute(B.opt_einsum, "enabled", False),
-    "deterministic": lambda: flag(
-        torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True
-    ),
+    "opt_einsum": lambda: attribute(B.opt_einsum, "enabled", not B.opt_einsum.enabled),
+    "deterministic": lambda: flag(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
     "default type": lambda: flag(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
     "default device": lambda: torch.device("meta"),
     "dynamo": lambda: torch._dynamo.config.patch(capture_scalar_outputs=True),
