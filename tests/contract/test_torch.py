@@ -195,3 +195,180 @@ def test_export_keeps_the_very_tensors_and_drops_changes_of_plain_attributes() -
     assert program.constants["shift"] is model.shift
     assert any(tensor is model.items[0] for tensor in program.constants.values())
     assert [spec.target for spec in program.graph_signature.input_specs][:2] == ["linear.weight", "linear.bias"]
+
+
+def watched(function, observer, **kwargs):
+    from torchserve_openvino.backend._torch_private import watch_frames
+
+    compiled = torch.compile(function, backend="eager", dynamic=False, isolate_recompiles=True, **kwargs)
+    watch_frames(compiled, observer)
+    return compiled
+
+
+class Observer:
+    def __init__(self) -> None:
+        self.told = []
+
+    def compiled(self, fact) -> None:
+        self.told.append(("compiled", fact.where.rpartition("(")[2], fact.side_effects))
+
+    def broke(self, fact) -> None:
+        self.told.append(("broke", fact.where))
+
+    def lost(self, frame, first) -> None:
+        self.told.append(("lost", frame.is_break, first))
+
+
+def test_dynamo_tells_what_becomes_of_each_frame() -> None:
+    def in_a_loop(x):
+        for _ in range(2):
+            x = x + 1
+            torch._dynamo.graph_break()
+        return x
+
+    observer = Observer()
+    compiled = watched(in_a_loop, observer)
+    for _ in range(2):
+        compiled(torch.ones(2))
+    assert observer.told == [("lost", True, True), ("lost", True, False)]
+    torch.compiler.reset()
+    compiled(torch.ones(2))
+    assert observer.told[2:] == [("lost", True, True)]
+
+
+def test_dynamo_tells_side_effects_of_a_frame() -> None:
+    class Keeping(nn.Module):
+        def forward(self, x):
+            self.last = x + 1
+            return self.last
+
+    class Pure(nn.Module):
+        def forward(self, x):
+            return [x + 1]
+
+    found = []
+    for model in (Keeping(), Pure()):
+        observer = Observer()
+        watched(model, observer)(torch.ones(2))
+        found.append(observer.told)
+    assert found == [[("compiled", "forward)", ("L['self']",))], [("compiled", "forward)", ())]]
+
+
+def test_an_error_of_the_backend_is_the_frames() -> None:
+    """`watch_frames` turns it into a frame that runs in eager; nothing of the frame ran before."""
+    from torchserve_openvino.backend._torch_private import watch_frames
+
+    def failing(gm, example_inputs):
+        raise ValueError("closed")
+
+    observer, calls = Observer(), []
+
+    def model(x):
+        return x + 1
+
+    compiled = torch.compile(model, backend=failing)
+    watch_frames(compiled, observer)
+    calls.append(compiled(torch.ones(2)))
+    assert observer.told == [("lost", False, True)] and calls[0].tolist() == [2, 2]
+
+
+def test_the_region_of_compiled_code_belongs_to_the_process() -> None:
+    """Why `_Watch` sets it again: a thread meets that of another thread's model. Once this fails, it need not."""
+    import threading
+
+    from torch._C._dynamo import eval_frame
+
+    seen = []
+    before = eval_frame.set_eval_frame_isolate_recompiles_id(77)
+    thread = threading.Thread(target=lambda: seen.append(eval_frame.get_eval_frame_isolate_recompiles_id()))
+    thread.start()
+    thread.join()
+    eval_frame.set_eval_frame_isolate_recompiles_id(before)
+    assert seen == [77]
+
+
+def test_is_compiling_belongs_to_the_process_and_is_dynamo_compiling_to_the_trace() -> None:
+    """Why `backend/whole.py` asks the second."""
+    seen = []
+
+    def backend(gm, example_inputs):
+        import threading
+
+        def ask() -> None:
+            seen.append((torch.compiler.is_compiling(), torch.compiler.is_dynamo_compiling()))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+        return gm.forward
+
+    traced = torch.compile(lambda x: x + int(torch.compiler.is_dynamo_compiling()), backend=backend)
+    assert traced(torch.zeros(1)).item() == 1
+    assert seen == [(True, False)]
+
+
+def test_random_numbers_of_python_are_inputs_of_the_graph() -> None:
+    import random
+
+    from torchserve_openvino.backend._torch_private import reads_values
+
+    found = []
+
+    def backend(gm, example_inputs):
+        found.append(reads_values(gm))
+        return gm.forward
+
+    torch.compile(lambda x: x * random.randint(1, 5), backend=backend, fullgraph=True)(torch.ones(2))
+    torch.compile(lambda x: x * x.sum().item(), backend=backend, fullgraph=True)(torch.ones(2))
+    torch.compile(lambda x: x * 2, backend=backend, fullgraph=True)(torch.ones(2))
+    assert "random" in found[0] and "read in Python" in found[1] and not found[2]
+
+
+def test_dynamo_compiles_under_the_operator_count() -> None:
+    from torchserve_openvino.backend._torch_private import OperatorCount
+
+    graphs, ops = [], []
+
+    def backend(gm, example_inputs):
+        graphs.append(gm)
+        return gm.forward
+
+    with OperatorCount(ops.append):
+        torch.compile(lambda x: torch.sin(x) + 1, backend=backend)(torch.ones(2))
+    assert len(graphs) == 1 and torch.ops.aten.sin.default in ops
+
+
+def test_dynamo_traces_what_a_call_names_instead() -> None:
+    """Why a compiled model inside another is the model itself (`CompiledModule.__call__`)."""
+
+    class Other:
+        def __call__(self, x):
+            raise AssertionError
+
+        def inside(self, x):
+            return x * 3
+
+        __call__._torchdynamo_inline = inside
+
+    other = Other()
+    assert torch.compile(lambda x: other(x), backend="eager", fullgraph=True)(torch.ones(1)).item() == 3
+
+
+def test_exporting_runs_python_on_other_tensors_and_copies_containers() -> None:
+    """What `is_exported` and `StateKeeper` rely on."""
+    seen = []
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.items = [1.0]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append((torch.compiler.is_exporting(), type(x) is torch.Tensor))
+            return x * self.items[0]
+
+    model = Net()
+    items = model.items
+    torch.export.export(model, (torch.ones(2),), strict=False)
+    assert seen[0] == (True, False)
+    assert model.items == items and model.items is not items

@@ -15,7 +15,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.compare import difference
-from torchserve_openvino.backend.compiled import CompiledModule, Traced
+from torchserve_openvino.backend.compiled import CompiledModule, Traced, is_exported
+from torchserve_openvino.backend.kept_state import StateKeeper
 from torchserve_openvino.report import Tracker
 
 logger = logging.getLogger(__name__)
@@ -53,24 +54,36 @@ class ChoosingModule(CompiledModule):
     Args:
         model: The model.
         makers: Compiles it, by the backend's name.
+        remake: As in `CompiledModule`.
     """
 
-    def __init__(self, model: Callable[..., Any], makers: Mapping[str, Callable[[], CompiledModule]]) -> None:
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        makers: Mapping[str, Callable[[], CompiledModule]],
+        remake: Callable[[Any], CompiledModule] | None = None,
+    ) -> None:
         tracker = Tracker()
         tracker.config["backend"] = "auto"
-        super().__init__(model, lambda: _eager(model, tracker, "none was tried yet"), tracker)
+        super().__init__(model, lambda: _eager(model, tracker, "none was tried yet"), tracker, remake=remake)
         self._makers = makers
         self._chosen: CompiledModule | None = None
         self._freezes = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model; the first call tries every backend."""
+        if self._chosen is None and is_exported(args, kwargs):
+            return self._inside(*args, **kwargs)
         if self._chosen is None:
             with self._lock:
                 if self._chosen is None:
-                    self._choose(args, kwargs)
+                    answer = self._choose(args, kwargs)
+                    if answer is not None:
+                        return answer[0]
         assert self._chosen is not None
         return self._chosen(*args, **kwargs)
+
+    __call__._torchdynamo_inline = CompiledModule._inside  # type: ignore[attr-defined]
 
     def freeze(self) -> CompiledModule:
         """See `CompiledModule.freeze`."""
@@ -78,6 +91,10 @@ class ChoosingModule(CompiledModule):
         if self._chosen is not None:
             self._chosen.freeze()
         return self
+
+    @property
+    def _freezes_copies(self) -> bool:
+        return self._freezes
 
     @property
     def released(self) -> bool:
@@ -88,6 +105,11 @@ class ChoosingModule(CompiledModule):
     def frozen(self) -> int:
         """See `CompiledModule.frozen`."""
         return self._chosen.frozen if self._chosen is not None else 0
+
+    @property
+    def guarded_reasons(self) -> dict[str, int]:
+        """See `CompiledModule.guarded_reasons`."""
+        return self._chosen.guarded_reasons if self._chosen is not None else {}
 
     def reject_cached(self) -> bool:
         """See `CompiledModule.reject_cached`."""
@@ -105,12 +127,16 @@ class ChoosingModule(CompiledModule):
         self._chosen.release_weights()
         return self
 
-    def _choose(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _choose(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
+        """Finds the way to compile; the call's answer where it could be run only once."""
         bench = _Bench(self.eager, args, kwargs)
         made = {name: make() for name, make in self._makers.items()}
         if self._freezes:
             for compiled in made.values():
                 compiled.freeze()
+        if bench.wrote:
+            self._take_first(made, bench.wrote)
+            return (bench.keep(),)
         # An earlier process chose it, and stored what it compiled: another choice would compile the other shapes anew.
         stored = [name for name, compiled in made.items() if compiled.in_cache(args, kwargs)][:1]
         trials = [bench.check(Trial(name, made.pop(name))) for name in stored]
@@ -136,6 +162,17 @@ class ChoosingModule(CompiledModule):
         self.report.follow(chosen.report)
         logger.info("Backend %s is used. Tried: %s", facts["chosen"], facts["tried"])
         self._chosen = chosen
+        return None
+
+    def _take_first(self, made: Mapping[str, CompiledModule], wrote: list[str]) -> None:
+        """Chooses without trials: the model writes to its weights, and each further run would do it again."""
+        name, chosen = next(iter(made.items()))
+        reason = f"the model writes to its weights ({', '.join(wrote)}), so nothing was tried: this call ran in eager"
+        chosen.report.set_config("backend_choice", {"chosen": name, "from_cache": False, "tried": {}, "reason": reason})
+        chosen.report.add_fallback("conversion_failed", "whole model", reason)
+        self.report.follow(chosen.report)
+        logger.warning("Backend %s is used: %s", name, reason)
+        self._chosen = chosen
 
 
 def _eager(model: Callable[..., Any], tracker: Tracker, problems: str) -> Traced:
@@ -147,21 +184,42 @@ def _eager(model: Callable[..., Any], tracker: Tracker, problems: str) -> Traced
             logger.warning("Fallback: the whole model runs in eager PyTorch: %s", reason)
         return model(*args, **kwargs)
 
-    return Traced(call, by_dynamo=False)
+    return Traced(call)
 
 
 class _Bench:
     """Runs one call again and again as if each time were the first.
 
-    Inputs are copies, torch's generator starts from the same state, and buffers that a run changed are put back.
+    Inputs are copies, torch's generator starts from the same state, and what the model keeps is put back. Weights can't
+    be: a model that writes to them runs once.
+
+    Attributes:
+        wrote: Names of the weights that the model wrote to in its one run.
     """
 
     def __init__(self, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._call = (args, kwargs)
+        self._given = (args, kwargs)
+        self._call = pytree.tree_map(_copy, self._given)
         self._generator = torch.get_rng_state()
-        buffers = model.buffers() if isinstance(model, torch.nn.Module) else ()
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in buffers]
-        self._expected, _ = self.run(model)
+        weights = StateKeeper(model, contents=False, weights=True)
+        self._keeper = StateKeeper(model, contents=True)
+        self._used = pytree.tree_map(_copy, self._call)
+        self._expected = model(*self._used[0], **self._used[1])
+        self.wrote = weights.unrestorable()
+        if not self.wrote:
+            self._put_back()
+
+    def keep(self) -> Any:
+        """The answer of the one run, which becomes the call itself: what it did to copies is done to the inputs."""
+        for given, used in zip(pytree.tree_leaves(self._given), pytree.tree_leaves(self._used), strict=True):
+            if isinstance(given, torch.Tensor) and not torch.equal(given, used):
+                with torch.no_grad():
+                    given.copy_(used)
+        return self._expected
+
+    def _put_back(self) -> None:
+        torch.set_rng_state(self._generator)
+        self._keeper.restore()
 
     def run(self, model: Callable[..., Any]) -> tuple[Any, float]:
         """The answer, and seconds."""
@@ -172,12 +230,7 @@ class _Bench:
             answer = model(*args, **kwargs)
             return answer, time.perf_counter() - start
         finally:
-            torch.set_rng_state(self._generator)
-            for buffer, before in self._buffers:
-                # An untouched one keeps its version: weights are watched by it.
-                if not torch.equal(buffer, before):
-                    with torch.no_grad():
-                        buffer.copy_(before)
+            self._put_back()
 
     def check(self, trial: Trial) -> Trial:
         """Compiles by calling, twice because a second call confirms the first, and compares both answers."""

@@ -84,6 +84,19 @@ class GraphBuilder:
             self._partitioned = self._partition()
             self._report(Counter(self._partitioned.left_out) - known)
 
+    def eagerly(self, error: Exception) -> Assembled:
+        """The whole graph in eager PyTorch, counted at each call, because building it failed as no stage expects."""
+        settings, name, reason = self._settings, f"graph {self._record.index}", f"{type(error).__name__}: {error}"
+        logger.warning("Fallback: %s runs in eager PyTorch (conversion_failed: %s)", name, reason, exc_info=error)
+        for record in self._record.partitions:
+            record.runs_on = "eager"
+
+        def run(*args: Any) -> Any:
+            settings.tracker.add_fallback("conversion_failed", name, to="eager", reason=reason)
+            return settings.eager_copy.run(functools.partial(self._gm, *args))
+
+        return Assembled(run, None)
+
     def report_left_out(self) -> None:
         """Counts each node that stays in eager PyTorch, with its reason and the user's line."""
         self._report(Counter(self._partitioned.left_out))

@@ -34,6 +34,7 @@ from torchserve_openvino.cache.fingerprint import Fingerprint, fingerprint
 from torchserve_openvino.cache.key import digest, graph_options
 from torchserve_openvino.cache.manifest import Entry
 from torchserve_openvino.cache.tensors import named_weights, tensor_digest
+from torchserve_openvino.cache.torch_state import torch_state
 from torchserve_openvino.cache.versions import python_version, versions
 from torchserve_openvino.config.options import json_safe
 from torchserve_openvino.report.tracker import GraphRecord, PartitionRecord
@@ -92,7 +93,7 @@ class CallCache:
             "options": graph_options(json_safe(self._settings.resolved.values())),
             "arguments": {"dynamic": self._dynamic, "backend": self._settings.backend},
             "mappings": self._partitions.mappings,
-            "torch_state": _torch_state(),
+            "torch_state": torch_state(),
         }
 
     def lock(self, key: str) -> AbstractContextManager[bool]:
@@ -289,12 +290,3 @@ class _Built:
     run: Callable[..., Any]
     record: GraphRecord
     left_out: list[dict[str, Any]]
-
-
-def _torch_state() -> dict[str, Any]:
-    """Process-wide settings that tracing reads."""
-    return {
-        "default_dtype": str(torch.get_default_dtype()),
-        "matmul_precision": torch.get_float32_matmul_precision(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-    }

@@ -36,13 +36,19 @@ class OpenVINOBackend:
         # Dynamo names the backend in its own logs by this.
         self.__name__ = "openvino_serving"
 
-    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
-        """Compiles one graph of Dynamo's; called by Dynamo."""
+    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any], place: str = "") -> Any:
+        """Compiles one graph of Dynamo's; called by Dynamo.
+
+        Args:
+            gm: The graph.
+            example_inputs: Its inputs.
+            place: Where it starts, if its operators don't tell.
+        """
         start = time.perf_counter()
         self.settings.tracker.cache.traces += 1
         if fact := private.graph_break_of(gm):
             self.settings.tracker.add_graph_break(fact.reason, fact.where)
-        where = _where(gm)
+        where = _where(gm) or place
         compile_stage = functools.partial(self._compile, compile_id=private.compile_id(), where=where, start=start)
         lower = private.aot_autograd(
             inference_compiler=functools.partial(compile_stage, stage="inference"),
@@ -78,7 +84,12 @@ class OpenVINOBackend:
             dynamic=is_dynamic(gm),
             decomposed={name: dataclasses.asdict(each) for name, each in decomposed_ops(gm.graph).items()},
         )
-        compiled = CompiledGraph(gm, facts, self.settings, record)
+        try:
+            compiled = CompiledGraph(gm, facts, self.settings, record)
+        except Exception:
+            self.settings.tracker.drop_graph(record)
+            raise
+        self.settings.tracker.thread.newest = compiled
         self._graphs.add(compiled)
         compiled.report_left_out()
         record.lower_seconds = time.perf_counter() - start

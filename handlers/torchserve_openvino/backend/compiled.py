@@ -1,14 +1,17 @@
 """A compiled model as its user calls it: guarded by Dynamo, or frozen, then perhaps from the cache."""
 
+import copy
 import functools
+import inspect
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.call_cache import CallCache
 from torchserve_openvino.backend.compare import difference
@@ -17,16 +20,26 @@ from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.cache.key import make_key
 from torchserve_openvino.errors import WeightsReleasedError
 from torchserve_openvino.report import CompileReport, Tracker
-from torchserve_openvino.report.tracker import PartitionRecord
-
-if TYPE_CHECKING:
-    from torchserve_openvino.backend._torch_private import FrameFact, GraphBreakFact
 
 logger = logging.getLogger(__name__)
 
 
 def _nothing() -> None:
     """For what holds nothing of its own: eager PyTorch, a foreign backend."""
+
+
+def is_exported(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call is a part of a model that torch.export captures, which runs Python on stand-ins for tensors."""
+    # The first says it of the whole process, whichever thread exports.
+    return torch.compiler.is_exporting() and any(
+        isinstance(leaf, torch.Tensor) and type(leaf) not in {torch.Tensor, torch.nn.Parameter}
+        for leaf in pytree.tree_leaves((args, kwargs))
+    )
+
+
+def _unpickled(remake: Callable[[Any], "CompiledModule"], model: Any, freezes: bool) -> "CompiledModule":
+    made = remake(model)
+    return made.freeze() if freezes else made
 
 
 @dataclass(frozen=True)
@@ -36,13 +49,14 @@ class Traced:
     Attributes:
         release_weights: Lets its graphs go of the weights.
         drop: Lets them go of all that was compiled; they compile again if they are called.
-        by_dynamo: Whether Dynamo's records say what ran; otherwise ``call`` counts that itself.
+        whole: For a call that is to be frozen: captures it as one graph, or raises before anything of it ran. None
+            where ``call`` captures no other way.
     """
 
     call: Callable[..., Any]
     release_weights: Callable[[], None] = _nothing
     drop: Callable[[], None] = _nothing
-    by_dynamo: bool = True
+    whole: Callable[..., Any] | None = None
 
 
 class CompiledModule:
@@ -56,6 +70,7 @@ class CompiledModule:
         settings: Of our backend.
         calls: The cache of calls, for a frozen model.
         proves: Whether a call from the cache is first compared with eager PyTorch.
+        remake: Compiles another model as this one was, for a copy.
 
     Attributes:
         report: What ran where, and why; live.
@@ -72,22 +87,27 @@ class CompiledModule:
         settings: BackendSettings | None = None,
         calls: CallCache | None = None,
         proves: bool = True,
+        remake: Callable[[Any], "CompiledModule"] | None = None,
     ) -> None:
-        self.eager = model
-        self.report = CompileReport(tracker)
+        # Written around `__setattr__`, which writes to the model.
+        vars(self).update(eager=model, report=CompileReport(tracker))
         self._trace = trace
         self._tracker = tracker
         self._foreign = foreign
         self._settings = settings
         self._calls = calls
         self._proves = proves
+        self._remake = remake
         self._frozen: FrozenCalls | None = None
         self._lock = threading.RLock()
         # Signatures that were stored after their first call, and are not confirmed yet.
         self._stored: dict[Key, str] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the model; compiles at the first call, and for each new shape, dtype or code path."""
+        """Runs the model; compiles at the first call, and for each new shape, dtype or code path.
+
+        Inside another model that is being captured the module itself is called, and becomes part of that graph.
+        """
         if self._frozen is None:
             return self._guarded(args, kwargs)
         key, leaves, recorded = self._frozen.find(args, kwargs)
@@ -103,17 +123,42 @@ class CompiledModule:
             self._calls.discard(stored)
         return result
 
+    def _inside(self, *args: Any, **kwargs: Any) -> Any:
+        """A call inside another model that is being captured."""
+        if self.released:
+            raise WeightsReleasedError("the model can't become part of another graph")
+        return self.eager(*args, **kwargs)
+
+    # By this name Dynamo finds what it shall trace instead (tests/contract/test_torch.py).
+    __call__._torchdynamo_inline = _inside  # type: ignore[attr-defined]
+
     def _recorded(
         self, frozen: FrozenCalls, key: Key, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, list[GraphCall]]:
-        """A guarded call that is written down."""
-        thread = self._tracker.thread
+        """A guarded call that is written down, where it can be captured whole."""
+        if self.released or is_exported(args, kwargs) or frozen.parted(key):
+            return self._guarded(args, kwargs), []
+        traced, thread = self._traced, self._tracker.thread
         calls: list[GraphCall] = []
+        runs = thread.graph_calls
         thread.recording = calls
         try:
-            result = self._guarded(args, kwargs)
+            result = (traced.whole or traced.call)(*args, **kwargs)
+        except Exception as error:
+            if traced.whole is None or thread.graph_calls != runs:
+                raise
+            failure: Exception | None = error
+        else:
+            failure = None
         finally:
             thread.recording = None
+        if failure is not None:
+            from torchserve_openvino.backend.whole import why_not_whole
+
+            # Nothing of the call ran yet. Where the error is the caller's, this raises it again.
+            result = self._guarded(args, kwargs)
+            frozen.part(key, why_not_whole(failure))
+            return result, []
         frozen.record(key, leaves, calls, result)
         return result, calls
 
@@ -210,6 +255,11 @@ class CompiledModule:
         """How many input signatures run without guards; 0 before `freeze`."""
         return self._frozen.recorded if self._frozen is not None else 0
 
+    @property
+    def guarded_reasons(self) -> dict[str, int]:
+        """Why calls stay guarded after `freeze`: reasons with the number of signatures."""
+        return dict(self._frozen.refused) if self._frozen is not None else {}
+
     def release_weights(self) -> "CompiledModule":
         """Frees the module's parameters and buffers, which the frozen calls do not need.
 
@@ -265,69 +315,58 @@ class CompiledModule:
         return self._trace()
 
     def _guarded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        from torchserve_openvino.backend._torch_private import FrameEvents
-
         if self.released:
             raise WeightsReleasedError("this call was not compiled before the weights were released")
-        if not self._traced.by_dynamo:
-            return self._traced.call(*args, **kwargs)
-        mark = FrameEvents.mark()
-        runs = self._tracker.thread.graph_calls
-        result = self._traced.call(*args, **kwargs)
-        ran = self._foreign is not None or self._tracker.thread.graph_calls != runs
-        if FrameEvents.frames_seen() != mark.frames:
-            self._harvest(FrameEvents.breaks_since(mark), FrameEvents.frames_since(mark), ran)
-        if not ran:
-            self._count_eager_call()
-        return result
-
-    def _count_eager_call(self) -> None:
-        """No graph of ours ran: Dynamo skipped the model, gave up on it, or was told to."""
-        reason = "Dynamo ran this call without any compiled graph"
-        if self._tracker.last_failure:
-            reason += f"; its last failure was: {self._tracker.last_failure}"
-        if self._tracker.add_fallback("graph_break", "whole call", to="eager", reason=reason):
-            logger.warning("Fallback: a whole call ran in eager PyTorch: %s", reason)
-
-    def _harvest(self, breaks: Iterable["GraphBreakFact"], frames: Iterable["FrameFact"], ran: bool) -> None:
-        """Takes over what Dynamo recorded during a call in which it compiled something."""
-        tracker = self._tracker
-        for fact in breaks:
-            tracker.add_graph_break(fact.reason, fact.where)
-        for frame in frames:
-            if frame.recompile_reason and not frame.failure:
-                tracker.add_recompile(frame.where, frame.recompile_reason, frame.compile_id)
-            if frame.failure:
-                tracker.last_failure = frame.failure
-                if ran:
-                    op = frame.where or "a function"
-                    tracker.add_fallback("graph_break", op, to="eager", reason=frame.failure, where=frame.where)
-            if self._foreign is not None and frame.ops:
-                record = tracker.add_graph(
-                    compile_id=frame.compile_id, where=frame.where, stage="inference", ops_total=frame.ops
-                )
-                record.partitions.append(PartitionRecord(self._foreign, frame.ops, runs_on=self._foreign))
-
-    def eval(self) -> "CompiledModule":
-        """Puts the model into evaluation mode; the next call compiles for it."""
-        return self.train(False)
-
-    def train(self, mode: bool = True) -> "CompiledModule":
-        """Sets the model's mode, as `torch.nn.Module.train`."""
-        if isinstance(self.eager, torch.nn.Module):
-            self.eager.train(mode)
-        return self
-
-    def to(self, *args: Any, **kwargs: Any) -> "CompiledModule":
-        """Moves or casts the model, as `torch.nn.Module.to`."""
-        if isinstance(self.eager, torch.nn.Module):
-            self.eager.to(*args, **kwargs)
-        return self
+        if is_exported(args, kwargs):
+            return self._inside(*args, **kwargs)
+        return self._traced.call(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "eager":
             raise AttributeError(name)
-        return getattr(self.eager, name)
+        value = getattr(self.eager, name)
+        if inspect.ismethod(value) and value.__self__ is self.eager:
+            return functools.wraps(value)(functools.partial(self._instead, value))
+        return value
+
+    def _instead(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A method of the model: where it returns the model (``to``, ``half``, ``eval``) this one is returned."""
+        result = method(*args, **kwargs)
+        return self if result is self.eager else result
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or name in vars(self) or isinstance(getattr(type(self), name, None), property):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.eager, name, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CompiledModule":
+        """A copy of the model, compiled as this one was, with a report of its own."""
+        return self._made_again(copy.deepcopy(self.eager, memo))
+
+    def __copy__(self) -> "CompiledModule":
+        return self._made_again(self.eager)
+
+    def _made_again(self, model: Any) -> "CompiledModule":
+        self._check_copyable()
+        assert self._remake is not None
+        made = self._remake(model)
+        return made.freeze() if self._freezes_copies else made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By the model and the options: what was compiled is compiled again, or found in the cache."""
+        self._check_copyable()
+        return _unpickled, (self._remake, self.eager, self._freezes_copies)
+
+    @property
+    def _freezes_copies(self) -> bool:
+        return self._frozen is not None
+
+    def _check_copyable(self) -> None:
+        if self.released:
+            raise WeightsReleasedError("a copy would have no weights")
+        if self._remake is None:
+            raise TypeError("a compiled model can be copied and pickled only if `torchserve_openvino.compile` made it")
 
     def __repr__(self) -> str:
         return f"CompiledModule({self.eager!r})"

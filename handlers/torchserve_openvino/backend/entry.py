@@ -67,12 +67,27 @@ def compile(
             "torch.compile can't trace TorchScript and would run it unchanged. Pass the original nn.Module, or export "
             "it with torch.export.export and load that."
         )
+    if isinstance(model, CompiledModule):
+        model = model.eager
+    remake = functools.partial(
+        compile, dynamic=dynamic, options=dict(options) if options is not None else None, fullgraph=fullgraph,
+        mode=mode, backend=backend, resolved=resolved, own_weights=own_weights, cache=cache, probes=probes,
+    )  # fmt: skip
     tracker = Tracker()
     if backend not in OWN_BACKENDS:
         tracker.config.update(backend=backend, options=dict(options or {}), effective_device="CPU")
         passed: Any = {"mode": mode, "options": dict(options)} if options else {"mode": mode}
-        foreign = torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=fullgraph, **passed)
-        return CompiledModule(model, lambda: Traced(foreign), tracker, foreign=backend)
+
+        def pass_through() -> Traced:
+            from torchserve_openvino.backend import _torch_private as private
+            from torchserve_openvino.backend.books import FrameBooks
+
+            foreign = torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=fullgraph, **passed)
+            books = FrameBooks(tracker, backend)
+            private.watch_frames(foreign, books, keeps_going=False)
+            return Traced(functools.partial(books.run, foreign))
+
+        return CompiledModule(model, pass_through, tracker, foreign=backend, remake=remake)
     resolved = resolved or resolve_options(options)
     if backend == "auto":
         from torchserve_openvino.backend.auto import CANDIDATES, ChoosingModule
@@ -81,7 +96,8 @@ def compile(
             compile, model, dynamic=dynamic, fullgraph=fullgraph, resolved=resolved, own_weights=own_weights,
             cache=cache, probes=probes,
         )  # fmt: skip
-        return ChoosingModule(model, {name: functools.partial(make, backend=name) for name in CANDIDATES})
+        makers = {name: functools.partial(make, backend=name) for name in CANDIDATES}
+        return ChoosingModule(model, makers, remake)
     settings = _settings(resolved, tracker, own_weights, cache, OWN_BACKENDS[backend])
     settings.probes = probes
     traced, sync = _twin(model, settings.mappings)
@@ -92,20 +108,30 @@ def compile(
         if traced is not model:
             tracker.add_note("mappings of modules have no effect with the backend export: it sees their operators")
         exported = ExportedModel(model, settings, dynamic)
-        return Traced(exported, exported.release_weights, exported.drop, by_dynamo=False)
+        return Traced(exported, exported.release_weights, exported.drop)
 
     def trace() -> Traced:
+        from torchserve_openvino.backend import _torch_private as private
+        from torchserve_openvino.backend.books import FrameBooks
         from torchserve_openvino.backend.capture import OpenVINOBackend
+        from torchserve_openvino.backend.whole import capture_whole
 
-        ours = OpenVINOBackend(settings)
+        ours, books = OpenVINOBackend(settings), FrameBooks(tracker)
         # Both are in torch 2.13's signature (tests/contract), not in its type stubs.
-        limits: Any = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
-        compiled = torch.compile(traced, backend=ours, dynamic=dynamic, fullgraph=fullgraph, **limits)
-        return Traced(sync(compiled), ours.release_weights, ours.drop)
+        limits: Any = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True, "dynamic": dynamic}
+        compiled = torch.compile(traced, backend=ours, fullgraph=fullgraph, **limits)
+        private.watch_frames(compiled, books, keeps_going=not fullgraph)
+        whole = capture_whole(traced, ours, books, **limits)
+        return Traced(
+            functools.partial(books.run, sync(compiled)),
+            ours.release_weights,
+            ours.drop,
+            functools.partial(books.run, sync(whole)),
+        )
 
     calls = CallCache(model, settings, dynamic) if settings.partitions is not None else None
     capture = export if backend == "export" else trace
-    return CompiledModule(model, capture, tracker, settings=settings, calls=calls, proves=cache.proves)
+    return CompiledModule(model, capture, tracker, settings=settings, calls=calls, proves=cache.proves, remake=remake)
 
 
 def _twin(model: Callable[..., Any], mappings: Mappings) -> tuple[Callable[..., Any], Callable[..., Any]]:

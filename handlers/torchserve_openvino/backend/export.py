@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.export_bind import Binding, bind
 from torchserve_openvino.backend.graph import CompiledGraph
+from torchserve_openvino.backend.kept_state import StateKeeper
 from torchserve_openvino.backend.module_state import Watched, module_state
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.ops import op_name, where_of
@@ -128,10 +129,15 @@ class ExportedModel:
             # Tensors that are made while tracing become constants, and are watched as weights are: inference tensors
             # can't be.
             with torch.inference_mode(False), torch.no_grad():
-                program = torch.export.export(Watched(model, changes), args, kwargs, strict=False)
-                if changes or module_state(model) != self._state:
-                    which = f" ({', '.join(sorted(set(changes)))})" if changes else ""
-                    self._keeps_state = f"the model changes its own attributes{which}, which no graph can express"
+                keeper = StateKeeper(model, contents=False)
+                try:
+                    program = torch.export.export(Watched(model, changes), args, kwargs, strict=False)
+                finally:
+                    # torch.export puts back copies of the containers that it finds.
+                    keeper.restore()
+                if changes:
+                    which = ", ".join(sorted(set(changes)))
+                    self._keeps_state = f"the model changes its own attributes ({which}), which no graph can express"
                     return self._keeps_state
                 lowered = program.run_decompositions(self._settings.decompositions)
             binding = bind(lowered, model, spec)

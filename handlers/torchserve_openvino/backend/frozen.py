@@ -2,11 +2,16 @@
 
 Dynamo checks at each call that no module, weight or global changed, which costs a millisecond where an inference takes
 eight. `CompiledModule.freeze` is the caller's word that they do not. What is left to check is the input: structure,
-shapes, types and plain values are the key of a recorded call; any other call goes through Dynamo, and is recorded when
-it ran twice as the same one graph whose inputs and outputs could be recognised. Where it could not, calls simply stay
-guarded.
+shapes, types and plain values are the key of a recorded call; any other call goes through Dynamo.
+
+Two things are asked of a call before it is recorded. It is *proven* that no Python ran beside its graph: it was
+captured whole (`whole.py`), without side effects, and its answer holds nothing but the graph's tensors and constants.
+And it ran *twice* as the same graph on the same weights, which tells what no capture shows: tensors that others keep
+changing.
+Where either fails, calls stay guarded, with the reason in `FrozenCalls.refused`.
 """
 
+import enum
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +30,15 @@ logger = logging.getLogger(__name__)
 Key = tuple[Any, ...]
 # Signatures kept; a server with more shapes than this runs the rest guarded.
 MAX_RECORDED = 1024
+# What may stand in an answer beside tensors. Anything else may change from call to call, or hold tensors.
+_CONSTANTS = (
+    bool, int, float, complex, str, bytes, type(None), type(Ellipsis),
+    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
+)  # fmt: skip
+
+
+class NotWholeError(Exception):
+    """A call can't be captured as one graph; nothing of it ran."""
 
 
 @dataclass
@@ -35,6 +49,7 @@ class GraphCall:
         run: The assembled graph: all inputs, weights included, to a sequence of outputs.
         mutates: Whether AOTAutograd writes results back into inputs after the graph.
         blueprint: How to build ``run`` again from the cache; None where that can't be done.
+        unproven: What speaks against calling it without the Python around it; empty where nothing does.
     """
 
     run: Callable[..., Sequence[Any]]
@@ -42,6 +57,7 @@ class GraphCall:
     results: Sequence[Any]
     mutates: bool
     blueprint: "Blueprint | None" = None
+    unproven: str = ""
 
 
 class Route:
@@ -92,8 +108,10 @@ class Route:
                 if id(leaf) not in results:
                     raise ValueError("an output is not what the graph returned (a view, or an input)")
                 out.append((True, results[id(leaf)]))
-            else:
+            elif type(leaf) in _CONSTANTS or isinstance(leaf, enum.Enum):
                 out.append((False, leaf))
+            else:
+                raise ValueError(f"an output of type {type(leaf).__name__} may hold values of this call")
         single = len(out) == 1 and out[0][0] and out_leaves[0] is output
         return cls(call.run, template, places, out, None if single else out_spec)
 
@@ -124,6 +142,8 @@ class FrozenCalls:
 
     def __init__(self) -> None:
         self._recorded: dict[Key, Route | None] = {}
+        # Signatures but for their sizes, which Dynamo could not capture whole.
+        self._parted: dict[Key, str] = {}
         self.refused: dict[str, int] = {}
 
     @property
@@ -144,6 +164,18 @@ class FrozenCalls:
     def known(self, key: Key) -> bool:
         """Whether a call of this key was seen before."""
         return key in self._recorded
+
+    def parted(self, key: Key) -> bool:
+        """Whether this call, or one that differs from it in sizes only, could not be captured whole."""
+        reason = self._parted.get(_without_sizes(key))
+        if reason is not None and key not in self._recorded:
+            self._refuse(key, reason)
+        return reason is not None
+
+    def part(self, key: Key, reason: str) -> None:
+        """Leaves a call, and all that differ from it in sizes only, guarded: it is not one graph."""
+        self._parted[_without_sizes(key)] = reason
+        self._refuse(key, reason)
 
     def candidate(self, key: Key) -> Route | None:
         """The way that a call of this key took, confirmed or not; None where it can't be repeated."""
@@ -173,6 +205,8 @@ class FrozenCalls:
                 raise ValueError(f"the call ran {len(calls)} graphs")
             if calls[0].mutates:
                 raise ValueError("the model writes to an input or a buffer")
+            if calls[0].unproven:
+                raise ValueError(calls[0].unproven)
             entry = Route.of_call(calls[0], leaves, output)
             if first is not None:
                 if not first.agrees(entry):
@@ -180,8 +214,21 @@ class FrozenCalls:
                 entry.confirmed = True
             self._recorded[key] = entry
         except ValueError as error:
-            self.refused[str(error)] = self.refused.get(str(error), 0) + 1
-            logger.info("A call stays guarded after freeze(): %s", error)
+            self._refuse(key, str(error))
+
+    def _refuse(self, key: Key, reason: str) -> None:
+        if len(self._recorded) < MAX_RECORDED:
+            self._recorded[key] = None
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+        logger.info("A call stays guarded after freeze(): %s", reason)
+
+
+def _without_sizes(key: Key) -> Key:
+    return tuple((len(part[0]), part[1]) if _is_tensor(part) else part for part in key)
+
+
+def _is_tensor(part: Any) -> bool:
+    return isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], torch.Size)
 
 
 def signature(key: Key) -> dict[str, Any]:

@@ -14,12 +14,13 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from torchserve_openvino.backend._torch_private import GraphFacts
+from torchserve_openvino.backend._torch_private import GraphFacts, reads_values
 from torchserve_openvino.backend.assemble import picker
 from torchserve_openvino.backend.builder import Assembled, GraphBuilder
 from torchserve_openvino.backend.frozen import GraphCall
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.weights import WeightWatch, can_freeze
+from torchserve_openvino.errors import TorchServeOpenVINOError
 from torchserve_openvino.report.tracker import GraphRecord
 
 logger = logging.getLogger(__name__)
@@ -47,11 +48,15 @@ class CompiledGraph:
         facts: Which inputs are weights, and which the graph changes.
         settings: Of this model.
         record: The graph's record in the report.
+
+    Attributes:
+        unproven: What speaks against calling the graph without the Python around it; empty where nothing does.
     """
 
     def __init__(self, gm: GraphModule, facts: GraphFacts, settings: BackendSettings, record: GraphRecord) -> None:
         self._settings = settings
         self._record = record
+        self.unproven = reads_values(gm)
         self._static = sorted(facts.static - facts.mutated)
         self._mutates = bool(facts.mutated)
         self._pick: Callable[[Sequence[Any]], tuple[Any, ...]] = picker(self._static)
@@ -73,7 +78,15 @@ class CompiledGraph:
         Args:
             args: Inputs in the graph's order; emptied, as AOTAutograd expects of a boxed function.
         """
-        self._thread.graph_calls += 1
+        thread = self._thread
+        thread.graph_calls += 1
+        thread.in_graph += 1
+        try:
+            return self._run(args)
+        finally:
+            thread.in_graph -= 1
+
+    def _run(self, args: list[Any]) -> Any:
         variant = self._current
         weights = self._pick(args)
         if variant is None or not _holds(variant, weights):
@@ -83,7 +96,9 @@ class CompiledGraph:
         assembled = variant.assembled
         results = assembled.run(*call_args)
         if (calls := self._thread.recording) is not None:
-            calls.append(GraphCall(assembled.run, call_args, results, self._mutates, assembled.blueprint))
+            calls.append(
+                GraphCall(assembled.run, call_args, results, self._mutates, assembled.blueprint, self.unproven)
+            )
         return results
 
     def _select(self, args: Sequence[Any], weights: tuple[Any, ...]) -> Variant:
@@ -104,10 +119,18 @@ class CompiledGraph:
                 if len(frozen) < len(self._static):
                     self._narrow(list(frozen))
                     return self._select(args, self._pick(args))
-                variant = Variant(self._builder.build(frozen), watch)
+                variant = Variant(self._build(frozen), watch)
                 self._variants[key] = variant
             self._current = variant
             return variant
+
+    def _build(self, frozen: dict[int, Any]) -> Assembled:
+        try:
+            return self._builder.build(frozen)
+        except TorchServeOpenVINOError:
+            raise
+        except Exception as error:
+            return self._builder.eagerly(error)
 
     def _count_rebuild(self) -> None:
         """Rebuilds in quick succession add up; a model that is reloaded now and then starts from 0 each time."""
@@ -136,7 +159,7 @@ class CompiledGraph:
         )
         self._static, self._pick = [], picker([])
         self._variants.clear()
-        return Variant(self._builder.build({}), None)
+        return Variant(self._build({}), None)
 
     def release_weights(self) -> None:
         """Lets go of everything that keeps the weights' memory."""

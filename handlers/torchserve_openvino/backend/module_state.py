@@ -5,10 +5,13 @@ modules themselves, their mode, and plain attributes that the code may have read
 by identity: what changes inside them is not seen.
 """
 
+import collections
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+
+from torchserve_openvino.backend.kept_state import StateKeeper
 
 _BY_VALUE = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
 # Looked up at each call.
@@ -44,21 +47,15 @@ def _plain(value: Any, depth: int) -> Any:
     if kind in _BY_VALUE:
         # By its text: 0.0 equals -0.0, True equals 1, and nan not even itself.
         return (kind, repr(value)) if kind in {float, complex, bool} else value
-    if depth < _MAX_DEPTH and isinstance(value, (list, tuple, dict)) and len(value) <= _MAX_ITEMS:
-        items: Sequence[Any] = list(value.items()) if isinstance(value, dict) else value
+    if depth < _MAX_DEPTH and isinstance(value, (list, tuple, dict, collections.deque)) and len(value) <= _MAX_ITEMS:
+        items: Sequence[Any] = list(value.items()) if isinstance(value, dict) else list(value)
         return kind, [_plain(item, depth + 1) for item in items]
-    return kind, id(value)
-
-
-def plain_values(model: torch.nn.Module) -> list[Any]:
-    """Attributes that are plain values: what can be compared while torch.export has put stand-ins for all tensors."""
-    return [
-        (name, value) for module in model.modules() for name, value in vars(module).items() if type(value) in _BY_VALUE
-    ]
+    # Of a long one only the length is looked at: this runs at each call.
+    return kind, id(value), len(value) if isinstance(value, (list, tuple, dict, set, collections.deque)) else 0
 
 
 class Watched(torch.nn.Module):
-    """A module around another, for torch.export, which drops what a run does to plain attributes and says nothing.
+    """A module around another, for torch.export, which drops what a run does to attributes and says nothing.
 
     Args:
         model: The module.
@@ -75,11 +72,10 @@ class Watched(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the module's own."""
-        before = plain_values(self.model)
+        # While torch.export runs, stand-ins for all tensors are in their places: here only they can be compared.
+        keeper = StateKeeper(self.model, contents=False)
         result = self.model(*args, **kwargs)
-        after = plain_values(self.model)
-        if after != before:
-            self._note(name for name, value in after if (name, value) not in before)
+        self._note(keeper.changed())
         return result
 
 

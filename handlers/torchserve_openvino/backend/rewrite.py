@@ -68,7 +68,8 @@ def _zero_closed_rows(node: Node, open_rows: dict[Node, Node]) -> None:
             with graph.inserting_after(item):
                 masked = graph.call_function(aten.where.self, (open_rows[mask], item, zero))
             masked.meta = dict(item.meta)
-            item.replace_all_uses_with(masked, delete_user_cb=lambda user, own=masked: user is not own)
+            for user in [user for user in item.users if user is not masked]:
+                user.replace_input_with(item, masked)
 
 
 def _mirror(node: Node) -> None:

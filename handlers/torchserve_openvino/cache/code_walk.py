@@ -34,6 +34,7 @@ class CodeWalk(abc.ABC):
         self.hash = blake3()
         self.unknown: list[str] = []
         self._modules_seen: set[tuple[str, frozenset[str]]] = set()
+        self._scanned: set[str] = set()
 
     def put(self, kind: str, text: str = "") -> None:
         """Adds text, so that no two sequences of texts look alike."""
@@ -53,6 +54,7 @@ class CodeWalk(abc.ABC):
                 self._own_class(base)
                 continue
             self.put("base", name_of(base))
+            self.replaced_in(base.__module__)
             if not is_torch(base.__module__) and base is not object:
                 self.put("version", f"{version(base.__module__)} {source_digest(base.__module__)}")
             self._patches(base)
@@ -69,9 +71,21 @@ class CodeWalk(abc.ABC):
         """Functions of the user's that were put into an installed class."""
         for name, item in sorted(vars(cls).items()):
             function = getattr(item, "__func__", item)
-            if isinstance(function, types.FunctionType) and not _library_code(function):
+            if _is_foreign(function):
                 self.put("patched", name)
                 self.value(function, f"{cls.__qualname__}.{name}")
+
+    def replaced_in(self, module: str) -> None:
+        """Adds what was put in the place of an installed module's functions, once for each module."""
+        if module in self._scanned or module not in sys.modules or module == "builtins":
+            return
+        self._scanned.add(module)
+        for name, item in sorted(vars(sys.modules[module]).items()):
+            if _is_foreign(item):
+                self.put("replaced", f"{module}.{name}")
+                self.value(item, f"{module}.{name}")
+            elif is_torch(module) and (other := _other_name(name, item)):
+                self.put("other name", f"{module}.{name} {other}")
 
     # --- functions ----------------------------------------------------------------------------------------------
 
@@ -116,6 +130,7 @@ class CodeWalk(abc.ABC):
             return
         self.put("python module", f"{value.__name__} {version(value.__name__)}")
         if is_torch(value.__name__) or is_installed(value.__name__):
+            self._replaced_by_name(value, names)
             return
         # Of a module of the user's, what this function may take from it, and from the modules in it.
         if (value.__name__, names) in self._modules_seen:
@@ -127,6 +142,19 @@ class CodeWalk(abc.ABC):
         for name in sorted(wanted):
             self.put("global", name)
             self._global(content[name], names, f"{place}.{name}")
+
+    def _replaced_by_name(self, module: types.ModuleType, names: frozenset[str]) -> None:
+        """What a function takes from an installed module, where that is not the module's own."""
+        if (module.__name__, names) in self._modules_seen:
+            return
+        self._modules_seen.add((module.__name__, names))
+        for name in sorted(names & vars(module).keys()):
+            item = vars(module)[name]
+            if _is_foreign(item):
+                self.put("replaced", f"{module.__name__}.{name}")
+                self.value(item, f"{module.__name__}.{name}")
+            elif isinstance(item, types.ModuleType):
+                self._replaced_by_name(item, names)
 
     def _imported(self, name: str, function: types.FunctionType, names: frozenset[str]) -> None:
         """A module that is imported inside a function."""
@@ -144,6 +172,24 @@ def name_of(thing: Any) -> str:
     """A name that is the same in every process: without the module for what is the user's, whose file has many."""
     qualname = getattr(thing, "__qualname__", type(thing).__qualname__)
     return f"{thing.__module__}.{qualname}" if is_library(thing) else str(qualname)
+
+
+def _is_foreign(item: Any) -> bool:
+    """Whether something in an installed module or class is a callable of the user's, which was put there."""
+    if isinstance(item, functools.partial):
+        return _is_foreign(item.func)
+    item = getattr(item, "__func__", item)
+    if isinstance(item, types.FunctionType):
+        return not (_library_code(item) and is_library(item))
+    # An object with a method of the user's to call it.
+    return not isinstance(item, type) and callable(item) and not is_library(type(item))
+
+
+def _other_name(name: str, item: Any) -> str:
+    """The name of a function of torch's that stands under another one, as after ``F.relu = F.gelu``."""
+    own = getattr(item, "__name__", name)
+    kinds = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType)
+    return f"{getattr(item, '__module__', '')}.{own}" if isinstance(item, kinds) and own != name else ""
 
 
 def _library_code(function: types.FunctionType) -> bool:

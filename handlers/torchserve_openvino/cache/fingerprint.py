@@ -42,6 +42,12 @@ _BUILTINS = (
 # Of a torch.nn.Module: walked by their own functions, or bookkeeping of torch's.
 _MODULE_TABLES = frozenset({"_parameters", "_buffers", "_modules", "_compiled_call_impl", "_is_torch_compile"})
 
+# Where models, and torch's own modules, find functions.
+_TORCH_FUNCTIONS = (
+    "torch", "torch.functional", "torch.nn.functional", "torch._C._nn", "torch._C._linalg", "torch._C._special",
+    "torch._C._fft", "torch._VF", "torch.special", "torch.linalg", "torch.fft", "torch._tensor",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Fingerprint:
@@ -66,6 +72,7 @@ def fingerprint(model: Any) -> Fingerprint:
     try:
         walk = _Walk(model)
         walk.value(model, type(model).__name__)
+        walk.torch_itself()
         weights = weights_digest(model)
     except Exception as error:
         # A walk runs into whatever the user's objects do; a model that can't be read is traced, which always works.
@@ -84,6 +91,19 @@ class _Walk(CodeWalk):
         self._alive: list[Any] = []
         # Modules whose weights the other digest covers.
         self._covered = {id(each) for each in model.modules()} if isinstance(model, torch.nn.Module) else set()
+
+    def torch_itself(self) -> None:
+        """Adds what the process put into torch, whichever way the model comes to it."""
+        for module in _TORCH_FUNCTIONS:
+            self.replaced_in(module)
+        self.klass(torch.Tensor, "torch.Tensor")
+        self.klass(torch.nn.Module, "torch.nn.Module")
+        hooks = torch.nn.modules.module
+        for name in sorted(vars(hooks)):
+            # Hooks of all modules, by numbers that count up in the process.
+            if name.startswith("_global") and isinstance(table := vars(hooks)[name], Mapping):
+                self.put("hooks", name)
+                self.value(list(table.values()), name)
 
     def value(self, value: Any, place: str) -> None:
         """Adds any value; ``place`` is how a message names it."""

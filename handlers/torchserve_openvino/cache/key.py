@@ -28,7 +28,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "options",  # Those of `OPTIONS` that are of the graph.
         "arguments",  # Those of `ARGUMENTS` that are of the graph.
         "mappings",  # The user's conversions of operators and modules.
-        "torch_state",  # Default type, matmul precision, deterministic algorithms: tracing reads them.
+        "torch_state",  # Switches of the whole process that tracing reads: default type, torch.backends, Dynamo's own.
     ),
     "partition": (
         *_VERSIONS,

@@ -8,6 +8,8 @@ import torch
 from torch.fx import Node
 
 _TRACE_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+# Frames of this package that stand around a model, or a part of it, while it is traced.
+_STAND_INS = ("torchserve_openvino/backend/whole.py", "torchserve_openvino/backend/compiled.py")
 
 # Nodes that give a tensor a second name: autograd's bookkeeping, not work.
 RENAMES = frozenset({"aten.detach.default", "aten.alias.default"})
@@ -70,6 +72,7 @@ def does_work(node: Node) -> bool:
 def where_of(node: Node) -> str:
     """``file:line`` of the user's code behind a node: the innermost frame outside torch; empty if unknown."""
     frames = _TRACE_LINE.findall(node.meta.get("stack_trace") or "")
+    frames = [frame for frame in frames if not frame[0].endswith(_STAND_INS)]
     own = [(path, line) for path, line, _ in frames if "/torch/" not in path]
     chosen = own[-1] if own else (frames[-1][:2] if frames else None)
     return f"{chosen[0]}:{chosen[1]}" if chosen else ""

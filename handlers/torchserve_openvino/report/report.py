@@ -7,7 +7,7 @@ from typing import Any
 
 from torchserve_openvino.report.cache_record import CacheRecord
 from torchserve_openvino.report.environment import environment
-from torchserve_openvino.report.tracker import Fallback, Tracker
+from torchserve_openvino.report.tracker import Fallback, FallbackKind, Tracker
 
 SCHEMA = 1
 
@@ -17,7 +17,7 @@ class Summary:
     """The figures that fit on one line.
 
     Attributes:
-        ops_total: Operators that do work, over all graphs.
+        ops_total: Operators that do work, over all graphs, and those that run in eager PyTorch outside any graph.
         ops_on_openvino: Those of them that run on OpenVINO.
         coverage: ``ops_on_openvino / ops_total``, 0..1; 1 where nothing does work; 0 before any graph came.
         fallbacks: Sum of the fallback counts.
@@ -94,6 +94,10 @@ class CompileReport:
         """Adds seconds to a named phase."""
         self._tracker.add_timing(name, seconds)
 
+    def add_fallback(self, kind: FallbackKind, op: str, reason: str) -> None:
+        """Counts work that ran in eager PyTorch for a cause outside the backend."""
+        self._tracker.add_fallback(kind, op, to="eager", reason=reason)
+
     def add_note(self, note: str) -> None:
         """Keeps a remark for the reader of the report."""
         self._tracker.add_note(note)
@@ -102,7 +106,7 @@ class CompileReport:
     def summary(self) -> Summary:
         """The figures of this moment."""
         t = self._tracker
-        total = sum(g.ops_total for g in t.graphs)
+        total = sum(g.ops_total for g in t.graphs) + sum(t.outside.values())
         on_openvino = sum(g.ops_on_openvino for g in t.graphs)
         coverage = on_openvino / total if total else float(bool(t.graphs))
         partitions = [p for g in t.graphs for p in g.partitions]
@@ -139,6 +143,7 @@ class CompileReport:
             "fallbacks": [_shown(f) for f in t.fallbacks],
             "graph_breaks": [dataclasses.asdict(b) for b in t.graph_breaks],
             "recompiles": [dataclasses.asdict(r) for r in t.recompiles],
+            "outside": dict(t.outside),
             "cache": t.cache.to_dict(),
             "verify": t.verify,
             "timings": {name: round(seconds, 4) for name, seconds in t.timings.items()},

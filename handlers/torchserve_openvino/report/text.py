@@ -68,6 +68,9 @@ def render(report: dict[str, Any]) -> str:
         for name, each in graph.get("decomposed", {}).items():
             into = ", ".join(f"{count}x {op}" for op, count in each["into"].items())
             lines.append(f"    decomposed: {each['count']}x {name} into {into}")
+    if outside := report.get("outside"):
+        ops = ", ".join(f"{count}x {op}" for op, count in outside.items())
+        lines.append(f"  outside any graph, in eager PyTorch: {ops}")
     for title, key in (("fallbacks", "fallbacks"), ("graph breaks", "graph_breaks"), ("recompiles", "recompiles")):
         entries = report[key]
         lines.append(f"  {title}: {'none' if not entries else ''}".rstrip())

@@ -5,6 +5,7 @@ The backend appends to these records; `CompileReport` reads them. Nothing here i
 
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,18 +136,25 @@ class _ThreadState(threading.local):
 
     Attributes:
         graph_calls: Compiled graphs that it ran.
+        lost_frames: Frames that it ran in eager because Dynamo gave them up.
+        in_graph: How many compiled graphs it is inside of.
         recording: Where those are put down, while a call is recorded.
+        newest: The graph that was compiled last.
     """
 
     graph_calls = 0
+    lost_frames = 0
+    in_graph = 0
     recording: list[Any] | None = None
+    newest: Any = None
 
 
 class Tracker:
     """Collects the records of one compiled model; safe from several threads.
 
     `revision` changes with every change, so that a reader can poll it cheaply. ``builds`` counts how often partitions
-    were compiled.
+    were compiled. ``outside`` holds the operators that ran in eager PyTorch outside any graph, by name: the most that
+    one call ran of each.
     """
 
     def __init__(self) -> None:
@@ -155,6 +163,7 @@ class Tracker:
         self.graphs: list[GraphRecord] = []
         self.fallbacks: list[Fallback] = []
         self.graph_breaks: list[GraphBreak] = []
+        self.outside: dict[str, int] = {}
         self.recompiles: list[Recompile] = []
         self.config: dict[str, Any] = {}
         self.cache = CacheRecord()
@@ -162,7 +171,6 @@ class Tracker:
         self.timings: dict[str, float] = {}
         self.notes: list[str] = []
         self.builds = 0
-        self.last_failure = ""
         self.thread = _ThreadState()
 
     def add_graph(self, **values: Any) -> GraphRecord:
@@ -195,6 +203,8 @@ class Tracker:
         """
         with self._lock:
             self.revision += 1
+            if kind == "graph_break":
+                self._count_break(reason, where, count)
             for known in self.fallbacks:
                 if (known.kind, known.op, known.to, known.reason, known.where) == (kind, op, to, reason, where):
                     known.count += count
@@ -204,14 +214,30 @@ class Tracker:
 
     def add_graph_break(self, reason: str, where: str, count: int = 1) -> None:
         """Records a graph break, also as a fallback: what stands at the break runs as plain Python."""
-        with self._lock:
-            for known in self.graph_breaks:
-                if (known.reason, known.where) == (reason, where):
-                    known.count += count
-                    break
-            else:
-                self.graph_breaks.append(GraphBreak(reason=reason, where=where, count=count))
         self.add_fallback("graph_break", "python", to="eager", reason=reason, where=where, count=count)
+
+    def _count_break(self, reason: str, where: str, count: int) -> None:
+        """Keeps both lists in step: each fallback of this kind is a graph break."""
+        for known in self.graph_breaks:
+            if (known.reason, known.where) == (reason, where):
+                known.count += count
+                return
+        self.graph_breaks.append(GraphBreak(reason=reason, where=where, count=count))
+
+    def add_outside(self, counts: Mapping[str, int]) -> None:
+        """Takes the operators that one call ran in eager PyTorch, outside any graph."""
+        with self._lock:
+            for op, count in counts.items():
+                if count > self.outside.get(op, 0):
+                    self.outside[op] = count
+                    self.revision += 1
+
+    def drop_graph(self, record: GraphRecord) -> None:
+        """Takes back the record of a graph that came to nothing."""
+        with self._lock:
+            if record in self.graphs:
+                self.graphs.remove(record)
+                self.revision += 1
 
     def add_recompile(self, where: str, reason: str, compile_id: str) -> None:
         """Records that Dynamo compiled a function once more, and which guard failed."""

@@ -60,20 +60,20 @@ def test_what_falls_back_loses_to_what_does_not() -> None:
 
 
 def test_a_model_without_a_right_answer_stays_in_eager() -> None:
-    class Clock(nn.Module):
-        """Its answer depends on how often Python ran it."""
+    calls = [0]
 
-        calls = 0
+    class Clock(nn.Module):
+        """Its answer depends on how often Python ran it, which it keeps where nobody looks."""
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            Clock.calls += 1
-            return x * Clock.calls
+            calls[0] += 1
+            return x * calls[0]
 
     compiled = tov.compile(Clock().eval(), backend="auto")
     x = torch.ones(2)
     with torch.inference_mode():
         compiled(x)
-        before = Clock.calls
+        before = calls[0]
         assert_same(compiled(x), x * (before + 1))
     choice = compiled.report.to_dict()["config"]["backend_choice"]
     assert choice["chosen"] == "eager" and all("differs" in facts["problem"] for facts in choice["tried"].values())
@@ -121,3 +121,62 @@ def test_weights_can_be_released() -> None:
         assert_same(compiled(x), expected)
         assert_same(compiled.release_weights()(x), expected)
     assert compiled.released
+
+
+class Stream(nn.Module):
+    """State in an attribute, a list, a dictionary, a reassigned buffer, and a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h, self.items, self.table, self.calls = torch.zeros(1), [torch.zeros(1)], {"h": torch.zeros(1)}, 0
+        self.register_buffer("n", torch.zeros(1))
+        self.register_buffer("written", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.h = self.h + x.sum()
+        self.n = self.n + 1
+        self.written += 2
+        self.items.append(self.h * 2)
+        self.table["h"] = self.table["h"] + 1
+        return self.h + self.n + self.items[-1] + self.table["h"] + self.written + self.calls
+
+
+class Decaying(nn.Module):
+    """Writes to its weight."""
+
+    def __init__(self, by_data: bool) -> None:
+        super().__init__()
+        self.weight, self.by_data = nn.Parameter(torch.ones(3)), by_data
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.by_data:
+            self.weight.data = self.weight.data * 0.5
+        else:
+            self.weight.mul_(0.5)
+        x.add_(1)
+        return x * self.weight
+
+
+STATEFUL = {"attributes": Stream, "weight": lambda: Decaying(False), "weight.data": lambda: Decaying(True)}
+
+
+@pytest.mark.parametrize("freezes", [False, True])
+@pytest.mark.parametrize("backend", ["auto", "export", "openvino"])
+@pytest.mark.parametrize("name", STATEFUL)
+def test_state_after_a_call_is_that_of_one_call(name: str, backend: str, freezes: bool) -> None:
+    model, twin = STATEFUL[name]().eval(), STATEFUL[name]().eval()
+    compiled = tov.compile(model, backend=backend)
+    if freezes:
+        compiled.freeze()
+    with torch.no_grad():
+        for n in range(4):
+            x = torch.full((3,), float(n))
+            y = x.clone()
+            assert_same(compiled(x), twin(y))
+            assert_same(x, y)
+            for kept, other in vars(twin).items():
+                assert_same(getattr(model, kept), other)
+    assert compiled.frozen == 0
+    if backend == "export" and name != "weight":
+        assert compiled.report.fallback_counts()["conversion_failed"] == 4

@@ -1,5 +1,6 @@
 """The backend export: torch.export instead of Dynamo."""
 
+import collections
 import copy
 import sys
 from collections.abc import Callable
@@ -201,6 +202,45 @@ def test_a_counter_of_plain_python_is_not_lost() -> None:
         assert_same(compiled(x), x * (first + 1))
         assert_same(compiled(x), x * (first + 2))
     assert "changes its own attributes" in compiled.report.fallbacks[0].reason
+
+
+def test_large_and_nested_containers_are_no_state() -> None:
+    class Holding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.order = {i: float(i) for i in range(100)}, collections.deque([1.0, 2.0])
+            self.nested, self.long, self.kinds = [[[[[[1.0]]]]]], list(range(200)), {"a", "b"}
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.table[3] + self.order[1] + self.nested[0][0][0][0][0][0] + self.long[150] + len(self.kinds)
+
+    model = Holding().eval()
+    before = dict(vars(model))
+    compiled = tov.compile(model, backend="export")
+    with torch.inference_mode():
+        for _ in range(2):
+            assert_same(compiled(torch.ones(2)), model(torch.ones(2)))
+    assert compiled.report.fallback_counts() == {} and compiled.report.summary.coverage == 1.0
+    # The very objects: others may hold them too.
+    assert all(vars(model)[name] is value for name, value in before.items())
+
+
+def test_a_change_in_a_large_container_is_state() -> None:
+    class Growing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = list(range(100))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen.append(1)
+            return x * len(self.seen)
+
+    model = Growing().eval()
+    compiled = tov.compile(model, backend="export")
+    with torch.inference_mode():
+        for n in range(3):
+            assert_same(compiled(torch.ones(2)), torch.full((2,), 101.0 + n))
+    assert "changes its own attributes (seen)" in compiled.report.fallbacks[0].reason
 
 
 def test_frozen_calls_run_without_looking_at_the_module() -> None:
