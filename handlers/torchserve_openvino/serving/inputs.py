@@ -207,6 +207,20 @@ class DeclaredInputs:
         ]
         return Fitted(*self.call(ready), batch, lengths, sizes)
 
+    def unpad(self, fitted: Fitted) -> Inputs:
+        """A fitted call at its real lengths."""
+        if not fitted.padded:
+            return fitted.args, fitted.kwargs
+        positional = iter(fitted.args)
+        tensors = []
+        for spec in self.specs:
+            tensor = fitted.kwargs[spec.name] if spec.keyword else next(positional)
+            for axis, name in enumerate(spec.shape, 1):
+                if isinstance(name, str):
+                    tensor = tensor.narrow(axis, 0, fitted.lengths[name])
+            tensors.append(tensor.contiguous())
+        return self.call(tensors)
+
     def call(self, tensors: Sequence[torch.Tensor]) -> Inputs:
         """The call that passes one tensor for each input, in their order."""
         args = tuple(t for spec, t in zip(self.specs, tensors, strict=True) if not spec.keyword)

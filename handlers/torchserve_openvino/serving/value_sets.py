@@ -1,7 +1,7 @@
 """The values that a compiled shape is compared on: none that it was recorded with, and some that break kernels.
 
-Random values alone miss much: a kernel that is wrong at zero, an index at the end of its table, a mask that was taken for
-ones because the first call's was.
+Random values alone miss much: a kernel that is wrong at zero, an index at the end of its table, a mask that was taken
+for ones because the first call's was.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,8 @@ class ValueSet:
 
     Attributes:
         name: What messages and the report call it.
-        constant: Whether an input has one value everywhere: normalisation then divides rounding errors by almost nothing.
+        constant: Whether an input has one value everywhere, so that a normalisation divides rounding errors by almost
+            nothing.
         needs_finite: Whether it says nothing where eager's own answer holds NaN.
     """
 
