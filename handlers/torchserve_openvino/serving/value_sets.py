@@ -53,8 +53,8 @@ def value_sets(declared: DeclaredInputs, signature: Signature, *, rich: bool) ->
     known = [declared.make(signature), *(values.inputs for values in found)]
     for name in ("zeros", "least", "greatest"):
         inputs = _constant(declared, signature, name)
-        # Without a declared range there are no ends, and zero is often the least.
-        if not any(_equal(inputs, other) for other in known):
+        # Zero is often the least.
+        if inputs is not None and not any(_equal(inputs, other) for other in known):
             known.append(inputs)
             found.append(ValueSet(name, inputs, constant=True))
     return found
@@ -100,14 +100,16 @@ def _mask(spec: InputSpec, signature: Signature, padding: str) -> torch.Tensor:
     return mask.view(rows, *[1] * (len(shape) - 2), length).expand(shape).contiguous().to(spec.dtype)
 
 
-def _constant(declared: DeclaredInputs, signature: Signature, name: str) -> Inputs:
+def _constant(declared: DeclaredInputs, signature: Signature, name: str) -> Inputs | None:
+    """One value everywhere in each input that has it, random ones in the others; None where no input has it."""
+    values = [None if spec.mask else _value(spec, name) for spec in declared.specs]
+    if all(value is None for value in values):
+        return None
     generator = torch.Generator().manual_seed(6)
-    tensors = []
-    for spec in declared.specs:
-        value = None if spec.mask else _value(spec, name)
-        tensor = spec.make(signature, generator)
-        tensors.append(tensor if value is None else torch.full_like(tensor, value))
-    return declared.call(tensors)
+    tensors = [spec.make(signature, generator) for spec in declared.specs]
+    return declared.call(
+        [t if value is None else torch.full_like(t, value) for t, value in zip(tensors, values, strict=True)]
+    )
 
 
 def _value(spec: InputSpec, name: str) -> float | bool | None:
