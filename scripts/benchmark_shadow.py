@@ -26,7 +26,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent / "lib")]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "lib"))
 
 from bench_models import MODELS
 

@@ -13,6 +13,9 @@ from torchserve_openvino.serving.inputs import Inputs
 from torchserve_openvino.serving.quiet import Quiet
 from torchserve_openvino.serving.sampling import Sample, weight_versions
 
+# Arguments by which an operator says that it drops nothing out: False, or a probability of 0.
+_SWITCHES = frozenset({"train", "training", "dropout", "dropout_p"})
+
 
 class Unrepeatable(BaseException):
     """A second run of the model would give another answer, or would change it for the requests. No model catches it."""
@@ -55,11 +58,12 @@ class StepAside(TorchDispatchMode):
 
 
 def _draws(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Attention is marked as random for the sake of its dropout, which is mostly 0."""
+    """Whether an operator that may draw random numbers does: dropout, in whatever operator, has its switches."""
     for position, argument in enumerate(func._schema.arguments):
-        if argument.name == "dropout_p":
-            default = argument.default_value if argument.has_default_value() else 0.0
-            return bool(args[position] if position < len(args) else kwargs.get(argument.name, default))
+        if argument.name in _SWITCHES:
+            default = argument.default_value if argument.has_default_value() else True
+            if not (args[position] if position < len(args) else kwargs.get(argument.name, default)):
+                return False
     return True
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from serving_worker import NETWORK, WARMUP, network, save_weights
+from torch import nn
 
 from encoder import ENCODER, encoder
 from torchserve_openvino.backend.execute import CompiledPartition
@@ -18,6 +19,7 @@ from torchserve_openvino.serving import mismatches, shadow
 from torchserve_openvino.serving.mismatches import read_mismatch
 from torchserve_openvino.serving.quiet import Ended, Quiet
 from torchserve_openvino.serving.sampling import Sampler
+from torchserve_openvino.serving.step_aside import why_not
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 F32 = {"compile": {"backend": "openvino", "options": {"config": {"INFERENCE_PRECISION_HINT": "f32"}}}}
@@ -145,6 +147,44 @@ def test_a_model_that_can_not_be_run_again_is_left_alone(archive, source: str, w
     assert facts(handler)["checked"] == 0 and torch.equal(getattr(handler.eager_model, "seen", seen), seen + 1) == (
         source == COUNTING
     )
+
+
+class Dropping(nn.Module):
+    """Draws in evaluation mode too."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x, training=True)
+
+
+class Attending(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x[:, None]
+        return nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=self.dropout)
+
+
+@pytest.mark.parametrize(
+    ("model", "draws"),
+    [
+        (nn.Sequential(nn.Dropout(0.3), nn.AlphaDropout(0.2), nn.Dropout1d(0.5), nn.RReLU()), False),
+        (nn.LSTM(8, 8, num_layers=2, dropout=0.5), False),
+        (nn.TransformerEncoderLayer(8, 2, dropout=0.5, batch_first=True), False),
+        (Attending(0.0), False),
+        (nn.BatchNorm1d(3), False),
+        (Attending(0.5), True),
+        (Dropping(), True),
+    ],
+)
+def test_what_draws_random_numbers(model: nn.Module, draws: bool) -> None:
+    call = ((torch.randn(2, 3, 8),), {})
+    generator = torch.get_rng_state()
+    reason = why_not(model.eval(), call)
+    assert ("draws random numbers" in reason) == draws, reason
+    assert draws or reason == ""
+    assert torch.equal(generator, torch.get_rng_state())
 
 
 def test_requests_come_first(archive, monkeypatch) -> None:
