@@ -195,3 +195,19 @@ def test_export_keeps_the_very_tensors_and_drops_changes_of_plain_attributes() -
     assert program.constants["shift"] is model.shift
     assert any(tensor is model.items[0] for tensor in program.constants.values())
     assert [spec.target for spec in program.graph_signature.input_specs][:2] == ["linear.weight", "linear.bias"]
+
+
+def test_dispatch_modes_are_pushed_for_one_thread_but_entered_for_the_process() -> None:
+    """Why `serving.step_aside` pushes its mode itself."""
+    from torch.utils import _python_dispatch as dispatch
+
+    class Nothing(dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    with Nothing():
+        assert dispatch.is_in_torch_dispatch_mode()
+    mode = Nothing()
+    dispatch._push_mode(mode)
+    assert not dispatch.is_in_torch_dispatch_mode()
+    assert dispatch._pop_mode() is mode

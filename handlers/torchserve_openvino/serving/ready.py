@@ -2,13 +2,14 @@
 
 import logging
 import socket
+import time
 from typing import Any
 
 from torchserve_openvino.cache.versions import versions
 from torchserve_openvino.config.sections import VerifySection
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.counters import Counters
-from torchserve_openvino.serving.metrics import MetricsEmitter
+from torchserve_openvino.serving.metrics import SECONDS_BETWEEN, MetricsEmitter
 from torchserve_openvino.serving.policy import PolicyWatch
 from torchserve_openvino.serving.prepare import Prepared
 from torchserve_openvino.serving.served import describe
@@ -50,6 +51,7 @@ class ReadyState:
         self._seen = report.builds
         self._shadow, self._ends = shadow, ends
         self._context: Any = None
+        self._next_publish = 0.0
         if shadow is not None:
             shadow.on_change = self._shadow_checked
         self.publish()
@@ -74,6 +76,10 @@ class ReadyState:
         """Sends metrics, and logs a compilation that should not have been."""
         if self._shadow is not None:
             self._shadow.quiet.ended()
+            # What is skipped shows without a comparison, which may never come.
+            if (now := time.monotonic()) >= self._next_publish:
+                self._next_publish = now + SECONDS_BETWEEN
+                self.publish()
         if self._report.builds != self._seen:
             self._seen = self._report.builds
             logger.warning("%s compiled after READY: %s", context.model_name, self._report.summary_line())

@@ -211,6 +211,36 @@ def test_requests_come_first(archive, monkeypatch) -> None:
     assert found["checked"] == 1 and found["seconds"] < 0.2
 
 
+def test_an_interrupted_run_does_not_disturb_guarded_calls(archive, monkeypatch) -> None:
+    """Dynamo's guards look at the dispatch modes of the whole process, as torch enters them."""
+    config = settings()
+    config["handler"]["openvino"]["freeze"] = False
+    made, handler = started(archive, config)
+    reached, passed = threading.Event(), threading.Event()
+    model = network()
+
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        if threading.current_thread().name != "openvino-shadow":
+            return model(x)
+        reached.set()
+        assert passed.wait(10)
+        return model(x)
+
+    made.handle(handler, ROW)
+    settled(handler, 1)
+    handler.model.shadow._eager = slow
+    made.handle(handler, ROW)
+    assert reached.wait(10)
+    for _ in range(3):
+        made.handle(handler, ROW)
+        assert made.status(0) == 200
+    passed.set()
+    report = handler.describe_handle()
+    assert settled(handler, 5)["mismatches"] == 0
+    assert report["fallbacks"] == [] and report["serving"]["compiles_after_ready"] == 0
+    assert report["summary"]["recompiles"] == 0
+
+
 def test_changed_weights_are_not_compared(archive, monkeypatch) -> None:
     made, handler = started(archive)
     handler.state.before_call(made.context)
