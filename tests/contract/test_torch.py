@@ -372,3 +372,19 @@ def test_exporting_runs_python_on_other_tensors_and_copies_containers() -> None:
     torch.export.export(model, (torch.ones(2),), strict=False)
     assert seen[0] == (True, False)
     assert model.items == items and model.items is not items
+
+
+def test_dispatch_modes_are_pushed_for_one_thread_but_entered_for_the_process() -> None:
+    """Why `serving.step_aside` pushes its mode itself."""
+    from torch.utils import _python_dispatch as dispatch
+
+    class Nothing(dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    with Nothing():
+        assert dispatch.is_in_torch_dispatch_mode()
+    mode = Nothing()
+    dispatch._push_mode(mode)
+    assert not dispatch.is_in_torch_dispatch_mode()
+    assert dispatch._pop_mode() is mode

@@ -31,6 +31,17 @@ def test_benchmark_handler(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_benchmark_shadow(tmp_path: Path) -> None:
+    figures = tmp_path / "shadow.json"
+    arguments = ("--blocks", "3", "--requests", "20", "--share", "0.2", "--budget", "1", "--json", str(figures))
+    assert "checked" in run("benchmark_shadow.py", *arguments)
+    result = json.loads(figures.read_text())
+    assert result["shadow"]["checked"] > 0 and result["shadow"]["mismatches"] == 0
+    assert {row["figure"] for row in result["rows"]} >= {"requests/s", "p50 ms", "p99 ms"}
+    assert all(row["ratio"] > 0 for row in result["rows"])
+
+
+@pytest.mark.slow
 def test_benchmark_serving(tmp_path: Path) -> None:
     for extra in ("aiohttp", "litserve", "matplotlib"):
         pytest.importorskip(extra)

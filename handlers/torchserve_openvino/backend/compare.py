@@ -71,6 +71,25 @@ def largest_difference(got: Any, expected: Any) -> float:
     return max((_worst(x, y) for x, y in pairs), default=0.0)
 
 
+def reordered(call: Any) -> Any | None:
+    """The same call with the values of each tensor in reverse order: other values of the same shapes, types and range.
+
+    Returns:
+        None where that changes nothing, or a tensor is of no plain layout.
+    """
+    leaves, spec = pytree.tree_flatten(call)
+    changed = False
+    for position, leaf in enumerate(leaves):
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        if leaf.layout is not torch.strided or leaf.is_quantized:
+            return None
+        other = leaf.detach().flip(tuple(range(leaf.dim()))).requires_grad_(leaf.requires_grad)
+        changed = changed or not torch.equal(other, leaf)
+        leaves[position] = other
+    return pytree.tree_unflatten(leaves, spec) if changed else None
+
+
 def widened(tensor: torch.Tensor) -> torch.Tensor:
     """The same values in a type that takes the difference of any two: float64 or complex128."""
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)

@@ -98,7 +98,8 @@ def _summary(report: Mapping[str, Any], title: str) -> Table:
     table.add_row(Text("compile seconds"), Text(_text(summary.get("compile_seconds"))))
     verify = report.get("verify") or {}
     if verify:
-        table.add_row(Text("verify"), Text(verify_line(verify), style="green" if verify.get("passed") else "red"))
+        bad = not verify.get("passed", True) or (verify.get("shadow") or {}).get("mismatches")
+        table.add_row(Text("verify"), Text(verify_line(verify), style="red" if bad else "green"))
     serving = report.get("serving") or {}
     if serving:
         compiles = serving.get("compiles_after_ready", 0)

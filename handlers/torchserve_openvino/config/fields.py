@@ -128,6 +128,15 @@ def _files(value: Any) -> Any:
     return list(dict.fromkeys(names))
 
 
+def _folder(value: Any) -> Any:
+    if not isinstance(value, str) or not PurePath(value).is_absolute():
+        raise ValueError(
+            f"must be an absolute path, such as /var/lib/mismatches, not {shown(value)}: a worker runs in a temporary "
+            "folder, which is deleted with it."
+        )
+    return value
+
+
 Integer = Annotated[int, BeforeValidator(_integer)]
 Count = Annotated[Integer, Field(ge=1)]
 Number = Annotated[float, BeforeValidator(_number)]
@@ -140,7 +149,9 @@ DType = Annotated[str, PlainValidator(_dtype, json_schema_input_type=str)]
 Axis = Annotated[int | str, PlainValidator(_axis, json_schema_input_type=int | str)]
 Lengths = Annotated[list[int], PlainValidator(_lengths, json_schema_input_type=int | list[int])]
 Files = Annotated[list[str], PlainValidator(_files, json_schema_input_type=str | list[str])]
+Folder = Annotated[str, PlainValidator(_folder, json_schema_input_type=str)]
 Against = Annotated[Literal["eager", "off"], BeforeValidator(_off)]
 Share = Annotated[Number, Field(ge=0.0, le=1.0)]
+SomeShare = Annotated[Number, Field(gt=0.0, le=1.0)]
 OnViolation = Literal["refuse", "warn"]
 Channels = tuple[Number, Number, Number]

@@ -12,6 +12,7 @@ from torchserve_openvino.config.fields import (
     Count,
     DType,
     Files,
+    Folder,
     Kinds,
     Lengths,
     Misspelt,
@@ -20,6 +21,7 @@ from torchserve_openvino.config.fields import (
     Positive,
     Share,
     Sizes,
+    SomeShare,
     Threads,
 )  # fmt: skip
 from torchserve_openvino.config.spelling import listed, nearest
@@ -95,7 +97,7 @@ class FallbackSection(Section):
 
 
 class VerifySection(Section):
-    """Compares the compiled model with eager PyTorch on the warm-up inputs, before READY."""
+    """Compares the compiled model with eager PyTorch: on made-up inputs before READY, on some requests after it."""
 
     against: Against = "eager"
     """off skips the comparison."""
@@ -107,6 +109,14 @@ class VerifySection(Section):
     """Least share of rows whose largest value is at the same place as eager's."""
     on_violation: OnViolation = "refuse"
     """refuse: the worker does not start; warn: a line in the log."""
+    shadow: Share = 0.0
+    """Share of requests, 0..1, that eager PyTorch answers once more after the answer went out, for comparison."""
+    shadow_budget: SomeShare = 0.05
+    """Largest share of time that is spent on that; 0.05 is 3 s of a minute. Requests in progress always come first."""
+    on_shadow_mismatch: OnViolation = "warn"
+    """refuse: the worker ends at the next request, to be replaced; warn: a line in the log, and a metric."""
+    keep_mismatches: Folder | None = None
+    """Folder (an absolute path) that takes the inputs and both answers of each mismatch, up to 16 of them or 256 MB."""
 
 
 class BatchingSection(Section):
@@ -224,6 +234,15 @@ class OpenVINOSection(Section):
     def _released_weights_compile_nothing(self) -> "OpenVINOSection":
         if self.release_weights and self.batching.outside == "compile":
             raise ValueError("release_weights: true leaves no weights for batching.outside: compile; choose one.")
+        return self
+
+    @model_validator(mode="after")
+    def _released_weights_check_nothing(self) -> "OpenVINOSection":
+        if self.release_weights and self.verify.shadow:
+            raise ValueError(
+                "release_weights: true leaves no weights for verify.shadow; set verify.shadow: 0, or release_weights: "
+                "false."
+            )
         return self
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend import compile
-from torchserve_openvino.backend.compare import difference, largest_difference
+from torchserve_openvino.backend.compare import difference, largest_difference, reordered
 from torchserve_openvino.backend.probes import Probes
 from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.doctor.describe import described
@@ -22,6 +22,8 @@ from torchserve_openvino.report import Fallback
 
 if TYPE_CHECKING:
     from torchserve_openvino.doctor.target import Call
+
+logger = logging.getLogger(__name__)
 
 FAILURES = ("conversion_failed", "compile_failed", "runtime_failed")
 _SEED = 0
@@ -90,7 +92,7 @@ class Outcome:
 
 
 class Experiments:
-    """Runs a model on one input in eager PyTorch and on OpenVINO, each time from the same state.
+    """Runs a model on one input, and on its values in another order, in eager PyTorch and on OpenVINO, from one state.
 
     The random generator is seeded and the model's buffers are put back before each run, so that a model that draws
     numbers or updates a buffer can be compared as well.
@@ -118,7 +120,6 @@ class Experiments:
     ) -> None:
         self.count = 0
         self._model = model
-        self._call = call
         self._dynamic = dynamic
         plain = replace(options.options, model_caching=False, cache_dir=None, fallback_to="eager")
         # A node that is left out must not make small pieces of its neighbours, which would stay in eager with it.
@@ -129,8 +130,18 @@ class Experiments:
         self._precision = tolerance if isinstance(tolerance, str) else ""
         self._buffers = dict(model.named_buffers()) if isinstance(model, torch.nn.Module) else {}
         self._buffers = {name: tensor.clone() for name, tensor in self._buffers.items()}
-        self._expected = self._run(model)
-        self.unsteady = difference(self._run(model), self._expected, self._precision or "f32", self._max_abs)
+        first = (call.args, call.kwargs)
+        expected = self._run(model, first)
+        # Each set of values with eager's answer.
+        self._checks = [(first, expected)]
+        self.unsteady = difference(self._run(model, first), expected, self._precision or "f32", self._max_abs)
+        # What a compiled model takes for constant shows on other values only; not every model takes them.
+        other = reordered(first)
+        if other is not None:
+            try:
+                self._checks.append((other, self._run(model, other)))
+            except Exception as raised:
+                logger.info("Compared on one set of values; eager refuses the other: %s", raised)
 
     def run(
         self, leave_out: Callable[[NodeInfo], bool] = lambda node: False, disabled_ops: Sequence[str] = ()
@@ -159,12 +170,13 @@ class Experiments:
         compiled = compile(self._model, dynamic=self._dynamic, resolved=options, probes=Probes(leave_out=probe))
         with _quiet():
             try:
-                answer: Any = self._run(compiled)
+                with compiled.poisoned():
+                    answers = [self._run(compiled, call) for call, _ in self._checks]
                 error = ""
                 dynamo = False
             except Exception as raised:
                 # Whatever the compiled model trips over is the finding; eager PyTorch has run the same call before.
-                answer, error = None, f"{type(raised).__name__}: {first_line(str(raised))}"
+                answers, error = [], f"{type(raised).__name__}: {first_line(str(raised))}"
                 dynamo = type(raised).__module__.startswith("torch._dynamo")
             finally:
                 # Each compilation would stay in memory with its graphs.
@@ -173,8 +185,8 @@ class Experiments:
         precision = self._precision or report["config"]["effective_precision"]
         failures = tuple(each for each in compiled.report.fallbacks if each.kind in FAILURES)
         return Outcome(
-            difference="" if error else difference(answer, self._expected, precision, self._max_abs),
-            max_abs=float("inf") if error else largest_difference(answer, self._expected),
+            difference=self._difference(answers, precision),
+            max_abs=float("inf") if error else max(map(largest_difference, answers, self._expected)),
             error=error,
             failures=failures,
             nodes=tuple(seen.values()),
@@ -187,14 +199,24 @@ class Experiments:
         """How Dynamo and AOTAutograd alone change the answer, in words; empty where they do not."""
         compiled = compile(self._model, dynamic=self._dynamic, backend="aot_eager")
         try:
-            return difference(self._run(compiled), self._expected, self._precision or "f32", self._max_abs)
+            answers = [self._run(compiled, call) for call, _ in self._checks]
+            return self._difference(answers, self._precision or "f32")
         except Exception as raised:
             return f"{type(raised).__name__}: {first_line(str(raised))}"
         finally:
             torch.compiler.reset()
 
-    def _run(self, model: Callable[..., Any]) -> Any:
-        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, (self._call.args, self._call.kwargs))
+    @property
+    def _expected(self) -> list[Any]:
+        return [expected for _, expected in self._checks]
+
+    def _difference(self, answers: Sequence[Any], precision: str) -> str:
+        """The first difference from eager's answers, in words; empty where there is none."""
+        pairs = zip(answers, self._expected, strict=False)
+        return next(filter(None, (difference(a, b, precision, self._max_abs) for a, b in pairs)), "")
+
+    def _run(self, model: Callable[..., Any], call: Any) -> Any:
+        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, call)
         with torch.random.fork_rng(devices=[]), torch.inference_mode():
             torch.manual_seed(_SEED)
             self._restore()
@@ -226,13 +248,13 @@ def first_line(text: str) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps the backend from warning of each node that an experiment leaves out on purpose."""
-    logger = logging.getLogger("torchserve_openvino.backend")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    backend = logging.getLogger("torchserve_openvino.backend")
+    level = backend.level
+    backend.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        backend.setLevel(level)
 
 
 def _digest(graph: Graph) -> str:

@@ -75,6 +75,18 @@ class CompileReport:
         self._tracker.verify = result
         self._tracker.touch()
 
+    def set_shadow(self, facts: dict[str, Any]) -> None:
+        """Stores what comparing some requests with eager PyTorch has found so far (JSON-safe)."""
+        if facts != self.shadow:
+            self._tracker.verify = {**self._tracker.verify, "shadow": facts}
+            self._tracker.touch()
+
+    @property
+    def shadow(self) -> dict[str, Any]:
+        """What `set_shadow` stored; empty where ``verify.shadow`` is 0."""
+        found: dict[str, Any] = self._tracker.verify.get("shadow", {})
+        return found
+
     def set_config(self, name: str, value: Any) -> None:
         """States one effective setting (JSON-safe)."""
         self._tracker.config[name] = value

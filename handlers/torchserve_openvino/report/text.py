@@ -26,12 +26,23 @@ def _first_line(text: str, width: int = 160) -> str:
 
 def verify_line(verify: dict[str, Any]) -> str:
     """The comparison with eager on one line; ``verify`` is that entry of the report."""
-    words = ["passed" if verify.get("passed") else "FAILED", f"{verify.get('cases', '?')} case(s)"]
+    # Requests may be compared where nothing was before READY.
+    words = []
+    if "passed" in verify:
+        words = ["passed" if verify["passed"] else "FAILED", f"{verify.get('cases', '?')} case(s)"]
+    if sets := verify.get("value_sets"):
+        words.append(f"{sets['compared']} set(s) of values")
+        if sets["skipped"]:
+            words.append(f"{sets['skipped']} skipped")
     for name in ("max_abs", "max_rel", "cosine", "top1_agreement"):
         value = verify.get(name)
         if isinstance(value, (int, float)):
             words.append(f"{name.replace('_', ' ')} {value:.3g}" if name.startswith("max") else f"{name} {value:.6g}")
     words += [str(problem) for problem in (verify.get("problems") or [])[:3]]
+    if shadow := verify.get("shadow"):
+        words.append(
+            f"{shadow['checked']} request(s) checked, {shadow['mismatches']} differed, worst {shadow['worst']}"
+        )
     return ", ".join(words)
 
 

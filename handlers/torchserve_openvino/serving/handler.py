@@ -26,7 +26,7 @@ from torchserve_openvino.serving.metrics import MetricsEmitter
 from torchserve_openvino.serving.op_mappings import load_archived_mappings
 from torchserve_openvino.serving.policy import PolicyWatch
 from torchserve_openvino.serving.prepare import Preparation, Prepared
-from torchserve_openvino.serving.ready import ReadyState
+from torchserve_openvino.serving.ready import ReadyState, shadow_for
 from torchserve_openvino.serving.threads import ThreadPlan, plan_threads
 from torchserve_openvino.serving.warmup import startup_advice
 
@@ -101,7 +101,10 @@ class OpenVINOHandler(BaseHandler):
         watch = PolicyWatch(self.report, self.config.openvino.fallback)
         metrics = MetricsEmitter(self.report, self.counters)
         self.counters.reset()
-        self.state = ReadyState(self.report, self.counters, watch, metrics, prepared)
+        verify = self.config.openvino.verify
+        shadow = shadow_for(self.eager_model, verify, prepared, self.report, context.model_name)
+        ends = verify.on_shadow_mismatch == "refuse"
+        self.state = ReadyState(self.report, self.counters, watch, metrics, prepared, shadow, ends)
         self.state.emit(context)
         logger.info("%s: %s", context.model_name, self._summary(prepared))
         self.initialized = True
@@ -285,6 +288,8 @@ class OpenVINOHandler(BaseHandler):
     def describe_handle(self) -> dict[str, Any]:
         """The report, for ``GET /models/NAME?customized=true``."""
         model = getattr(self.context, "model_name", "")
+        if self.state is not None:
+            self.state.publish()
         serving = self.state.to_dict() if self.state is not None else {}
         own = {"serving": serving, "pid": os.getpid(), "model": model, "settings": self.config.summary}
         return {**self.report.to_dict(), **own}

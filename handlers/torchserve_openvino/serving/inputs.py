@@ -79,9 +79,13 @@ class InputSpec:
         dims = ", ".join(str(size) for size in ("batch", *self.shape))
         return f"{self.name} [{dims}] {str(self.dtype).removeprefix('torch.')}"
 
+    def sizes(self, signature: Signature) -> tuple[int, ...]:
+        """Shape of the whole batch in one compiled shape."""
+        return (signature.batch, *(signature.dims[size] if isinstance(size, str) else size for size in self.shape))
+
     def make(self, signature: Signature, generator: torch.Generator) -> torch.Tensor:
         """Random values within the declared range."""
-        shape = (signature.batch, *(signature.dims[size] if isinstance(size, str) else size for size in self.shape))
+        shape = self.sizes(signature)
         if self.mask:
             return torch.ones(shape).to(self.dtype)
         if self.dtype is torch.bool:
@@ -177,7 +181,7 @@ class DeclaredInputs:
     def make(self, signature: Signature, seed: int = 0) -> Inputs:
         """Made-up inputs of one compiled shape, the same in every worker."""
         generator = torch.Generator().manual_seed(seed)
-        return self._call([spec.make(signature, generator) for spec in self.specs])
+        return self.call([spec.make(signature, generator) for spec in self.specs])
 
     def fit(self, args: Sequence[Any], kwargs: Mapping[str, Any], convert: Convert | None = None) -> Fitted:
         """A call as it is compiled: in the declared order and manner, named dimensions padded.
@@ -201,9 +205,24 @@ class DeclaredInputs:
             spec.pad_to(_mask(spec, batch, lengths) if tensor is None else tensor, lengths, sizes)
             for spec, tensor in zip(self.specs, tensors, strict=True)
         ]
-        return Fitted(*self._call(ready), batch, lengths, sizes)
+        return Fitted(*self.call(ready), batch, lengths, sizes)
 
-    def _call(self, tensors: Sequence[torch.Tensor]) -> Inputs:
+    def unpad(self, fitted: Fitted) -> Inputs:
+        """A fitted call at its real lengths."""
+        if not fitted.padded:
+            return fitted.args, fitted.kwargs
+        positional = iter(fitted.args)
+        tensors = []
+        for spec in self.specs:
+            tensor = fitted.kwargs[spec.name] if spec.keyword else next(positional)
+            for axis, name in enumerate(spec.shape, 1):
+                if isinstance(name, str):
+                    tensor = tensor.narrow(axis, 0, fitted.lengths[name])
+            tensors.append(tensor.contiguous())
+        return self.call(tensors)
+
+    def call(self, tensors: Sequence[torch.Tensor]) -> Inputs:
+        """The call that passes one tensor for each input, in their order."""
         args = tuple(t for spec, t in zip(self.specs, tensors, strict=True) if not spec.keyword)
         return args, {spec.name: t for spec, t in zip(self.specs, tensors, strict=True) if spec.keyword}
 

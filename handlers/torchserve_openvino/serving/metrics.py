@@ -1,5 +1,7 @@
 """The report as TorchServe metrics; metrics.yaml must name them, or TorchServe drops them."""
 
+import sys
+import threading
 import time
 from typing import Any
 
@@ -36,6 +38,8 @@ class MetricsEmitter:
         self._revision = -1
         self._next = 0.0
         self._sent: dict[str, int] = {}
+        # Requests and what runs beside them send both.
+        self._lock = threading.Lock()
 
     def emit(self, metrics: Any, compiles_after_ready: int = 0, violated: bool = False) -> None:
         """Sends what changed since the last call.
@@ -45,13 +49,15 @@ class MetricsEmitter:
             compiles_after_ready: Compilations that requests waited for, so far.
             violated: Whether the worker broke its policy.
         """
-        if self._revision != self._report.revision:
-            self._revision = self._report.revision
-            self._emit_report(metrics, compiles_after_ready, violated)
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + SECONDS_BETWEEN
-            self._emit_counts(metrics)
+        with self._lock:
+            if self._revision != self._report.revision:
+                self._revision = self._report.revision
+                self._emit_report(metrics, compiles_after_ready, violated)
+                self._emit_shadow(metrics)
+            now = time.monotonic()
+            if now >= self._next:
+                self._next = now + SECONDS_BETWEEN
+                self._emit_counts(metrics)
 
     def _emit_report(self, metrics: Any, compiles_after_ready: int, violated: bool) -> None:
         summary = self._report.summary
@@ -68,6 +74,15 @@ class MetricsEmitter:
         self._count(metrics, "openvino_recompiles_total", summary.recompiles)
         self._count(metrics, "openvino_compiles_after_ready_total", compiles_after_ready)
 
+    def _emit_shadow(self, metrics: Any) -> None:
+        if not (shadow := self._report.shadow):
+            return
+        for key in ("checked", "mismatches", "skipped"):
+            self._count(metrics, f"openvino_shadow_{key}_total", shadow[key], from_zero=True)
+        # Prometheus takes an infinite value, TorchServe's parser does not.
+        worst = min(float(shadow["worst"]), sys.float_info.max)
+        self._gauge(metrics, "openvino_shadow_largest_difference", worst)
+
     def _emit_counts(self, metrics: Any) -> None:
         for key, count in self._counters.to_dict().items():
             if key in COUNTERS:
@@ -83,11 +98,14 @@ class MetricsEmitter:
         dimensions = [Dimension(dimension, kind)] if dimension else []
         metrics.add_metric(name, value, unit="count", dimensions=dimensions, metric_type=MetricTypes.GAUGE)
 
-    def _count(self, metrics: Any, name: str, total: int, dimension: str = "", value: str = "") -> None:
+    def _count(
+        self, metrics: Any, name: str, total: int, dimension: str = "", value: str = "", from_zero: bool = False
+    ) -> None:
         from ts.metrics.dimension import Dimension
 
         key = f"{name} {value}"
         grown = total - self._sent.get(key, 0)
-        if grown > 0:
+        # Who watches for a rise needs to see where it began.
+        if grown > 0 or (from_zero and key not in self._sent):
             self._sent[key] = total
             metrics.add_counter(name, grown, dimensions=[Dimension(dimension, value)] if dimension else [])

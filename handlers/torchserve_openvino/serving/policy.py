@@ -87,3 +87,9 @@ class PolicyWatch:
         if self._policy.on_violation == "refuse":
             self.replace |= not by_request
             raise ForbiddenFallbackError("; ".join(sentences), by_request=by_request)
+
+    def broken(self, sentence: str) -> None:
+        """Marks the worker, to be replaced, for something else than a fallback."""
+        if sentence not in self.violations:
+            self.violations.append(sentence)
+        self.replace = True

@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from torchserve_openvino.serving.policy import violations
 from torchserve_openvino.serving.served import ServedModel
 from torchserve_openvino.serving.streams import Streams
 from torchserve_openvino.serving.threads import ThreadPlan
+from torchserve_openvino.serving.value_sets import richest, sample_sets, value_sets
 from torchserve_openvino.serving.warmup import Case, signatures, warm_up
 
 logger = logging.getLogger(__name__)
@@ -160,8 +162,17 @@ class Preparation:
 
     def _case_list(self) -> list[Case]:
         assert self._inputs is not None or not self._signatures
-        made = [Case(str(s), self._inputs.make(s)) for s in self._signatures if self._inputs is not None]
-        return made + [Case(f"sample {name}", inputs, compiled_shape=False) for name, inputs in self._samples]
+        made = [self._case(s) for s in self._signatures]
+        return made + [
+            Case(f"sample {name}", inputs, compiled_shape=False, others=partial(sample_sets, inputs))
+            for name, inputs in self._samples
+        ]
+
+    def _case(self, signature: Signature) -> Case:
+        assert self._inputs is not None
+        rich = str(signature) in richest(self._signatures)
+        others = partial(value_sets, self._inputs, signature, rich=rich)
+        return Case(str(signature), self._inputs.make(signature), others=others)
 
     # --- compilation ----------------------------------------------------------------------------------------
 

@@ -2,14 +2,19 @@
 
 import logging
 import socket
+import time
 from typing import Any
 
+from torchserve_openvino.cache.versions import versions
+from torchserve_openvino.config.sections import VerifySection
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.counters import Counters
-from torchserve_openvino.serving.metrics import MetricsEmitter
+from torchserve_openvino.serving.metrics import SECONDS_BETWEEN, MetricsEmitter
 from torchserve_openvino.serving.policy import PolicyWatch
 from torchserve_openvino.serving.prepare import Prepared
 from torchserve_openvino.serving.served import describe
+from torchserve_openvino.serving.shadow import Shadow
+from torchserve_openvino.serving.step_aside import why_not
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +28,8 @@ class ReadyState:
         watch: Of the policy.
         metrics: Sends what changed.
         prepared: What serves; None in eager.
+        shadow: Runs some requests again; None where ``verify.shadow`` is 0.
+        ends: Whether a worker whose answer differed from eager's ends, to be replaced.
     """
 
     def __init__(
@@ -32,6 +39,8 @@ class ReadyState:
         watch: PolicyWatch,
         metrics: MetricsEmitter,
         prepared: Prepared | None,
+        shadow: Shadow | None = None,
+        ends: bool = False,
     ) -> None:
         self.watch = watch
         self._report = report
@@ -40,6 +49,12 @@ class ReadyState:
         self._prepared = prepared
         self._builds = report.builds
         self._seen = report.builds
+        self._shadow, self._ends = shadow, ends
+        self._context: Any = None
+        self._next_publish = 0.0
+        if shadow is not None:
+            shadow.on_change = self._shadow_checked
+        self.publish()
 
     @property
     def compiles_after_ready(self) -> int:
@@ -54,9 +69,17 @@ class ReadyState:
         """
         if self.watch.replace:
             leave(context)
+        if self._shadow is not None:
+            self._shadow.quiet.began()
 
     def after_call(self, context: Any) -> None:
         """Sends metrics, and logs a compilation that should not have been."""
+        if self._shadow is not None:
+            self._shadow.quiet.ended()
+            # What is skipped shows without a comparison, which may never come.
+            if (now := time.monotonic()) >= self._next_publish:
+                self._next_publish = now + SECONDS_BETWEEN
+                self.publish()
         if self._report.builds != self._seen:
             self._seen = self._report.builds
             logger.warning("%s compiled after READY: %s", context.model_name, self._report.summary_line())
@@ -64,8 +87,22 @@ class ReadyState:
 
     def emit(self, context: Any) -> None:
         """Sends the metrics that changed."""
+        self._context = context
         if getattr(context, "metrics", None) is not None:
             self._metrics.emit(context.metrics, self.compiles_after_ready, bool(self.watch.violations))
+
+    def publish(self) -> None:
+        """Brings the report up to date with what was found beside the requests."""
+        if self._shadow is not None:
+            self._report.set_shadow(self._shadow.to_dict())
+
+    def _shadow_checked(self, problem: str) -> None:
+        """After a comparison, in its thread: without waiting for a request, which may not come for long."""
+        if problem and self._ends:
+            self.watch.broken(f"verify.shadow: {problem}")
+        self.publish()
+        if self._context is not None:
+            self.emit(self._context)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe: shapes, counts, compilations after READY, whether the policy holds, and bytes of memory."""
@@ -79,6 +116,36 @@ class ReadyState:
         }
 
 
+def shadow_for(
+    eager: Any, section: VerifySection, prepared: Prepared | None, report: CompileReport, name: str
+) -> Shadow | None:
+    """What ``verify.shadow`` asks for; None where it is 0.
+
+    Args:
+        eager: The model in PyTorch.
+        section: ``handler.openvino.verify``.
+        prepared: What serves; None in eager.
+        report: Learns why the model can't be run again, where it can't.
+        name: Of the model, for what is kept.
+    """
+    if not section.shadow:
+        return None
+    if prepared is None:
+        reason = "the model runs in eager PyTorch itself"
+    else:
+        # What was not declared was not run either: the first request shows it.
+        reason = why_not(eager, prepared.cases[0].inputs) if prepared.cases else ""
+    if reason:
+        logger.warning("verify.shadow is off: %s", reason)
+        report.add_note(f"verify.shadow is off: {reason}")
+    precision = report.summary.precision or "f32"
+    ran = prepared is not None and bool(prepared.cases)
+    shadow = Shadow(eager, section, precision, reason_against=reason, ran=ran, facts={"model": name, **versions()})
+    if prepared is not None:
+        prepared.model.shadow = shadow
+    return shadow
+
+
 def leave(context: Any) -> None:
     """Ends this worker in the middle of a call, so that TorchServe starts another.
 
@@ -89,7 +156,7 @@ def leave(context: Any) -> None:
     Raises:
         SystemExit: Always.
     """
-    logger.error("%s: this worker broke its fallback policy and ends, to be replaced", context.model_name)
+    logger.error("%s: this worker broke its policy and ends, to be replaced", context.model_name)
     connection = getattr(context, "cl_socket", None)
     if connection is not None:
         try:

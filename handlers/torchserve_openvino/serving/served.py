@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -11,9 +12,12 @@ from torchserve_openvino.backend.compare import output_tensors
 from torchserve_openvino.errors import OutsideDeclaredError
 from torchserve_openvino.serving.batching import RowRunner
 from torchserve_openvino.serving.counters import Counters
-from torchserve_openvino.serving.inputs import Convert, DeclaredInputs, Fitted, Signature, ordinary
+from torchserve_openvino.serving.inputs import Convert, DeclaredInputs, Fitted, Inputs, Signature, ordinary
 from torchserve_openvino.serving.probe import Axes, RowFacts, cut_axes, probe_rows
 from torchserve_openvino.serving.streams import Streams
+
+if TYPE_CHECKING:
+    from torchserve_openvino.serving.shadow import Shadow
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +36,9 @@ class ServedModel:
         axes: Which axes of each output follow a named dimension.
         streams: Runs the parts of a batch.
         counters: What happened to requests.
+
+    Attributes:
+        shadow: Sees the calls that are answered; set once the worker is READY.
     """
 
     def __init__(
@@ -52,6 +59,7 @@ class ServedModel:
         self.inputs = inputs
         self.facts = facts
         self.counters = counters or Counters()
+        self.shadow: Shadow | None = None
         self._eager = eager
         self._compiles_outside = compiles_outside
         self._only_sizes = frozenset(only_sizes) if only_sizes else None
@@ -73,7 +81,9 @@ class ServedModel:
             args, kwargs = pytree.tree_map_only(torch.Tensor, ordinary, (args, kwargs))
         with torch.inference_mode(False):
             fitted = self.fit(args, kwargs)
-        return self.compiled(*args, **kwargs) if fitted is None else self.run(fitted)
+        if fitted is None:
+            return self.run_unfitted(args, kwargs)
+        return self._shadowed(lambda: (args, kwargs), lambda: self.cut(self.run_rows(fitted), fitted))
 
     def fit(self, args: Sequence[Any], kwargs: dict[str, Any], convert: Convert | None = None) -> Fitted | None:
         """The call in the form in which it is compiled; None where it must run as it is.
@@ -105,7 +115,47 @@ class ServedModel:
 
     def run(self, fitted: Fitted) -> Any:
         """Runs a fitted call and cuts its answer to the real lengths."""
-        return self.cut(self.run_rows(fitted), fitted)
+        return self._shadowed(lambda: self.unpadded(fitted), lambda: self.cut(self.run_rows(fitted), fitted))
+
+    def run_unfitted(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Runs a call as it came."""
+        return self._shadowed(lambda: (tuple(args), kwargs), lambda: self.compiled(*args, **kwargs))
+
+    def run_joined(self, calls: Sequence[Fitted]) -> list[Any]:
+        """Runs fitted calls of the same shapes together; an answer for each."""
+        first, rows = calls[0], [call.rows for call in calls]
+        # Tensors of inference mode would be told apart by Dynamo's guards (`inputs.ordinary`).
+        with torch.inference_mode(False):
+            joined = Fitted(
+                tuple(torch.cat(column) for column in zip(*(call.args for call in calls), strict=True)),
+                {name: torch.cat([call.kwargs[name] for call in calls]) for name in first.kwargs},
+                sum(rows),
+            )
+        leaves, spec = pytree.tree_flatten(self.run_rows(joined))
+        columns = [v.split(rows) if isinstance(v, torch.Tensor) else [v] * len(rows) for v in leaves]
+        outputs = [pytree.tree_unflatten(list(row), spec) for row in zip(*columns, strict=True)]
+        return [
+            self._shadowed(partial(self.unpadded, call), partial(self.cut, output, call))
+            for output, call in zip(outputs, calls, strict=True)
+        ]
+
+    def unpadded(self, fitted: Fitted) -> Inputs:
+        """The call without the padding of named dimensions."""
+        return self.inputs.unpad(fitted) if self.inputs is not None else (fitted.args, fitted.kwargs)
+
+    def _shadowed(self, inputs: Callable[[], Inputs], answer: Callable[[], Any]) -> Any:
+        """What ``answer`` returns; with ``verify.shadow`` some calls are copied, to be run again later."""
+        sample = self.shadow.take(inputs) if self.shadow is not None else None
+        if sample is None:
+            return answer()
+        assert self.shadow is not None
+        try:
+            output = answer()
+        except BaseException:
+            self.shadow.skip("no answer went out")
+            raise
+        self.shadow.put(sample, output)
+        return output
 
     def run_rows(self, fitted: Fitted) -> Any:
         """Runs a fitted call; named dimensions of the answer still have their padding."""

@@ -1,18 +1,23 @@
 """Whether the compiled model's answers equal eager PyTorch's, output by output."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from torchserve_openvino.backend.compare import largest_allowed, output_tensors, relative_tolerance, widened
 from torchserve_openvino.config.sections import VerifySection
+from torchserve_openvino.serving.rounding import is_rounding
+from torchserve_openvino.serving.value_sets import ValueSet
 from torchserve_openvino.serving.warmup import Case
 
 logger = logging.getLogger(__name__)
 
 WORST = {"max_abs": max, "max_rel": max, "cosine": min, "top1_agreement": min}
+_SHOWN = 20
 
 
 def compare(
@@ -23,7 +28,7 @@ def compare(
     precision: str,
     section: VerifySection,
 ) -> dict[str, Any]:
-    """Runs both on each case.
+    """Runs both on each case, on other values than the case was compiled with, in memory that was poisoned before.
 
     Args:
         precision: What the device infers with; decides the tolerance where ``section.max_abs`` is None.
@@ -31,32 +36,132 @@ def compare(
 
     Returns:
         JSON-safe: ``passed``, ``cases``, ``tolerance``, ``problems``; the worst ``max_abs``, ``max_rel``, ``cosine``
-        and ``top1_agreement`` (None where no output has classes); and ``outputs`` with these four for each output.
+        and ``top1_agreement`` (None where no output has classes); ``outputs`` with these four for each output; and
+        ``value_sets``: how many were ``compared``, of which ``kinds``, how many were ``skipped`` and why, and whether
+        every case was compared on ``unseen`` values, which its compilation did not see.
     """
-    outputs: list[dict[str, float | None]] = []
-    problems: list[str] = []
+    found = _Comparison(compiled, eager, precision, section)
     for case in cases:
-        args, kwargs = case.inputs
-        with torch.inference_mode():
-            got, expected = (output_tensors(model(*args, **kwargs)) for model in (compiled, eager))
-        if len(got) != len(expected):
-            problems.append(f"{case.name}: {len(got)} outputs instead of {len(expected)}")
-            continue
-        for index, (a, b) in enumerate(zip(got, expected, strict=True)):
-            if index == len(outputs):
-                outputs.append({})
-            found = _difference(a, b, precision, section, outputs[index])
-            problems += [f"{case.name}, output {index}: {text}" for text in found]
+        found.run(case)
     tolerance = f"{relative_tolerance(precision):g} of the largest value ({precision})"
     return {
-        "passed": not problems,
+        "passed": not found.problems,
         "against": "eager",
         "cases": len(cases),
+        "value_sets": {
+            "compared": found.kinds.total(),
+            "kinds": dict(found.kinds),
+            "skipped": len(found.skipped),
+            "why_skipped": found.skipped[:_SHOWN],
+            "unseen": found.unseen,
+        },
         "tolerance": f"max_abs {section.max_abs:g}" if section.max_abs is not None else tolerance,
-        **{name: _worst(name, [output.get(name) for output in outputs]) for name in WORST},
-        "outputs": outputs,
-        "problems": problems[:20],
+        **{name: _worst(name, [output.get(name) for output in found.outputs]) for name in WORST},
+        "outputs": found.outputs,
+        "problems": found.problems[:_SHOWN],
     }
+
+
+class _Comparison:
+    """Collects what the comparisons of all cases find."""
+
+    def __init__(
+        self, compiled: Callable[..., Any], eager: Callable[..., Any], precision: str, section: VerifySection
+    ) -> None:
+        self._compiled, self._eager = compiled, eager
+        self._precision, self._section = precision, section
+        self._poisoned = getattr(compiled, "poisoned", nullcontext)
+        self.outputs: list[dict[str, float | None]] = []
+        self.problems: list[str] = []
+        self.kinds: Counter[str] = Counter()
+        self.skipped: list[str] = []
+        self.unseen = True
+
+    def run(self, case: Case) -> None:
+        """Compares one case on its other values; on its own where it has none that eager takes."""
+        sets = case.others() if case.others is not None else ()
+        compared = [self._one(case.name, values) for values in sets]
+        if not any(compared):
+            self.unseen = False
+            self._one(case.name, ValueSet("as recorded", case.inputs), required=True)
+
+    def _one(self, case: str, values: ValueSet, required: bool = False) -> bool:
+        """Whether a set of values could be compared; ``required`` compares whatever eager answers."""
+        name = f"{case}, {values.name}"
+        args, kwargs = values.inputs
+        try:
+            with torch.inference_mode():
+                expected = output_tensors(self._eager(*args, **kwargs))
+        except Exception as error:
+            if required:
+                raise
+            return self._skip(name, f"eager raises {type(error).__name__}: {_first_line(error)}")
+        if reason := "" if required else _says_nothing(expected, values):
+            return self._skip(name, reason)
+        try:
+            with torch.inference_mode(), self._poisoned():
+                got = output_tensors(self._compiled(*args, **kwargs))
+        except Exception as error:
+            if required:
+                raise
+            self.problems.append(f"{name}: raises {type(error).__name__}: {_first_line(error)}")
+            return True
+        outputs: list[dict[str, float | None]] = []
+        problems = judge(got, expected, self._precision, self._section, outputs)
+        if problems and values.constant and is_rounding(self._eager, values.inputs, got, expected, self._precision):
+            return self._skip(name, "eager's own answer changes as much by rounding")
+        self.kinds[values.name] += 1
+        self.problems += [f"{name}{text}" for text in problems]
+        for index, figures in enumerate(outputs):
+            if index == len(self.outputs):
+                self.outputs.append({})
+            for figure, value in figures.items():
+                self.outputs[index][figure] = _worst(figure, [self.outputs[index].get(figure), value])
+        return True
+
+    def _skip(self, name: str, reason: str) -> bool:
+        logger.info("Verification: %s is skipped: %s", name, reason)
+        self.skipped.append(f"{name}: {reason}")
+        return False
+
+
+def judge(
+    got: Sequence[torch.Tensor],
+    expected: Sequence[torch.Tensor],
+    precision: str,
+    section: VerifySection,
+    outputs: list[dict[str, float | None]],
+) -> list[str]:
+    """What is wrong with an answer, in words that follow its name.
+
+    Args:
+        got: The answer's tensors.
+        expected: Eager's.
+        precision: What the device infers with.
+        section: Tolerances.
+        outputs: The figures of each output are appended here.
+    """
+    if len(got) != len(expected):
+        return [f": {len(got)} outputs instead of {len(expected)}"]
+    problems = []
+    for index, (a, b) in enumerate(zip(got, expected, strict=True)):
+        outputs.append({})
+        problems += [f", output {index}: {text}" for text in _difference(a, b, precision, section, outputs[index])]
+    return problems
+
+
+def _says_nothing(expected: Sequence[torch.Tensor], values: ValueSet) -> str:
+    """Why eager's answer to some values can't be held against the compiled model; empty where it can."""
+    numbers = [t for t in expected if (t.is_floating_point() or t.is_complex()) and t.numel()]
+    if values.needs_finite and any(bool(t.isnan().any()) for t in numbers):
+        return "eager answers NaN"
+    if numbers and len(numbers) == len(expected) and all(bool(t.isnan().all()) for t in numbers):
+        return "eager answers NaN everywhere"
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0]
 
 
 def _difference(

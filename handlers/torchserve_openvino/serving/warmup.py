@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torchserve_openvino.serving.inputs import Inputs, Signature
+from torchserve_openvino.serving.value_sets import ValueSet
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +25,13 @@ class Case:
     Attributes:
         inputs: Made-up values of one compiled shape, or a sample from the archive.
         compiled_shape: Whether this is the shape to compile, not to be split or padded.
+        others: Makes other values of the same shape, which the call is verified on.
     """
 
     name: str
     inputs: Inputs
     compiled_shape: bool = True
+    others: Callable[[], Sequence[ValueSet]] | None = None
 
 
 def signatures(batch_sizes: Sequence[int], dims: Mapping[str, Sequence[int]], mode: str) -> list[Signature]:

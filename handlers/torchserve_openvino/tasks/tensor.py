@@ -91,28 +91,15 @@ class TensorHandler(ItemHandler):
     def _run_group(self, calls: list[TensorCall]) -> list[Outputs]:
         with torch.inference_mode():
             if len(calls) > 1:
-                return self._run_joined([call.fitted for call in calls if call.fitted is not None])
+                joined = self.model.run_joined([call.fitted for call in calls if call.fitted is not None])
+                return [named_outputs(output) for output in joined]
             (call,) = calls
             if call.fitted is not None:
                 return [named_outputs(self.model.run(call.fitted))]
             # Fitting it again would refuse or count it a second time.
-            model = self.model.compiled if isinstance(self.model, ServedModel) else self.model
-            return [named_outputs(model(*call.request.positional, **call.request.named))]
-
-    def _run_joined(self, calls: list[Fitted]) -> list[Outputs]:
-        first = calls[0]
-        rows = [call.rows for call in calls]
-        # Tensors of inference mode would be told apart by Dynamo's guards (`inputs.ordinary`).
-        with torch.inference_mode(False):
-            joined = Fitted(
-                tuple(torch.cat(column) for column in zip(*(call.args for call in calls), strict=True)),
-                {name: torch.cat([call.kwargs[name] for call in calls]) for name in first.kwargs},
-                sum(rows),
-            )
-        leaves, spec = pytree.tree_flatten(self.model.run_rows(joined))
-        columns = [v.split(rows) if isinstance(v, torch.Tensor) else [v] * len(rows) for v in leaves]
-        outputs = [pytree.tree_unflatten(list(row), spec) for row in zip(*columns, strict=True)]
-        return [named_outputs(self.model.cut(out, call)) for out, call in zip(outputs, calls, strict=True)]
+            if isinstance(self.model, ServedModel):
+                return [named_outputs(self.model.run_unfitted(call.request.positional, call.request.named))]
+            return [named_outputs(self.model(*call.request.positional, **call.request.named))]
 
     def run_eager(self, value: TensorCall) -> Any:
         """The eager model on the request as it came."""

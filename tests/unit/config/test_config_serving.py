@@ -185,6 +185,13 @@ def test_a_single_problem_keeps_its_class(write):
         ({"verify": {"against": "eagre"}}, "verify.against", "eager"),
         ({"verify": {"max_abs": ".nan"}}, "verify.max_abs", None),
         ({"verify": {"max_abs": float("inf")}}, "verify.max_abs", None),
+        ({"verify": {"shadow": 1.5}}, "verify.shadow", None),
+        ({"verify": {"shadow": True}}, "verify.shadow", None),
+        ({"verify": {"shadow_budget": 0}}, "verify.shadow_budget", None),
+        ({"verify": {"on_shadow_mismatch": "refuze"}}, "verify.on_shadow_mismatch", "refuse"),
+        ({"verify": {"keep_mismatches": "below/the/worker"}}, "verify.keep_mismatches", None),
+        ({"verify": {"keep_mismatches": True}}, "verify.keep_mismatches", None),
+        ({"verify": {"shado": 0.1}}, "verify.shado", "shadow"),
         ({"batching": {"mode": "buckets"}}, "batching.mode", "bucket"),
         ({"batching": {"buckets": [1, "2"]}}, "batching.buckets", None),
         ({"threads": 0}, "threads", None),
@@ -210,6 +217,16 @@ def test_yaml_traps(write):
     assert section.verify.against == "off"
     assert section.verify.max_abs == 1e-3
     assert section.batching.buckets == [2, 8]
+
+
+def test_shadow():
+    section = ours({"verify": {"shadow": 0.001, "keep_mismatches": "/var/kept", "on_shadow_mismatch": "refuse"}}).verify
+    assert (section.shadow, section.keep_mismatches, section.on_shadow_mismatch) == (0.001, "/var/kept", "refuse")
+    default = ours({}).verify
+    assert (default.shadow, default.keep_mismatches, default.on_shadow_mismatch) == (0.0, None, "warn")
+    with pytest.raises(ConfigError, match="verify.shadow: 0, or release_weights: false"):
+        ours({"release_weights": True, "verify": {"shadow": 0.1}})
+    assert ours({"release_weights": True, "verify": {"shadow": 0}}).release_weights
 
 
 def test_shorthands():
@@ -298,6 +315,7 @@ def test_the_strict_one_refuses_every_fallback():
     section = load_serving_config(MODEL_CONFIGS / "strict.yaml", env={}).openvino
     assert (section.fallback.allow, section.fallback.min_coverage) == ([], 1.0)
     assert (section.fallback.on_violation, section.verify.on_violation) == ("refuse", "refuse")
+    assert (section.verify.shadow, section.verify.on_shadow_mismatch) == (0.001, "refuse")
     assert load_serving_config(MODEL_CONFIGS / "strict.yaml", env={}).pt2.fullgraph
 
 

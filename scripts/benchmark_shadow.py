@@ -1,0 +1,180 @@
+"""What `verify.shadow` costs the requests: one worker's handler under an open load, with and without it, in turns.
+
+    python scripts/benchmark_shadow.py
+    python scripts/benchmark_shadow.py --share 0.01 --utilisation 0.5 --blocks 20 --json shadow.json
+
+Requests arrive at random times (Poisson), whether the one before is answered or not, at a stated share of what the
+handler can answer. Blocks without and with the shadow take turns, on the same arrival times. The handler is the shipped
+image_classifier, as in benchmark_handler.py; needs the extras `examples` and `hf`. A machine that others use as well
+tells nothing here.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "lib"))
+
+from bench_models import MODELS
+
+from benchmark_handler import jpeg, started
+
+console = Console(stderr=True)
+# Arrivals and answers of a block are this far apart at most before the load counts as more than the handler can take.
+SATURATED = 1.1
+
+
+def capacity(handler: Any, body: list[dict[str, Any]], seconds: float) -> float:
+    """Requests a second when the next one comes as soon as the last is answered."""
+    count, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        handler.handle(body, handler.context)
+        count += 1
+    return count / (time.perf_counter() - start)
+
+
+def block(handler: Any, body: list[dict[str, Any]], gaps: list[float]) -> dict[str, Any]:
+    """Sends one request after each gap (seconds), and measures from its arrival."""
+    latencies, busy, arrival = [], 0.0, time.perf_counter()
+    start = arrival
+    for gap in gaps:
+        arrival += gap
+        wait = arrival - time.perf_counter()
+        if wait > 0:
+            time.sleep(wait)
+        begin = time.perf_counter()
+        handler.handle(body, handler.context)
+        end = time.perf_counter()
+        latencies.append((end - arrival) * 1e3)
+        busy += end - begin
+    elapsed = time.perf_counter() - start
+    return {
+        "throughput": len(gaps) / elapsed,
+        "busy_ms": busy / len(gaps) * 1e3,
+        "late": elapsed / sum(gaps),
+        "latencies": latencies,
+    }
+
+
+def drained(handler: Any, seconds: float = 5.0) -> None:
+    """Waits until nothing is left to check: the next block must not pay for this one."""
+    shadow, until = handler.model.shadow, time.monotonic() + seconds
+    while shadow is not None and shadow.to_dict()["waiting"] and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def figures(blocks: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """Throughput, time in the handler, and two percentiles of each block."""
+    return [
+        {
+            "requests/s": one["throughput"],
+            "ms in the handler": one["busy_ms"],
+            "p50 ms": percentile(one["latencies"], 0.50),
+            "p99 ms": percentile(one["latencies"], 0.99),
+        }
+        for one in blocks
+    ]
+
+
+def compared(without: list[dict[str, Any]], with_shadow: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each figure the medians over the blocks, and the median of the ratios of the pairs."""
+    rows = []
+    pairs = list(zip(figures(without), figures(with_shadow), strict=True))
+    for name in pairs[0][0]:
+        rows.append(
+            {
+                "figure": name,
+                "without": statistics.median(a[name] for a, _ in pairs),
+                "with": statistics.median(b[name] for _, b in pairs),
+                "ratio": statistics.median(b[name] / a[name] for a, b in pairs),
+            }
+        )
+    a, b = ([x for one in blocks for x in one["latencies"]] for blocks in (without, with_shadow))
+    low, high = percentile(a, 0.99), percentile(b, 0.99)
+    rows.append({"figure": "p99 ms of all blocks", "without": low, "with": high, "ratio": high / low})
+    return rows
+
+
+def table(title: str, rows: list[dict[str, Any]]) -> Table:
+    result = Table(title=title)
+    for column in ("", "shadow 0", "with shadow", "ratio"):
+        result.add_column(column, justify="right" if column else "left")
+    for row in rows:
+        result.add_row(row["figure"], f"{row['without']:.2f}", f"{row['with']:.2f}", f"{row['ratio']:.4f}")
+    return result
+
+
+def main(
+    model: Annotated[str, typer.Option(help="efficientnet-lite0 or resnet50")] = "efficientnet-lite0",
+    share: Annotated[float, typer.Option(help="verify.shadow", min=0.0, max=1.0)] = 0.01,
+    budget: Annotated[float, typer.Option(help="verify.shadow_budget")] = 0.05,
+    utilisation: Annotated[float, typer.Option(help="Share of the handler's capacity that is sent")] = 0.5,
+    blocks: Annotated[int, typer.Option(help="Pairs of blocks", min=3)] = 12,
+    requests: Annotated[int, typer.Option(help="Requests of a block", min=20)] = 500,
+    seed: Annotated[int, typer.Option(help="Of the arrival times")] = 0,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures here")] = None,
+) -> None:
+    """Measures the price of verify.shadow."""
+    from torchserve_openvino.report.environment import environment
+
+    warnings.filterwarnings("ignore")
+    out = Console() if sys.stdout.isatty() else Console(width=120)
+    torch.manual_seed(0)
+    chosen, body = MODELS[model](), [{"body": jpeg()}]
+    results: dict[str, list[dict[str, Any]]] = {"without": [], "with": []}
+    with tempfile.TemporaryDirectory(prefix="tsov-bench-") as folder:
+        handlers = {}
+        for name, value in (("without", 0.0), ("with", share)):
+            place = Path(folder) / name
+            place.mkdir()
+            console.print(f"{model}: preparing, shadow {value:g}", highlight=False)
+            handlers[name] = started(chosen, place, {"verify": {"shadow": value, "shadow_budget": budget}})
+        for handler in handlers.values():
+            capacity(handler, body, 1.0)
+        rate = capacity(handlers["without"], body, 3.0)
+        console.print(f"capacity {rate:.1f} requests/s, sending {utilisation * rate:.1f}/s", highlight=False)
+        arrivals = random.Random(seed)
+        for turn in range(blocks):
+            gaps = [arrivals.expovariate(utilisation * rate) for _ in range(requests)]
+            # Who comes first changes, so that a drift of the machine meets both.
+            for name in ("without", "with") if turn % 2 == 0 else ("with", "without"):
+                results[name].append(block(handlers[name], body, gaps))
+                drained(handlers[name])
+        shadow = handlers["with"].describe_handle()["verify"].get("shadow", {})
+    rows = compared(results["without"], results["with"])
+    out.print(table(f"{model}, one photo, {utilisation:.0%} of {rate:.1f} requests/s, shadow {share:g}", rows))
+    if shadow:
+        out.print(
+            f"checked {shadow['checked']} of {blocks * requests} requests in {shadow['seconds']:.2f} s, "
+            f"skipped {shadow['skipped']} {shadow['why_skipped'] or ''}, differed {shadow['mismatches']}"
+        )
+    late = statistics.median(one["late"] for one in results["without"])
+    if late > SATURATED:
+        out.print(f"The handler could not keep up ({late:.2f} of the time): the figures say nothing about idle time.")
+    if json_path is not None:
+        facts = {"model": model, "share": share, "budget": budget, "utilisation": utilisation, "capacity": rate}
+        plain = {"environment": environment(), **facts, "rows": rows, "shadow": shadow, "blocks": results}
+        json_path.write_text(json.dumps(plain, indent=2))
+        console.print(f"wrote {json_path}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

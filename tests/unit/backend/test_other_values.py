@@ -1,0 +1,73 @@
+"""Comparisons of the backend itself (`auto`, the cache, the doctor) use more than one set of values."""
+
+import pytest
+import torch
+from cache_models import Glued, Net, X, cache_of, fresh
+from torch import nn
+
+import torchserve_openvino as tov
+from helpers import assert_same, leave_unwritten, stick
+from torchserve_openvino.backend.compare import reordered
+from torchserve_openvino.config import resolve_options
+from torchserve_openvino.doctor.target import Call
+from torchserve_openvino.doctor.trial import Experiments
+
+
+def test_reordered_keeps_shapes_types_and_structure() -> None:
+    call = ((torch.arange(6).reshape(2, 3),), {"mask": torch.tensor([True, False]), "n": 3})
+    args, kwargs = reordered(call)
+    assert args[0].tolist() == [[5, 4, 3], [2, 1, 0]] and kwargs["n"] == 3
+    assert kwargs["mask"].tolist() == [False, True]
+    assert reordered(((torch.ones(3), 2), {})) is None
+    assert reordered(((torch.eye(3).to_sparse(),), {})) is None
+
+
+@pytest.mark.parametrize("fault", [stick, leave_unwritten])
+def test_auto_takes_no_backend_that_is_right_on_the_first_values_only(monkeypatch, fault) -> None:
+    model = Net().eval()
+    compiled = tov.compile(model, backend="auto")
+    fault(monkeypatch)
+    with torch.inference_mode():
+        assert_same(compiled(X), model(X))
+    choice = compiled.report.to_dict()["config"]["backend_choice"]
+    assert choice["chosen"] == "eager"
+    assert all("differs" in tried["problem"] for tried in choice["tried"].values()), choice
+
+
+@pytest.mark.parametrize("make", [Net, Glued])
+@pytest.mark.parametrize("fault", [stick, leave_unwritten])
+def test_what_comes_from_the_cache_is_proven_on_other_values_too(tmp_path, monkeypatch, fault, make) -> None:
+    with torch.inference_mode():
+        cold = fresh(make().eval(), tmp_path)
+        for _ in range(2):
+            cold(X)
+        warm = fresh(make().eval(), tmp_path)
+        fault(monkeypatch)
+        warm(X)
+    assert cache_of(warm)["verified"]["rejected"] == 1
+
+
+def test_a_model_to_which_the_order_of_values_matters_still_comes_from_the_cache(tmp_path) -> None:
+    class Sorted(nn.Module):
+        """Refuses values out of order, as an index of segments does."""
+
+        def forward(self, x: torch.Tensor, bags: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.embedding_bag(bags[1:], x, bags[:1] * 0, mode="sum") * 2
+
+    model = Sorted().eval()
+    bags = torch.tensor([0, 1, 5])
+    table = torch.randn(6, 2)
+    with torch.inference_mode():
+        for _ in range(2):
+            compiled = fresh(model, tmp_path)
+            for _ in range(2):
+                assert_same(compiled(table, bags), model(table, bags))
+
+
+@pytest.mark.parametrize("fault", [stick, leave_unwritten])
+def test_an_experiment_of_the_doctor_sees_it(monkeypatch, fault) -> None:
+    experiments = Experiments(Net().eval(), Call((X,), {}), resolve_options({}))
+    assert experiments.run().good
+    fault(monkeypatch)
+    outcome = experiments.run()
+    assert "differs" in outcome.difference and outcome.max_abs > 0
