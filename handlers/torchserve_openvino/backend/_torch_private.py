@@ -5,11 +5,16 @@ AOTAutograd's metadata, Dynamo's counters, graph break reasons and compilation m
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._C import DispatchKey
+from torch._dynamo import config as dynamo_config
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import CompileContext, TracingContext
@@ -24,6 +29,8 @@ __all__ = [
     "graph_break_of",
     "graph_facts",
     "is_traced",
+    "keep_whole",
+    "kept_whole",
     "python_implementation",
 ]
 
@@ -157,3 +164,52 @@ def python_implementation(op: torch._ops.OpOverload) -> Callable[..., Any] | Non
     """The function that ``torch.library.custom_op`` made an operator of; None for operators made otherwise."""
     definition = _maybe_get_opdef(op)
     return definition._init_fn if definition is not None else None
+
+
+_KEEPS_WHOLE: ContextVar[bool] = ContextVar("keeps_whole", default=False)
+_KEEPING: set[torch._ops.OpOverload] = set()
+_KEEPING_LOCK = threading.Lock()
+# Called at each call of a model, so not `patch`, which takes ten times as long.
+_allow_rnn: Callable[[], Callable[[], None]] = dynamo_config._make_closure_patcher(allow_rnn=True)
+
+
+def keep_whole(stand_ins: Mapping[torch._ops.OpOverload, Callable[..., Any]]) -> None:
+    """Prepares operators that torch takes apart while it traces, for `kept_whole`.
+
+    Args:
+        stand_ins: An operator to what is traced in its place; called with the same arguments.
+    """
+    with _KEEPING_LOCK:
+        for op, stand_in in stand_ins.items():
+            if op in _KEEPING:
+                continue
+            _KEEPING.add(op)
+            for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd):
+                op.py_kernels[key] = _kernel(op.py_kernels[key], stand_in)
+            op._dispatch_cache.clear()
+
+
+def _kernel(apart: Callable[..., Any], whole: Callable[..., Any]) -> Callable[..., Any]:
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        # A stand-in has no gradient.
+        return (whole if _KEEPS_WHOLE.get() and not torch.is_grad_enabled() else apart)(*args, **kwargs)
+
+    return choose
+
+
+@contextmanager
+def kept_whole() -> Iterator[None]:
+    """While it lasts, this thread traces stand-ins, and Dynamo takes recurrent layers; not where gradients are recorded.
+
+    Dynamo breaks the graph at them otherwise (`allow_rnn`), which is right in training: torch unrolls them there.
+    """
+    if torch.is_grad_enabled():
+        yield
+        return
+    revert = _allow_rnn()
+    token = _KEEPS_WHOLE.set(True)
+    try:
+        yield
+    finally:
+        _KEEPS_WHOLE.reset(token)
+        revert()

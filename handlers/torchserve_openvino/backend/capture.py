@@ -8,7 +8,7 @@ import functools
 import logging
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.fx import GraphModule
@@ -19,6 +19,7 @@ from torchserve_openvino.backend.partition import is_dynamic
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.ops import where_of
 from torchserve_openvino.ops.decomposed import decomposed_ops
+from torchserve_openvino.ops.kept import STAND_INS, restore
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +36,14 @@ class OpenVINOBackend:
         self._graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
         # Dynamo names the backend in its own logs by this.
         self.__name__ = "openvino_serving"
+        private.keep_whole(STAND_INS)
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
         """Compiles one graph of Dynamo's; called by Dynamo."""
+        with private.kept_whole():
+            return self._lower(gm, example_inputs)
+
+    def _lower(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
         start = time.perf_counter()
         self.settings.tracker.cache.traces += 1
         if fact := private.graph_break_of(gm):
@@ -51,6 +57,16 @@ class OpenVINOBackend:
             decompositions=self.settings.decompositions,
         )
         return lower(gm, example_inputs)
+
+    def tracing(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of ``torch.compile`` with this backend, whose recurrent layers Dynamo traces whole."""
+
+        @functools.wraps(compiled)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with private.kept_whole():
+                return compiled(*args, **kwargs)
+
+        return call
 
     def release_weights(self) -> None:
         """See `CompiledGraph.release_weights`."""
@@ -68,6 +84,7 @@ class OpenVINOBackend:
         """Takes one lowered graph; called by AOTAutograd, for the backward graph perhaps much later."""
         if stage == "backward":
             start = time.perf_counter()
+        restore(gm.graph)
         # The saved tensors of a backward graph are new at each call: nothing to freeze.
         facts = private.GraphFacts() if stage == "backward" else private.graph_facts()
         record = self.settings.tracker.add_graph(

@@ -101,7 +101,7 @@ def compile(
         # Both are in torch 2.13's signature (tests/contract), not in its type stubs.
         limits: Any = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
         compiled = torch.compile(traced, backend=ours, dynamic=dynamic, fullgraph=fullgraph, **limits)
-        return Traced(sync(compiled), ours.release_weights, ours.drop)
+        return Traced(sync(ours.tracing(compiled)), ours.release_weights, ours.drop)
 
     calls = CallCache(model, settings, dynamic) if settings.partitions is not None else None
     capture = export if backend == "export" else trace

@@ -17,6 +17,7 @@ from torch.fx import Node
 from torchserve_openvino.ops.division import refuse_quotient, rounds_right
 from torchserve_openvino.ops.exact_fmod import exact_fmod
 from torchserve_openvino.ops.names import value_of
+from torchserve_openvino.ops.recurrent import RECURRENT, refuse_recurrent
 
 # torch's name of a reduction to OpenVINO's.
 _REDUCTIONS = {"sum": "sum", "prod": "prod", "mean": "mean", "amax": "max", "amin": "min"}
@@ -132,10 +133,12 @@ CONVERSIONS: dict[str, Callable[..., Any]] = {
     "aten.replication_pad1d.default": _replication_pad,
     "aten.replication_pad2d.default": _replication_pad,
     "aten.replication_pad3d.default": _replication_pad,
+    **RECURRENT,
 }
 # As `argument_rules.ARGUMENT_RULES`, for the operators above.
 CONVERSION_RULES: dict[str, Callable[[Node], str | None]] = {
     "aten.index_put.default": refuse_put,
     "aten.fmod.Scalar": refuse_quotient,
     "aten.fmod.Tensor": refuse_quotient,
+    **dict.fromkeys(RECURRENT, refuse_recurrent),
 }
