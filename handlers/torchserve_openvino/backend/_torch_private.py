@@ -19,6 +19,7 @@ from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import CompileContext, TracingContext
 from torch._library.custom_ops import _maybe_get_opdef
+from torch._subclasses.fake_tensor import UnsupportedOperatorException
 
 __all__ = [
     "FrameEvents",
@@ -185,27 +186,28 @@ def keep_whole(stand_ins: Mapping[torch._ops.OpOverload, Callable[..., Any]]) ->
                 continue
             _KEEPING.add(op)
             for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd):
-                op.py_kernels[key] = _kernel(op.py_kernels[key], stand_in)
+                op.py_kernels[key] = _kernel(op, op.py_kernels[key], stand_in)
             op._dispatch_cache.clear()
 
 
-def _kernel(apart: Callable[..., Any], whole: Callable[..., Any]) -> Callable[..., Any]:
+def _kernel(op: torch._ops.OpOverload, apart: Callable[..., Any], whole: Callable[..., Any]) -> Callable[..., Any]:
     def choose(*args: Any, **kwargs: Any) -> Any:
-        # A stand-in has no gradient.
-        return (whole if _KEEPS_WHOLE.get() and not torch.is_grad_enabled() else apart)(*args, **kwargs)
+        if not _KEEPS_WHOLE.get():
+            return apart(*args, **kwargs)
+        if torch.is_grad_enabled():
+            # Dynamo makes a graph break of it. A stand-in has no gradient, and what torch takes apart has no dropout.
+            raise UnsupportedOperatorException(op)
+        return whole(*args, **kwargs)
 
     return choose
 
 
 @contextmanager
 def kept_whole() -> Iterator[None]:
-    """While it lasts, this thread traces stand-ins, and Dynamo takes recurrent layers; not where gradients are recorded.
+    """While it lasts, Dynamo takes recurrent layers (`allow_rnn`), and this thread traces stand-ins.
 
-    Dynamo breaks the graph at them otherwise (`allow_rnn`), which is right in training: torch unrolls them there.
+    Where gradients are recorded, Dynamo breaks the graph at such an operator, and torch runs it.
     """
-    if torch.is_grad_enabled():
-        yield
-        return
     revert = _allow_rnn()
     token = _KEEPS_WHOLE.set(True)
     try:

@@ -9,8 +9,10 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
 from torchserve_openvino.backend import _torch_private as private
@@ -40,7 +42,8 @@ class OpenVINOBackend:
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
         """Compiles one graph of Dynamo's; called by Dynamo."""
-        with private.kept_whole():
+        # For callers that are not behind `tracing`. With gradients theirs was taken apart already.
+        with private.kept_whole() if not torch.is_grad_enabled() else nullcontext():
             return self._lower(gm, example_inputs)
 
     def _lower(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""nn.LSTM, nn.GRU and nn.RNN as OpenVINO's sequence operators: a layer and direction is one operation, whatever its length.
+"""nn.LSTM, nn.GRU and nn.RNN as OpenVINO's sequence operators: one operation for a layer and direction of any length.
 
 Formulas: those of torch's documentation of the modules. OpenVINO orders the gates otherwise (its specification of
 LSTMSequence-5: f, i, c, o; of GRUSequence-5: z, r, h), so the rows of the weights are put into its order while it
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from openvino import Model, Output, Type
+from openvino import Model, Output, PartialShape
 from openvino import opset15 as ops
 from torch.fx import Node
 
@@ -84,15 +84,15 @@ def _results(sequence: Any) -> tuple[Output, list[Output]]:
     return squeezed[0], squeezed[1:]
 
 
-def _lstm_layer(
-    x: Output, states: Sequence[Output], weights: Weights, backward: bool
-) -> tuple[Output, list[Output]]:
+def _lstm_layer(x: Output, states: Sequence[Output], weights: Weights, backward: bool) -> tuple[Output, list[Output]]:
     if weights.projection is not None:
-        return _projected(x, states, weights, weights.projection, backward)
+        return _projected_layer(x, states, weights, backward)
     bias = ops.add(*weights.biases).output(0)
     hidden, cell = map(_with_direction, states)
     w, r, b = (_reordered(each, _LSTM_GATES) for each in (weights.w, weights.r, bias))
-    return _results(ops.lstm_sequence(x, hidden, cell, _lengths(x), w, r, b, _rows(weights.w) // 4, _direction(backward)))
+    return _results(
+        ops.lstm_sequence(x, hidden, cell, _lengths(x), w, r, b, _rows(weights.w) // 4, _direction(backward))
+    )
 
 
 def _gru_layer(x: Output, states: Sequence[Output], weights: Weights, backward: bool) -> tuple[Output, list[Output]]:
@@ -100,7 +100,10 @@ def _gru_layer(x: Output, states: Sequence[Output], weights: Weights, backward: 
     both = _reordered(ops.add(*weights.biases).output(0), _GRU_GATES)
     # The reset and update gates take the sum of both biases, the new gate takes them apart.
     gates = ops.gather(both, _integers(list(range(2 * size))), _index(1))
-    last = [ops.gather(each, _integers([list(range(2 * size, 3 * size))]), _index(0)) for each in weights.biases]
+    last = [
+        ops.unsqueeze(ops.gather(each, _integers(list(range(2 * size, 3 * size))), _index(0)), _integers([0]))
+        for each in weights.biases
+    ]
     w, r = (_reordered(each, _GRU_GATES) for each in (weights.w, weights.r))
     bias = ops.concat([gates, *last], 1)
     return _results(
@@ -110,48 +113,72 @@ def _gru_layer(x: Output, states: Sequence[Output], weights: Weights, backward: 
     )
 
 
-def _rnn_layer(activation: str) -> Layer:
-    def layer(x: Output, states: Sequence[Output], weights: Weights, backward: bool) -> tuple[Output, list[Output]]:
-        bias = ops.add(*weights.biases).output(0)
-        w, r, b = (_reordered(each, (0,)) for each in (weights.w, weights.r, bias))
-        state, lengths = _with_direction(states[0]), _lengths(x)
-        return _results(
-            ops.rnn_sequence(x, state, lengths, w, r, b, _rows(weights.w), _direction(backward), [activation])
-        )
-
-    return layer
+def _tanh_layer(x: Output, states: Sequence[Output], weights: Weights, backward: bool) -> tuple[Output, list[Output]]:
+    bias = ops.add(*weights.biases).output(0)
+    w, r, b = (_reordered(each, (0,)) for each in (weights.w, weights.r, bias))
+    state, lengths = _with_direction(states[0]), _lengths(x)
+    return _results(ops.rnn_sequence(x, state, lengths, w, r, b, _rows(weights.w), _direction(backward), ["tanh"]))
 
 
-def _projected(
-    x: Output, states: Sequence[Output], weights: Weights, projection: Output, backward: bool
+def _relu_layer(x: Output, states: Sequence[Output], weights: Weights, backward: bool) -> tuple[Output, list[Output]]:
+    """OpenVINO's own takes NaN for 0."""
+
+    def step(gates: Output, states: Sequence[Output]) -> list[Output]:
+        zero = ops.constant(0.0, dtype=gates.get_element_type())
+        return [ops.select(ops.less(gates, zero), zero, gates).output(0)]
+
+    return _loop(x, states, weights, backward, step)
+
+
+def _projected_layer(
+    x: Output, states: Sequence[Output], weights: Weights, backward: bool
 ) -> tuple[Output, list[Output]]:
-    """An LSTM whose hidden state is projected, which no sequence operator knows: a loop over the steps."""
-    bias = ops.add(*weights.biases)
-    gates = ops.add(ops.matmul(x, weights.w, False, True), bias).output(0)
+    """An LSTM whose hidden state is projected, which no operator of OpenVINO knows."""
+
+    def step(gates: Output, states: Sequence[Output]) -> list[Output]:
+        i, f, g, o = ops.split(gates, _index(1), 4).outputs()
+        cell = ops.add(ops.multiply(ops.sigmoid(f), states[1]), ops.multiply(ops.sigmoid(i), ops.tanh(g)))
+        return [ops.multiply(ops.sigmoid(o), ops.tanh(cell)).output(0), cell.output(0)]
+
+    return _loop(x, states, weights, backward, step)
+
+
+def _loop(
+    x: Output,
+    states: Sequence[Output],
+    weights: Weights,
+    backward: bool,
+    step: Callable[[Output, Sequence[Output]], list[Output]],
+) -> tuple[Output, list[Output]]:
+    """A layer and direction step by step, where no sequence operator computes it.
+
+    Args:
+        step: Sums before the gates' functions, and states, to new states; the first is the hidden one, to be projected.
+    """
+    gates = ops.add(ops.matmul(x, weights.w, False, True), ops.add(*weights.biases)).output(0)
     kind = x.get_element_type()
-    step = ops.parameter([-1, 1, _rows(weights.w)], kind)
-    hidden, cell = (ops.parameter([-1, int(state.get_partial_shape()[1].get_length())], kind) for state in states)
-    recurrent, project = (
-        ops.parameter([int(size.get_length()) for size in each.get_partial_shape()], kind)
-        for each in (weights.r, projection)
-    )
-    total = ops.add(ops.squeeze(step, _integers([1])), ops.matmul(hidden, recurrent, False, True))
-    i, f, g, o = ops.split(total, _index(1), 4).outputs()
-    new_cell = ops.add(ops.multiply(ops.sigmoid(f), cell), ops.multiply(ops.sigmoid(i), ops.tanh(g)))
-    new_hidden = ops.matmul(ops.multiply(ops.sigmoid(o), ops.tanh(new_cell)), project, False, True)
-    output = ops.unsqueeze(new_hidden, _integers([1]))
-    body = Model([output, new_hidden, new_cell], [step, hidden, cell, recurrent, project])
+    batch = x.get_partial_shape()[0]
+    part = ops.parameter(PartialShape([batch, 1, _rows(weights.w)]), kind)
+    before = [ops.parameter(PartialShape([batch, state.get_partial_shape()[1]]), kind) for state in states]
+    matrices = [weights.r] if weights.projection is None else [weights.r, weights.projection]
+    constants = [ops.parameter(matrix.get_partial_shape(), kind) for matrix in matrices]
+    recurrent = ops.matmul(before[0], constants[0], False, True)
+    total = ops.add(ops.squeeze(part, _integers([1])), recurrent).output(0)
+    after = step(total, [state.output(0) for state in before])
+    if weights.projection is not None:
+        after[0] = ops.matmul(after[0], constants[1], False, True).output(0)
+    output = ops.unsqueeze(after[0], _integers([1])).output(0)
 
     loop = ops.tensor_iterator()
-    loop.set_body(body)
+    loop.set_body(Model([output, *after], [part, *before, *constants]))
     start, stride, end = (-1, -1, 0) if backward else (0, 1, -1)
-    loop.set_sliced_input(step, gates, start, stride, 1, end, 1)
-    loop.set_merged_input(hidden, states[0], new_hidden.output(0))
-    loop.set_merged_input(cell, states[1], new_cell.output(0))
-    loop.set_invariant_input(recurrent, weights.r)
-    loop.set_invariant_input(project, projection)
-    every = loop.get_concatenated_slices(output.output(0), start, stride, 1, end, 1)
-    return every, [loop.get_iter_value(each.output(0), -1) for each in (new_hidden, new_cell)]
+    loop.set_sliced_input(part, gates, start, stride, 1, end, 1)
+    for old, initial, new in zip(before, states, after, strict=True):
+        loop.set_merged_input(old, initial, new)
+    for parameter, matrix in zip(constants, matrices, strict=True):
+        loop.set_invariant_input(parameter, matrix)
+    every = loop.get_concatenated_slices(output, start, stride, 1, end, 1)
+    return every, [loop.get_iter_value(each, -1) for each in after]
 
 
 def _stacked(
@@ -232,12 +259,12 @@ def refuse_recurrent(node: Node) -> str | None:
 def drops_out(node: Node) -> bool:
     """Whether a recurrent layer is called in training mode with dropout between its layers."""
     _, _, _, _, layers, dropout, train, *_ = node.args
-    return bool(train) and dropout != 0 and layers != 1
+    return bool(train and dropout != 0 and layers != 1)
 
 
 RECURRENT: dict[str, Callable[..., Any]] = {
     "aten.lstm.input": _lstm,
     "aten.gru.input": _of_one_state(_gru_layer),
-    "aten.rnn_tanh.input": _of_one_state(_rnn_layer("tanh")),
-    "aten.rnn_relu.input": _of_one_state(_rnn_layer("relu")),
+    "aten.rnn_tanh.input": _of_one_state(_tanh_layer),
+    "aten.rnn_relu.input": _of_one_state(_relu_layer),
 }

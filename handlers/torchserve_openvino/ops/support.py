@@ -133,7 +133,7 @@ def moves_only(name: str) -> bool:
 
 
 def _draws_nothing(node: Node, name: str) -> bool:
-    """Whether a seeded operator draws no number: attention without dropout (its fourth argument), or recurrent layers."""
+    """Whether a seeded operator draws no number: attention (its fourth argument) and layers without dropout."""
     if name in RECURRENT:
         return not drops_out(node)
     dropout = node.args[3] if len(node.args) > 3 else node.kwargs.get("dropout_p", 0.0)
