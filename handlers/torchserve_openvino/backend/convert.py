@@ -138,7 +138,7 @@ def _both(limit: Bounds | None, index: Bounds | None) -> Bounds | None:
     if limit is None or index is None:
         return limit or index
     narrow = limit.low > index.low or limit.high < index.high
-    return Bounds(max(limit.low, index.low), min(limit.high, index.high), limit.op if narrow else "")
+    return Bounds(max(limit.low, index.low), min(limit.high, index.high), limit.op if narrow else "", *index[3:])
 
 
 def _freeze(

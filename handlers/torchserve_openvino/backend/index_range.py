@@ -12,6 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchserve_openvino.backend.spec import Bounds
+from torchserve_openvino.ops.embedding_bag import includes_last
 from torchserve_openvino.ops.movement import HANDS_ON
 from torchserve_openvino.ops.names import op_name, packet_name, tensors_of, value_of
 
@@ -26,7 +27,12 @@ _SELECTS: dict[str, tuple[int, int | None, int]] = {
     "aten.index_add": (0, 1, 2),
     "aten.index_copy": (0, 1, 2),
     "aten.index_fill": (0, 1, 2),
+    "aten._embedding_bag": (0, None, 1),
+    "aten._embedding_bag_forward_only": (0, None, 1),
 }
+# What 32 bits hold: the end is not known beforehand, and OpenVINO itself raises beyond it.
+_ANY = 2**31 - 1
+_BAGS = frozenset({"aten._embedding_bag", "aten._embedding_bag_forward_only"})
 _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 
@@ -37,7 +43,12 @@ def index_bounds(graph: GraphModule) -> dict[str, Bounds]:
         if any(tensor.dtype in _INTEGERS for tensor in tensors_of(value_of(node))):
             bounds = [bound for user, source in _reached(node) for bound in _bounds(user, source)]
             if bounds:
-                found[node.name] = Bounds(max(each.low for each in bounds), min(each.high for each in bounds))
+                first, last = (
+                    next((e for e in ends if e is not None), None)
+                    for ends in zip(*(b[3:] for b in bounds), strict=True)
+                )
+                low, high = max(each.low for each in bounds), min(each.high for each in bounds)
+                found[node.name] = Bounds(low, high, first=first, last=last)
     return found
 
 
@@ -71,6 +82,11 @@ def _bounds(node: Node, index: Node) -> list[Bounds]:
         places = [i for i, arg in enumerate(indices) if arg is index] if isinstance(indices, (list, tuple)) else []
         sizes = [_size(node.args[0], place) for place in places]
         return [Bounds(-size, size - 1) for size in sizes if size is not None]
+    if name in _BAGS and node.args[2] is index:
+        # Where bags start: the first at the first element, none behind the last.
+        length = _size(node.args[1], 0)
+        most = _ANY if length is None else length
+        return [Bounds(0, most, first=0, last=length if includes_last(node) else None)]
     if name not in _SELECTS:
         return []
     source, dim, place = _SELECTS[name]
