@@ -244,3 +244,14 @@ def test_an_operator_without_fake_tensors_breaks_the_graph() -> None:
     y.sum().backward()
     assert gru.weight_hh_l0.grad is not None
     assert all(node.target is not torch.gru for gm in seen for node in gm.graph.nodes)
+
+
+def test_encoders_ask_one_function_whether_a_mask_is_causal() -> None:
+    """What `take_masks` replaces in a graph: by its values, which no graph has."""
+    from torch.nn.modules import transformer
+
+    source = inspect.getsource(nn.TransformerEncoder.forward) + inspect.getsource(nn.TransformerDecoder.forward)
+    assert source.count("_detect_is_causal_mask(") == 2
+    assert list(inspect.signature(transformer._detect_is_causal_mask).parameters) == ["mask", "is_causal", "size"]
+    causal = nn.Transformer.generate_square_subsequent_mask(4)
+    assert transformer._detect_is_causal_mask(causal, None, 4) and not transformer._detect_is_causal_mask(None)

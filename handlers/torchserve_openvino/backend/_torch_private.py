@@ -4,8 +4,10 @@ torch 2.13: `torch._dynamo.backends.common.aot_autograd` is the documented way t
 AOTAutograd's metadata, Dynamo's counters, graph break reasons and compilation metrics have no public name.
 """
 
+import functools
 import itertools
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,6 +22,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import CompileContext, TracingContext
 from torch._library.custom_ops import _maybe_get_opdef
 from torch._subclasses.fake_tensor import UnsupportedOperatorException
+from torch.nn.modules import transformer
 
 __all__ = [
     "FrameEvents",
@@ -33,6 +36,7 @@ __all__ = [
     "keep_whole",
     "kept_whole",
     "python_implementation",
+    "take_masks",
 ]
 
 
@@ -170,8 +174,22 @@ def python_implementation(op: torch._ops.OpOverload) -> Callable[..., Any] | Non
 _KEEPS_WHOLE: ContextVar[bool] = ContextVar("keeps_whole", default=False)
 _KEEPING: set[torch._ops.OpOverload] = set()
 _KEEPING_LOCK = threading.Lock()
-# Called at each call of a model, so not `patch`, which takes ten times as long.
-_allow_rnn: Callable[[], Callable[[], None]] = dynamo_config._make_closure_patcher(allow_rnn=True)
+# Called at each call of a model, so not `patch`, which takes ten times as long. A warning (torch warns of masks of two
+# types) is given behind the graph instead of breaking it.
+_take_more: Callable[[], Callable[[], None]] = dynamo_config._make_closure_patcher(
+    allow_rnn=True, reorderable_logging_functions={warnings.warn}
+)
+
+
+def _is_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """Whether a mask is said to be causal, without a look at its values: only a hint to eager's kernels hangs on it."""
+    return is_causal is True
+
+
+@functools.lru_cache(maxsize=1)
+def take_masks() -> None:
+    """Lets Dynamo trace `nn.TransformerEncoder` and `nn.TransformerDecoder` with a mask, whose values they look at."""
+    torch.compiler.substitute_in_graph(transformer._detect_is_causal_mask)(_is_causal)
 
 
 def keep_whole(stand_ins: Mapping[torch._ops.OpOverload, Callable[..., Any]]) -> None:
@@ -208,7 +226,7 @@ def kept_whole() -> Iterator[None]:
 
     Where gradients are recorded, Dynamo breaks the graph at such an operator, and torch runs it.
     """
-    revert = _allow_rnn()
+    revert = _take_more()
     token = _KEEPS_WHOLE.set(True)
     try:
         yield

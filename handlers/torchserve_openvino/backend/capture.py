@@ -39,6 +39,7 @@ class OpenVINOBackend:
         # Dynamo names the backend in its own logs by this.
         self.__name__ = "openvino_serving"
         private.keep_whole(STAND_INS)
+        private.take_masks()
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
         """Compiles one graph of Dynamo's; called by Dynamo."""

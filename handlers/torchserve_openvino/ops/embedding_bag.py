@@ -163,9 +163,13 @@ def bag_facts(node: Node) -> dict[str, Any]:
     offsets = node.args[2]
     if includes_last(node) or not isinstance(offsets, Node) or op_name(offsets.target) != "aten.arange.start_step":
         return {"regular": False}
-    start, end, step = (value_of(arg) if isinstance(arg, Node) else arg for arg in offsets.args)
+    start, end, step = _sizes(offsets.args)
     length = value_of(node.args[1]).shape[0]
     return {"regular": start == 0 and statically_known_true(end == length) and statically_known_true(end % step == 0)}
+
+
+def _sizes(args: Any) -> list[Any]:
+    return [value_of(arg) if isinstance(arg, Node) else arg for arg in args]
 
 
 EMBEDDING_BAG = dict.fromkeys(
