@@ -20,6 +20,7 @@ from torchserve_openvino.backend.graph import CompiledGraph
 from torchserve_openvino.backend.partition import is_dynamic
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.ops import where_of
+from torchserve_openvino.ops.complex_pairs import join_pairs
 from torchserve_openvino.ops.decomposed import decomposed_ops
 from torchserve_openvino.ops.kept import STAND_INS, restore
 
@@ -89,6 +90,7 @@ class OpenVINOBackend:
         if stage == "backward":
             start = time.perf_counter()
         restore(gm.graph)
+        join_pairs(gm.graph)
         # The saved tensors of a backward graph are new at each call: nothing to freeze.
         facts = private.GraphFacts() if stage == "backward" else private.graph_facts()
         record = self.settings.tracker.add_graph(

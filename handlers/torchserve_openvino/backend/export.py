@@ -24,6 +24,7 @@ from torchserve_openvino.backend.graph import CompiledGraph
 from torchserve_openvino.backend.module_state import Watched, module_state
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.ops import op_name, where_of
+from torchserve_openvino.ops.complex_pairs import join_pairs
 from torchserve_openvino.ops.kept import STAND_INS, restore
 
 logger = logging.getLogger(__name__)
@@ -143,6 +144,7 @@ class ExportedModel:
             return _first_lines(error)
         gm = _tidied(lowered.graph_module)
         restore(gm.graph)
+        join_pairs(gm.graph)
         where = next((found for node in gm.graph.nodes if (found := where_of(node))), "")
         record = tracker.add_graph(
             compile_id=f"export/{len(tracker.graphs)}", where=where, stage="inference", ops_total=0

@@ -17,6 +17,7 @@ from torch.fx import Node
 from torchserve_openvino.ops.division import refuse_quotient, rounds_right
 from torchserve_openvino.ops.embedding_bag import EMBEDDING_BAG, bag_facts, refuse_bag
 from torchserve_openvino.ops.exact_fmod import exact_fmod
+from torchserve_openvino.ops.fourier import FOURIER, fourier_facts
 from torchserve_openvino.ops.names import value_of
 from torchserve_openvino.ops.recurrent import RECURRENT, refuse_recurrent
 
@@ -136,6 +137,7 @@ CONVERSIONS: dict[str, Callable[..., Any]] = {
     "aten.replication_pad3d.default": _replication_pad,
     **RECURRENT,
     **EMBEDDING_BAG,
+    **FOURIER,
 }
 # As `argument_rules.ARGUMENT_RULES`, for the operators above.
 CONVERSION_RULES: dict[str, Callable[[Node], str | None]] = {
@@ -146,4 +148,7 @@ CONVERSION_RULES: dict[str, Callable[[Node], str | None]] = {
     **dict.fromkeys(EMBEDDING_BAG, refuse_bag),
 }
 # Keyword arguments for a conversion beside the operator's own: what the graph around it says.
-CONVERSION_FACTS: dict[str, Callable[[Node], dict[str, Any]]] = dict.fromkeys(EMBEDDING_BAG, bag_facts)
+CONVERSION_FACTS: dict[str, Callable[[Node], dict[str, Any]]] = {
+    **dict.fromkeys(EMBEDDING_BAG, bag_facts),
+    **dict.fromkeys(FOURIER, fourier_facts),
+}

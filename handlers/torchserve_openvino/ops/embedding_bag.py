@@ -148,9 +148,16 @@ def refuse_bag(node: Node) -> str | None:
     """The reason against bags: outputs that only gradients need."""
     if any(len(user.args) < 2 or user.args[1] != 0 for user in node.users if user.users):
         return f"outputs of {op_name(node.target)} beside the first are used, which only gradients need"
-    if includes_last(node) and not isinstance(value_of(node.args[1]).shape[0], int):
+    if includes_last(node) and not isinstance(_length(node), int):
         return "bags with a last offset, for which the length must be known"
     return None
+
+
+def _length(node: Node) -> Any:
+    """How many rows are looked up; may be a symbol."""
+    indices = node.args[1]
+    assert isinstance(indices, Node)
+    return value_of(indices).shape[0]
 
 
 def includes_last(node: Node) -> bool:
@@ -164,7 +171,7 @@ def bag_facts(node: Node) -> dict[str, Any]:
     if includes_last(node) or not isinstance(offsets, Node) or op_name(offsets.target) != "aten.arange.start_step":
         return {"regular": False}
     start, end, step = _sizes(offsets.args)
-    length = value_of(node.args[1]).shape[0]
+    length = _length(node)
     return {"regular": start == 0 and statically_known_true(end == length) and statically_known_true(end % step == 0)}
 
 
