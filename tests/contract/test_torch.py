@@ -388,3 +388,63 @@ def test_dispatch_modes_are_pushed_for_one_thread_but_entered_for_the_process() 
     dispatch._push_mode(mode)
     assert not dispatch.is_in_torch_dispatch_mode()
     assert dispatch._pop_mode() is mode
+
+
+def test_dynamo_takes_recurrent_layers_only_if_it_is_allowed_to() -> None:
+    """Why `kept_whole` patches `allow_rnn`, and puts kernels of its own where torch takes them apart."""
+    from torch._C import DispatchKey
+
+    lstm = nn.LSTM(2, 3)
+    x = torch.randn(4, 1, 2)
+    assert not run_backend(lstm, x)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(allow_rnn=True):
+        ((graph, _),) = run_backend(lstm, x)
+    assert any(node.target is torch.lstm for node in graph.graph.nodes)
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        kernels = getattr(torch.ops.aten, name).input.py_kernels
+        assert {DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd} <= kernels.keys()
+
+
+def test_settings_of_dynamo_belong_to_a_thread() -> None:
+    import threading
+
+    seen = []
+    with torch._dynamo.config.patch(allow_rnn=True):
+        thread = threading.Thread(target=lambda: seen.append(torch._dynamo.config.allow_rnn))
+        thread.start()
+        thread.join()
+    assert seen == [False]
+
+
+def test_an_operator_without_fake_tensors_breaks_the_graph() -> None:
+    """What `kept_whole` raises where gradients are recorded."""
+    from torchserve_openvino.backend._torch_private import keep_whole, kept_whole
+    from torchserve_openvino.ops.kept import STAND_INS
+
+    keep_whole(STAND_INS)
+    gru = nn.GRU(2, 3)
+    x = torch.randn(4, 1, 2)
+    seen = []
+
+    def backend(gm, example_inputs):
+        seen.append(gm)
+        return gm.forward
+
+    with kept_whole():
+        y, _ = torch.compile(gru, backend=backend)(x)
+    torch.testing.assert_close(y, gru(x)[0])
+    y.sum().backward()
+    assert gru.weight_hh_l0.grad is not None
+    assert all(node.target is not torch.gru for gm in seen for node in gm.graph.nodes)
+
+
+def test_encoders_ask_one_function_whether_a_mask_is_causal() -> None:
+    """What `take_masks` replaces in a graph: by its values, which no graph has."""
+    from torch.nn.modules import transformer
+
+    source = inspect.getsource(nn.TransformerEncoder.forward) + inspect.getsource(nn.TransformerDecoder.forward)
+    assert source.count("_detect_is_causal_mask(") == 2
+    assert list(inspect.signature(transformer._detect_is_causal_mask).parameters) == ["mask", "is_causal", "size"]
+    causal = nn.Transformer.generate_square_subsequent_mask(4)
+    assert transformer._detect_is_causal_mask(causal, None, 4) and not transformer._detect_is_causal_mask(None)

@@ -8,9 +8,11 @@ import functools
 import logging
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
 from torchserve_openvino.backend import _torch_private as private
@@ -18,7 +20,9 @@ from torchserve_openvino.backend.graph import CompiledGraph
 from torchserve_openvino.backend.partition import is_dynamic
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.ops import where_of
+from torchserve_openvino.ops.complex_pairs import join_pairs
 from torchserve_openvino.ops.decomposed import decomposed_ops
+from torchserve_openvino.ops.kept import STAND_INS, restore
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +39,8 @@ class OpenVINOBackend:
         self._graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
         # Dynamo names the backend in its own logs by this.
         self.__name__ = "openvino_serving"
+        private.keep_whole(STAND_INS)
+        private.take_masks()
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any], place: str = "") -> Any:
         """Compiles one graph of Dynamo's; called by Dynamo.
@@ -44,6 +50,11 @@ class OpenVINOBackend:
             example_inputs: Its inputs.
             place: Where it starts, if its operators don't tell.
         """
+        # For callers that are not behind `tracing`. With gradients theirs was taken apart already.
+        with private.kept_whole() if not torch.is_grad_enabled() else nullcontext():
+            return self._lower(gm, example_inputs, place)
+
+    def _lower(self, gm: GraphModule, example_inputs: Sequence[Any], place: str) -> Any:
         start = time.perf_counter()
         self.settings.tracker.cache.traces += 1
         if fact := private.graph_break_of(gm):
@@ -57,6 +68,16 @@ class OpenVINOBackend:
             decompositions=self.settings.decompositions,
         )
         return lower(gm, example_inputs)
+
+    def tracing(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of ``torch.compile`` with this backend, whose recurrent layers Dynamo traces whole."""
+
+        @functools.wraps(compiled)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with private.kept_whole():
+                return compiled(*args, **kwargs)
+
+        return call
 
     def release_weights(self) -> None:
         """See `CompiledGraph.release_weights`."""
@@ -74,6 +95,8 @@ class OpenVINOBackend:
         """Takes one lowered graph; called by AOTAutograd, for the backward graph perhaps much later."""
         if stage == "backward":
             start = time.perf_counter()
+        restore(gm.graph)
+        join_pairs(gm.graph)
         # The saved tensors of a backward graph are new at each call: nothing to freeze.
         facts = private.GraphFacts() if stage == "backward" else private.graph_facts()
         record = self.settings.tracker.add_graph(

@@ -141,7 +141,7 @@ def _both(limit: Bounds | None, index: Bounds | None) -> Bounds | None:
     if limit is None or index is None:
         return limit or index
     narrow = limit.low > index.low or limit.high < index.high
-    return Bounds(max(limit.low, index.low), min(limit.high, index.high), limit.op if narrow else "")
+    return Bounds(max(limit.low, index.low), min(limit.high, index.high), limit.op if narrow else "", *index[3:])
 
 
 def _freeze(
@@ -170,7 +170,7 @@ def _freeze(
         if node.target not in root:
             root[str(node.target)] = getattr(gm, str(node.target))
     values = {node.name: root[str(node.target)] for node in graph.find_nodes(op="get_attr")}
-    ranges = ValueRanges(graph, {name: (low, high) for name, (low, high, _) in limits.values.items()}, values)
+    ranges = ValueRanges(graph, {name: (each.low, each.high) for name, each in limits.values.items()}, values)
     checks = add_checks(graph, ranges, limits.values)
     rewrite(graph, ranges)
     # GraphModule wants every attribute that the graph names; a tensor stays a tensor.

@@ -123,10 +123,10 @@ def compile(
         private.watch_frames(compiled, books, keeps_going=not fullgraph)
         whole = capture_whole(traced, ours, books, **limits)
         return Traced(
-            functools.partial(books.run, sync(compiled)),
+            functools.partial(books.run, sync(ours.tracing(compiled))),
             ours.release_weights,
             ours.drop,
-            functools.partial(books.run, sync(whole)),
+            functools.partial(books.run, sync(ours.tracing(whole))),
         )
 
     calls = CallCache(model, settings, dynamic) if settings.partitions is not None else None

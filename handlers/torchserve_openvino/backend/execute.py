@@ -70,7 +70,10 @@ def _check_integers(tensor: torch.Tensor, bounds: Bounds, position: int) -> None
     if not tensor.numel():
         return
     least, largest = (int(value) for value in torch.aminmax(tensor))
-    low, high, op = bounds
+    low, high, op, *ends = bounds
+    for place, value in zip((0, -1), ends, strict=True):
+        if value is not None and int(tensor.flatten()[place]) != value:
+            raise IntegerRangeError(f"integer input {position} must {'end' if place else 'start'} with {value}")
     if least < low or largest > high:
         why = (
             f"in which {op} is exact in OpenVINO; with `disabled_ops: [{op}]` only that operator runs in eager PyTorch"

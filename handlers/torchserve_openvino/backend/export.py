@@ -18,12 +18,15 @@ import torch
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from torchserve_openvino.backend import _torch_private as private
 from torchserve_openvino.backend.export_bind import Binding, bind
 from torchserve_openvino.backend.graph import CompiledGraph
 from torchserve_openvino.backend.kept_state import StateKeeper
 from torchserve_openvino.backend.module_state import Watched, module_state
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.ops import op_name, where_of
+from torchserve_openvino.ops.complex_pairs import join_pairs
+from torchserve_openvino.ops.kept import STAND_INS, restore
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +63,7 @@ class ExportedModel:
         self._found: dict[Any, Exported | str] = {}
         self._state: list[Any] = []
         self._keeps_state = ""
+        private.keep_whole(STAND_INS)
         if dynamic:
             settings.tracker.add_note("dynamic: true: torch.export makes one graph for each shape all the same")
 
@@ -128,7 +132,7 @@ class ExportedModel:
         try:
             # Tensors that are made while tracing become constants, and are watched as weights are: inference tensors
             # can't be.
-            with torch.inference_mode(False), torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad(), private.kept_whole():
                 keeper = StateKeeper(model, contents=False)
                 try:
                     program = torch.export.export(Watched(model, changes), args, kwargs, strict=False)
@@ -145,6 +149,8 @@ class ExportedModel:
             # torch.export raises errors of many classes for what it can't express, the model's own among them.
             return _first_lines(error)
         gm = _tidied(lowered.graph_module)
+        restore(gm.graph)
+        join_pairs(gm.graph)
         where = next((found for node in gm.graph.nodes if (found := where_of(node))), "")
         record = tracker.add_graph(
             compile_id=f"export/{len(tracker.graphs)}", where=where, stage="inference", ops_total=0

@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchserve_openvino.backend.spec import Bounds
+from torchserve_openvino.ops.embedding_bag import includes_last
 from torchserve_openvino.ops.movement import HANDS_ON
 from torchserve_openvino.ops.names import op_name, packet_name, tensors_of, value_of
 
@@ -25,7 +26,12 @@ _SELECTS: dict[str, tuple[int, int | None, int]] = {
     "aten.index_add": (0, 1, 2),
     "aten.index_copy": (0, 1, 2),
     "aten.index_fill": (0, 1, 2),
+    "aten._embedding_bag": (0, None, 1),
+    "aten._embedding_bag_forward_only": (0, None, 1),
 }
+# What 32 bits hold: the end is not known beforehand, and OpenVINO itself raises beyond it.
+_ANY = 2**31 - 1
+_BAGS = frozenset({"aten._embedding_bag", "aten._embedding_bag_forward_only"})
 _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 
@@ -36,7 +42,12 @@ def index_bounds(graph: GraphModule) -> dict[str, Bounds]:
         if any(tensor.dtype in _INTEGERS for tensor in tensors_of(value_of(node))):
             bounds = [bound for user, source in _reached(node) for bound in _bounds(user, source)]
             if bounds:
-                found[node.name] = Bounds(max(each.low for each in bounds), min(each.high for each in bounds))
+                first, last = (
+                    next((e for e in ends if e is not None), None)
+                    for ends in zip(*(b[3:] for b in bounds), strict=True)
+                )
+                low, high = max(each.low for each in bounds), min(each.high for each in bounds)
+                found[node.name] = Bounds(low, high, first=first, last=last)
     return found
 
 
@@ -94,4 +105,15 @@ def _bounds(node: Node, index: Node) -> list[Bounds]:
         size = value_of(source).shape[dim]
         if each is index and isinstance(size, int):
             found.append(Bounds(-size if negative else 0, size - 1))
-    return found
+    return found + _of_bags(node, index)
+
+
+def _of_bags(node: Node, index: Node) -> list[Bounds]:
+    """Where bags start: the first at the first element, none behind the last."""
+    if node.op != "call_function" or packet_name(op_name(node.target)) not in _BAGS or node.args[2] is not index:
+        return []
+    assert isinstance(node.args[1], Node)
+    length = value_of(node.args[1]).shape[0]
+    known = isinstance(length, int)
+    last = length if known and includes_last(node) else None
+    return [Bounds(0, length if known else _ANY, first=0, last=last)]

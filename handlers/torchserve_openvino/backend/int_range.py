@@ -81,7 +81,7 @@ def input_limits(graph: GraphModule, constants: Mapping[str, torch.Tensor], know
     for node in graph.graph.find_nodes(op="placeholder"):
         dtype = next((tensor.dtype for tensor in tensors_of(value_of(node))), None)
         if node.name not in fixed and dtype in _CHECKED:
-            low, high, _ = known.get(node.name, Bounds(-_HIGHEST[dtype], _HIGHEST[dtype]))
+            low, high, *_ = known.get(node.name, Bounds(-_HIGHEST[dtype], _HIGHEST[dtype]))
             start[node.name] = min(max(-low, high), _HIGHEST[dtype])
     start |= {node.name: _FROM_FLOAT for node in graph.graph.nodes if is_cast_from_float(node)}
     nodes = [node for node in graph.graph.nodes if any(map(_integers, (node, *node.all_input_nodes)))]

@@ -92,7 +92,7 @@ def _operator_call(node: Node, mappings: Mappings) -> Bound | None:
             kwargs[argument.name] = value
         else:
             args.append(value)
-    return Bound(convert, args, kwargs)
+    return Bound(convert, args, kwargs | mappings.facts(node))
 
 
 def _accepts(convert: Convert, name: str, position: int) -> bool:
@@ -132,7 +132,7 @@ class _Call:
         self._inputs = inputs
         self._expected = tensors_of(value) or [value]
         self._mapped = mapped
-        self._outputs: list[ov.Output] | None = None
+        self._outputs: list[ov.Output | None] | None = None
 
     def output(self, index: int) -> Translator:
         def translate(context: Any) -> list[Any]:
@@ -142,14 +142,17 @@ class _Call:
                         zip(self._inputs, (context.get_input(i) for i in range(len(self._inputs))), strict=True)
                     )
                     self._outputs = self._convert(found)
-                return [self._outputs[index]]
+                output = self._outputs[index]
+                if output is None:
+                    raise OpMappingError(f"op_mappings: the mapping of {self.name} has no output {index}.")
+                return [output]
             except Exception as error:
                 self._mapped.failed_op, self._mapped.error = self.name, error
                 raise
 
         return translate
 
-    def _convert(self, found: dict[Node, Any]) -> list[ov.Output]:
+    def _convert(self, found: dict[Node, Any]) -> list[ov.Output | None]:
         args = torch.fx.node.map_arg(tuple(self._bound.args), found.__getitem__)
         kwargs = torch.fx.node.map_arg(dict(self._bound.kwargs), found.__getitem__)
         try:
@@ -159,14 +162,16 @@ class _Call:
                 f"op_mappings: the mapping of {self.name} fails: {type(error).__name__}: {error}"
             ) from error
         several = result if isinstance(result, (tuple, list)) else [result]
-        outputs = [_output(self.name, each) for each in several]
+        # None stands for an output that nobody takes.
+        outputs = [None if each is None and len(several) > 1 else _output(self.name, each) for each in several]
         if len(outputs) != len(self._expected):
             raise OpMappingError(
                 f"op_mappings: the mapping of {self.name} returns {len(outputs)} output(s), the operator "
                 f"{len(self._expected)}."
             )
         for i, (output, expected) in enumerate(zip(outputs, self._expected, strict=True)):
-            _check(f"output {i} of the mapping of {self.name}", output, expected)
+            if output is not None:
+                _check(f"output {i} of the mapping of {self.name}", output, expected)
         return outputs
 
 

@@ -130,6 +130,9 @@ def decode(value: Any, values: Sequence[Any] = ()) -> Any:
 def _target(name: str) -> Callable[..., Any]:
     if name in _BUILTINS:
         return _BUILTINS[name]
+    if name.startswith("openvino_fft."):
+        # This package's own operators must be known, in a process that traces nothing too.
+        from torchserve_openvino.ops import fourier  # noqa: F401
     found: Any = torch.ops
     for part in name.split("."):
         found = getattr(found, part, None)

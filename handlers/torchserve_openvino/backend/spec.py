@@ -81,11 +81,15 @@ class Bounds(NamedTuple):
 
     Attributes:
         op: The operator that allows no more; empty where it is the type's range, or an index.
+        first: What the first element must be; None where any will do.
+        last: The same of the last.
     """
 
     low: int
     high: int
     op: str = ""
+    first: int | None = None
+    last: int | None = None
 
 
 class Sizes:

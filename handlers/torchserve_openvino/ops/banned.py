@@ -39,8 +39,6 @@ BANNED: dict[str, str] = {
     "aten.__lshift__.Tensor": _SHIFTS,
     "aten.__rshift__.Tensor": _SHIFTS,
     "aten._cdist_forward.default": "OpenVINO takes every norm for the Euclidean one" + _INSTEAD,
-    "aten._embedding_bag.default": "OpenVINO's has one output of four, and knows no mode but the sum",
-    "aten._embedding_bag_forward_only.default": "OpenVINO's has one output of four, and knows no mode but the sum",
     "aten._native_batch_norm_legit_functional.default": _FAILS + " for statistics that change" + _INSTEAD,
     "aten._safe_softmax.default": "OpenVINO answers NaN for a row of -inf, torch 0" + _INSTEAD,
     "aten.angle.default": "OpenVINO answers 0 for NaN" + _INSTEAD,

@@ -15,8 +15,11 @@ from openvino import opset15 as ops
 from torch.fx import Node
 
 from torchserve_openvino.ops.division import refuse_quotient, rounds_right
+from torchserve_openvino.ops.embedding_bag import EMBEDDING_BAG, bag_facts, refuse_bag
 from torchserve_openvino.ops.exact_fmod import exact_fmod
+from torchserve_openvino.ops.fourier import FOURIER, fourier_facts
 from torchserve_openvino.ops.names import value_of
+from torchserve_openvino.ops.recurrent import RECURRENT, refuse_recurrent
 
 # torch's name of a reduction to OpenVINO's.
 _REDUCTIONS = {"sum": "sum", "prod": "prod", "mean": "mean", "amax": "max", "amin": "min"}
@@ -132,10 +135,20 @@ CONVERSIONS: dict[str, Callable[..., Any]] = {
     "aten.replication_pad1d.default": _replication_pad,
     "aten.replication_pad2d.default": _replication_pad,
     "aten.replication_pad3d.default": _replication_pad,
+    **RECURRENT,
+    **EMBEDDING_BAG,
+    **FOURIER,
 }
 # As `argument_rules.ARGUMENT_RULES`, for the operators above.
 CONVERSION_RULES: dict[str, Callable[[Node], str | None]] = {
     "aten.index_put.default": refuse_put,
     "aten.fmod.Scalar": refuse_quotient,
     "aten.fmod.Tensor": refuse_quotient,
+    **dict.fromkeys(RECURRENT, refuse_recurrent),
+    **dict.fromkeys(EMBEDDING_BAG, refuse_bag),
+}
+# Keyword arguments for a conversion beside the operator's own: what the graph around it says.
+CONVERSION_FACTS: dict[str, Callable[[Node], dict[str, Any]]] = {
+    **dict.fromkeys(EMBEDDING_BAG, bag_facts),
+    **dict.fromkeys(FOURIER, fourier_facts),
 }

@@ -12,6 +12,7 @@ import torch
 
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.ops.automatic import automatic
+from torchserve_openvino.ops.complex_pairs import COMPLEX, either
 from torchserve_openvino.ops.conversions import CONVERSIONS
 from torchserve_openvino.ops.division import DIVISION
 from torchserve_openvino.ops.fast_paths import FAST_PATHS
@@ -71,7 +72,12 @@ def decomposition_table(
         if support.is_disabled(name) or whole_here:
             del table[op]
     own = FAST_PATHS | MISSING | REPAIRS | POOLING | DIVISION
-    for op, decomposition in (own | of_scalars(own)).items():
+    found = own | of_scalars(own)
+    # Where an operator takes complex numbers too, these come first.
+    for op, of_pairs in COMPLEX.items():
+        other = found.get(op) or table.get(op)
+        found[op] = of_pairs if other is None else either(of_pairs, other)
+    for op, decomposition in found.items():
         if not support.is_disabled(op_name(op)) and not support.is_taught(op_name(op)):
             table[op] = decomposition
     table.update(automatic(support, table))

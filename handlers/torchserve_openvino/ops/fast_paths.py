@@ -44,10 +44,15 @@ def _attention(
     if mask is not None:
         if mask_type == 1:
             mask = mask.view(mask.shape[0], 1, 1, mask.shape[1])
-        # The kernel takes a float mask of 0 and -inf for what it means: anything but 0 forbids.
-        scores = scores.masked_fill(mask.to(torch.bool), float("-inf"))
+        # The modules make a float mask of 0 and -inf of every mask: anything but 0 forbids.
+        forbidden = mask.to(torch.bool)
+        scores = scores.masked_fill(forbidden, float("-inf"))
     shares = scores.softmax(-1)
-    joined = (shares @ project(value, 2)).transpose(1, 2).reshape(query.shape[0], query.shape[1], features)
+    heads_joined = shares @ project(value, 2)
+    if mask is not None:
+        # Where all is forbidden the kernel answers NaN; OpenVINO's fused attention would answer 0.
+        heads_joined = torch.where(torch.all(forbidden, -1, True), float("nan"), heads_joined)
+    joined = heads_joined.transpose(1, 2).reshape(query.shape[0], query.shape[1], features)
     return F.linear(joined, out_weight, out_bias), shares
 
 

@@ -63,6 +63,14 @@ class Mappings:
 
         return self.find(name) or CONVERSIONS.get(name)
 
+    def facts(self, node: Any) -> dict[str, Any]:
+        """What this package's own conversion of a node wants to know beside the operator's arguments."""
+        from torchserve_openvino.ops.conversions import CONVERSION_FACTS
+        from torchserve_openvino.ops.names import op_name
+
+        name = op_name(node.target)
+        return CONVERSION_FACTS[name](node) if name in CONVERSION_FACTS and self.find(name) is None else {}
+
     def covers(self, name: str) -> bool:
         """Whether a function of the user's converts an operator, or the module that it stands for."""
         return self.find(name) is not None or name.startswith(f"{MODULES}.")

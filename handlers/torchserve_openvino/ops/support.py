@@ -18,6 +18,7 @@ from torchserve_openvino.ops.banned import ADDED, BANNED
 from torchserve_openvino.ops.conversions import CONVERSION_RULES, CONVERSIONS
 from torchserve_openvino.ops.movement import COMPARES, FILLS, HANDS_ON, LOOKS_UP
 from torchserve_openvino.ops.names import is_symbolic_scalar, op_name, packet_name, packets, tensors_of, value_of
+from torchserve_openvino.ops.recurrent import RECURRENT, drops_out
 from torchserve_openvino.report import FallbackKind
 
 # What OpenVINO's CPU plugin computes with the same result as torch. float64 is computed as float32 there, and
@@ -142,7 +143,9 @@ def moves_only(name: str) -> bool:
 
 
 def _draws_nothing(node: Node, name: str) -> bool:
-    """Whether a seeded operator draws no number: attention without dropout (its fourth argument)."""
+    """Whether a seeded operator draws no number: attention (its fourth argument) and layers without dropout."""
+    if name in RECURRENT:
+        return not drops_out(node)
     dropout = node.args[3] if len(node.args) > 3 else node.kwargs.get("dropout_p", 0.0)
     return name == _ATTENTION and isinstance(dropout, (int, float)) and dropout == 0
 

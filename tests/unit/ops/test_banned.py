@@ -14,7 +14,6 @@ NAN, INF = float("nan"), float("inf")
 aten = torch.ops.aten
 X = torch.tensor([[0.3, -1.2, 2.0], [0.0, 1.5, -0.7]])
 INTS = torch.tensor([-7, -1, 0, 3, 12], dtype=torch.int32)
-BAG = (torch.arange(12.0).reshape(4, 3), torch.tensor([0, 2, 3, 1]), torch.tensor([0, 2]), False, 1)
 # What a ban says of these needs no example: shapes that depend on values, and complex numbers.
 BY_NATURE = {
     "aten.nonzero.default", "aten.repeat_interleave.self_Tensor", "aten.where.default",
@@ -24,8 +23,6 @@ CASES: dict[str, tuple[Any, ...]] = {
     "aten.__lshift__.Tensor": (INTS, torch.tensor([32], dtype=torch.int32)),
     "aten.__rshift__.Tensor": (INTS, torch.tensor([32], dtype=torch.int32)),
     "aten._cdist_forward.default": (X, X.flip(0), 1.0, None),
-    "aten._embedding_bag.default": BAG,
-    "aten._embedding_bag_forward_only.default": BAG,
     "aten._native_batch_norm_legit_functional.default": (X, *torch.ones(4, 3), True, 0.1, 1e-5),
     "aten._safe_softmax.default": (torch.full((2, 3), -INF), 1),
     "aten.angle.default": (torch.tensor([NAN, 1.0]),),

@@ -1,0 +1,265 @@
+"""Complex numbers inside a graph as pairs of real ones: OpenVINO has no complex type.
+
+Each operator on complex tensors is decomposed to operators on pairs between `view_as_real` and `view_as_complex`; where
+two of them meet, `join_pairs` takes both out. What is left of them stands where a complex tensor enters or leaves the
+graph, or where an operator has no decomposition here: there eager PyTorch runs, counted.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from torchserve_openvino.ops import fourier
+from torchserve_openvino.ops.names import RENAMES, op_name
+
+aten = torch.ops.aten
+fft = fourier.OPERATORS
+Decomposition = Callable[..., Any]
+
+
+def _is_pairs(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dtype is torch.complex64
+
+
+def _pairs(x: Tensor) -> Tensor:
+    return aten.view_as_real.default(x)
+
+
+def _complex(pairs: Tensor) -> Tensor:
+    return aten.view_as_complex.default(pairs)
+
+
+def _of(real: Tensor, imaginary: Tensor) -> Tensor:
+    return _complex(torch.stack([real, imaginary], -1))
+
+
+def _parts(x: Tensor) -> tuple[Tensor, Tensor]:
+    pairs = _pairs(x)
+    return pairs.select(-1, 0), pairs.select(-1, 1)
+
+
+def _positive(dims: Any, rank: int) -> list[int]:
+    return [dim % rank for dim in dims]
+
+
+# --- transforms ---------------------------------------------------------------------------------------------------
+
+
+def _known(x: Tensor, dim: list[int]) -> bool:
+    return all(isinstance(x.shape[axis], int) for axis in dim)
+
+
+def _r2c(x: Tensor, dim: list[int], normalization: int, onesided: bool) -> Tensor:
+    dim = _positive(dim, x.dim())
+    if x.dtype is not torch.float32 or not dim or not (fourier.is_plain(normalization, False) or _known(x, dim)):
+        return NotImplemented
+    return _complex(fft.r2c.default(x, dim, normalization, onesided))
+
+
+def _c2c(x: Tensor, dim: list[int], normalization: int, forward: bool) -> Tensor:
+    dim = _positive(dim, x.dim())
+    if not _is_pairs(x) or not dim or not (fourier.is_plain(normalization, not forward) or _known(x, dim)):
+        return NotImplemented
+    return _complex(fft.c2c.default(_pairs(x), dim, normalization, forward))
+
+
+def _c2r(x: Tensor, dim: list[int], normalization: int, last_dim_size: int) -> Tensor:
+    dim = _positive(dim, x.dim())
+    if not _is_pairs(x) or not dim or not _known(x, dim) or not isinstance(last_dim_size, int):
+        return NotImplemented
+    return fft.c2r.default(_pairs(x), dim, normalization, last_dim_size)
+
+
+# --- arithmetic ---------------------------------------------------------------------------------------------------
+
+
+def _abs(x: Tensor) -> Tensor:
+    return torch.hypot(*_parts(x)) if _is_pairs(x) else NotImplemented
+
+
+def _angle(x: Tensor) -> Tensor:
+    if not _is_pairs(x):
+        return NotImplemented
+    real, imaginary = _parts(x)
+    return torch.atan2(imaginary, real)
+
+
+def _conj(x: Tensor) -> Tensor:
+    if not _is_pairs(x):
+        return NotImplemented
+    real, imaginary = _parts(x)
+    return _of(real, -imaginary)
+
+
+def _each_part(op: Any) -> Decomposition:
+    """An operator that treats both parts alike."""
+
+    def decomposed(x: Tensor) -> Tensor:
+        return _complex(op(_pairs(x))) if _is_pairs(x) else NotImplemented
+
+    return decomposed
+
+
+def _sum(op: Any) -> Decomposition:
+    def decomposed(x: Any, y: Any, *, alpha: Any = 1) -> Tensor:
+        if not (_is_pairs(x) and _is_pairs(y)) or isinstance(alpha, complex):
+            return NotImplemented
+        return _complex(op(*_same_rank(x, y), alpha=alpha))
+
+    return decomposed
+
+
+def _same_rank(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Pairs of both, with the dimensions that broadcasting adds in front."""
+    rank = max(x.dim(), y.dim())
+    pairs = [_pairs(each) for each in (x, y)]
+    first, second = (p.reshape([1] * (rank + 1 - p.dim()) + list(p.shape)) for p in pairs)
+    return first, second
+
+
+def _mul(x: Any, y: Any) -> Tensor:
+    if not isinstance(x, Tensor) or not (_is_pairs(x) or _is_pairs(y)) or isinstance(y, complex):
+        return NotImplemented
+    if _is_pairs(x) and _is_pairs(y):
+        (a, b), (c, d) = _parts(x), _parts(y)
+        return _of(a * c - b * d, a * d + b * c)
+    pairs, factor = (x, y) if _is_pairs(x) else (y, x)
+    if isinstance(factor, Tensor) and factor.dtype is not torch.float32:
+        return NotImplemented
+    real, imaginary = _parts(pairs)
+    return _of(real * factor, imaginary * factor)
+
+
+def _div(x: Any, y: Any) -> Tensor:
+    """By real numbers; torch divides by complex ones with a scale of its own."""
+    real_divisor = isinstance(y, (int, float)) or (isinstance(y, Tensor) and y.dtype is torch.float32)
+    if not _is_pairs(x) or not real_divisor:
+        return NotImplemented
+    real, imaginary = _parts(x)
+    return _of(real / y, imaginary / y)
+
+
+def _make(real: Tensor, imaginary: Tensor) -> Tensor:
+    if real.dtype is not torch.float32:
+        return NotImplemented
+    real, imaginary = torch.broadcast_tensors(real, imaginary)
+    return _of(real, imaginary)
+
+
+def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **rest: Any) -> Tensor:
+    """A real tensor made complex."""
+    if dtype is not torch.complex64 or x.dtype is not torch.float32 or device not in {None, x.device}:
+        return NotImplemented
+    return _of(x, torch.zeros_like(x))
+
+
+def _polar(size: Tensor, angle: Tensor) -> Tensor:
+    return _make(size * torch.cos(angle), size * torch.sin(angle)) if size.dtype is torch.float32 else NotImplemented
+
+
+# --- movement -----------------------------------------------------------------------------------------------------
+
+
+def _permute(x: Tensor, dims: list[int]) -> Tensor:
+    if not _is_pairs(x):
+        return NotImplemented
+    return _complex(_pairs(x).permute([*_positive(dims, x.dim()), x.dim()]))
+
+
+def _shaped(op: Any) -> Decomposition:
+    def decomposed(x: Tensor, size: list[int], **options: Any) -> Tensor:
+        return _complex(op(_pairs(x), [*size, 2], **options)) if _is_pairs(x) else NotImplemented
+
+    return decomposed
+
+
+def _view(x: Tensor, size: list[int]) -> Tensor:
+    return _complex(torch.reshape(_pairs(x), [*size, 2])) if _is_pairs(x) else NotImplemented
+
+
+def _along(op: Any, added: int = 0) -> Decomposition:
+    """An operator with a dimension as its first argument, 0 by default."""
+
+    def decomposed(x: Tensor, dim: int = 0, *args: Any, **kwargs: Any) -> Tensor:
+        if not _is_pairs(x) or not x.dim() + added:
+            return NotImplemented
+        return _complex(op(_pairs(x), dim % (x.dim() + added), *args, **kwargs))
+
+    return decomposed
+
+
+def _squeeze(x: Tensor, dim: list[int]) -> Tensor:
+    if not _is_pairs(x):
+        return NotImplemented
+    return _complex(aten.squeeze.dims(_pairs(x), _positive(dim, x.dim())))
+
+
+def _cat(tensors: list[Tensor], dim: int = 0) -> Tensor:
+    if not all(_is_pairs(x) and x.dim() for x in tensors):
+        return NotImplemented
+    return _complex(torch.cat([_pairs(x) for x in tensors], dim % tensors[0].dim()))
+
+
+def _clone(x: Tensor, *, memory_format: Any = None) -> Tensor:
+    return _complex(_pairs(x).contiguous()) if _is_pairs(x) else NotImplemented
+
+
+COMPLEX: dict[Any, Decomposition] = {
+    aten._fft_r2c.default: _r2c,
+    aten._fft_c2c.default: _c2c,
+    aten._fft_c2r.default: _c2r,
+    aten.abs.default: _abs,
+    aten.angle.default: _angle,
+    aten._conj.default: _conj,
+    aten._conj_physical.default: _conj,
+    aten.neg.default: _each_part(torch.neg),
+    aten.add.Tensor: _sum(torch.add),
+    aten.sub.Tensor: _sum(torch.sub),
+    aten.mul.Tensor: _mul,
+    aten.div.Tensor: _div,
+    aten.complex.default: _make,
+    aten.polar.default: _polar,
+    aten._to_copy.default: _to_copy,
+    aten.permute.default: _permute,
+    aten.view.default: _view,
+    aten._unsafe_view.default: _view,
+    aten.reshape.default: _view,
+    aten.expand.default: _shaped(aten.expand.default),
+    aten.slice.Tensor: _along(aten.slice.Tensor),
+    aten.select.int: _along(aten.select.int),
+    aten.unsqueeze.default: _along(aten.unsqueeze.default, 1),
+    aten.squeeze.dims: _squeeze,
+    aten.cat.default: _cat,
+    aten.clone.default: _clone,
+}
+
+
+def either(first: Decomposition, second: Decomposition) -> Decomposition:
+    """The first decomposition, or the second where the first is not for these arguments."""
+
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        found = first(*args, **kwargs)
+        return second(*args, **kwargs) if found is NotImplemented else found
+
+    return decomposed
+
+
+def join_pairs(graph: Graph) -> None:
+    """Takes out each `view_as_real` of a `view_as_complex`, and the latter where nobody else needs it."""
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target is not aten.view_as_real.default:
+            continue
+        source = node.args[0]
+        while isinstance(source, Node) and source.op == "call_function" and op_name(source.target) in RENAMES:
+            source = source.args[0]
+        if isinstance(source, Node) and source.target is aten.view_as_complex.default:
+            node.replace_all_uses_with(source.args[0])
+            graph.erase_node(node)
+    for node in reversed(list(graph.nodes)):
+        idle = node.op == "call_function" and not node.users and node.target is not operator.setitem
+        if idle and (op_name(node.target) in RENAMES or node.target is aten.view_as_complex.default):
+            graph.erase_node(node)

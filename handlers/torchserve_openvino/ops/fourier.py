@@ -1,0 +1,103 @@
+"""Fourier transforms of pairs: complex numbers as real tensors with a last dimension of 2, which OpenVINO computes.
+
+Each operator here is torch's own transform with pairs in place of complex numbers; `ops.complex_pairs` puts them into
+the graph. OpenVINO's inverse transforms divide by the length, torch's do what their ``normalization`` says: 0 nothing,
+1 by the length's root, 2 by the length (aten/src/ATen/native/SpectralOpsUtils.h, fft_norm_mode).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from openvino import Output
+from openvino import opset15 as ops
+from torch import Tensor
+from torch.fx import Node
+
+from torchserve_openvino.ops.names import value_of
+
+aten = torch.ops.aten
+_LIBRARY = torch.library.Library("openvino_fft", "DEF")
+
+
+def _define(schema: str, run: Callable[..., Tensor]) -> None:
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema)
+    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"openvino_fft::{name}", run, lib=_LIBRARY)
+
+
+def _pairs(x: Tensor) -> Tensor:
+    # Contiguous: an operator of its own must not return a view, and OpenVINO answers so.
+    return torch.view_as_real(x).clone(memory_format=torch.contiguous_format)
+
+
+def _r2c(x: Tensor, dim: list[int], normalization: int, onesided: bool) -> Tensor:
+    return _pairs(aten._fft_r2c(x, dim, normalization, onesided))
+
+
+def _c2c(x: Tensor, dim: list[int], normalization: int, forward: bool) -> Tensor:
+    return _pairs(aten._fft_c2c(torch.view_as_complex(x.contiguous()), dim, normalization, forward))
+
+
+def _c2r(x: Tensor, dim: list[int], normalization: int, last: int) -> Tensor:
+    return aten._fft_c2r(torch.view_as_complex(x.contiguous()), dim, normalization, last).contiguous()
+
+
+_define("r2c(Tensor x, int[] dim, int normalization, bool onesided) -> Tensor", _r2c)
+_define("c2c(Tensor x, int[] dim, int normalization, bool forward) -> Tensor", _c2c)
+_define("c2r(Tensor x, int[] dim, int normalization, int last) -> Tensor", _c2r)
+OPERATORS = torch.ops.openvino_fft
+
+
+def _integers(values: Sequence[int]) -> Any:
+    return ops.constant(np.array(values, dtype=np.int64))
+
+
+def is_plain(normalization: int, inverse: bool) -> bool:
+    """Whether OpenVINO's transform is torch's without a factor, which hangs on the length."""
+    return normalization == (2 if inverse else 0)
+
+
+def _scaled(found: Any, length: int, normalization: int, inverse: bool) -> Any:
+    """By what torch divides, and OpenVINO did not (or by what it did too much)."""
+    if is_plain(normalization, inverse):
+        return found
+    factor = {0: 1.0, 1: 1 / math.sqrt(length), 2: 1 / length}[normalization] * (length if inverse else 1)
+    return ops.multiply(found, np.float32(factor))
+
+
+def _convert_r2c(x: Output, dim: Sequence[int], normalization: int, onesided: bool, *, sizes: Sequence[int]) -> Any:
+    if onesided:
+        found = ops.rdft(x, _integers(dim))
+    else:
+        real = ops.unsqueeze(x, _integers([-1]))
+        found = ops.dft(ops.concat([real, ops.multiply(real, np.float32(0))], -1), _integers(dim))
+    return _scaled(found, math.prod(sizes), normalization, False)
+
+
+def _convert_c2c(x: Output, dim: Sequence[int], normalization: int, forward: bool, *, sizes: Sequence[int]) -> Any:
+    transform = ops.dft if forward else ops.idft
+    return _scaled(transform(x, _integers(dim)), math.prod(sizes), normalization, not forward)
+
+
+def _convert_c2r(x: Output, dim: Sequence[int], normalization: int, last: int, *, sizes: Sequence[int]) -> Any:
+    sizes = [*sizes[:-1], last]
+    return _scaled(ops.irdft(x, _integers(dim), _integers(sizes)), math.prod(sizes), normalization, True)
+
+
+def fourier_facts(node: Node) -> dict[str, Any]:
+    """The sizes of the dimensions that are transformed, 0 for one that is not known."""
+    source, dim = node.args[:2]
+    assert isinstance(source, Node) and isinstance(dim, (list, tuple))
+    shape = value_of(source).shape
+    return {"sizes": [shape[axis] if isinstance(shape[axis], int) else 0 for axis in dim]}
+
+
+FOURIER: dict[str, Callable[..., Any]] = {
+    "openvino_fft.r2c.default": _convert_r2c,
+    "openvino_fft.c2c.default": _convert_c2c,
+    "openvino_fft.c2r.default": _convert_c2r,
+}

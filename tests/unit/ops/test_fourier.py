@@ -1,0 +1,152 @@
+"""Fourier transforms and complex numbers inside a graph, against eager PyTorch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor, nn
+
+import torchserve_openvino as tov
+from helpers import assert_same, check
+
+X = torch.randn(2, 6, 8)
+WINDOW = torch.hann_window(64)
+BANK = torch.rand(20, 33)
+
+
+def spectrum(x: Tensor) -> Tensor:
+    return torch.stft(x, 64, 16, window=WINDOW, return_complex=True)
+
+
+def swapped(x: Tensor) -> Tensor:
+    return x.transpose(0, 1)[:, :, None, ::2].squeeze(2)
+
+
+CASES: dict[str, Callable[[Tensor], Any]] = {
+    "a real transform": lambda x: torch.fft.rfft(x).abs(),
+    "of an odd length": lambda x: torch.fft.rfft(x[..., :7]).abs(),
+    "and back": lambda x: torch.fft.irfft(torch.fft.rfft(x)),
+    "and back to an odd length": lambda x: torch.fft.irfft(torch.fft.rfft(x[..., :7]), n=7),
+    "whole": lambda x: torch.fft.fft(x).real + torch.fft.fft(x).imag,
+    "whole and back": lambda x: torch.fft.ifft(torch.fft.fft(x)).real,
+    "of two dimensions": lambda x: torch.fft.fft2(x).real,
+    "of two real dimensions": lambda x: torch.fft.irfft2(torch.fft.rfft2(x), s=x.shape[-2:]),
+    "of all dimensions": lambda x: torch.fft.irfftn(torch.fft.rfftn(x)),
+    "of the first dimension": lambda x: torch.fft.rfft(x, dim=0).abs(),
+    "of another length": lambda x: torch.fft.rfft(x, n=12).abs() + torch.fft.rfft(x, n=12, norm="ortho").imag,
+    "shorter": lambda x: torch.fft.fft(x, n=5).real,
+    "orthonormal": lambda x: torch.fft.ifft(torch.fft.fft(x, norm="ortho"), norm="ortho").real,
+    "forward": lambda x: torch.fft.irfft(torch.fft.rfft(x, norm="forward"), norm="forward"),
+    "FNet": lambda x: torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).real,
+    "correlation": lambda x: torch.fft.irfft(torch.fft.rfft(x) * torch.fft.rfft(x.flip(-1)).conj()),
+    "arithmetic": lambda x: (torch.fft.rfft(x) * 2 - torch.fft.rfft(x) / 3 + torch.fft.rfft(x) * x[..., :5]).abs(),
+    "the angle": lambda x: torch.fft.rfft(x).angle().cos(),
+    "polar": lambda x: torch.fft.irfft(torch.polar(x.abs(), x)),
+    "made of parts": lambda x: torch.fft.irfft(torch.complex(x, x.sin())),
+    "broadcast": lambda x: (torch.fft.rfft(x) + torch.fft.rfft(x[0])).abs(),
+    "moved": lambda x: torch.cat([swapped(torch.fft.rfft(x))[1:], swapped(torch.fft.rfft(x))]).abs(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_whole_on_openvino(name: str) -> None:
+    compiled = check(CASES[name], X, strides=False)
+    check(CASES[name], torch.randn(2, 6, 8), compiled=compiled, strides=False)
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_any_transform(data: st.DataObject) -> None:
+    shape = data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=3))
+    dims = data.draw(st.lists(st.integers(0, len(shape) - 1), min_size=1, unique=True))
+    norm = data.draw(st.sampled_from(["forward", "backward", "ortho"]))
+    sizes = [shape[dim] for dim in dims]
+
+    def model(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        spectrum = torch.fft.rfftn(x, dim=dims, norm=norm)
+        there = torch.fft.fftn(x, dim=dims, norm=norm)
+        return spectrum.imag, torch.fft.irfftn(spectrum, s=sizes, dim=dims, norm=norm), there.real * 2
+
+    check(model, torch.randn(shape), strides=False)
+
+
+@pytest.mark.parametrize("power", [lambda s: s.abs().pow(2), lambda s: torch.view_as_real(s).pow(2).sum(-1)])
+@pytest.mark.parametrize("backend", ["openvino", "export"])
+def test_a_front_end_for_audio(power: Callable[[Tensor], Tensor], backend: str) -> None:
+    class FrontEnd(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.log(BANK @ power(spectrum(x)) + 1e-6)
+
+    model = FrontEnd().eval()
+    compiled = tov.compile(model, backend=backend)
+    with torch.no_grad():
+        for x in (torch.randn(2, 400), torch.randn(2, 400)):
+            assert_same(compiled(x), model(x), strides=False)
+    assert compiled.report.summary.coverage == 1.0 and not compiled.report.fallbacks, compiled.report.to_text()
+
+
+def test_complex_inputs_and_outputs_stay_in_eager_and_are_counted() -> None:
+    compiled = tov.compile(lambda x: torch.fft.ifft(x * 2))
+    with torch.no_grad():
+        x = torch.randn(3, 8, dtype=torch.complex64)
+        assert_same(torch.view_as_real(compiled(x)), torch.view_as_real(compiled.eager(x)))
+    assert {each.op for each in compiled.report.fallbacks} <= {
+        "aten.view_as_real.default",
+        "aten.view_as_complex.default",
+    }
+
+
+def test_what_has_no_form_in_pairs_stays_in_eager() -> None:
+    compiled = tov.compile(lambda x: torch.fft.rfft(x).exp().abs())
+    with torch.no_grad():
+        assert_same(compiled(X), compiled.eager(X), strides=False)
+    assert any(each.op == "aten.exp.default" and "complex64" in each.reason for each in compiled.report.fallbacks)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_double_precision_stays_in_eager(dtype: torch.dtype) -> None:
+    compiled = tov.compile(lambda x: torch.fft.fft(x).abs())
+    with torch.no_grad():
+        assert_same(compiled(X.to(dtype)), compiled.eager(X.to(dtype)), strides=False)
+    assert compiled.report.fallbacks
+
+
+def test_a_dynamic_batch() -> None:
+    compiled = check(lambda x: torch.fft.rfft(x).abs() + 1, torch.randn(3, 8), dynamic=True, coverage=None)
+    check(compiled.eager, torch.randn(5, 8), compiled=compiled, coverage=None)
+
+
+def test_the_traditional_backend_refuses_by_name() -> None:
+    compiled = tov.compile(CASES["correlation"], backend="openvino_ts")
+    with torch.no_grad():
+        assert_same(compiled(X), compiled.eager(X), strides=False)
+
+
+def test_from_the_cache(tmp_path: Any) -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.fft.rfft(x).abs() * 2
+
+    options = {"model_caching": True, "cache_dir": str(tmp_path)}
+    with torch.no_grad():
+        for _ in range(2):
+            compiled = tov.compile(Model().eval(), options=options).freeze()
+            for _ in range(3):
+                assert_same(compiled(X), compiled.eager(X), strides=False)
+    assert compiled.report.to_dict()["cache"]["calls"]["hits"] == 1
+
+
+def test_gradients() -> None:
+    x = X.clone().requires_grad_()
+    y = X.clone().requires_grad_()
+    tov.compile(CASES["a real transform"])(x).sum().backward()
+    CASES["a real transform"](y).sum().backward()
+    assert_same(x.grad, y.grad, strides=False)
+
+
+@pytest.mark.parametrize("arguments", [(1, 3, 2), (-1, 4, 4), (0, 2, 1)])
+def test_windows(arguments: tuple[int, int, int]) -> None:
+    check(lambda x: x.unfold(*arguments) * 2, X, strides=False)
