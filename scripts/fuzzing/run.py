@@ -159,7 +159,6 @@ def _compared(program: Program, compile_: Compile, strict: bool) -> Result:
     except Exception as error:
         return Result("failed", "crash", f"{type(error).__name__}: {_plain(str(error))}")
     result = Result("ok")
-    sizes: list[int] = []
     for position, letter in enumerate(program.mode.steps):
         theirs = eager.step(letter)
         if theirs is not None and theirs.error and letter != "X":
@@ -167,7 +166,8 @@ def _compared(program: Program, compile_: Compile, strict: bool) -> Result:
                 return Result("discarded", detail=theirs.error)
             # The second sizes do not fit this program, or its state ran off: both sides end here.
             break
-        _soil(sizes)
+        # Eager's own answers were freed just now, and lie where an answer that nobody writes would be taken from.
+        _soil(theirs)
         mine = ours.step(letter)
         if theirs is None or mine is None:
             continue
@@ -184,7 +184,6 @@ def _compared(program: Program, compile_: Compile, strict: bool) -> Result:
             break
         if letter == "X":
             break
-        sizes = [t.untyped_storage().nbytes() for name, t in theirs.tensors.items() if name.startswith("output")]
     return _reported(result, ours.call)
 
 
@@ -220,8 +219,9 @@ def _disturb(value: Any, in_place: bool = False) -> Any:
     return (value.float() * factor).to(value.dtype)
 
 
-def _soil(sizes: list[int]) -> None:
-    """Leaves rubbish where the next call's outputs will lie."""
+def _soil(seen: Observation | None) -> None:
+    """Leaves rubbish in free memory of the sizes of a call's tensors."""
+    sizes = {tensor.nbytes for tensor in seen.tensors.values()} if seen else set()
     for garbage in _GARBAGE:
         kept = [torch.full((max(1, size // 4),), garbage) for size in sizes for _ in range(12)]
         del kept
