@@ -98,12 +98,14 @@ def run_calls(
     return merge(outcome for outcome in single if outcome is not None)
 
 
-def _dynamo_fails(run: Callable[..., Any], calls: Sequence[Call]) -> bool:
+def _dynamo_fails(run: Callable[..., Any], calls: Sequence[Call], mode: str) -> bool:
     """Whether tracing raises with any backend."""
     torch._dynamo.reset()
     try:
         with torch.no_grad():
-            torch.compile(run, backend="eager", dynamic=False)([(c.args, c.kwargs) for c in map(Call.cloned, calls)])
+            torch.compile(run, backend="eager", dynamic=mode == "dynamic")(
+                [(c.args, c.kwargs) for c in map(Call.cloned, calls)]
+            )
     except Exception:
         return True
     return False
@@ -168,7 +170,7 @@ def _run(
         if not last:
             return None
         said = f"{type(error).__name__}: {error}"
-        if _dynamo_fails(run, calls):
+        if _dynamo_fails(run, calls, mode):
             return Outcome("not_traceable", (f"Dynamo itself fails: {short('', said)}",))
         return Outcome("WRONG", (f"{said} for {calls[0]}"[:600],))
     if settle is not None:

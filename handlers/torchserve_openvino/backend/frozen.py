@@ -99,7 +99,8 @@ class Route:
         template = [None if id(arg) in position else arg for arg in call.args]
         places = [(i, position[id(arg)]) for i, arg in enumerate(call.args) if id(arg) in position]
         results = {id(result): i for i, result in enumerate(call.results) if isinstance(result, torch.Tensor)}
-        out_leaves, out_spec = pytree.tree_flatten(output)
+        # A size is a constant; taken apart it would come back as a plain tuple.
+        out_leaves, out_spec = pytree.tree_flatten(output, is_leaf=lambda value: isinstance(value, torch.Size))
         if results.keys() - {id(leaf) for leaf in out_leaves}:
             raise ValueError("the graph computes more than the model returns: the model keeps state")
         out: list[tuple[bool, Any]] = []

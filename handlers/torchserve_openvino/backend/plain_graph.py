@@ -76,6 +76,8 @@ def encode(value: Any, position: Mapping[Any, int] | None = None) -> Any:
         return value
     if position is not None and value.__hash__ is not None and value in position:
         return {"node": position[value]}
+    if isinstance(value, torch.Size):
+        return {"size": list(value)}
     if isinstance(value, (list, tuple)):
         return {"tuple" if isinstance(value, tuple) else "list": [encode(item, position) for item in value]}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
@@ -116,6 +118,8 @@ def decode(value: Any, values: Sequence[Any] = ()) -> Any:
         return {str(key): decode(item, values) for key, item in content.items()}
     if kind == "slice":
         return slice(*(decode(item, values) for item in content))
+    if kind == "size":
+        return torch.Size(content)
     if kind == "float":
         return float(content)
     if kind == "complex":
