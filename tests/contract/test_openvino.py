@@ -180,3 +180,67 @@ def test_a_float_quotient_is_rounded_before_its_floor() -> None:
     assert torch.floor_divide(torch.from_numpy(one), torch.from_numpy(tenth)).tolist() == [9.0]
     assert run(lambda a, b: ops.floor(ops.divide(a, b)), one, tenth).tolist() == [10.0]
     assert abs(float(run(ops.floor_mod, one, tenth)[0])) < 1e-6
+
+
+def test_nan_is_greater_than_anything_and_not_less() -> None:
+    """Why ``x > y`` is asked as ``y < x`` (`backend/rewrite.py`)."""
+    x, y = np.array([np.nan, 1.0, np.nan], np.float32), np.array([1.0, np.nan, np.nan], np.float32)
+    assert run(lambda a, b: ops.convert(ops.greater(a, b), "i32"), x, y).any()
+    assert not run(lambda a, b: ops.convert(ops.less(a, b), "i32"), x, y).any()
+    assert not run(lambda a, b: ops.convert(ops.less_equal(a, b), "i32"), x, y).any()
+
+
+def test_a_reduction_of_symbolic_sizes_takes_the_shape_after_it_away() -> None:
+    """Why it keeps its dimensions (`backend/rewrite.py`)."""
+
+    def shape(keep: bool) -> list[int]:
+        p = ops.parameter([-1, -1, 1], ov.Type.f32)
+        found = ops.reduce_sum(p, ops.constant(np.array([0])), keep)
+        found = ops.squeeze(found, ops.constant(np.array([0]))) if keep else found
+        model = ov.Model([ops.transpose(found, ops.constant(np.array([1, 0])))], [p])
+        return list(CORE.compile_model(model, "CPU", F32)([np.ones((3, 5, 1), np.float32)])[0].shape)
+
+    assert shape(keep=True) == [1, 5]
+    assert shape(keep=False) == [5, 1]
+
+
+def test_attention_of_a_closed_row_is_nan() -> None:
+    """Why such rows are set to 0 (`backend/rewrite.py`)."""
+    q = np.ones((1, 1, 2, 4), np.float32)
+    mask = np.array([[[[0.0, -np.inf], [-np.inf, -np.inf]]]], np.float32)
+    got = run(lambda q, m: ops.scaled_dot_product_attention(q, q, q, m), q, mask)
+    assert np.isfinite(got[0, 0, 0]).all() and np.isnan(got[0, 0, 1]).all()
+
+
+def test_an_input_that_is_an_output_takes_its_memory() -> None:
+    """Why such answers are copied (`execute.computed_outputs`): everything is computed from the output's memory."""
+    parameter = ops.parameter([2, 4], ov.Type.f32)
+    model = ov.Model([ops.result(parameter), ops.result(ops.softmax(parameter, 1))], [parameter])
+    compiled = CORE.compile_model(model, "CPU", F32)
+    request = compiled.create_infer_request()
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    outs = [np.full((2, 4), 7.0, np.float32) for _ in range(2)]
+    request.set_input_tensor(0, ov.Tensor(x, shared_memory=True))
+    for position, out in enumerate(outs):
+        request.set_output_tensor(position, ov.Tensor(out, shared_memory=True))
+    request.infer()
+    np.testing.assert_allclose(outs[1], 0.25)
+
+
+def test_executed_graphs_say_what_each_layer_is() -> None:
+    from torchserve_openvino.backend.execute import computed_outputs
+
+    parameter = ops.parameter([2, 4], ov.Type.f32)
+    reshaped = ops.reshape(parameter, ops.constant(np.array([4, 2])), False)
+    outputs = [parameter, reshaped, ops.constant(np.ones(3, np.float32)), ops.exp(parameter)]
+    compiled = CORE.compile_model(ov.Model([ops.result(each) for each in outputs], [parameter]), "CPU", F32)
+    assert sorted(computed_outputs(compiled)) == [False, False, False, True]
+
+
+def test_interpolation_to_1_takes_the_first_value() -> None:
+    """Why `ops/repairs.py` decomposes it."""
+    model = ov.convert_model(
+        torch.export.export(nn.Upsample(size=(1, 1), mode="bilinear"), (torch.arange(36.0).reshape(1, 1, 6, 6),))
+    )
+    got = CORE.compile_model(model, "CPU", F32)([np.arange(36, dtype=np.float32).reshape(1, 1, 6, 6)])[0]
+    assert got.item() != pytest.approx(17.5)
