@@ -6,6 +6,8 @@ AOTAutograd's metadata, the conversion of frames, graph break reasons and compil
 
 import dataclasses
 import inspect
+import re
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,6 +37,7 @@ __all__ = [
     "LostFrame",
     "OperatorCount",
     "aot_autograd",
+    "changed_object",
     "compile_id",
     "graph_break_of",
     "graph_facts",
@@ -44,6 +47,8 @@ __all__ = [
     "watch_frames",
 ]
 
+# How Dynamo names what it reaches through a module.
+_IMPORTED = re.compile(r"G\['__import_(\w+)'\]((?:\.\w+)+)")
 # The frame that stands in front of the model where a call is captured whole (whole.py).
 STAND_IN_FILE = "torchserve_openvino/backend/whole.py"
 
@@ -242,6 +247,15 @@ class _Watch:
             self._observer.lost(lost, first=True)
         set_eval_frame_isolate_recompiles_id(self._region)
         return answer
+
+
+def changed_object(side_effect: str) -> Any:
+    """The object that Dynamo's name of a side effect stands for, if it is one reached through a module; else None."""
+    found = _IMPORTED.fullmatch(side_effect)
+    value: Any = sys.modules.get(found[1].replace("_dot_", ".")) if found else None
+    for name in found[2].split(".")[1:] if found else ():
+        value = getattr(value, name, None)
+    return value if hasattr(value, "__dict__") and not isinstance(value, (type, torch.nn.Module)) else None
 
 
 def _newest(metrics: Sequence[Any]) -> Any:
