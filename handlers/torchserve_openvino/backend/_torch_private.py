@@ -7,6 +7,8 @@ AOTAutograd's metadata, the conversion of frames, graph break reasons and compil
 import dataclasses
 import functools
 import inspect
+import re
+import sys
 import threading
 import warnings
 import weakref
@@ -44,6 +46,7 @@ __all__ = [
     "LostFrame",
     "OperatorCount",
     "aot_autograd",
+    "changed_object",
     "compile_id",
     "graph_break_of",
     "graph_facts",
@@ -56,6 +59,8 @@ __all__ = [
     "watch_frames",
 ]
 
+# How Dynamo names what it reaches through a module.
+_IMPORTED = re.compile(r"G\['__import_(\w+)'\]((?:\.\w+)+)")
 # The frame that stands in front of the model where a call is captured whole (whole.py).
 STAND_IN_FILE = "torchserve_openvino/backend/whole.py"
 
@@ -256,6 +261,15 @@ class _Watch:
         return answer
 
 
+def changed_object(side_effect: str) -> Any:
+    """The object that Dynamo's name of a side effect stands for, if it is one reached through a module; else None."""
+    found = _IMPORTED.fullmatch(side_effect)
+    value: Any = sys.modules.get(found[1].replace("_dot_", ".")) if found else None
+    for name in found[2].split(".")[1:] if found else ():
+        value = getattr(value, name, None)
+    return value if hasattr(value, "__dict__") and not isinstance(value, (type, torch.nn.Module)) else None
+
+
 def _newest(metrics: Sequence[Any]) -> Any:
     return metrics[-1] if metrics else None
 
@@ -299,6 +313,9 @@ class OperatorCount(TorchDispatchMode):
     Args:
         count: Is told of each.
     """
+
+    # torch.cond and the like; what runs inside comes here by itself.
+    supports_higher_order_operators = True
 
     def __init__(self, count: Callable[[Any], None]) -> None:
         super().__init__()

@@ -9,7 +9,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from torchserve_openvino.backend._torch_private import FrameFact, GraphBreakFact, LostFrame, OperatorCount
+from torchserve_openvino.backend._torch_private import (
+    FrameFact,
+    GraphBreakFact,
+    LostFrame,
+    OperatorCount,
+    changed_object,
+)
 from torchserve_openvino.ops.movement import HANDS_ON
 from torchserve_openvino.ops.names import op_name, packets
 from torchserve_openvino.report.tracker import FallbackKind, PartitionRecord, Tracker
@@ -76,8 +82,14 @@ class FrameBooks:
         if fact.recompile_reason:
             tracker.add_recompile(fact.where, fact.recompile_reason, fact.compile_id)
         graph, self._thread.newest = self._thread.newest, None
-        if graph is not None and fact.side_effects:
-            graph.unproven = f"the model keeps state: it changes {', '.join(fact.side_effects)}"
+        if graph is not None:
+            objects = {effect: changed_object(effect) for effect in fact.side_effects}
+            if kept := [effect for effect, changed in objects.items() if changed is None]:
+                graph.unproven = f"the model keeps state: it changes {', '.join(kept)}"
+            # What is set and set back is no state. This runs before the code that Dynamo just made.
+            graph.touched = [
+                (effect, changed, dict(vars(changed))) for effect, changed in objects.items() if changed is not None
+            ]
         if self._foreign is not None and fact.ops:
             record = tracker.add_graph(
                 compile_id=fact.compile_id, where=fact.where, stage="inference", ops_total=fact.ops

@@ -1,8 +1,6 @@
 """A compiled model as its user calls it: guarded by Dynamo, or frozen, then perhaps from the cache."""
 
-import copy
 import functools
-import inspect
 import logging
 import threading
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from torchserve_openvino.backend.call_cache import CallCache
 from torchserve_openvino.backend.compare import difference, reordered
 from torchserve_openvino.backend.frozen import FrozenCalls, GraphCall, Key, Route
 from torchserve_openvino.backend.settings import BackendSettings
+from torchserve_openvino.backend.stand_in import StandIn
 from torchserve_openvino.cache.key import make_key
 from torchserve_openvino.errors import WeightsReleasedError
 from torchserve_openvino.report import CompileReport, Tracker
@@ -37,11 +36,6 @@ def is_exported(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     )
 
 
-def _unpickled(remake: Callable[[Any], "CompiledModule"], model: Any, freezes: bool) -> "CompiledModule":
-    made = remake(model)
-    return made.freeze() if freezes else made
-
-
 @dataclass(frozen=True)
 class Traced:
     """The model through ``torch.compile`` or ``torch.export``.
@@ -59,7 +53,7 @@ class Traced:
     whole: Callable[..., Any] | None = None
 
 
-class CompiledModule:
+class CompiledModule(StandIn):
     """A compiled model: call it as the model itself; other attributes are the model's.
 
     Args:
@@ -341,53 +335,6 @@ class CompiledModule:
         if is_exported(args, kwargs):
             return self._inside(*args, **kwargs)
         return self._traced.call(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "eager":
-            raise AttributeError(name)
-        value = getattr(self.eager, name)
-        if inspect.ismethod(value) and value.__self__ is self.eager:
-            return functools.wraps(value)(functools.partial(self._instead, value))
-        return value
-
-    def _instead(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A method of the model: where it returns the model (``to``, ``half``, ``eval``) this one is returned."""
-        result = method(*args, **kwargs)
-        return self if result is self.eager else result
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_") or name in vars(self) or isinstance(getattr(type(self), name, None), property):
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self.eager, name, value)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "CompiledModule":
-        """A copy of the model, compiled as this one was, with a report of its own."""
-        return self._made_again(copy.deepcopy(self.eager, memo))
-
-    def __copy__(self) -> "CompiledModule":
-        return self._made_again(self.eager)
-
-    def _made_again(self, model: Any) -> "CompiledModule":
-        self._check_copyable()
-        assert self._remake is not None
-        made = self._remake(model)
-        return made.freeze() if self._freezes_copies else made
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """By the model and the options: what was compiled is compiled again, or found in the cache."""
-        self._check_copyable()
-        return _unpickled, (self._remake, self.eager, self._freezes_copies)
-
-    @property
-    def _freezes_copies(self) -> bool:
-        return self._frozen is not None
-
-    def _check_copyable(self) -> None:
-        if self.released:
-            raise WeightsReleasedError("a copy would have no weights")
-        if self._remake is None:
-            raise TypeError("a compiled model can be copied and pickled only if `torchserve_openvino.compile` made it")
 
     def __repr__(self) -> str:
         return f"CompiledModule({self.eager!r})"

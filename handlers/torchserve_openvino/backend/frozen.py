@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Key = tuple[Any, ...]
+# An object that code around a graph changes: its name, itself, and its attributes before the first call.
+Touched = tuple[str, Any, dict[str, Any]]
 # Signatures kept; a server with more shapes than this runs the rest guarded.
 MAX_RECORDED = 1024
 # What may stand in an answer beside tensors. Anything else may change from call to call, or hold tensors.
@@ -50,6 +52,7 @@ class GraphCall:
         mutates: Whether AOTAutograd writes results back into inputs after the graph.
         blueprint: How to build ``run`` again from the cache; None where that can't be done.
         unproven: What speaks against calling it without the Python around it; empty where nothing does.
+        touched: Objects that this Python changes.
     """
 
     run: Callable[..., Sequence[Any]]
@@ -58,6 +61,7 @@ class GraphCall:
     mutates: bool
     blueprint: "Blueprint | None" = None
     unproven: str = ""
+    touched: "Sequence[Touched]" = ()
 
 
 class Route:
@@ -208,6 +212,8 @@ class FrozenCalls:
                 raise ValueError("the model writes to an input or a buffer")
             if calls[0].unproven:
                 raise ValueError(calls[0].unproven)
+            if left := [name for name, changed, before in calls[0].touched if not _same_attributes(changed, before)]:
+                raise ValueError(f"the model keeps state: it leaves {', '.join(left)} changed")
             entry = Route.of_call(calls[0], leaves, output)
             if first is not None:
                 if not first.agrees(entry):
@@ -222,6 +228,11 @@ class FrozenCalls:
             self._recorded[key] = None
         self.refused[reason] = self.refused.get(reason, 0) + 1
         logger.info("A call stays guarded after freeze(): %s", reason)
+
+
+def _same_attributes(changed: Any, before: dict[str, Any]) -> bool:
+    now = vars(changed)
+    return now.keys() == before.keys() and all(now[name] is before[name] for name in now)
 
 
 def _without_sizes(key: Key) -> Key:

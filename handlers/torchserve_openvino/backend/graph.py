@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from torchserve_openvino.backend._torch_private import GraphFacts, reads_values
 from torchserve_openvino.backend.assemble import picker
 from torchserve_openvino.backend.builder import Assembled, GraphBuilder
-from torchserve_openvino.backend.frozen import GraphCall
+from torchserve_openvino.backend.frozen import GraphCall, Touched
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.weights import WeightWatch, can_freeze
 from torchserve_openvino.errors import TorchServeOpenVINOError
@@ -51,12 +51,14 @@ class CompiledGraph:
 
     Attributes:
         unproven: What speaks against calling the graph without the Python around it; empty where nothing does.
+        touched: Objects that this Python changes, with their attributes before the first call.
     """
 
     def __init__(self, gm: GraphModule, facts: GraphFacts, settings: BackendSettings, record: GraphRecord) -> None:
         self._settings = settings
         self._record = record
         self.unproven = reads_values(gm)
+        self.touched: list[Touched] = []
         self._static = sorted(facts.static - facts.mutated)
         self._mutates = bool(facts.mutated)
         self._pick: Callable[[Sequence[Any]], tuple[Any, ...]] = picker(self._static)
@@ -97,7 +99,9 @@ class CompiledGraph:
         results = assembled.run(*call_args)
         if (calls := self._thread.recording) is not None:
             calls.append(
-                GraphCall(assembled.run, call_args, results, self._mutates, assembled.blueprint, self.unproven)
+                GraphCall(
+                    assembled.run, call_args, results, self._mutates, assembled.blueprint, self.unproven, self.touched
+                )
             )
         return results
 

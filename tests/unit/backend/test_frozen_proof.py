@@ -165,6 +165,35 @@ def test_what_is_printed_is_printed_at_each_call(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out.count("called") == 3 and compiled.frozen == 0
 
 
+class Box:
+    value: Any = None
+
+
+BOX = Box()
+
+
+@pytest.mark.parametrize("puts_back", [True, False])
+def test_what_is_set_and_set_back_is_no_state(puts_back: bool) -> None:
+    """As transformers does in each model."""
+    BOX.value = None
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            BOX.value = 3
+            y = x * BOX.value
+            if puts_back:
+                BOX.value = None
+            return y
+
+    compiled = tov.compile(Model()).freeze()
+    with torch.no_grad():
+        for _ in range(3):
+            BOX.value = None
+            assert_same(compiled(torch.ones(2)), torch.full((2,), 3.0))
+            assert (BOX.value is None) == puts_back
+    assert compiled.frozen == int(puts_back)
+
+
 def test_mutable_defaults_and_globals_are_state() -> None:
     def counting(x: torch.Tensor, calls: list[int] = []) -> torch.Tensor:  # noqa: B006
         calls.append(1)

@@ -1,0 +1,79 @@
+"""How a compiled model stands in its model's place: its attributes and methods, copies, pickles."""
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torchserve_openvino.errors import WeightsReleasedError
+
+
+class StandIn:
+    """What is not its own is its model's.
+
+    Attributes:
+        eager: The model.
+    """
+
+    eager: Callable[..., Any]
+    # Compiles another model as this one was; None where nobody knows how.
+    _remake: Callable[[Any], Any] | None
+    _frozen: Any
+
+    @property
+    def released(self) -> bool:
+        """Whether the model's weights were freed."""
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "eager":
+            raise AttributeError(name)
+        value = getattr(self.eager, name)
+        if inspect.ismethod(value) and value.__self__ is self.eager:
+            return functools.wraps(value)(functools.partial(self._instead, value))
+        return value
+
+    def _instead(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A method of the model: where it returns the model (``to``, ``half``, ``eval``) this one is returned."""
+        result = method(*args, **kwargs)
+        return self if result is self.eager else result
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or name in vars(self) or isinstance(getattr(type(self), name, None), property):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.eager, name, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy of the model, compiled as this one was, with a report of its own."""
+        return self._made_again(copy.deepcopy(self.eager, memo))
+
+    def __copy__(self) -> Any:
+        return self._made_again(self.eager)
+
+    def _made_again(self, model: Any) -> Any:
+        self._check_copyable()
+        assert self._remake is not None
+        made = self._remake(model)
+        return made.freeze() if self._freezes_copies else made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By the model and the options: what was compiled is compiled again, or found in the cache."""
+        self._check_copyable()
+        return _unpickled, (self._remake, self.eager, self._freezes_copies)
+
+    @property
+    def _freezes_copies(self) -> bool:
+        return self._frozen is not None
+
+    def _check_copyable(self) -> None:
+        if self.released:
+            raise WeightsReleasedError("a copy would have no weights")
+        if self._remake is None:
+            raise TypeError("a compiled model can be copied and pickled only if `torchserve_openvino.compile` made it")
+
+
+def _unpickled(remake: Callable[[Any], Any], model: Any, freezes: bool) -> Any:
+    made = remake(model)
+    return made.freeze() if freezes else made
