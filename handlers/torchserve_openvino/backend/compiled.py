@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.call_cache import CallCache
-from torchserve_openvino.backend.compare import difference, reordered
 from torchserve_openvino.backend.frozen import FrozenCalls, GraphCall, Key, Route
+from torchserve_openvino.backend.proof import Proof
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.stand_in import StandIn
 from torchserve_openvino.cache.key import make_key
@@ -193,44 +192,13 @@ class CompiledModule(StandIn):
         self, route: Route, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any] | None:
         """The answer of a way from the cache, once eager PyTorch gave the same; None where it did not."""
-        failures = self._tracker.runtime_failures()
-        result, problem = self._tried(route, leaves)
-        if self._proves or problem:
-            # Eager says whether the caller's input or the entry is to blame.
-            expected = self.eager(*args, **kwargs)
-            problem = problem or difference(result, expected, str(self._tracker.config.get("effective_precision", "")))
-        if self._proves and not problem:
-            problem = self._differs_on_others(route, args, kwargs)
-        if self._tracker.runtime_failures() != failures:
-            problem = problem or "OpenVINO failed on it"
+        proof = Proof(self.eager, self._tracker, self.poisoned)
+        result, problem = proof.run(route, leaves, (args, kwargs), compares=self._proves)
         if problem:
             logger.warning("A cached model is not used and compiled again: %s", problem)
             return None
         self._tracker.cache.verified += self._proves
         return (result,)
-
-    def _tried(self, route: Route, leaves: list[Any]) -> tuple[Any, str]:
-        """A way's answer, in memory that was poisoned before; or why it has none."""
-        try:
-            with self.poisoned():
-                return route(leaves), ""
-        except Exception as error:
-            return None, f"{type(error).__name__}: {error}"
-
-    def _differs_on_others(self, route: Route, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """How a way's answer differs from eager's on other values than the caller's; empty where it does not."""
-        call = reordered((args, kwargs))
-        if call is None:
-            return ""
-        try:
-            expected = self.eager(*call[0], **call[1])
-        except Exception as error:
-            # The order of values means something to this model.
-            logger.info("A cached model is compared on the caller's values alone; eager refuses others: %s", error)
-            return ""
-        result, problem = self._tried(route, pytree.tree_leaves(call))
-        precision = str(self._tracker.config.get("effective_precision", ""))
-        return problem or difference(result, expected, precision)
 
     def freeze(self) -> "CompiledModule":
         """Promises that the model will not change any more, and takes the guards out of the calls to come.

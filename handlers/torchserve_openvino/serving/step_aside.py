@@ -96,7 +96,7 @@ def run_again(model: Callable[..., Any], sample: Sample, quiet: Quiet) -> list[t
     ):
         # The model may write to its inputs, which are kept for whoever wants to see a mismatch.
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, sample.inputs)
-        return output_tensors(model(*args, **kwargs))
+        return [tensor.detach() for tensor in output_tensors(model(*args, **kwargs))]
 
 
 def why_not(model: Callable[..., Any], inputs: Inputs) -> str:
