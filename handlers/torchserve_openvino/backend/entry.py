@@ -97,7 +97,7 @@ def compile(
     def trace() -> Traced:
         from torchserve_openvino.backend.capture import OpenVINOBackend
 
-        ours = OpenVINOBackend(settings)
+        ours = OpenVINOBackend(settings, traced)
         # Both are in torch 2.13's signature (tests/contract), not in its type stubs.
         limits: Any = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
         compiled = torch.compile(traced, backend=ours, dynamic=dynamic, fullgraph=fullgraph, **limits)
