@@ -23,6 +23,7 @@ from torchserve_openvino.ops import where_of
 from torchserve_openvino.ops.complex_pairs import join_pairs
 from torchserve_openvino.ops.decomposed import decomposed_ops
 from torchserve_openvino.ops.kept import STAND_INS, restore
+from torchserve_openvino.ops.padded_encoders import last_layers, zero_padding
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +33,12 @@ class OpenVINOBackend:
 
     Args:
         settings: Of this model; its tracker gets all that happens.
+        model: The model, where it is known.
     """
 
-    def __init__(self, settings: BackendSettings) -> None:
+    def __init__(self, settings: BackendSettings, model: Any = None) -> None:
         self.settings = settings
+        self._model = model
         self._graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
         # Dynamo names the backend in its own logs by this.
         self.__name__ = "openvino_serving"
@@ -55,6 +58,8 @@ class OpenVINOBackend:
             return self._lower(gm, example_inputs, place)
 
     def _lower(self, gm: GraphModule, example_inputs: Sequence[Any], place: str) -> Any:
+        zero_padding(gm.graph, last_layers(self._model))
+        gm.recompile()
         start = time.perf_counter()
         self.settings.tracker.cache.traces += 1
         if fact := private.graph_break_of(gm):

@@ -116,7 +116,7 @@ def compile(
         from torchserve_openvino.backend.capture import OpenVINOBackend
         from torchserve_openvino.backend.whole import capture_whole
 
-        ours, books = OpenVINOBackend(settings), FrameBooks(tracker)
+        ours, books = OpenVINOBackend(settings, traced), FrameBooks(tracker)
         # Both are in torch 2.13's signature (tests/contract), not in its type stubs.
         limits: Any = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True, "dynamic": dynamic}
         compiled = torch.compile(traced, backend=ours, fullgraph=fullgraph, **limits)

@@ -50,6 +50,8 @@ _define("r2c(Tensor x, int[] dim, int normalization, bool onesided) -> Tensor", 
 _define("c2c(Tensor x, int[] dim, int normalization, bool forward) -> Tensor", _c2c)
 _define("c2r(Tensor x, int[] dim, int normalization, int last) -> Tensor", _c2r)
 OPERATORS = torch.ops.openvino_fft
+# Measured on one core with 100 rows: at 512 both ways take the same time.
+_SHORT = 512
 
 
 def _integers(values: Sequence[int]) -> Any:
@@ -70,12 +72,29 @@ def _scaled(found: Any, length: int, normalization: int, inverse: bool) -> Any:
 
 
 def _convert_r2c(x: Output, dim: Sequence[int], normalization: int, onesided: bool, *, sizes: Sequence[int]) -> Any:
+    if list(dim) == [x.get_partial_shape().rank.get_length() - 1] and _is_short(sizes[0]):
+        return _scaled(_by_product(x, sizes[0], onesided), sizes[0], normalization, False)
     if onesided:
         found = ops.rdft(x, _integers(dim))
     else:
         real = ops.unsqueeze(x, _integers([-1]))
         found = ops.dft(ops.concat([real, ops.multiply(real, np.float32(0))], -1), _integers(dim))
     return _scaled(found, math.prod(sizes), normalization, False)
+
+
+def _is_short(length: int) -> bool:
+    """Whether a product with a matrix is faster than OpenVINO's transform, which is fast for powers of 2 only."""
+    return 0 < length <= (_SHORT if length & (length - 1) == 0 else 2 * _SHORT)
+
+
+def _by_product(x: Output, length: int, onesided: bool) -> Any:
+    """The definition: a sum over each element by exp(-2 pi i j k / length), whose angle is reduced exactly before."""
+    frequencies = np.arange(length // 2 + 1 if onesided else length)
+    angles = np.outer(np.arange(length), frequencies) % length * (-2 * np.pi / length)
+    matrix = np.stack([np.cos(angles), np.sin(angles)], -1).reshape(length, -1).astype(np.float32)
+    product = ops.matmul(x, ops.constant(matrix), False, False)
+    rank = x.get_partial_shape().rank.get_length()
+    return ops.reshape(product, _integers([0] * (rank - 1) + [len(frequencies), 2]), True)
 
 
 def _convert_c2c(x: Output, dim: Sequence[int], normalization: int, forward: bool, *, sizes: Sequence[int]) -> Any:

@@ -281,20 +281,6 @@ def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Num
     return torch.scatter_add(x, dim, index.to(torch.int64).reshape(shape).expand(source.shape), scaled)
 
 
-def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
-    """Windows along a dimension, which go last; OpenVINO's conversion fails."""
-    if not x.dim() or not isinstance(x.shape[dimension], int):
-        return NotImplemented
-    dimension %= x.dim()
-    count = (x.shape[dimension] - size) // step + 1
-    places = torch.arange(count, dtype=torch.int64).unsqueeze(-1) * step + torch.arange(size, dtype=torch.int64)
-    rest = [d for d in range(x.dim()) if d != dimension]
-    windows = torch.index_select(x.permute([*rest, dimension]), -1, places.reshape(-1))
-    windows = windows.reshape([*(x.shape[d] for d in rest), count, size])
-    order = [*range(dimension), len(rest), *range(dimension, len(rest)), len(rest) + 1]
-    return windows.permute(order)
-
-
 def _addbmm(x: Tensor, left: Tensor, right: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """One product of all batches side by side."""
     if not x.is_floating_point():
@@ -334,5 +320,4 @@ MISSING: dict[Any, Callable[..., Any]] = {
     aten.index_fill.int_Scalar: _index_fill,
     aten.index_add.default: _index_add,
     aten.addbmm.default: _addbmm,
-    aten.unfold.default: _unfold,
 }

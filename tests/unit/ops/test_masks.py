@@ -72,6 +72,26 @@ def test_other_encoders(options: dict[str, Any]) -> None:
     check(model, x, mask=MASKS["bool"], src_key_padding_mask=PADDING, strides=False)
 
 
+@pytest.mark.parametrize("padding", ["bool", "all padded", "float"])
+def test_padded_positions_are_zero_as_nested_tensors_make_them(padding: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(D, H, 16, batch_first=True)
+            self.first = nn.TransformerEncoder(layer, 2)
+            self.second = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+            self.third = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(D))
+
+        def forward(self, x: torch.Tensor, padding: torch.Tensor) -> Any:
+            y = self.first(self.first(x, src_key_padding_mask=padding), src_key_padding_mask=padding)
+            return y, self.second(x, src_key_padding_mask=padding), self.third(x, src_key_padding_mask=padding)
+
+    compiled = check(Model().eval(), X, PADDINGS[padding])
+    # Padding that is not at the end makes eager compute it.
+    in_front = PADDING.flip(1) if padding != "float" else minus_infinity(PADDING.flip(1))
+    check(compiled.eager, X, in_front, compiled=compiled)
+
+
 def test_the_whole_transformer() -> None:
     model = nn.Transformer(D, H, 1, 1, 16, batch_first=True).eval()
     check(model, X, X, tgt_mask=MASKS["float"], src_key_padding_mask=PADDING, memory_key_padding_mask=PADDING)
