@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.call_cache import CallCache
 from torchserve_openvino.backend.frozen import FrozenCalls, GraphCall, Key, Route
