@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from torchserve_openvino.backend._torch_private import (
     FrameFact,
     GraphBreakFact,
@@ -24,6 +26,11 @@ logger = logging.getLogger(__name__)
 
 # Not counted outside a graph: what moves data without computing, and how Python reads a value.
 _NO_WORK = HANDS_ON | packets("_local_scalar_dense is_nonzero item empty empty_like empty_strided copy_ resize_ set_")
+
+
+def _computes(op: Any) -> bool:
+    """Whether an operator counts. One of higher order (torch.cond) does not: what runs inside does."""
+    return isinstance(op, torch._ops.OpOverload) and not op.is_view and str(op.overloadpacket) not in _NO_WORK
 
 
 class FrameBooks:
@@ -62,8 +69,7 @@ class FrameBooks:
 
         with OperatorCount(count):
             result = call(*args, **kwargs)
-        named = ((op_name(op), number) for op, number in counts.items() if str(op.overloadpacket) not in _NO_WORK)
-        self._tracker.add_outside(dict(named))
+        self._tracker.add_outside({op_name(op): number for op, number in counts.items() if _computes(op)})
         self._settled = self._events == events
         return result
 

@@ -22,7 +22,7 @@ from torchserve_openvino.backend import _torch_private as private
 from torchserve_openvino.backend.export_bind import Binding, bind
 from torchserve_openvino.backend.graph import CompiledGraph
 from torchserve_openvino.backend.kept_state import StateKeeper
-from torchserve_openvino.backend.module_state import Watched, module_state
+from torchserve_openvino.backend.module_state import AnswerShape, Watched, module_state
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.ops import op_name, where_of
 from torchserve_openvino.ops.complex_pairs import join_pairs
@@ -129,13 +129,14 @@ class ExportedModel:
         tracker = self._settings.tracker
         tracker.cache.traces += 1
         changes: list[str] = []
+        answers: list[AnswerShape] = []
         try:
             # Tensors that are made while tracing become constants, and are watched as weights are: inference tensors
             # can't be.
             with torch.inference_mode(False), torch.no_grad(), private.kept_whole():
                 keeper = StateKeeper(model, contents=False)
                 try:
-                    program = torch.export.export(Watched(model, changes), args, kwargs, strict=False)
+                    program = torch.export.export(Watched(model, changes, answers), args, kwargs, strict=False)
                 finally:
                     # torch.export puts back copies of the containers that it finds.
                     keeper.restore()
@@ -144,7 +145,7 @@ class ExportedModel:
                     self._keeps_state = f"the model changes its own attributes ({which}), which no graph can express"
                     return self._keeps_state
                 lowered = program.run_decompositions(self._settings.decompositions)
-            binding = bind(lowered, model, spec)
+            binding = bind(lowered, model, spec, answers[-1])
         except Exception as error:
             # torch.export raises errors of many classes for what it can't express, the model's own among them.
             return _first_lines(error)

@@ -8,7 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend._torch_private import GraphFacts
-from torchserve_openvino.backend.module_state import LiveTensors, Watched
+from torchserve_openvino.backend.module_state import AnswerShape, LiveTensors, Watched
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -24,16 +24,16 @@ class Binding:
         leaves: Pairs of a position in ``template`` and the caller's leaf that goes there.
         fixed: Positions of tensors that are nobody's attribute, such as ``torch.tensor([...])`` in the code.
         writes: Positions in ``template`` of the tensors that the first outputs are written to.
-        out_spec: Structure of the answer, which the other outputs are.
+        answer: Structure of the answer, which the other outputs are.
     """
 
     live: LiveTensors
+    answer: AnswerShape
     template: list[Any] = field(default_factory=list)
     weights: list[int] = field(default_factory=list)
     leaves: list[tuple[int, int]] = field(default_factory=list)
     fixed: list[int] = field(default_factory=list)
     writes: list[int] = field(default_factory=list)
-    out_spec: Any = None
 
     @property
     def facts(self) -> GraphFacts:
@@ -51,16 +51,17 @@ class Binding:
         results = graph(inputs)
         for tensor, value in zip(written, results[: len(written)], strict=True):
             tensor.copy_(value)
-        return pytree.tree_unflatten(list(results[len(written) :]), self.out_spec)
+        return self.answer.build(results[len(written) :])
 
 
-def bind(program: "ExportedProgram", model: torch.nn.Module, given: Any) -> Binding:
+def bind(program: "ExportedProgram", model: torch.nn.Module, given: Any, answer: AnswerShape) -> Binding:
     """Reads the signature of an exported program.
 
     Args:
         program: Lowered, of a `Watched` module; it may be dropped afterwards.
         model: The module itself.
         given: Structure of ``(args, kwargs)`` as the caller passes them.
+        answer: Structure of the answer.
 
     Raises:
         ValueError: An input or output of a kind that is not known here.
@@ -68,7 +69,7 @@ def bind(program: "ExportedProgram", model: torch.nn.Module, given: Any) -> Bind
     from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 
     order = _leaf_order(given, program.call_spec.in_spec)
-    binding = Binding(LiveTensors(model), out_spec=program.call_spec.out_spec)
+    binding = Binding(LiveTensors(model), answer)
     place_of: dict[str, int] = {}
     users = 0
     for place, item in enumerate(program.graph_signature.input_specs):

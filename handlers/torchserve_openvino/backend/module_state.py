@@ -7,9 +7,11 @@ by identity: what changes inside them is not seen.
 
 import collections
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.kept_state import StateKeeper
 
@@ -60,15 +62,17 @@ class Watched(torch.nn.Module):
     Args:
         model: The module.
         changes: Takes the names of attributes that a run changed.
+        answers: Takes the answer's `AnswerShape`.
     """
 
     PREFIX = "model."
 
-    def __init__(self, model: torch.nn.Module, changes: list[str]) -> None:
+    def __init__(self, model: torch.nn.Module, changes: list[str], answers: "list[AnswerShape]") -> None:
         super().__init__()
         self.model = model
-        # In a function: torch.export puts back every attribute of the modules that it runs, lists included.
+        # In functions: torch.export puts back every attribute of the modules that it runs, lists included.
         self._note = changes.extend
+        self._answered = answers.append
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the module's own."""
@@ -76,7 +80,34 @@ class Watched(torch.nn.Module):
         keeper = StateKeeper(self.model, contents=False)
         result = self.model(*args, **kwargs)
         self._note(keeper.changed())
+        self._answered(AnswerShape.of(result))
         return result
+
+
+@dataclass(frozen=True)
+class AnswerShape:
+    """The structure of an answer; torch.export itself makes plain tuples of sizes.
+
+    Attributes:
+        sizes: For each leaf its length where it is a size.
+    """
+
+    spec: Any
+    sizes: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, answer: Any) -> "AnswerShape":
+        """Reads it off an answer."""
+        leaves, spec = pytree.tree_flatten(answer, is_leaf=lambda value: isinstance(value, torch.Size))
+        return cls(spec, tuple(len(leaf) if isinstance(leaf, torch.Size) else None for leaf in leaves))
+
+    def build(self, values: Sequence[Any]) -> Any:
+        """An answer of this structure, from the values that the exported program returns."""
+        rest = iter(values)
+        leaves = [
+            next(rest) if length is None else torch.Size([next(rest) for _ in range(length)]) for length in self.sizes
+        ]
+        return pytree.tree_unflatten(leaves, self.spec)
 
 
 class LiveTensors:

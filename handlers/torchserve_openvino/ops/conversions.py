@@ -110,6 +110,19 @@ def _fmod(x: Output, y: Output | float) -> Any:
     return ops.mod(x, divisor) if right else exact_fmod(x, divisor)
 
 
+def _diagonal(x: Output, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """A look-up in the two dimensions made one. (Not a decomposition: torch's own is a view, and stays one.)"""
+    shape = _shape(x)
+    dim1, dim2 = dim1 % len(shape), dim2 % len(shape)
+    columns = shape[dim2]
+    length = min(shape[dim1] + min(offset, 0), columns - max(offset, 0))
+    order = [dim for dim in range(len(shape)) if dim not in {dim1, dim2}]
+    wide = [*(shape[dim] for dim in order), shape[dim1] * columns]
+    flat = ops.reshape(ops.transpose(x, _integers([*order, dim1, dim2])), _integers(wide), False)
+    start = -min(offset, 0) * columns + max(offset, 0)
+    return ops.gather(flat, _integers([start + i * (columns + 1) for i in range(length)]), _integers([-1]))
+
+
 def refuse_put(node: Node) -> str | None:
     """The reason against an assignment by index.
 
@@ -128,6 +141,7 @@ def refuse_put(node: Node) -> str | None:
 
 
 CONVERSIONS: dict[str, Callable[..., Any]] = {
+    "aten.diagonal.default": _diagonal,
     "aten.index_put.default": _index_put,
     "aten.fmod.Scalar": _fmod,
     "aten.fmod.Tensor": _fmod,

@@ -153,19 +153,6 @@ def _round(x: Tensor, *, decimals: int) -> Tensor:
     return torch.round(x * scale) / scale if decimals >= 0 else torch.round(x / scale) * scale
 
 
-def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    dim1, dim2 = dim1 % x.dim(), dim2 % x.dim()
-    rows, columns = x.shape[dim1], x.shape[dim2]
-    length = min(rows + min(offset, 0), columns - max(offset, 0))
-    if length <= 0 or not all(isinstance(size, int) for size in x.shape):
-        return NotImplemented
-    order = [d for d in range(x.dim()) if d not in {dim1, dim2}]
-    flat = x.permute([*order, dim1, dim2]).reshape([*(x.shape[d] for d in order), rows * columns])
-    start = -min(offset, 0) * columns + max(offset, 0)
-    places = torch.arange(length, dtype=torch.int64) * (columns + 1) + start
-    return torch.index_select(flat, -1, places)
-
-
 def _empty(size: list[int], order: list[int], options: dict[str, Any]) -> Tensor:
     """Zeros, where another tensor has memory that nobody wrote to.
 
@@ -310,7 +297,6 @@ MISSING: dict[Any, Callable[..., Any]] = {
     aten.sub.Scalar: _sub,
     aten.div.Scalar_mode: _divide,
     aten.round.decimals: _round,
-    aten.diagonal.default: _diagonal,
     aten.empty_strided.default: _empty_strided,
     aten.empty_permuted.default: _empty_permuted,
     aten._cdist_forward.default: _cdist,
