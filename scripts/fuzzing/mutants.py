@@ -90,7 +90,7 @@ MUTANTS: dict[str, Mutant] = {
         mode="dynamic",
     ),
     "shared_output_memory": Mutant(
-        "an answer is overwritten by the next call", (("execute.OutputMemory.new", _same_memory),), mode="static"
+        "an answer is overwritten by the next call", (("memory.OutputMemory.new", _same_memory),), mode="static"
     ),
     "weights_unwatched": Mutant("a changed weight is not noticed", (("graph._holds", _does(True)),), mode="guarded"),
     "freeze_unproven": Mutant(

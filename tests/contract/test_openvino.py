@@ -63,7 +63,7 @@ def test_float64_is_computed_in_float32() -> None:
 
 
 def test_a_model_that_hands_its_input_through_ignores_the_output_tensor() -> None:
-    """Why `execute.computed_outputs` exists."""
+    """Why `memory.computed_outputs` exists."""
     parameter = ops.parameter([2, 4], ov.Type.f32)
     compiled = CORE.compile_model(ov.Model([ops.result(parameter)], [parameter]), "CPU", F32)
     request = compiled.create_infer_request()
@@ -213,7 +213,7 @@ def test_attention_of_a_closed_row_is_nan() -> None:
 
 
 def test_an_input_that_is_an_output_takes_its_memory() -> None:
-    """Why such answers are copied (`execute.computed_outputs`): everything is computed from the output's memory."""
+    """Why such answers are copied (`memory.computed_outputs`): everything is computed from the output's memory."""
     parameter = ops.parameter([2, 4], ov.Type.f32)
     model = ov.Model([ops.result(parameter), ops.result(ops.softmax(parameter, 1))], [parameter])
     compiled = CORE.compile_model(model, "CPU", F32)
@@ -228,7 +228,7 @@ def test_an_input_that_is_an_output_takes_its_memory() -> None:
 
 
 def test_executed_graphs_say_what_each_layer_is() -> None:
-    from torchserve_openvino.backend.execute import computed_outputs
+    from torchserve_openvino.backend.memory import computed_outputs
 
     parameter = ops.parameter([2, 4], ov.Type.f32)
     reshaped = ops.reshape(parameter, ops.constant(np.array([4, 2])), False)

@@ -419,7 +419,7 @@ def test_settings_of_dynamo_belong_to_a_thread() -> None:
 
 def test_an_operator_without_fake_tensors_breaks_the_graph() -> None:
     """What `kept_whole` raises where gradients are recorded."""
-    from torchserve_openvino.backend._torch_private import keep_whole, kept_whole
+    from torchserve_openvino.backend._torch_kept import keep_whole, kept_whole
     from torchserve_openvino.ops.kept import STAND_INS
 
     keep_whole(STAND_INS)

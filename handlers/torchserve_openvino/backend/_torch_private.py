@@ -1,27 +1,20 @@
-"""Everything taken from torch's private modules, in one place; pinned by tests/contract/test_torch.py.
+"""What is taken from torch's private modules, but for `_torch_kept`; pinned by tests/contract/test_torch.py.
 
 torch 2.13: `torch._dynamo.backends.common.aot_autograd` is the documented way to write a backend; the compile id,
 AOTAutograd's metadata, the conversion of frames, graph break reasons and compilation metrics have no public name.
 """
 
 import dataclasses
-import functools
 import inspect
 import re
 import sys
-import threading
-import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch._C import DispatchKey
 from torch._C._dynamo.eval_frame import set_eval_frame_isolate_recompiles_id
-from torch._dynamo import config as dynamo_config
 from torch._dynamo import exc
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.backends.common import aot_autograd
@@ -31,10 +24,8 @@ from torch._dynamo.source import RandomValueSource
 from torch._dynamo.types import ConvertFrameReturn
 from torch._guards import CompileContext, TracingContext
 from torch._library.custom_ops import _maybe_get_opdef
-from torch._subclasses.fake_tensor import UnsupportedOperatorException
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.nn.modules import transformer
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 from torchserve_openvino.errors import TorchServeOpenVINOError
 
@@ -51,11 +42,8 @@ __all__ = [
     "graph_break_of",
     "graph_facts",
     "is_traced",
-    "keep_whole",
-    "kept_whole",
     "python_implementation",
     "reads_values",
-    "take_masks",
     "watch_frames",
 ]
 
@@ -326,6 +314,15 @@ class OperatorCount(TorchDispatchMode):
         """So that Dynamo does not skip frames while the mode is on."""
         return True
 
+    def __enter__(self) -> "OperatorCount":
+        """For the calling thread alone: torch's own also sets flags of the process, which threads leave set."""
+        _push_mode(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends it."""
+        _pop_mode()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._count(func)
         return func(*args, **(kwargs or {}))
@@ -335,67 +332,3 @@ def python_implementation(op: torch._ops.OpOverload) -> Callable[..., Any] | Non
     """The function that ``torch.library.custom_op`` made an operator of; None for operators made otherwise."""
     definition = _maybe_get_opdef(op)
     return definition._init_fn if definition is not None else None
-
-
-_KEEPS_WHOLE: ContextVar[bool] = ContextVar("keeps_whole", default=False)
-_KEEPING: set[torch._ops.OpOverload] = set()
-_KEEPING_LOCK = threading.Lock()
-# Called at each call of a model, so not `patch`, which takes ten times as long. A warning (torch warns of masks of two
-# types) is given behind the graph instead of breaking it.
-_take_more: Callable[[], Callable[[], None]] = dynamo_config._make_closure_patcher(
-    allow_rnn=True, reorderable_logging_functions={warnings.warn}
-)
-
-
-def _is_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
-    """Whether a mask is said to be causal, without a look at its values: only a hint to eager's kernels hangs on it."""
-    return is_causal is True
-
-
-@functools.lru_cache(maxsize=1)
-def take_masks() -> None:
-    """Lets Dynamo trace `nn.TransformerEncoder` and `nn.TransformerDecoder` with a mask, whose values they look at."""
-    torch.compiler.substitute_in_graph(transformer._detect_is_causal_mask)(_is_causal)
-
-
-def keep_whole(stand_ins: Mapping[torch._ops.OpOverload, Callable[..., Any]]) -> None:
-    """Prepares operators that torch takes apart while it traces, for `kept_whole`.
-
-    Args:
-        stand_ins: An operator to what is traced in its place; called with the same arguments.
-    """
-    with _KEEPING_LOCK:
-        for op, stand_in in stand_ins.items():
-            if op in _KEEPING:
-                continue
-            _KEEPING.add(op)
-            for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd):
-                op.py_kernels[key] = _kernel(op, op.py_kernels[key], stand_in)
-            op._dispatch_cache.clear()
-
-
-def _kernel(op: torch._ops.OpOverload, apart: Callable[..., Any], whole: Callable[..., Any]) -> Callable[..., Any]:
-    def choose(*args: Any, **kwargs: Any) -> Any:
-        if not _KEEPS_WHOLE.get():
-            return apart(*args, **kwargs)
-        if torch.is_grad_enabled():
-            # Dynamo makes a graph break of it. A stand-in has no gradient, and what torch takes apart has no dropout.
-            raise UnsupportedOperatorException(op)
-        return whole(*args, **kwargs)
-
-    return choose
-
-
-@contextmanager
-def kept_whole() -> Iterator[None]:
-    """While it lasts, Dynamo takes recurrent layers (`allow_rnn`), and this thread traces stand-ins.
-
-    Where gradients are recorded, Dynamo breaks the graph at such an operator, and torch runs it.
-    """
-    revert = _take_more()
-    token = _KEEPS_WHOLE.set(True)
-    try:
-        yield
-    finally:
-        _KEEPS_WHOLE.reset(token)
-        revert()

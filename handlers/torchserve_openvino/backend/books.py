@@ -25,7 +25,9 @@ from torchserve_openvino.report.tracker import FallbackKind, PartitionRecord, Tr
 logger = logging.getLogger(__name__)
 
 # Not counted outside a graph: what moves data without computing, and how Python reads a value.
-_NO_WORK = HANDS_ON | packets("_local_scalar_dense is_nonzero item empty empty_like empty_strided copy_ resize_ set_")
+_NO_WORK = HANDS_ON | packets(
+    "_has_same_storage_numel _local_scalar_dense copy_ empty empty_like empty_strided is_nonzero item resize_ set_"
+)
 
 
 def _computes(op: Any) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from torchserve_openvino.backend import _torch_kept
 from torchserve_openvino.backend import _torch_private as private
 from torchserve_openvino.backend.graph import CompiledGraph
 from torchserve_openvino.backend.partition import is_dynamic
@@ -42,8 +43,8 @@ class OpenVINOBackend:
         self._graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
         # Dynamo names the backend in its own logs by this.
         self.__name__ = "openvino_serving"
-        private.keep_whole(STAND_INS)
-        private.take_masks()
+        _torch_kept.keep_whole(STAND_INS)
+        _torch_kept.take_masks()
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any], place: str = "") -> Any:
         """Compiles one graph of Dynamo's; called by Dynamo.
@@ -54,7 +55,7 @@ class OpenVINOBackend:
             place: Where it starts, if its operators don't tell.
         """
         # For callers that are not behind `tracing`. With gradients theirs was taken apart already.
-        with private.kept_whole() if not torch.is_grad_enabled() else nullcontext():
+        with _torch_kept.kept_whole() if not torch.is_grad_enabled() else nullcontext():
             return self._lower(gm, example_inputs, place)
 
     def _lower(self, gm: GraphModule, example_inputs: Sequence[Any], place: str) -> Any:
@@ -79,7 +80,7 @@ class OpenVINOBackend:
 
         @functools.wraps(compiled)
         def call(*args: Any, **kwargs: Any) -> Any:
-            with private.kept_whole():
+            with _torch_kept.kept_whole():
                 return compiled(*args, **kwargs)
 
         return call

@@ -18,7 +18,7 @@ import torch
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from torchserve_openvino.backend import _torch_private as private
+from torchserve_openvino.backend import _torch_kept
 from torchserve_openvino.backend.export_bind import Binding, bind
 from torchserve_openvino.backend.graph import CompiledGraph
 from torchserve_openvino.backend.kept_state import StateKeeper
@@ -63,7 +63,7 @@ class ExportedModel:
         self._found: dict[Any, Exported | str] = {}
         self._state: list[Any] = []
         self._keeps_state = ""
-        private.keep_whole(STAND_INS)
+        _torch_kept.keep_whole(STAND_INS)
         if dynamic:
             settings.tracker.add_note("dynamic: true: torch.export makes one graph for each shape all the same")
 
@@ -133,7 +133,7 @@ class ExportedModel:
         try:
             # Tensors that are made while tracing become constants, and are watched as weights are: inference tensors
             # can't be.
-            with torch.inference_mode(False), torch.no_grad(), private.kept_whole():
+            with torch.inference_mode(False), torch.no_grad(), _torch_kept.kept_whole():
                 keeper = StateKeeper(model, contents=False)
                 try:
                     program = torch.export.export(Watched(model, changes, answers), args, kwargs, strict=False)

@@ -20,6 +20,8 @@ _SKIPPED = (
     type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, torch.nn.Parameter,
     torch._C.ScriptObject,
 )  # fmt: skip
+# Recurrent layers list their parameters once more, anew whenever one is exchanged, as torch.export does.
+_FOLLOW_WEIGHTS = frozenset({"_flat_weights", "_flat_weight_refs"})
 _LIBRARIES = ("torch", "builtins", "abc", "typing", "collections")
 
 
@@ -82,7 +84,7 @@ class StateKeeper:
         for cls, before in self._classes:
             now = _class_values(cls)
             names |= {f"{cls.__name__}.{name}" for name in before if not _same(before[name], now.get(name))}
-        return sorted(names)
+        return sorted(name for name in names if name.rpartition(".")[2] not in _FOLLOW_WEIGHTS)
 
     def restore(self) -> None:
         """Puts everything back but the content of weights."""

@@ -22,7 +22,8 @@ from torchserve_openvino.backend.build import (
     import_blob,
     note_built,
 )
-from torchserve_openvino.backend.execute import CompiledPartition, OutputMemory
+from torchserve_openvino.backend.execute import CompiledPartition
+from torchserve_openvino.backend.memory import OutputMemory
 from torchserve_openvino.backend.spec import Interface
 from torchserve_openvino.cache.key import RUN_PROPERTIES, digest, make_key
 from torchserve_openvino.cache.layers import Layers

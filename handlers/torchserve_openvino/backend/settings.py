@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchserve_openvino.backend._openvino_private import use_libraries
-from torchserve_openvino.backend.execute import EagerCopy, OutputMemory
+from torchserve_openvino.backend.execute import EagerCopy
+from torchserve_openvino.backend.memory import OutputMemory
 from torchserve_openvino.backend.partition_cache import PartitionCache
 from torchserve_openvino.backend.probes import NO_PROBES, Probes
 from torchserve_openvino.cache.layers import Layers

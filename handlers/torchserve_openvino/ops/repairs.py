@@ -177,8 +177,8 @@ def _gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) ->
     """OpenVINO wants an index as large as the tensor, but along the dimension, and takes a slice before it away."""
     dim = dim % max(x.dim(), 1)
     sizes = [(d, size, index.shape[d]) for d, size in enumerate(x.shape) if d != dim]
-    larger = [(d, wanted) for d, size, wanted in sizes if not isinstance(size, int) or size != wanted]
-    if not larger or not all(isinstance(size, int) for size in (*x.shape, *index.shape)):
+    larger = [(d, wanted) for d, size, wanted in sizes if type(size) is type(wanted) is int and size != wanted]
+    if not larger:
         return NotImplemented
     for d, wanted in larger:
         x = torch.index_select(x, d, torch.arange(wanted))

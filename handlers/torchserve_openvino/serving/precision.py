@@ -21,11 +21,13 @@ class Trial:
     Attributes:
         seconds: One call of each warm-up case.
         verify: Result of `verify.compare`.
+        coverage: Share of operators on OpenVINO: eager PyTorch, where a plugin lacks a kernel, may be fast and right.
     """
 
     precision: str
     seconds: float
     verify: dict[str, Any]
+    coverage: float = 1.0
 
 
 def candidates(resolved: ResolvedOptions | None) -> list[str]:
@@ -50,9 +52,11 @@ def with_precision(resolved: ResolvedOptions, precision: str) -> ResolvedOptions
 
 
 def choose(trials: Sequence[Trial]) -> int:
-    """Index of the fastest trial that passed; the first one where none did."""
+    """Index of the fastest trial that passed and covers as much as the first; the first one where none did."""
     best = 0
     for index, trial in enumerate(trials):
+        if trial.coverage < trials[0].coverage:
+            continue
         gain = MIN_GAIN if trials[best].verify["passed"] else 0.0
         if trial.verify["passed"] and trial.seconds * gain < trials[best].seconds:
             best = index
@@ -65,6 +69,7 @@ def explain(trials: Sequence[Trial], chosen: int) -> dict[str, Any]:
         trial.precision: {
             "ms": round(trial.seconds * 1e3, 3),
             "passed": trial.verify["passed"],
+            "coverage": trial.coverage,
             "max_abs": trial.verify["max_abs"],
             "cosine": trial.verify["cosine"],
         }

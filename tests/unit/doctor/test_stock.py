@@ -99,7 +99,8 @@ def test_a_conv_net_is_refused_or_runs_eager_and_with_aot_autograd_overwrites_it
     run = verdict.runs["aot_autograd: true"]
     assert (run.outcome, run.partitions, run.error, run.failures) == ("openvino", 1, "", []), verdict.text()
     assert run.ops_total == run.ops_offloaded > 3
-    assert run.max_abs < 1e-4 and run.max_abs_other_input < 1e-4
+    # Left alone it infers in bf16 on CPUs that have it.
+    assert run.max_abs < 2e-2 and run.max_abs_other_input < 2e-2
     assert run.first_call_seconds > run.later_call_seconds > 0
     # share_outputs: the result lies in the infer request's memory.
     assert run.first_answer_overwritten and "overwrote the answer of the first" in run.text()

@@ -25,7 +25,7 @@ from torchserve_openvino.packaging.wheel import build_wheel
 
 CONFIG = """
 batchSize: 2
-pt2: {compile: {enable: true, backend: openvino}}
+pt2: {compile: {enable: true, backend: openvino, options: {config: {INFERENCE_PRECISION_HINT: f32}}}}
 handler:
   openvino:
     warmup: {inputs: [{name: ids, shape: [4], dtype: int64, low: 0, high: 50}]}

@@ -41,7 +41,11 @@ def swish2(x):
     return ops.multiply(x, ops.sigmoid(ops.multiply(x, ops.constant(2.0, dtype=x.get_element_type()))))
 """
 CONFIG = """
-pt2: {compile: {enable: true, backend: openvino, options: {model_caching: true, cache_dir: CACHE}}}
+pt2:
+  compile:
+    enable: true
+    backend: openvino
+    options: {model_caching: true, cache_dir: CACHE, config: {INFERENCE_PRECISION_HINT: f32}}
 handler:
   openvino:
     op_mappings: my_ops.py

@@ -1,0 +1,82 @@
+"""Operators that torch takes apart while it traces, kept whole; from torch's private modules, as `_torch_private`.
+
+torch 2.13: Dynamo's `allow_rnn` and what it may reorder are settings of a thread; the Python kernels of an operator
+that is made of others, and the function by which encoders look at a mask's values, have no public name.
+"""
+
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+from torch._dynamo import config as dynamo_config
+from torch._subclasses.fake_tensor import UnsupportedOperatorException
+from torch.nn.modules import transformer
+
+_KEEPS_WHOLE: ContextVar[bool] = ContextVar("keeps_whole", default=False)
+_KEEPING: set[torch._ops.OpOverload] = set()
+_KEEPING_LOCK = threading.Lock()
+# Called at each call of a model, so not `patch`, which takes ten times as long. A warning (torch warns of masks of two
+# types) is given behind the graph instead of breaking it.
+_take_more: Callable[[], Callable[[], None]] = dynamo_config._make_closure_patcher(
+    allow_rnn=True, reorderable_logging_functions={warnings.warn}
+)
+
+
+def _is_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """Whether a mask is said to be causal, without a look at its values: only a hint to eager's kernels hangs on it."""
+    return is_causal is True
+
+
+@functools.lru_cache(maxsize=1)
+def take_masks() -> None:
+    """Lets Dynamo trace `nn.TransformerEncoder` and `nn.TransformerDecoder` with a mask, whose values they look at."""
+    torch.compiler.substitute_in_graph(transformer._detect_is_causal_mask)(_is_causal)
+
+
+def keep_whole(stand_ins: Mapping[torch._ops.OpOverload, Callable[..., Any]]) -> None:
+    """Prepares operators that torch takes apart while it traces, for `kept_whole`.
+
+    Args:
+        stand_ins: An operator to what is traced in its place; called with the same arguments.
+    """
+    with _KEEPING_LOCK:
+        for op, stand_in in stand_ins.items():
+            if op in _KEEPING:
+                continue
+            _KEEPING.add(op)
+            for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd):
+                op.py_kernels[key] = _kernel(op, op.py_kernels[key], stand_in)
+            op._dispatch_cache.clear()
+
+
+def _kernel(op: torch._ops.OpOverload, apart: Callable[..., Any], whole: Callable[..., Any]) -> Callable[..., Any]:
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        if not _KEEPS_WHOLE.get():
+            return apart(*args, **kwargs)
+        if torch.is_grad_enabled():
+            # Dynamo makes a graph break of it. A stand-in has no gradient, and what torch takes apart has no dropout.
+            raise UnsupportedOperatorException(op)
+        return whole(*args, **kwargs)
+
+    return choose
+
+
+@contextmanager
+def kept_whole() -> Iterator[None]:
+    """While it lasts, Dynamo takes recurrent layers (`allow_rnn`), and this thread traces stand-ins.
+
+    Where gradients are recorded, Dynamo breaks the graph at such an operator, and torch runs it.
+    """
+    revert = _take_more()
+    token = _KEEPS_WHOLE.set(True)
+    try:
+        yield
+    finally:
+        _KEEPS_WHOLE.reset(token)
+        revert()
