@@ -325,7 +325,7 @@ def test_random_numbers_of_python_are_inputs_of_the_graph() -> None:
 
 
 def test_dynamo_compiles_under_the_operator_count() -> None:
-    from torchserve_openvino.backend._torch_private import OperatorCount
+    from torchserve_openvino.backend._torch_modes import OperatorCount
 
     graphs, ops = [], []
 
@@ -375,7 +375,7 @@ def test_exporting_runs_python_on_other_tensors_and_copies_containers() -> None:
 
 
 def test_dispatch_modes_are_pushed_for_one_thread_but_entered_for_the_process() -> None:
-    """Why `serving.step_aside` pushes its mode itself."""
+    """Why `ThreadDispatchMode` pushes itself."""
     from torch.utils import _python_dispatch as dispatch
 
     class Nothing(dispatch.TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""What is taken from torch's private modules, but for `_torch_kept`; pinned by tests/contract/test_torch.py.
+"""What is taken from torch's private modules, beside `_torch_kept` and `_torch_modes`; tests/contract/test_torch.py pins it.
 
 torch 2.13: `torch._dynamo.backends.common.aot_autograd` is the documented way to write a backend; the compile id,
 AOTAutograd's metadata, the conversion of frames, graph break reasons and compilation metrics have no public name.
@@ -25,7 +25,6 @@ from torch._dynamo.types import ConvertFrameReturn
 from torch._guards import CompileContext, TracingContext
 from torch._library.custom_ops import _maybe_get_opdef
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 from torchserve_openvino.errors import TorchServeOpenVINOError
 
@@ -35,7 +34,6 @@ __all__ = [
     "GraphBreakFact",
     "GraphFacts",
     "LostFrame",
-    "OperatorCount",
     "aot_autograd",
     "changed_object",
     "compile_id",
@@ -293,39 +291,6 @@ def reads_values(gm: torch.fx.GraphModule) -> str:
         if free_unbacked_symbols(node.meta.get("example_value", node.meta.get("val"))):
             return "a size or number is known only when the model runs"
     return ""
-
-
-class OperatorCount(TorchDispatchMode):
-    """Counts the operators that a thread runs in eager PyTorch, by overload; Dynamo compiles all the same.
-
-    Args:
-        count: Is told of each.
-    """
-
-    # torch.cond and the like; what runs inside comes here by itself.
-    supports_higher_order_operators = True
-
-    def __init__(self, count: Callable[[Any], None]) -> None:
-        super().__init__()
-        self._count = count
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """So that Dynamo does not skip frames while the mode is on."""
-        return True
-
-    def __enter__(self) -> "OperatorCount":
-        """For the calling thread alone: torch's own also sets flags of the process, which threads leave set."""
-        _push_mode(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Ends it."""
-        _pop_mode()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._count(func)
-        return func(*args, **(kwargs or {}))
 
 
 def python_implementation(op: torch._ops.OpOverload) -> Callable[..., Any] | None:

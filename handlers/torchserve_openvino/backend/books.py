@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from torchserve_openvino.backend._torch_modes import OperatorCount
 from torchserve_openvino.backend._torch_private import (
     FrameFact,
     GraphBreakFact,
     LostFrame,
-    OperatorCount,
     changed_object,
 )
 from torchserve_openvino.ops.movement import HANDS_ON

@@ -274,12 +274,11 @@ class Preparation:
             logger.info("Precision %s: compiling, verifying, timing", name)
             prepared = self._compile(precision.with_precision(resolved, name))
             _, seconds = warm_up(prepared.model.compiled, prepared.model, self._cases, rounds=TIMING_ROUNDS)
-            verdict = self._compare(prepared, name)
-            trials.append(precision.Trial(name, seconds, verdict, prepared.report.summary.coverage))
+            coverage = prepared.report.summary.coverage
+            trials.append(precision.Trial(name, seconds, self._compare(prepared, name), coverage))
         chosen = precision.choose(trials)
         facts = precision.explain(trials, chosen)
-        # Dynamo keeps what it compiled as long as the model lives: only the winner may take memory from here on.
-        del prepared
+        del prepared  # Dynamo keeps what it compiled as long as the model lives: only the winner may take memory.
         torch.compiler.reset()
         resolved = precision.with_precision(resolved, tried[chosen])
         winner = self._verified(self._compile(resolved), resolved, tried[chosen])

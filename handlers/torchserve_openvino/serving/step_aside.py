@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
+from torchserve_openvino.backend._torch_modes import ThreadDispatchMode
 from torchserve_openvino.backend.compare import output_tensors
 from torchserve_openvino.backend.module_state import module_state
 from torchserve_openvino.serving.inputs import Inputs
@@ -21,7 +21,7 @@ class Unrepeatable(BaseException):
     """A second run of the model would give another answer, or would change it for the requests. No model catches it."""
 
 
-class StepAside(TorchDispatchMode):
+class StepAside(ThreadDispatchMode):
     """Lets requests go first at each operator, and stops a run that would draw random numbers or write to a weight.
 
     Args:
@@ -34,19 +34,6 @@ class StepAside(TorchDispatchMode):
         self._quiet = quiet
         weights = (*model.parameters(), *model.buffers()) if isinstance(model, torch.nn.Module) else ()
         self._weights = {t.untyped_storage().data_ptr() for t in weights if t.layout is torch.strided}
-
-    def __enter__(self) -> "StepAside":
-        """For the calling thread alone.
-
-        torch's own also sets flags of the whole process, at which Dynamo's guards look: each request that comes while
-        eager's run is interrupted would miss its compiled graph.
-        """
-        _push_mode(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Ends it."""
-        _pop_mode()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operator, when it may."""

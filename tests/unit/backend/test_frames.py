@@ -266,3 +266,33 @@ def test_fullgraph_raises() -> None:
             tov.compile(Assigning().eval(), fullgraph=True)(torch.randn(2, 4))
         with pytest.raises(torch._dynamo.exc.Unsupported):
             tov.compile(in_a_loop, fullgraph=True)(torch.randn(2))
+
+
+def test_first_calls_in_several_threads_leave_no_dispatch_mode_behind() -> None:
+    """torch's own way to enter one sets flags of the process, and Dynamo then skips every frame for good."""
+    from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+    from torchserve_openvino.backend._torch_modes import OperatorCount
+
+    modes = [OperatorCount(lambda op: None) for _ in range(2)]
+    entered = [threading.Event() for _ in modes]
+    left = threading.Event()
+
+    def first() -> None:
+        with modes[0]:
+            entered[0].set()
+            entered[1].wait(10)
+        left.set()
+
+    def second() -> None:
+        entered[0].wait(10)
+        with modes[1]:
+            entered[1].set()
+            left.wait(10)
+
+    threads = [threading.Thread(target=each) for each in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not is_in_torch_dispatch_mode()

@@ -1,0 +1,49 @@
+"""Dispatch modes of one thread; from torch's private modules, as `_torch_private`."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+
+T = TypeVar("T", bound="ThreadDispatchMode")
+
+
+class ThreadDispatchMode(TorchDispatchMode):
+    """A mode that is on for the calling thread alone.
+
+    torch's own also sets flags of the whole process, at which Dynamo's guards look: a request in another thread would
+    miss its compiled graph, and two threads that leave in another order than they came would leave a flag set for good.
+    """
+
+    def __enter__(self: T) -> T:
+        """Puts it on."""
+        _push_mode(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Takes it off."""
+        _pop_mode()
+
+
+class OperatorCount(ThreadDispatchMode):
+    """Counts the operators that a thread runs in eager PyTorch, by overload; Dynamo compiles all the same.
+
+    Args:
+        count: Is told of each.
+    """
+
+    # torch.cond and the like; what runs inside comes here by itself.
+    supports_higher_order_operators = True
+
+    def __init__(self, count: Callable[[Any], None]) -> None:
+        super().__init__()
+        self._count = count
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """So that Dynamo does not skip frames while the mode is on."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._count(func)
+        return func(*args, **(kwargs or {}))
