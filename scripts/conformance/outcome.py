@@ -8,7 +8,8 @@ import torchserve_openvino as tov
 
 # From best to worst. `no_work`: a view or nothing at all, which no backend computes.
 ON_OPENVINO = ("openvino", "decomposed")
-OUTCOMES = (*ON_OPENVINO, "no_work", "mixed", "fallback", "not_traceable", "eager_refuses")
+NO_WORK = "no_work"
+OUTCOMES = (*ON_OPENVINO, NO_WORK, "mixed", "fallback", "not_traceable", "eager_refuses")
 FAILURES = ("WRONG", "CRASH", "TIMEOUT")
 # Of the support table: an empty tensor is no reason to call an operator unsupported.
 _EMPTY = "nothing to compute"
@@ -79,5 +80,7 @@ def short(op: str, reason: str) -> str:
     failed = "FrontEnd API failed" in reason or "OpConversionFailure" in reason or "Check '" in reason
     said = "its conversion fails" if failed else reason.split("\n", maxsplit=1)[0]
     said = re.sub(r"0x[0-9a-f]+|[\w/.-]*/[\w.-]+\.(py|cpp|hpp)(:\d+)?|graph \d+ / ", "", said)
-    prefix = "" if op in said or op in {"python", "whole call"} or "openvino_" in op else f"{op}: "
+    # A frame is named by its file, which is another on every machine.
+    nameless = op in {"python", "whole call", "a function"} or "openvino_" in op or ".py:" in op
+    prefix = "" if op in said or nameless else f"{op}: "
     return f"{prefix}{said}"[:_REASON_LENGTH].strip()

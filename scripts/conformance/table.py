@@ -8,7 +8,7 @@ from pathlib import Path
 import openvino
 import torch
 
-from conformance.outcome import FAILURES, ON_OPENVINO, OUTCOMES
+from conformance.outcome import FAILURES, NO_WORK, ON_OPENVINO, OUTCOMES
 
 # Operator to dtype (or `core`) to outcome with its reasons.
 Table = dict[str, dict[str, str]]
@@ -59,9 +59,9 @@ def counts(table: Table) -> dict[str, Counter[str]]:
 
 
 def share(table: Table) -> float:
-    """The part of all entries that ran on OpenVINO, whole or decomposed; 0..1."""
+    """The part of all entries with something to compute that ran on OpenVINO, whole or decomposed; 0..1."""
     names = [outcome_name(entry) for entries in table.values() for entry in entries.values()]
-    return sum(name in ON_OPENVINO for name in names) / max(1, len(names))
+    return sum(name in ON_OPENVINO for name in names) / max(1, sum(name != NO_WORK for name in names))
 
 
 def compare(fresh: Table, known: Table) -> tuple[list[str], list[str]]:
@@ -94,6 +94,7 @@ def summary(op_db: Mapping[str, Table], core: Table) -> str:
         core: Of the core ATen overloads.
     """
     made = versions()
+    op_db = {mode: table for mode, table in op_db.items() if table}
     lines = [
         "# Conformance: torch's operator database against eager PyTorch",
         "",
@@ -117,8 +118,8 @@ def summary(op_db: Mapping[str, Table], core: Table) -> str:
     on = counts(core).get("core", Counter())
     lines += [
         "",
-        f"Core ATen, forward: {sum(on[n] for n in ON_OPENVINO)} of {on.total()} overloads run on OpenVINO "
-        f"({share(core):.1%}). The others:",
+        f"Core ATen, forward: {sum(on[n] for n in ON_OPENVINO)} of the {on.total() - on[NO_WORK]} overloads that "
+        f"compute something run on OpenVINO ({share(core):.1%}). The others:",
         "",
     ]
     lines += [
