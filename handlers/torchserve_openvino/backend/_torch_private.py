@@ -19,7 +19,7 @@ from torch._dynamo import exc
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.code_context import code_context
-from torch._dynamo.convert_frame import get_compiled_code_side_effects
+from torch._dynamo.convert_frame import compile_lock, get_compiled_code_side_effects
 from torch._dynamo.source import RandomValueSource
 from torch._dynamo.types import ConvertFrameReturn
 from torch._guards import CompileContext, TracingContext
@@ -37,6 +37,7 @@ __all__ = [
     "aot_autograd",
     "changed_object",
     "compile_id",
+    "compile_lock",
     "graph_break_of",
     "graph_facts",
     "is_traced",

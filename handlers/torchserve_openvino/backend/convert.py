@@ -12,6 +12,7 @@ from openvino import opset13 as ops
 from torch.fx import GraphModule
 
 from torchserve_openvino.backend._openvino_private import fx_to_model
+from torchserve_openvino.backend._torch_private import compile_lock
 from torchserve_openvino.backend.checks import add_checks
 from torchserve_openvino.backend.convert_ts import convert_traced, named_by_torchscript
 from torchserve_openvino.backend.index_range import index_bounds
@@ -66,6 +67,12 @@ def convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mapping
     Raises:
         ConversionError: With the frontend's own message.
     """
+    # Operators on fake tensors set flags of the process, at which Dynamo looks: never beside a trace of another thread.
+    with compile_lock:
+        return _convert(part, constants, mappings, converter)
+
+
+def _convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappings, converter: str) -> Converted:
     start = time.perf_counter()
     mapped = Mapped()
     placeholders = part.graph.graph.find_nodes(op="placeholder")

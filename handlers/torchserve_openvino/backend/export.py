@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend import _torch_kept
+from torchserve_openvino.backend import _torch_private as private
 from torchserve_openvino.backend.export_bind import Binding, bind
 from torchserve_openvino.backend.graph import CompiledGraph
 from torchserve_openvino.backend.kept_state import StateKeeper
@@ -133,7 +134,8 @@ class ExportedModel:
         try:
             # Tensors that are made while tracing become constants, and are watched as weights are: inference tensors
             # can't be.
-            with torch.inference_mode(False), torch.no_grad(), _torch_kept.kept_whole():
+            # One trace at a time in the process: `convert` says why.
+            with private.compile_lock, torch.inference_mode(False), torch.no_grad(), _torch_kept.kept_whole():
                 keeper = StateKeeper(model, contents=False)
                 try:
                     program = torch.export.export(Watched(model, changes, answers), args, kwargs, strict=False)

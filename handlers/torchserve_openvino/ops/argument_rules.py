@@ -117,6 +117,18 @@ def _rounds(node: Node) -> str | None:
     return None
 
 
+def _other_index_shape(node: Node) -> str | None:
+    """Known sizes that differ are made equal by a decomposition."""
+    source, index = node.args[0], node.args[2]
+    if not (isinstance(source, Node) and isinstance(index, Node) and isinstance(node.args[1], int)):
+        return None
+    shape, wanted = value_of(source).shape, value_of(index).shape
+    dim = node.args[1] % max(len(shape), 1)
+    if any(d != dim and str(size) != str(other) for d, (size, other) in enumerate(zip(shape, wanted, strict=False))):
+        return "an index of other sizes than the tensor, which are known only at run time"
+    return None
+
+
 def _is_narrower(dtype: torch.dtype, other: torch.dtype) -> bool:
     return dtype.is_floating_point and other.is_floating_point and dtype.itemsize < other.itemsize
 
@@ -131,6 +143,7 @@ ARGUMENT_RULES: dict[str, Callable[[Node], str | None]] = {
     "aten.avg_pool2d.default": _average_pool,
     "aten.avg_pool3d.default": _average_pool,
     "aten.div.Tensor_mode": refuse_quotient,
+    "aten.gather.default": _other_index_shape,
     "aten.expand.default": _scalar_to_scalar,
     "aten.remainder.Scalar": refuse_quotient,
     "aten.remainder.Tensor": refuse_quotient,
