@@ -222,7 +222,8 @@ def test_a_bad_item_of_a_batch_gets_4xx_and_the_others_their_answers(server, ten
 @pytest.fixture(scope="module")
 def without_relu(server, weights) -> Iterator[str]:
     """The same network with other options: relu stays in eager PyTorch."""
-    config = CONFIG.format(batch_size=1, options="{disabled_ops: [aten.relu], config: {PERFORMANCE_HINT: THROUGHPUT}}")
+    properties = "{PERFORMANCE_HINT: THROUGHPUT, INFERENCE_PRECISION_HINT: f32}"
+    config = CONFIG.format(batch_size=1, options=f"{{disabled_ops: [aten.relu], config: {properties}}}")
     files = {"handler": handler_path("tensor"), "model_file": NETWORK, "serialized_file": weights}
     with loaded(server, "no-relu", config=config, **files) as name:
         yield name

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from encoder import ENCODER, encoder
 from torchserve_openvino.cli import app
 
+# Stated, so that what is compiled does not hang on what this CPU is fast at.
+F32 = "config: {INFERENCE_PRECISION_HINT: f32}"
 CONFIG = """
 minWorkers: {workers}
 maxWorkers: {workers}
@@ -56,7 +58,7 @@ def test_two_workers_compile_once_and_new_weights_are_never_served_stale(
     server: TorchServeProcess, tmp_path: Path
 ) -> None:
     model = weights_at(tmp_path / "weights.pth", seed=1)
-    config = CONFIG.format(workers=2, options=f"{{model_caching: true, cache_dir: {tmp_path / 'cache'}}}")
+    config = CONFIG.format(workers=2, options=f"{{model_caching: true, cache_dir: {tmp_path / 'cache'}, {F32}}}")
     arguments: dict[str, Any] = {
         "handler": handler_path("tensor"),
         "config": config,
@@ -87,7 +89,7 @@ def test_two_workers_compile_once_and_new_weights_are_never_served_stale(
 def test_a_packaged_archive_starts_every_worker_warm(server: TorchServeProcess, tmp_path: Path) -> None:
     model = weights_at(tmp_path / "weights.pth", seed=3)
     (tmp_path / "model.py").write_text(ENCODER)
-    (tmp_path / "model-config.yaml").write_text(CONFIG.format(workers=2, options="{}"))
+    (tmp_path / "model-config.yaml").write_text(CONFIG.format(workers=2, options=f"{{{F32}}}"))
     arguments = ["package", "--model-name", "packed", "--model-file", tmp_path / "model.py", "--handler", "tensor"]
     arguments += ["--serialized-file", tmp_path / "weights.pth", "--config-file", tmp_path / "model-config.yaml"]
     done = CliRunner().invoke(app, [*map(str, arguments), "--export-path", str(server.model_store), "--precompile"])
