@@ -1,4 +1,4 @@
-"""Settings of every test: torch's compiled code is forgotten between tests, seeds are fixed."""
+"""Settings of every test: torch's compiled code is forgotten between tests, seeds are fixed, no flag stays behind."""
 
 import sys
 from collections.abc import Iterator
@@ -18,3 +18,7 @@ def fresh_torch() -> Iterator[None]:
         torch.manual_seed(0)
         torch._dynamo.reset()
     yield
+    if "torch" in sys.modules:
+        from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+        assert not is_in_torch_dispatch_mode(), "this test left a flag of the process set: Dynamo skips what comes next"

@@ -390,6 +390,28 @@ def test_dispatch_modes_are_pushed_for_one_thread_but_entered_for_the_process() 
     assert dispatch._pop_mode() is mode
 
 
+def test_aotautograd_runs_a_new_graph_under_a_mode_that_the_backend_keeps_to_its_thread() -> None:
+    """What `keep_to_threads` changes."""
+    from torch._functorch._aot_autograd import runtime_wrappers
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    from torchserve_openvino.backend._torch_private import aot_autograd
+
+    modes = []
+
+    def compiler(gm, example_inputs):
+        def run(*args):
+            modes.append([type(mode) for mode in _get_current_dispatch_mode_stack()])
+            return gm.forward(*args)
+
+        return run
+
+    compiled = torch.compile(lambda x: x + 1, backend=aot_autograd(fw_compiler=compiler))
+    with torch.no_grad():
+        compiled(torch.zeros(2)), compiled(torch.zeros(2))
+    assert modes == [[runtime_wrappers._AnalyzeCustomOpInputOutputMode], []]
+
+
 def test_dynamo_takes_recurrent_layers_only_if_it_is_allowed_to() -> None:
     """Why `kept_whole` patches `allow_rnn`, and puts kernels of its own where torch takes them apart."""
     from torch._C import DispatchKey

@@ -32,7 +32,7 @@ def upstream_supported() -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=1)
-def kept_whole() -> tuple[Any, ...]:
+def undecomposed() -> tuple[Any, ...]:
     """Operators that OpenVINO's export path does not decompose, because its frontend converts them better whole."""
     from openvino.frontend.pytorch.torchdynamo.export_decompositions import ops_to_not_decompose
 

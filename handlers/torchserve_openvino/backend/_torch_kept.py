@@ -21,11 +21,8 @@ from torch.nn.modules import transformer
 _KEEPS_WHOLE: ContextVar[bool] = ContextVar("keeps_whole", default=False)
 _KEEPING: set[torch._ops.OpOverload] = set()
 _KEEPING_LOCK = threading.Lock()
-# Called at each call of a model, so not `patch`, which takes ten times as long. A warning (torch warns of masks of two
-# types) is given behind the graph instead of breaking it.
-_take_more: Callable[[], Callable[[], None]] = dynamo_config._make_closure_patcher(
-    allow_rnn=True, reorderable_logging_functions={warnings.warn}
-)
+# A warning (torch warns of masks of two types) is given behind the graph instead of breaking it.
+_TAKES_MORE = {"allow_rnn": True, "reorderable_logging_functions": {warnings.warn}}
 
 
 def _is_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
@@ -73,10 +70,9 @@ def kept_whole() -> Iterator[None]:
 
     Where gradients are recorded, Dynamo breaks the graph at such an operator, and torch runs it.
     """
-    revert = _take_more()
     token = _KEEPS_WHOLE.set(True)
     try:
-        yield
+        with dynamo_config.patch(_TAKES_MORE):
+            yield
     finally:
         _KEEPS_WHOLE.reset(token)
-        revert()

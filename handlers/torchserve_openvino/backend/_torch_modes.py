@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from torch._functorch._aot_autograd import runtime_wrappers
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 T = TypeVar("T", bound="ThreadDispatchMode")
@@ -23,6 +24,16 @@ class ThreadDispatchMode(TorchDispatchMode):
     def __exit__(self, *_: object) -> None:
         """Takes it off."""
         _pop_mode()
+
+
+def keep_to_threads() -> None:
+    """Makes the mode in which AOTAutograd runs each new graph once a `ThreadDispatchMode`.
+
+    It looks whether answers of custom operators alias their inputs, and stays on for as long as that inference takes.
+    """
+    # torch 2.13; tests/contract/test_torch.py.
+    mode: Any = runtime_wrappers._AnalyzeCustomOpInputOutputMode
+    mode.__enter__, mode.__exit__ = ThreadDispatchMode.__enter__, ThreadDispatchMode.__exit__
 
 
 class OperatorCount(ThreadDispatchMode):

@@ -10,6 +10,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -167,7 +168,14 @@ def graph_break_of(gm: torch.fx.GraphModule) -> GraphBreakFact | None:
     return GraphBreakFact(reason.reason, _where(reason.user_stack))
 
 
-def watch_frames(compiled: Any, observer: FrameObserver, *, place: str = "", keeps_going: bool = True) -> None:
+def watch_frames(
+    compiled: Any,
+    observer: FrameObserver,
+    *,
+    place: str = "",
+    keeps_going: bool = True,
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> None:
     """Puts an observer between Dynamo and its conversion of frames.
 
     Dynamo itself remembers a frame that it gave up and runs it in eager from then on without a word. Here it is asked
@@ -178,13 +186,14 @@ def watch_frames(compiled: Any, observer: FrameObserver, *, place: str = "", kee
         observer: Is told.
         place: How to name the outermost frame, where that is no code of the user's.
         keeps_going: Whether a frame on whose way to a graph something failed runs in eager PyTorch instead of raising.
+        around: Is entered while a frame is converted.
     """
     context = getattr(compiled, "dynamo_ctx", None)
     if context is None:
         context = inspect.getclosurevars(compiled).nonlocals["self"]
     callback = context.callback
     convert, region = callback._torchdynamo_orig_backend, context._isolate_recompiles_id
-    callback._torchdynamo_orig_backend = _Watch(convert, observer, place, keeps_going, region)
+    callback._torchdynamo_orig_backend = _Watch(convert, observer, place, keeps_going, region, around)
 
 
 class _Watch:
@@ -193,7 +202,15 @@ class _Watch:
     # What is remembered stands in Dynamo's own notes on a code object, which ``torch.compiler.reset`` clears.
     _NOTE = "openvino_serving"
 
-    def __init__(self, convert: Any, observer: FrameObserver, place: str, keeps_going: bool, region: int) -> None:
+    def __init__(
+        self,
+        convert: Any,
+        observer: FrameObserver,
+        place: str,
+        keeps_going: bool,
+        region: int,
+        around: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         self._convert = convert
         # By this name Dynamo looks for the backend.
         self._torchdynamo_orig_backend = convert
@@ -201,6 +218,7 @@ class _Watch:
         self._place = place
         self._keeps_going = keeps_going
         self._region = region
+        self._around = around
 
     @property
     def _clone_with_backend(self) -> Any:
@@ -216,7 +234,8 @@ class _Watch:
             return known[1]
         breaks, newest = len(dynamo_utils.graph_break_reasons), _newest(dynamo_utils.get_compilation_metrics())
         try:
-            answer, failure = self._convert(frame, cache_entry, hooks, frame_state, skip=skip + 1), None
+            with self._around():
+                answer, failure = self._convert(frame, cache_entry, hooks, frame_state, skip=skip + 1), None
         except Exception as error:
             if not self._keeps_going or _is_the_callers(error):
                 raise

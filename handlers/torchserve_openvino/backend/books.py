@@ -5,7 +5,6 @@ same time don't get each other's entries.
 """
 
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -29,11 +28,6 @@ logger = logging.getLogger(__name__)
 _NO_WORK = HANDS_ON | packets(
     "_has_same_storage_numel _local_scalar_dense copy_ empty empty_like empty_strided is_nonzero item resize_ set_"
 )
-
-
-# AOTAutograd enters a dispatch mode around the first run of what it compiled, which sets flags of the process: threads
-# that leave in another order than they came would leave one set, and Dynamo skip every frame from then on.
-_FIRST_CALLS = threading.RLock()
 
 
 def _computes(op: Any) -> bool:
@@ -75,7 +69,7 @@ class FrameBooks:
             if not thread.in_graph:
                 counts[op] += 1
 
-        with _FIRST_CALLS, OperatorCount(count):
+        with OperatorCount(count):
             result = call(*args, **kwargs)
         self._tracker.add_outside({op_name(op): number for op, number in counts.items() if _computes(op)})
         self._settled = self._events == events

@@ -8,14 +8,14 @@ import functools
 import logging
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-from torchserve_openvino.backend import _torch_kept
+from torchserve_openvino.backend import _torch_kept, _torch_modes
 from torchserve_openvino.backend import _torch_private as private
 from torchserve_openvino.backend.graph import CompiledGraph
 from torchserve_openvino.backend.partition import is_dynamic
@@ -45,6 +45,7 @@ class OpenVINOBackend:
         self.__name__ = "openvino_serving"
         _torch_kept.keep_whole(STAND_INS)
         _torch_kept.take_masks()
+        _torch_modes.keep_to_threads()
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any], place: str = "") -> Any:
         """Compiles one graph of Dynamo's; called by Dynamo.
@@ -54,7 +55,7 @@ class OpenVINOBackend:
             example_inputs: Its inputs.
             place: Where it starts, if its operators don't tell.
         """
-        # For callers that are not behind `tracing`. With gradients theirs was taken apart already.
+        # For callers that are not behind `watch_frames`. With gradients theirs was taken apart already.
         with _torch_kept.kept_whole() if not torch.is_grad_enabled() else nullcontext():
             return self._lower(gm, example_inputs, place)
 
@@ -74,16 +75,6 @@ class OpenVINOBackend:
             decompositions=self.settings.decompositions,
         )
         return lower(gm, example_inputs)
-
-    def tracing(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of ``torch.compile`` with this backend, whose recurrent layers Dynamo traces whole."""
-
-        @functools.wraps(compiled)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with _torch_kept.kept_whole():
-                return compiled(*args, **kwargs)
-
-        return call
 
     def release_weights(self) -> None:
         """See `CompiledGraph.release_weights`."""

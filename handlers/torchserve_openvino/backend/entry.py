@@ -112,6 +112,7 @@ def compile(
 
     def trace() -> Traced:
         from torchserve_openvino.backend import _torch_private as private
+        from torchserve_openvino.backend._torch_kept import kept_whole
         from torchserve_openvino.backend.books import FrameBooks
         from torchserve_openvino.backend.capture import OpenVINOBackend
         from torchserve_openvino.backend.whole import capture_whole
@@ -120,13 +121,13 @@ def compile(
         # Both are in torch 2.13's signature (tests/contract), not in its type stubs.
         limits: Any = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True, "dynamic": dynamic}
         compiled = torch.compile(traced, backend=ours, fullgraph=fullgraph, **limits)
-        private.watch_frames(compiled, books, keeps_going=not fullgraph)
+        private.watch_frames(compiled, books, keeps_going=not fullgraph, around=kept_whole)
         whole = capture_whole(traced, ours, books, **limits)
         return Traced(
-            functools.partial(books.run, sync(ours.tracing(compiled))),
+            functools.partial(books.run, sync(compiled)),
             ours.release_weights,
             ours.drop,
-            functools.partial(books.run, sync(ours.tracing(whole))),
+            functools.partial(books.run, sync(whole)),
         )
 
     calls = CallCache(model, settings, dynamic) if settings.partitions is not None else None

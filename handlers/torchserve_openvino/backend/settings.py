@@ -137,10 +137,10 @@ class BackendSettings:
     @functools.cached_property
     def decompositions(self) -> dict[Any, Any]:
         """What AOTAutograd lowers with."""
-        from torchserve_openvino.backend._openvino_private import kept_whole
+        from torchserve_openvino.backend._openvino_private import undecomposed
         from torchserve_openvino.ops import decomposition_table
 
-        return decomposition_table(self.support, kept_whole(), self.resolved.options.decompositions)
+        return decomposition_table(self.support, undecomposed(), self.resolved.options.decompositions)
 
 
 def converter_of(backend: str) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch.fx import GraphModule
 
 from torchserve_openvino.backend import _torch_private as private
+from torchserve_openvino.backend._torch_kept import kept_whole
 from torchserve_openvino.backend.frozen import NotWholeError
 
 _REASON_CHARACTERS = 300
@@ -47,7 +48,7 @@ def capture_whole(
     # Dynamo counts compilations by code object: models are not to share one.
     entire.__code__ = entire.__code__.replace()
     compiled = torch.compile(entire, backend=checked, fullgraph=True, **limits)
-    private.watch_frames(compiled, observer, place=place, keeps_going=False)
+    private.watch_frames(compiled, observer, place=place, keeps_going=False, around=kept_whole)
     return compiled
 
 

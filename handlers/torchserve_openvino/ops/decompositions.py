@@ -5,6 +5,7 @@ converts better whole (`ops_to_not_decompose`). The same is done here, with one 
 where the support table really runs it; a disabled operator stays whole as well, so that it is seen and counted.
 """
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -55,6 +56,12 @@ def user_decompositions(names: Iterable[str]) -> dict[Any, Callable[..., Any]]:
     return table
 
 
+@functools.lru_cache(maxsize=1)
+def _core_table(registered: int) -> dict[Any, Callable[..., Any]]:
+    """torch's core table, which it makes by asking every operator there is; the same while nobody registers another."""
+    return dict(torch._decomp.core_aten_decompositions())
+
+
 def decomposition_table(
     support: SupportTable, whole: Iterable[Any], user: Iterable[str] = ()
 ) -> dict[Any, Callable[..., Any]]:
@@ -65,7 +72,7 @@ def decomposition_table(
         whole: OpenVINO's list of operators not to decompose.
         user: Canonical names from the option ``decompositions``; they win.
     """
-    table = dict(torch._decomp.core_aten_decompositions())
+    table = dict(_core_table(len(torch._C._dispatch_get_all_op_names())))
     keep = {str(op) for op in whole} | set(_KEEP_WHOLE)
     for op in list(table):
         name = op_name(op)

@@ -268,13 +268,16 @@ def test_fullgraph_raises() -> None:
             tov.compile(in_a_loop, fullgraph=True)(torch.randn(2))
 
 
-def test_first_calls_in_several_threads_leave_no_dispatch_mode_behind() -> None:
+@pytest.mark.parametrize("whose", ["ours", "AOTAutograd's"])
+def test_modes_of_several_threads_leave_no_flag_of_the_process_behind(whose: str) -> None:
     """torch's own way to enter one sets flags of the process, and Dynamo then skips every frame for good."""
+    from torch._functorch._aot_autograd.runtime_wrappers import _AnalyzeCustomOpInputOutputMode
     from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
     from torchserve_openvino.backend._torch_modes import OperatorCount
 
-    modes = [OperatorCount(lambda op: None) for _ in range(2)]
+    tov.compile(lambda x: x + 1)(torch.zeros(2))
+    modes = [OperatorCount(lambda op: None) if whose == "ours" else _AnalyzeCustomOpInputOutputMode() for _ in range(2)]
     entered = [threading.Event() for _ in modes]
     left = threading.Event()
 
