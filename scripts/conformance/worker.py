@@ -1,35 +1,30 @@
 """A process that runs cases: one JSON line in, one JSON line out. What kills it kills no other case."""
 
-import json
-import logging
-import os
 import sys
-import traceback
-import warnings
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from isolation.loop import quietly, serve
+
 
 def main() -> None:
-    # Libraries that print must not get between the lines of the protocol.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.ERROR)
+    answers = quietly()
     import torch
 
     torch.set_num_threads(1)
     from conformance import tasks
 
-    for line in sys.stdin:
-        task = json.loads(line)
-        try:
-            outcome = tasks.run(task)
-            answer = {"outcome": outcome.name, "reasons": list(outcome.reasons)}
-        except Exception:
-            answer = {"outcome": "CRASH", "reasons": [traceback.format_exc().strip().splitlines()[-1]]}
-        answers.write(json.dumps(answer) + "\n")
+    def answer_to(task: dict[str, Any]) -> dict[str, Any]:
+        outcome = tasks.run(task)
+        return {"outcome": outcome.name, "reasons": list(outcome.reasons)}
+
+    def broken(trace: str) -> dict[str, Any]:
+        return {"outcome": "CRASH", "reasons": [trace.strip().splitlines()[-1]]}
+
+    for _ in serve(answers, answer_to, broken):
+        pass
 
 
 if __name__ == "__main__":

@@ -61,19 +61,25 @@ def _same_memory(new: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
     return reuse
 
 
-def _confirmed_at_once(record: Callable[..., None]) -> Callable[..., None]:
-    def keep(self: Any, key: Any, leaves: Any, calls: Any, output: Any) -> None:
-        record(self, key, leaves, calls, output)
-        if (route := self._recorded.get(key)) is not None:
-            route.confirmed = True
+def _captured_in_parts(_: Any) -> Callable[..., Any]:
+    def capture(model: Callable[..., Any], backend: Callable[..., Any], observer: Any, **limits: Any) -> Any:
+        from torchserve_openvino.backend import _torch_kept, _torch_private
 
-    return keep
+        compiled = torch.compile(model, backend=backend, **limits)
+        _torch_private.watch_frames(compiled, observer, around=_torch_kept.kept_whole)
+        return compiled
+
+    return capture
+
+
+def _without(name: str) -> Replacement:
+    return lambda table: {key: value for key, value in table.items() if key != name}
 
 
 MUTANTS: dict[str, Mutant] = {
     "output_is_input": Mutant(
         "an output that is an input is written to directly: nobody writes it",
-        (("execute.writes_all_outputs", _does(True)),),
+        (("execute.computed_outputs", lambda _: lambda compiled: [True] * len(compiled.outputs)),),
     ),
     "closed_rows": Mutant(
         "attention rows whose mask forbids everything are NaN", (("rewrite._zero_closed_rows", _does(None)),)
@@ -94,8 +100,8 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "weights_unwatched": Mutant("a changed weight is not noticed", (("graph._holds", _does(True)),), mode="guarded"),
     "freeze_unproven": Mutant(
-        "a frozen call is repeated without a second call that confirms it",
-        (("frozen.FrozenCalls.record", _confirmed_at_once), ("frozen.Route.agrees", _does(True))),
+        "a frozen call is proven by two calls that look alike, whatever Python did with values in between",
+        (("whole.capture_whole", _captured_in_parts), ("graph.reads_values", _does(""))),
         mode="frozen",
     ),
     "integers_unchecked": Mutant(
@@ -110,7 +116,21 @@ MUTANTS: dict[str, Mutant] = {
         (("execute._relayout", lambda _: lambda tensor, layout: tensor),),
     ),
     "eager_uncounted": Mutant(
-        "a call that ran in eager as a whole is not counted",
-        (("compiled.CompiledModule._count_eager_call", _does(None)),),
+        "frames that Dynamo gives up run in eager, and nobody counts them",
+        (
+            ("books.FrameBooks._count_eager_call", _does(None)),
+            ("books.FrameBooks.lost", _does(None)),
+            ("books.FrameBooks._observed", lambda _: lambda self, call, args, kwargs: call(*args, **kwargs)),
+        ),
+        mode="guarded",
+    ),
+    "packed_once": Mutant(
+        "weights that are used as they are and transposed are packed once",
+        (("convert.keep_orientations_apart", _does(None)),),
+    ),
+    "copy_unwritten": Mutant(
+        "what copy_ writes stays memory that nobody wrote",
+        (("convert_ts._WHOLE", _without("aten.copy.default")),),
+        mode="openvino_ts",
     ),
 }

@@ -28,11 +28,29 @@ def parameter(g: Context) -> Draft:
     return Draft(g.choice([f"{{0}} * self.{name}", f"{{0}} + self.{name}"]), [value], uses=(name,))
 
 
-@op(0.5)
+@op(0.8)
 def tied_weight(g: Context) -> Draft:
-    value = g.take(floating, at_least(2), lambda v: v.dtype is torch.float32 and v.shape[-1] > 0)
-    name = g.attribute("p", f"torch.nn.Parameter(torch.randn(3, {value.shape[-1]}))")
-    return Draft(f"F.linear(F.linear({{0}}, self.{name}), self.{name}.t())", [value], uses=(name,))
+    value = g.take(floating, at_least(2), lambda v: v.shape[-1] > 0)
+    last = value.shape[-1]
+    name = g.attribute("p", f"torch.nn.Parameter(torch.randn({g.choice([3, last, last])}, {last}{_dtype(value)}) / 2)")
+    forms = [
+        "F.linear(F.linear({0}, W), W.t())",
+        "F.linear({0}, W) @ W",
+        "({0} @ W.t()) @ W",
+        "F.linear({0} @ W.mT, W.T)",
+    ]
+    return Draft(g.choice(forms).replace("W", f"self.{name}"), [value], uses=(name,))
+
+
+@op(0.4)
+def tied_convolution(g: Context) -> Draft:
+    value = wide_value(g, g.choice([3, 4]))
+    channels, rank, size = value.shape[1], value.dim - 2, g.choice([1, 3])
+    out = g.choice([2, channels, channels])
+    kernel = ", ".join([str(size)] * rank)
+    name = g.attribute("p", f"torch.nn.Parameter(torch.randn({out}, {channels}, {kernel}{_dtype(value)}) / 2)")
+    there = f"F.conv{rank}d({{0}}, self.{name}, padding={size // 2})"
+    return Draft(f"F.conv_transpose{rank}d({there}, self.{name}, padding={size // 2})", [value], uses=(name,))
 
 
 @op(2.0)

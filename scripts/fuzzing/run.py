@@ -16,6 +16,7 @@ from fuzzing.context import plain_cond
 from fuzzing.judge import SOFT, difference, noise_of
 from fuzzing.observe import Observation, observe
 from fuzzing.program import Program
+from fuzzing.uncounted import Books
 from fuzzing.values import arguments
 
 # What another order of summation, another approximation or another place of rounding does to one operator's result.
@@ -62,7 +63,7 @@ class _Side:
         self.program = program
         self.module = module_of(program, noise, compiled=compile_ is not None)
         self.call: Callable[..., Any] = compile_(self.module) if compile_ else self.module
-        self.uncounted = ""
+        self.books = Books(self.call)
         # The last answer stays as it is while the next is made.
         self.earlier: list[torch.Tensor] = []
         if noise >= 0:
@@ -74,18 +75,18 @@ class _Side:
             with torch.no_grad():
                 for parameter in self.module.parameters():
                     parameter.mul_(0.5).add_(0.125)
+            self.books.forget()
             return None
         with_grad = mode.grad == "grad"
         inputs = arguments(self.program, letter, with_grad)
-        counts = self._counts()
         try:
             with (
                 torch.inference_mode(mode.grad == "inference_mode"),
                 torch.set_grad_enabled(with_grad),
                 _poisoned(self.call),
+                self.books.look_at(letter in "AB"),
             ):
                 answer = self.call(*inputs)
-            self._count(counts)
             names = [spec.name for spec in self.program.inputs]
             seen = observe(answer, self.module, names, inputs, with_grad)
             seen.tensors |= {f"earlier {i}": t.detach().clone() for i, t in enumerate(self.earlier)}
@@ -93,16 +94,6 @@ class _Side:
             return seen
         except Exception as error:
             return Observation(error=f"{type(error).__name__}: {_plain(str(error))}")
-
-    def _counts(self) -> tuple[int, int]:
-        if not isinstance(self.call, tov.CompiledModule):
-            return 0, 0
-        tracker = self.call._tracker
-        return tracker.thread.graph_calls, sum(f.count for f in tracker.fallbacks)
-
-    def _count(self, before: tuple[int, int]) -> None:
-        if isinstance(self.call, tov.CompiledModule) and self.call.frozen == 0 and self._counts() == before:
-            self.uncounted = "no graph ran and no fallback was counted"
 
 
 def run(program: Program, strict: bool = False) -> Result:
@@ -174,8 +165,8 @@ def _compared(program: Program, compile_: Compile, strict: bool) -> Result:
         kind, detail = difference(mine, theirs, {}, strict, layouts)
         if kind in {"value", "effect", "grad", "overwritten"} and not theirs.error:
             kind, detail = difference(mine, theirs, _noise(program, position, theirs), strict, layouts)
-        if not kind and ours.uncounted and letter != "X":
-            kind, detail = "uncounted", ours.uncounted
+        if not kind and ours.books.problem and letter != "X":
+            kind, detail = "uncounted", ours.books.problem
         if kind and (result.outcome == "ok" or kind not in SOFT):
             result = Result("failed", kind, detail, position)
         if kind and kind not in SOFT:

@@ -244,3 +244,16 @@ def test_interpolation_to_1_takes_the_first_value() -> None:
     )
     got = CORE.compile_model(model, "CPU", F32)([np.arange(36, dtype=np.float32).reshape(1, 1, 6, 6)])[0]
     assert got.item() != pytest.approx(17.5)
+
+
+def test_packed_weights_are_looked_up_without_their_orientation() -> None:
+    """Why `backend/packing.py` is there. Once this fails with a new version, see whether it can go."""
+    from openvino import opset13 as ops
+
+    generator = np.random.default_rng(0)
+    weight, x = generator.standard_normal((8, 8), np.float32), generator.standard_normal((4, 8), np.float32)
+    parameter, constant = ops.parameter([4, 8], np.float32), ops.constant(weight)
+    both = ops.matmul(ops.matmul(parameter, constant, False, True), constant, False, False)
+    compiled = ov.Core().compile_model(ov.Model([both], [parameter]), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    assert not np.allclose(compiled(x)[0], x @ weight.T @ weight, atol=1e-3)
+    assert np.allclose(compiled(x)[0], x @ weight.T @ weight.T, atol=1e-3)

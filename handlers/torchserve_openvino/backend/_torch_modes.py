@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch._functorch._aot_autograd import runtime_wrappers
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 T = TypeVar("T", bound="ThreadDispatchMode")
@@ -31,7 +30,9 @@ def keep_to_threads() -> None:
 
     It looks whether answers of custom operators alias their inputs, and stays on for as long as that inference takes.
     """
-    # torch 2.13; tests/contract/test_torch.py.
+    # It brings Dynamo with it, which a worker that starts warm does without.
+    from torch._functorch._aot_autograd import runtime_wrappers
+
     mode: Any = runtime_wrappers._AnalyzeCustomOpInputOutputMode
     mode.__enter__, mode.__exit__ = ThreadDispatchMode.__enter__, ThreadDispatchMode.__exit__
 

@@ -18,6 +18,7 @@ from torchserve_openvino.backend.convert_ts import convert_traced, named_by_torc
 from torchserve_openvino.backend.index_range import index_bounds
 from torchserve_openvino.backend.int_range import Limits, input_limits
 from torchserve_openvino.backend.mapped_ops import Mapped, replace_mapped
+from torchserve_openvino.backend.packing import keep_orientations_apart
 from torchserve_openvino.backend.partition import Part
 from torchserve_openvino.backend.rewrite import rewrite
 from torchserve_openvino.backend.spec import Bounds, Interface, ValueSpec, checked_spec, spec_of
@@ -97,6 +98,7 @@ def _convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappin
             )
         _fit_inputs(model, inputs)
         _fit_outputs(model, (*outputs, *checked_spec(checks)))
+        keep_orientations_apart(model)
     except Exception as error:
         # OpenVINO raises RuntimeError, its Python decoder whatever it trips over: each means eager for these nodes.
         if mapped.error is not None:

@@ -1,0 +1,82 @@
+"""Whether the report tells of everything that PyTorch itself computed in a compiled call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+import torchserve_openvino as tov
+from torchserve_openvino.backend._torch_modes import OperatorCount
+from torchserve_openvino.ops.movement import HANDS_ON
+from torchserve_openvino.ops.names import op_name, packets
+
+# What the backend itself runs on arguments and answers: memory, copies of answers, a look at integers.
+_OWN = HANDS_ON | packets(
+    "_has_same_storage_numel _local_scalar_dense aminmax copy_ detach_ empty empty_like empty_strided fill_ full "
+    "is_nonzero item lift_fresh resize_ set_ sym_numel sym_size sym_stride sym_storage_offset"
+)
+
+
+class Books:
+    """Compares what ran with what was counted.
+
+    Args:
+        call: The compiled model; of anything else nothing is asked.
+    """
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._compiled = call if isinstance(call, tov.CompiledModule) else None
+        self._known: set[Any] = set()
+        self.problem = ""
+
+    @contextmanager
+    def look_at(self, sizes: Any) -> Iterator[None]:
+        """Watches one call; the first with these sizes may compile, which runs operators of its own."""
+        if self._compiled is None:
+            yield
+            return
+        ran: set[str] = set()
+        tracker = self._compiled._tracker
+        calls, fallbacks, builds = tracker.thread.graph_calls, self._fallbacks(), self._builds()
+
+        def note(op: Any) -> None:
+            computes = isinstance(op, torch._ops.OpOverload) and not op.is_view and op.namespace != "prim"
+            if computes and str(op.overloadpacket) not in _OWN:
+                ran.add(op_name(op))
+
+        with OperatorCount(note):
+            yield
+        grew = self._fallbacks() > fallbacks
+        if sizes in self._known and self._builds() == builds and not grew and (untold := ran - self._told()):
+            self.problem = f"PyTorch ran {', '.join(sorted(untold))}; the report says nothing of it"
+        if not grew and calls == tracker.thread.graph_calls and not self._compiled.frozen:
+            self.problem = "no graph ran and no fallback was counted"
+        self._known.add(sizes)
+
+    def forget(self) -> None:
+        """Weights changed: the next call builds again."""
+        self._known.clear()
+
+    def _fallbacks(self) -> int:
+        assert self._compiled is not None
+        return sum(fallback.count for fallback in self._compiled._tracker.fallbacks)
+
+    def _builds(self) -> tuple[int, int]:
+        assert self._compiled is not None
+        graphs = self._compiled._tracker.graphs
+        return len(graphs), sum(part.builds for graph in graphs for part in graph.partitions)
+
+    def _told(self) -> set[str]:
+        """Operators by name; those of a partition that runs in eager are told as a whole."""
+        assert self._compiled is not None
+        tracker = self._compiled._tracker
+        told = {fallback.op for fallback in tracker.fallbacks} | set(tracker.outside)
+        for graph in tracker.graphs:
+            told |= set(graph.left_out)
+            for part in graph.partitions:
+                if part.runs_on != "openvino":
+                    told |= set(part.op_counts)
+        return told
