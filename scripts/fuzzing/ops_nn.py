@@ -33,13 +33,9 @@ def tied_weight(g: Context) -> Draft:
     value = g.take(floating, at_least(2), lambda v: v.shape[-1] > 0)
     last = value.shape[-1]
     name = g.attribute("p", f"torch.nn.Parameter(torch.randn({g.choice([3, last, last])}, {last}{_dtype(value)}) / 2)")
-    forms = [
-        "F.linear(F.linear({0}, W), W.t())",
-        "F.linear({0}, W) @ W",
-        "({0} @ W.t()) @ W",
-        "F.linear({0} @ W.mT, W.T)",
-    ]
-    return Draft(g.choice(forms).replace("W", f"self.{name}"), [value], uses=(name,))
+    there = g.choice(["F.linear({0}, W)", "({0} @ W.t())"])
+    back = g.choice([f"F.linear({there}, W.t())", f"{there} @ W"])
+    return Draft(back.replace("W", f"self.{name}"), [value], uses=(name,))
 
 
 @op(0.4)
