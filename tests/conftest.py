@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,24 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run what the quick suite leaves out as well")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The quick suite: no slow tests, and of many alike the same few each time. What is named itself always runs."""
+    if config.getoption("--all") or any("::" in argument for argument in config.args):
+        return
+    left_out = [item for item in items if item.get_closest_marker("slow") or not _is_drawn(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _is_drawn(item: pytest.Item) -> bool:
+    many = item.get_closest_marker("many")
+    return many is None or zlib.crc32(item.nodeid.encode()) % many.args[0] == 0
 
 
 @pytest.fixture(autouse=True, scope="session")

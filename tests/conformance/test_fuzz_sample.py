@@ -5,12 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "fuzz_models.py"
 
 
-@pytest.mark.slow
 def test_no_model_of_the_sample_differs() -> None:
     jobs = str(max(1, os.cpu_count() or 1))
     command = [sys.executable, str(_SCRIPT), "--seed", "1", "--models", "300", "--jobs", jobs, "--shrink-seconds", "20"]

@@ -14,6 +14,7 @@ from openvino import Output, Type
 from openvino import opset15 as ops
 from torch.fx import Node
 
+from torchserve_openvino.ops.detection import DETECTION
 from torchserve_openvino.ops.division import refuse_quotient, rounds_right
 from torchserve_openvino.ops.embedding_bag import EMBEDDING_BAG, bag_facts, refuse_bag
 from torchserve_openvino.ops.exact_fmod import exact_fmod
@@ -152,6 +153,7 @@ CONVERSIONS: dict[str, Callable[..., Any]] = {
     **RECURRENT,
     **EMBEDDING_BAG,
     **FOURIER,
+    **DETECTION,
 }
 # As `argument_rules.ARGUMENT_RULES`, for the operators above.
 CONVERSION_RULES: dict[str, Callable[[Node], str | None]] = {

@@ -117,6 +117,7 @@ def test_the_model_has_files_of_every_kind(folder: Path) -> None:
 
 @pytest.mark.parametrize("harm", HARM)
 @pytest.mark.parametrize(("kind", "name"), TARGETS, ids=str)
+@pytest.mark.many(3)
 def test_a_damaged_file(folder: Path, kind: str, name: str | None, harm: str) -> None:
     store = Store(folder)
     if kind == "partition" and name is not None:
@@ -207,6 +208,7 @@ CALLS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("change", CALLS.values(), ids=CALLS)
+@pytest.mark.many(3)
 def test_a_call_whose_content_makes_no_sense(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """With a right checksum, as somebody would write it who knows how, or another version under our name."""
     rewrite(place(Store(folder), entries(folder, "call")[0]), change)

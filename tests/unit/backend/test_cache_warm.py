@@ -328,6 +328,7 @@ def test_a_warm_process_never_imports_dynamo(tmp_path: Path) -> None:
     assert warm[3] == []
 
 
+@pytest.mark.slow
 def test_eight_processes_race(tmp_path: Path) -> None:
     processes = [start(tmp_path / "c") for _ in range(8)]
     try:

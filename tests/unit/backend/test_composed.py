@@ -190,6 +190,7 @@ def _open(allowed: Tensor) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["bool", "inf", "least"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.many(2)
 def test_attention_with_rows_that_may_see_nothing(kind: str, dtype: torch.dtype, backend: str) -> None:
     torch.manual_seed(0)
     model = Lambda(lambda q, m: functional.scaled_dot_product_attention(q, q, q, attn_mask=m) + 0).eval()
@@ -342,6 +343,7 @@ def test_variances_with_any_correction(correction: float, backend: str) -> None:
 
 @pytest.mark.parametrize("mode", ["linear", "bilinear", "bicubic", "trilinear"])
 @pytest.mark.parametrize("backend", ["openvino", "export"])
+@pytest.mark.many(3)
 def test_interpolation_to_a_size_of_1(mode: str, backend: str) -> None:
     dims = {"linear": 1, "trilinear": 3}.get(mode, 2)
     for size in ([1] * dims, [1, 2, 3][:dims]):

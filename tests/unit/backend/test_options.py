@@ -75,6 +75,7 @@ print(report["cache"]["hits"], report["cache"]["misses"])
 """
 
 
+@pytest.mark.slow
 def test_a_second_process_takes_the_compiled_blob_and_other_weights_do_not(tmp_path: Path) -> None:
     def process(seed: int) -> str:
         command = [sys.executable, "-c", textwrap.dedent(PROCESS), str(tmp_path), str(seed)]

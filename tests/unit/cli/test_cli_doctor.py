@@ -106,6 +106,7 @@ def test_no_mapping_is_written_where_none_is_needed(well: Path, tmp_path: Path) 
     assert not (tmp_path / "no_ops.py").exists()
 
 
+@pytest.mark.slow
 def test_stock_is_what_the_own_backend_of_openvino_does(well: Path) -> None:
     result = doctor(well, "--stock", "--input", "2,4", "--json")
     stock = json.loads(result.stdout)["stock"]

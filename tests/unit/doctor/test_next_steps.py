@@ -115,6 +115,7 @@ def test_the_draft_is_python_and_names_what_is_open(ill: Diagnosis) -> None:
     assert "import ill_steps" in text and "op_mappings: my_ops.py" in text
 
 
+@pytest.mark.slow
 def test_the_drafts_own_test_passes_where_the_formula_is_known(ill: Diagnosis, folder: Path) -> None:
     drafts = [each for each in ill.drafts() if each.body]
     assert len(drafts) >= 2

@@ -24,6 +24,7 @@ def stock(tmp_path: Path) -> Any:
     return run
 
 
+@pytest.mark.slow
 def test_an_operator_that_it_lacks_is_named(stock: Any) -> None:
     run = stock("digamma", {"aot_autograd": True})
     assert (run.outcome, run.partitions, run.unsupported) == ("partial", 2, {"aten.digamma.default": 1})

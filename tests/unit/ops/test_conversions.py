@@ -38,6 +38,7 @@ PUTS: list[tuple[str, list[Any], tuple[int, ...]]] = [
 
 @pytest.mark.parametrize(("indices", "shape"), [case[1:] for case in PUTS], ids=[case[0] for case in PUTS])
 @pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.many(2)
 def test_index_put(indices: list[Any], shape: tuple[int, ...], accumulate: bool) -> None:
     values = torch.randn(shape)
     check(lambda x, v: put(x, indices, v, accumulate), X, values)
@@ -138,6 +139,7 @@ def test_replication_pad(pad: Callable[..., Tensor], shape: tuple[int, ...], pad
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
+@pytest.mark.slow
 def test_index_put_of_any_shape(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     chosen = data.draw(st.lists(st.booleans(), min_size=len(shape), max_size=len(shape)).filter(any))

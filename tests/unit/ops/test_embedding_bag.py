@@ -28,6 +28,7 @@ class Classifier(nn.Module):
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
+@pytest.mark.slow
 def test_any_bags(data: st.DataObject) -> None:
     draw = data.draw
     mode, padding = draw(st.sampled_from(["sum", "mean", "max"])), draw(st.sampled_from([None, 2, -1]))

@@ -14,6 +14,7 @@ POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 @pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.slow
 def test_every_way_to_pool(dims: int, data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(3, 9), min_size=dims, max_size=dims))
     kernel = data.draw(st.lists(st.integers(1, 4), min_size=dims, max_size=dims))

@@ -38,6 +38,7 @@ class Tagger(nn.Module):
 @each_layer
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
+@pytest.mark.slow
 def test_any_layer(kind: str, data: st.DataObject) -> None:
     draw = data.draw
     batch_first, bidirectional, bias = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
@@ -152,6 +153,7 @@ def test_the_length_costs_no_compilation_time(kind: str) -> None:
 
 
 @each_layer
+@pytest.mark.many(2)
 def test_gradients_are_torchs_own(kind: str) -> None:
     model = Tagger(kind, num_layers=2, dropout=0.5).train()
     compiled = tov.compile(model)

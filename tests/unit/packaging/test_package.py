@@ -100,6 +100,7 @@ def test_check_tells_people_and_programs(packed: Path) -> None:
     assert answer["start"] == "warm" and answer["model"]["modelName"] == "small" and not answer["reasons"]
 
 
+@pytest.mark.slow
 def test_the_same_files_give_the_same_archive(packed: Path, sources: Path, tmp_path: Path) -> None:
     result = package(*options(sources, tmp_path), "--precompile", "--level", "sse4", "--json")
     assert result.exit_code == 0, result.output
@@ -146,6 +147,7 @@ def test_other_versions_are_named(packed: Path, monkeypatch: pytest.MonkeyPatch)
     assert verdict.start == "cold" and "openvino" in verdict.reasons[0] and "2031.1" in verdict.reasons[0]
 
 
+@pytest.mark.slow
 def test_another_cpu_starts_from_the_stored_ir_or_from_its_level(packed: Path, tmp_path: Path) -> None:
     folder = repacked(packed, tmp_path / "worker")
     # An SSE4 machine has no blob of its own in the archive, but one for its level.

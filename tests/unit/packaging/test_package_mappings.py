@@ -70,6 +70,7 @@ def package(sources: Path, *more: str) -> Any:
     return CliRunner().invoke(app, ["package", "--model-name", "net", *map(str, (*files, *where)), *more])
 
 
+@pytest.mark.slow
 def test_the_file_goes_along_and_is_part_of_the_key(sources: Path, tmp_path: Path) -> None:
     result = package(sources)
     assert result.exit_code == 0, result.output
