@@ -19,6 +19,7 @@ batchSize: 4
 maxBatchDelay: 200
 startupTimeout: 120
 maxRetryTimeoutInSec: 300
+pt2: {compile: {backend: openvino, options: {config: {INFERENCE_PRECISION_HINT: f32}}}}
 handler:
   openvino:
     warmup:

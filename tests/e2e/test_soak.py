@@ -39,6 +39,7 @@ maxBatchDelay: 10
 jobQueueSize: 1000
 startupTimeout: 300
 maxRetryTimeoutInSec: 1
+pt2: {compile: {backend: openvino, options: {config: {INFERENCE_PRECISION_HINT: f32}}}}
 """
 PHOTO_CONFIG = (
     COMMON

@@ -3,10 +3,13 @@
 Dynamo reuses one graph for several modules of the same code, and does not guard a parameter's content, so each call
 compares. Four facts are compared, each because the others miss something: identity (another module's weights, or
 ``load_state_dict(assign=True)``), version counter (changes in place that autograd tracks), data pointer
-(``param.data = other``) and sampled bytes (``param.data.mul_()``, which torch tracks nowhere).
-Limit: a change through ``.data`` that spares every sampled byte is not seen; call ``torch.compiler.reset()`` after it.
+(``param.data = other``) and sampled bytes (``param.data.mul_()``, which torch tracks nowhere). Samples are taken at the
+start, in the middle and at the end of each weight, at one of the three by each call in turn; small ones whole.
+Limit: a change through ``.data`` that spares the bytes which a call samples is not seen by that call, and one that
+spares all three places is never seen; call ``torch.compiler.reset()`` after it.
 """
 
+import itertools
 import operator
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,16 +20,15 @@ _version = operator.attrgetter("_version")
 _SAMPLE_BYTES = 32
 
 
-def _sample(tensor: torch.Tensor) -> list[memoryview]:
+def _samples(tensor: torch.Tensor) -> list[memoryview]:
     """Views on a few bytes at the start, in the middle and at the end of a tensor's memory."""
     if not tensor.is_contiguous() or tensor.numel() == 0:
         tensor = tensor.as_strided((1,), (1,), tensor.storage_offset()) if tensor.numel() else tensor.reshape(-1)
     view = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
-    size = len(view)
-    if size <= 3 * _SAMPLE_BYTES:
-        return [view]
-    middle = size // 2
-    return [view[:_SAMPLE_BYTES], view[middle : middle + _SAMPLE_BYTES], view[size - _SAMPLE_BYTES :]]
+    if len(view) <= 3 * _SAMPLE_BYTES:
+        return [view] * 3
+    last = len(view) - _SAMPLE_BYTES
+    return [view[start : start + _SAMPLE_BYTES] for start in (0, last // 2, last)]
 
 
 def can_freeze(tensor: object) -> bool:
@@ -46,8 +48,8 @@ class WeightWatch:
         self.ids = list(map(id, tensors))
         self._versions = list(map(_version, tensors))
         self._pointers = list(map(torch.Tensor.data_ptr, tensors))
-        self._views = [view for tensor in tensors for view in _sample(tensor)]
-        self._bytes = b"".join(self._views)
+        places = list(zip(*map(_samples, tensors), strict=True))
+        self._samples = itertools.cycle([(views, b"".join(views)) for views in places] or [((), b"")])
         self._refs = [weakref.ref(tensor, lambda _: on_death()) for tensor in tensors]
 
     def same_objects(self, tensors: Sequence[torch.Tensor]) -> bool:
@@ -56,8 +58,9 @@ class WeightWatch:
 
     def unchanged(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether their content is still what it was; only to be asked of the same objects."""
+        views, content = next(self._samples)
         return (
             list(map(_version, tensors)) == self._versions
             and list(map(torch.Tensor.data_ptr, tensors)) == self._pointers
-            and b"".join(self._views) == self._bytes
+            and b"".join(views) == content
         )
