@@ -1,6 +1,6 @@
 """Operators that torch takes apart while it traces, kept whole; from torch's private modules, as `_torch_private`.
 
-torch 2.13: Dynamo's `allow_rnn` and what it may reorder are settings of a thread; the Python kernels of an operator
+torch 2.13: Dynamo's settings are those of a thread; the Python kernels of an operator
 that is made of others, and the function by which encoders look at a mask's values, have no public name.
 """
 
@@ -21,8 +21,15 @@ from torch.nn.modules import transformer
 _KEEPS_WHOLE: ContextVar[bool] = ContextVar("keeps_whole", default=False)
 _KEEPING: set[torch._ops.OpOverload] = set()
 _KEEPING_LOCK = threading.Lock()
-# A warning (torch warns of masks of two types) is given behind the graph instead of breaking it.
-_TAKES_MORE = {"allow_rnn": True, "reorderable_logging_functions": {warnings.warn}}
+_SETTINGS = {
+    "allow_rnn": True,
+    # A warning (torch warns of masks of two types) is given behind the graph instead of breaking it.
+    "reorderable_logging_functions": {warnings.warn},
+    # A hook that is registered later is seen.
+    "skip_nnmodule_hook_guards": False,
+    # Modules none of whose tables changed are not looked through at each call: a third of the time of all guards.
+    "use_recursive_dict_tags_for_guards": True,
+}
 
 
 def _is_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
@@ -66,13 +73,13 @@ def _kernel(op: torch._ops.OpOverload, apart: Callable[..., Any], whole: Callabl
 
 @contextmanager
 def kept_whole() -> Iterator[None]:
-    """While it lasts, Dynamo takes recurrent layers (`allow_rnn`), and this thread traces stand-ins.
+    """While it lasts, Dynamo traces by this package's settings, and this thread traces stand-ins.
 
     Where gradients are recorded, Dynamo breaks the graph at such an operator, and torch runs it.
     """
     token = _KEEPS_WHOLE.set(True)
     try:
-        with dynamo_config.patch(_TAKES_MORE):
+        with dynamo_config.patch(_SETTINGS):
             yield
     finally:
         _KEEPS_WHOLE.reset(token)

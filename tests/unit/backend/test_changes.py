@@ -1,0 +1,95 @@
+"""A change somewhere in a model between two guarded calls."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchserve_openvino as tov
+
+
+class Deep(nn.Module):
+    """Two levels of modules with state of every kind, which Dynamo passes over while no table changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(Part() for _ in range(3))
+        self.act = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self.parts:
+            x = part(x)
+        return self.act(x)
+
+
+class Part(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale, self.settings, self.items = nn.Linear(4, 4), 2.0, {"a": {"b": 1.0}}, [1.0, 2.0]
+        self.register_buffer("shift", torch.ones(4))
+        self.plain = torch.ones(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = (
+            self.linear(x) * self.scale
+            + self.settings["a"]["b"]
+            + sum(self.items)
+            + self.shift
+            + self.plain
+            + self.flag
+        )
+        return y if self.training else y * 2
+
+
+def _other_shape(model: Any) -> None:
+    part = model.parts[2]
+    part.linear.weight.data, part.linear.bias.data = torch.randn(6, 4), torch.randn(6)
+    part.shift.data, part.plain = torch.ones(6), torch.ones(6)
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "an attribute": lambda m: setattr(m.parts[1], "scale", 5.0),
+    "a dict in a dict": lambda m: m.parts[1].settings["a"].update(b=7.0),
+    "an item of a list": lambda m: m.parts[2].items.__setitem__(0, 9.0),
+    "a longer list": lambda m: m.parts[2].items.append(9.0),
+    "a buffer": lambda m: setattr(m.parts[0], "shift", torch.full((4,), 3.0)),
+    "a buffer's data": lambda m: setattr(m.parts[0].shift, "data", torch.full((4,), 3.0)),
+    "a plain tensor": lambda m: setattr(m.parts[0], "plain", torch.full((4,), 3.0)),
+    "a parameter": lambda m: setattr(m.parts[0].linear, "weight", nn.Parameter(torch.randn(4, 4))),
+    "other shapes by data": _other_shape,
+    "no bias": lambda m: setattr(m.parts[1].linear, "bias", None),
+    "training": lambda m: m.train(),
+    "a part in training": lambda m: m.parts[1].train(),
+    "another module": lambda m: setattr(m, "act", nn.Tanh()),
+    "an item of a list of modules": lambda m: m.parts.__setitem__(1, Part().eval()),
+    "one module more": lambda m: m.parts.append(Part().eval()),
+    "a hook": lambda m: m.act.register_forward_hook(lambda module, args, output: output + 1),
+    "a hook within": lambda m: m.parts[1].linear.register_forward_hook(lambda module, args, output: output + 1),
+    "a patched forward": lambda m: setattr(m.act, "forward", lambda x: x * 3),
+    "no gradient": lambda m: m.parts[0].linear.weight.requires_grad_(False),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_deep_in_the_model_is_seen(change: str, grad: bool) -> None:
+    model, x = Deep().eval(), torch.randn(2, 4)
+    with torch.set_grad_enabled(grad):
+        compiled = tov.compile(model, options={"min_partition_us": 0})
+        for _ in range(3):
+            compiled(x)
+        CHANGES[change](model)
+        for _ in range(2):
+            ours, theirs = compiled(x), model(x)
+            torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
+            assert ours.requires_grad == theirs.requires_grad
+            if grad:
+                weight = model.parts[0].linear.weight
+                gradients = []
+                for answer in (ours, theirs):
+                    model.zero_grad()
+                    answer.sum().backward()
+                    gradients.append(weight.grad if weight.grad is None else weight.grad.clone())
+                torch.testing.assert_close(*gradients, atol=1e-2, rtol=1e-3)
