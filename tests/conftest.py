@@ -17,8 +17,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The quick suite: no slow tests, and of many alike the same few each time. What is named itself always runs."""
-    if config.getoption("--all") or any("::" in argument for argument in config.args):
+    """The quick suite: no slow tests, and of many alike the same few each time. A file that is named runs whole."""
+    if config.getoption("--all") or any("::" in each or each.endswith(".py") for each in config.args):
         return
     left_out = [item for item in items if item.get_closest_marker("slow") or not _is_drawn(item)]
     config.hook.pytest_deselected(items=left_out)
