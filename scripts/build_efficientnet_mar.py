@@ -7,9 +7,11 @@ command, which is the one to copy for a model of your own.
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 EXAMPLE = Path(__file__).resolve().parent / "examples" / "efficientnet_lite0"
@@ -58,7 +60,10 @@ def build(export_path: Path, name: str = DEFAULT_NAME, config: Path = EXAMPLE / 
     export_path.mkdir(parents=True, exist_ok=True)
     command = archiver_command(export_path, name, config)
     print(shlex.join(command))
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    # Its working folder is TMPDIR/name, which it deletes first: two runs at once need a TMPDIR each.
+    with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
+        environment = {**os.environ, "TMPDIR": scratch}
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise RuntimeError(f"torch-model-archiver failed:\n{done.stdout}{done.stderr}")
     return export_path / f"{name}.mar"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -78,7 +79,8 @@ def archive(
             command += ["--serialized-file", str(serialized_file)]
         if extra_files:
             command += ["--extra-files", ",".join(str(path) for path in extra_files)]
-        subprocess.run(command, check=True, capture_output=True)
+        # The archiver works in TMPDIR/name.
+        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "TMPDIR": folder})
     return f"{name}.mar"
 
 

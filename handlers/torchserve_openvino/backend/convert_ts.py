@@ -21,6 +21,7 @@ from torch.nn import functional
 from torchserve_openvino.backend._openvino_private import ts_to_model
 from torchserve_openvino.backend._torch_private import is_traced
 from torchserve_openvino.ops.names import is_symbolic_scalar, op_name, packet_name, value_of
+from torchserve_openvino.ops.windows import unfold_by_selection
 
 Call = Callable[..., Any]
 
@@ -79,6 +80,7 @@ _WHOLE: dict[str, tuple[str, Call]] = {
     "aten.copy.default": ("copy", _copy),
     "aten.sum.default": ("sum", _sum),
     "aten.sum.dim_IntList": ("sum", _sum),
+    "aten.unfold.default": ("index_select", unfold_by_selection),
     "aten._unsafe_index.Tensor": ("index", torch.ops.aten.index.Tensor),
 }
 # The same for operators that take sizes.

@@ -25,6 +25,7 @@ class Binding:
         fixed: Positions of tensors that are nobody's attribute, such as ``torch.tensor([...])`` in the code.
         writes: Positions in ``template`` of the tensors that the first outputs are written to.
         answer: Structure of the answer, which the other outputs are.
+        returned: Pairs of a position among these and the one in ``writes`` whose tensor itself is returned.
     """
 
     live: LiveTensors
@@ -34,6 +35,7 @@ class Binding:
     leaves: list[tuple[int, int]] = field(default_factory=list)
     fixed: list[int] = field(default_factory=list)
     writes: list[int] = field(default_factory=list)
+    returned: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def facts(self) -> GraphFacts:
@@ -51,7 +53,10 @@ class Binding:
         results = graph(inputs)
         for tensor, value in zip(written, results[: len(written)], strict=True):
             tensor.copy_(value)
-        return self.answer.build(results[len(written) :])
+        answers = list(results[len(written) :])
+        for position, tensor in self.returned:
+            answers[position] = written[tensor]
+        return self.answer.build(answers)
 
 
 def bind(program: "ExportedProgram", model: torch.nn.Module, given: Any, answer: AnswerShape) -> Binding:
@@ -92,10 +97,19 @@ def bind(program: "ExportedProgram", model: torch.nn.Module, given: Any, answer:
             value = program.constants[item.target]
         binding.template.append(value)
     written = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION, OutputKind.PARAMETER_MUTATION)
+    writes: dict[str, int] = {}
+    answers = 0
     for output in program.graph_signature.output_specs:
+        name = getattr(output.arg, "name", "")
         if output.kind in written and output.target is not None:
+            writes[name] = len(binding.writes)
             binding.writes.append(place_of[output.target])
-        elif output.kind is not OutputKind.USER_OUTPUT:
+        elif output.kind is OutputKind.USER_OUTPUT:
+            # What was written in place and then returned is the very tensor.
+            if name in writes and isinstance(output.arg, TensorArgument):
+                binding.returned.append((answers, writes[name]))
+            answers += 1
+        else:
             raise ValueError(f"an output of kind {output.kind.name}: {output.arg}")
     return binding
 

@@ -21,6 +21,7 @@ from torchserve_openvino.ops.exact_fmod import exact_fmod
 from torchserve_openvino.ops.fourier import FOURIER, fourier_facts
 from torchserve_openvino.ops.names import value_of
 from torchserve_openvino.ops.recurrent import RECURRENT, refuse_recurrent
+from torchserve_openvino.ops.windows import WINDOWS, refuse_unfold
 
 # torch's name of a reduction to OpenVINO's.
 _REDUCTIONS = {"sum": "sum", "prod": "prod", "mean": "mean", "amax": "max", "amin": "min"}
@@ -154,6 +155,7 @@ CONVERSIONS: dict[str, Callable[..., Any]] = {
     **EMBEDDING_BAG,
     **FOURIER,
     **DETECTION,
+    **WINDOWS,
 }
 # As `argument_rules.ARGUMENT_RULES`, for the operators above.
 CONVERSION_RULES: dict[str, Callable[[Node], str | None]] = {
@@ -162,6 +164,7 @@ CONVERSION_RULES: dict[str, Callable[[Node], str | None]] = {
     "aten.fmod.Tensor": refuse_quotient,
     **dict.fromkeys(RECURRENT, refuse_recurrent),
     **dict.fromkeys(EMBEDDING_BAG, refuse_bag),
+    **dict.fromkeys(WINDOWS, refuse_unfold),
 }
 # Keyword arguments for a conversion beside the operator's own: what the graph around it says.
 CONVERSION_FACTS: dict[str, Callable[[Node], dict[str, Any]]] = {

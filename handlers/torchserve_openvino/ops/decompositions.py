@@ -23,7 +23,6 @@ from torchserve_openvino.ops.pooling import POOLING
 from torchserve_openvino.ops.repairs import REPAIRS
 from torchserve_openvino.ops.scalars import of_scalars
 from torchserve_openvino.ops.support import SupportTable
-from torchserve_openvino.ops.windows import WINDOWS
 
 # Fused attention: torch's core table would take it apart into two matmuls and a softmax.
 _KEEP_WHOLE = ("aten._scaled_dot_product_flash_attention_for_cpu.default",)
@@ -79,7 +78,7 @@ def decomposition_table(
         whole_here = support.is_taught(name) or (name in keep | CONVERSIONS.keys() and support.knows(name))
         if support.is_disabled(name) or whole_here:
             del table[op]
-    own = FAST_PATHS | MISSING | REPAIRS | POOLING | DIVISION | WINDOWS
+    own = FAST_PATHS | MISSING | REPAIRS | POOLING | DIVISION
     found = own | of_scalars(own)
     # Where an operator takes complex numbers too, these come first.
     for op, of_pairs in COMPLEX.items():
