@@ -49,6 +49,20 @@ def archiver_command(export_path: Path, name: str, config: Path) -> list[str]:
     ]
 
 
+def run_archiver(command: list[str]) -> None:
+    """Runs torch-model-archiver.
+
+    Raises:
+        RuntimeError: It failed; with its own words.
+    """
+    # Its working folder is TMPDIR/name, which it deletes first: two runs at once need a TMPDIR each.
+    with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
+        environment = {**os.environ, "TMPDIR": scratch}
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"torch-model-archiver failed:\n{done.stdout}{done.stderr}")
+
+
 def build(export_path: Path, name: str = DEFAULT_NAME, config: Path = EXAMPLE / "model-config.yaml") -> Path:
     """Writes `export_path`/`name`.mar and returns its path.
 
@@ -60,12 +74,7 @@ def build(export_path: Path, name: str = DEFAULT_NAME, config: Path = EXAMPLE / 
     export_path.mkdir(parents=True, exist_ok=True)
     command = archiver_command(export_path, name, config)
     print(shlex.join(command))
-    # Its working folder is TMPDIR/name, which it deletes first: two runs at once need a TMPDIR each.
-    with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
-        environment = {**os.environ, "TMPDIR": scratch}
-        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise RuntimeError(f"torch-model-archiver failed:\n{done.stdout}{done.stderr}")
+    run_archiver(command)
     return export_path / f"{name}.mar"
 
 

@@ -1,15 +1,13 @@
 """Settings of every test: torch's compiled code is forgotten between tests, seeds are fixed, no flag stays behind."""
 
-import functools
 import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "scripts")]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,17 +30,11 @@ def _is_drawn(item: pytest.Item) -> bool:
 
 @pytest.fixture(autouse=True, scope="session")
 def quick_torch() -> None:
-    """A third of a small model's first call is two things that torch does anew each time, and that change nothing."""
+    """Costs nothing where torch was never imported."""
     if "torch" in sys.modules:
-        import torch._dynamo.guards
-        import torch._export.utils
+        from isolation.quick import quicken_torch
 
-        # Dynamo times each new guard for its own logs.
-        guards: Any = torch._dynamo.guards
-        guards.profile_guard_manager = lambda *_: 0.0
-        # torch.export lists all operators that there are.
-        utils: Any = torch._export.utils
-        utils._collect_all_valid_cia_ops_for_namespace = functools.cache(utils._collect_all_valid_cia_ops_for_namespace)
+        quicken_torch()
 
 
 @pytest.fixture(autouse=True)

@@ -104,3 +104,24 @@ def leave_unwritten(monkeypatch: Any) -> None:
     import openvino as ov
 
     monkeypatch.setattr(ov.InferRequest, "infer", lambda *args, **kwargs: None)
+
+
+def run_backend(model: Any, *inputs: Any, compiler: Any = None) -> list[Any]:
+    """Compiles with a backend that hands every lowered graph to ``compiler``."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    def keep(gm: Any, example_inputs: Any) -> Any:
+        if compiler is not None:
+            compiler(gm, example_inputs)
+        return make_boxed_func(gm.forward)
+
+    graphs: list[Any] = []
+
+    def backend(gm: Any, example_inputs: Any) -> Any:
+        graphs.append((gm, example_inputs))
+        return aot_autograd(fw_compiler=keep)(gm, example_inputs)
+
+    with torch.no_grad():
+        torch.compile(model, backend=backend, dynamic=False)(*inputs)
+    return graphs

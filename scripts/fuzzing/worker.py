@@ -10,17 +10,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from isolation.loop import quietly, serve
+from isolation.quick import quicken_torch
 
 
 def main() -> None:
     answers = quietly()
     import torch
-    import torch._dynamo.guards
 
     torch.set_num_threads(1)
-    # Dynamo times each new guard for its own logs.
-    guards: Any = torch._dynamo.guards
-    guards.profile_guard_manager = lambda *_: 0.0
+    quicken_torch()
 
     def timed(task: dict[str, Any]) -> dict[str, Any]:
         began = time.process_time()

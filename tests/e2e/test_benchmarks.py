@@ -31,7 +31,6 @@ def test_benchmark_handler(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_benchmark_shadow(tmp_path: Path) -> None:
     figures = tmp_path / "shadow.json"
     arguments = ("--blocks", "3", "--requests", "20", "--share", "0.2", "--budget", "1", "--json", str(figures))
@@ -43,7 +42,6 @@ def test_benchmark_shadow(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_benchmark_serving(tmp_path: Path) -> None:
     for extra in ("aiohttp", "litserve", "matplotlib"):
         pytest.importorskip(extra)
@@ -53,7 +51,6 @@ def test_benchmark_serving(tmp_path: Path) -> None:
     assert figures.stat().st_size > 500 and picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_benchmark_startup(tmp_path: Path) -> None:
     figures = tmp_path / "startup.json"
@@ -104,7 +101,6 @@ def test_the_plain_minilm_is_the_one_of_transformers() -> None:
     torch.testing.assert_close(answer[kept], expected[kept], rtol=0.0, atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_benchmark_partitions(tmp_path: Path) -> None:
     figures = tmp_path / "pieces.json"

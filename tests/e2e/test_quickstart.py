@@ -64,7 +64,6 @@ def listener() -> socket.socket:
     return listening
 
 
-@pytest.mark.slow
 def test_it_recognises_the_cat_and_stops_its_server(work):
     done = quickstart(work, "--ports", "auto")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -124,7 +124,6 @@ class Tokens(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_doctor(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(DOCTORED)
     (tmp_path / "model-config.yaml").write_text(WARMUP)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +15,7 @@ for folder in (ROOT / "scripts", ROOT / "scripts" / "lib"):
 
 from server import TorchServeError, TorchServeProcess  # noqa: E402
 
-from build_efficientnet_mar import handler_path, program  # noqa: E402
+from build_efficientnet_mar import handler_path, program, run_archiver  # noqa: E402
 
 __all__ = ["ROOT", "TorchServeError", "TorchServeProcess", "archive", "handler_path", "load", "loaded", "torchserve"]
 
@@ -79,8 +77,7 @@ def archive(
             command += ["--serialized-file", str(serialized_file)]
         if extra_files:
             command += ["--extra-files", ",".join(str(path) for path in extra_files)]
-        # The archiver works in TMPDIR/name.
-        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "TMPDIR": folder})
+        run_archiver(command)
     return f"{name}.mar"
 
 

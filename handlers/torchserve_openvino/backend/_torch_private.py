@@ -1,4 +1,4 @@
-"""What is taken from torch's private modules, as in the other `_torch_` files; tests/contract/test_torch.py pins it.
+"""What is taken from torch's private modules, as in the other `_torch_` files; tests/contract pins it.
 
 torch 2.13: `torch._dynamo.backends.common.aot_autograd` is the documented way to write a backend; the compile id,
 AOTAutograd's metadata, the conversion of frames, graph break reasons and compilation metrics have no public name.

@@ -123,7 +123,7 @@ class CompiledModule(StandIn):
             raise WeightsReleasedError("the model can't become part of another graph")
         return self.eager(*args, **kwargs)
 
-    # By this name Dynamo finds what it shall trace instead (tests/contract/test_torch.py).
+    # By this name Dynamo finds what it shall trace instead (tests/contract/test_dynamo.py).
     __call__._torchdynamo_inline = _inside  # type: ignore[attr-defined]
 
     def _recorded(

@@ -1,12 +1,10 @@
 """What the composition fuzzer found once stays right: each case of tests/fuzz_cases is run again."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 from fuzzing.program import Program
 from fuzzing.run import run
 

@@ -1,14 +1,11 @@
 """The fuzzer itself: the same programs everywhere, programs that eager runs, and failures that become small."""
 
 import json
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 from fuzzing import modes
 from fuzzing.context import plain_cond
 from fuzzing.describe import describe

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import library
 
 import torchserve_openvino as tov
 
@@ -48,10 +49,10 @@ def roi_align(
 @pytest.fixture(autouse=True)
 def operator() -> Iterator[None]:
     """The operator as torchvision registers it."""
-    with torch.library._scoped_library("torchvision", "FRAGMENT") as library:
-        library.define(SCHEMA)
-        library.impl("roi_align", roi_align, "CPU")
-        library.impl(
+    with library._scoped_library("torchvision", "FRAGMENT") as torchvision:
+        torchvision.define(SCHEMA)
+        torchvision.impl("roi_align", roi_align, "CPU")
+        torchvision.impl(
             "roi_align", lambda x, rois, scale, h, w, ratio, aligned: x.new_empty(len(rois), x.shape[1], h, w), "Meta"
         )
         yield

@@ -1,0 +1,283 @@
+"""Pins how torch 2.13's Dynamo treats frames, threads and modes, on which `backend/_torch_*.py` rely."""
+
+import inspect
+
+import torch
+from torch import nn
+
+from helpers import run_backend
+
+
+def watched(function, observer, **kwargs):
+    from torchserve_openvino.backend._torch_private import watch_frames
+
+    compiled = torch.compile(function, backend="eager", dynamic=False, isolate_recompiles=True, **kwargs)
+    watch_frames(compiled, observer)
+    return compiled
+
+
+class Observer:
+    def __init__(self) -> None:
+        self.told = []
+
+    def compiled(self, fact) -> None:
+        self.told.append(("compiled", fact.where.rpartition("(")[2], fact.side_effects))
+
+    def broke(self, fact) -> None:
+        self.told.append(("broke", fact.where))
+
+    def lost(self, frame, first) -> None:
+        self.told.append(("lost", frame.is_break, first))
+
+
+def test_dynamo_tells_what_becomes_of_each_frame() -> None:
+    def in_a_loop(x):
+        for _ in range(2):
+            x = x + 1
+            torch._dynamo.graph_break()
+        return x
+
+    observer = Observer()
+    compiled = watched(in_a_loop, observer)
+    for _ in range(2):
+        compiled(torch.ones(2))
+    assert observer.told == [("lost", True, True), ("lost", True, False)]
+    torch.compiler.reset()
+    compiled(torch.ones(2))
+    assert observer.told[2:] == [("lost", True, True)]
+
+
+def test_dynamo_tells_side_effects_of_a_frame() -> None:
+    class Keeping(nn.Module):
+        def forward(self, x):
+            self.last = x + 1
+            return self.last
+
+    class Pure(nn.Module):
+        def forward(self, x):
+            return [x + 1]
+
+    found = []
+    for model in (Keeping(), Pure()):
+        observer = Observer()
+        watched(model, observer)(torch.ones(2))
+        found.append(observer.told)
+    assert found == [[("compiled", "forward)", ("L['self']",))], [("compiled", "forward)", ())]]
+
+
+def test_an_error_of_the_backend_is_the_frames() -> None:
+    """`watch_frames` turns it into a frame that runs in eager; nothing of the frame ran before."""
+    from torchserve_openvino.backend._torch_private import watch_frames
+
+    def failing(gm, example_inputs):
+        raise ValueError("closed")
+
+    observer, calls = Observer(), []
+
+    def model(x):
+        return x + 1
+
+    compiled = torch.compile(model, backend=failing)
+    watch_frames(compiled, observer)
+    calls.append(compiled(torch.ones(2)))
+    assert observer.told == [("lost", False, True)] and calls[0].tolist() == [2, 2]
+
+
+def test_the_region_of_compiled_code_belongs_to_the_process() -> None:
+    """Why `_Watch` sets it again: a thread meets that of another thread's model. Once this fails, it need not."""
+    import threading
+
+    from torch._C._dynamo import eval_frame
+
+    seen = []
+    before = eval_frame.set_eval_frame_isolate_recompiles_id(77)
+    thread = threading.Thread(target=lambda: seen.append(eval_frame.get_eval_frame_isolate_recompiles_id()))
+    thread.start()
+    thread.join()
+    eval_frame.set_eval_frame_isolate_recompiles_id(before)
+    assert seen == [77]
+
+
+def test_is_compiling_belongs_to_the_process_and_is_dynamo_compiling_to_the_trace() -> None:
+    """Why `backend/whole.py` asks the second."""
+    seen = []
+
+    def backend(gm, example_inputs):
+        import threading
+
+        def ask() -> None:
+            seen.append((torch.compiler.is_compiling(), torch.compiler.is_dynamo_compiling()))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+        return gm.forward
+
+    traced = torch.compile(lambda x: x + int(torch.compiler.is_dynamo_compiling()), backend=backend)
+    assert traced(torch.zeros(1)).item() == 1
+    assert seen == [(True, False)]
+
+
+def test_random_numbers_of_python_are_inputs_of_the_graph() -> None:
+    import random
+
+    from torchserve_openvino.backend._torch_private import reads_values
+
+    found = []
+
+    def backend(gm, example_inputs):
+        found.append(reads_values(gm))
+        return gm.forward
+
+    torch.compile(lambda x: x * random.randint(1, 5), backend=backend, fullgraph=True)(torch.ones(2))
+    torch.compile(lambda x: x * x.sum().item(), backend=backend, fullgraph=True)(torch.ones(2))
+    torch.compile(lambda x: x * 2, backend=backend, fullgraph=True)(torch.ones(2))
+    assert "random" in found[0] and "read in Python" in found[1] and not found[2]
+
+
+def test_dynamo_compiles_under_the_operator_count() -> None:
+    from torchserve_openvino.backend._torch_modes import OperatorCount
+
+    graphs, ops = [], []
+
+    def backend(gm, example_inputs):
+        graphs.append(gm)
+        return gm.forward
+
+    with OperatorCount(ops.append):
+        torch.compile(lambda x: torch.sin(x) + 1, backend=backend)(torch.ones(2))
+    assert len(graphs) == 1 and torch.ops.aten.sin.default in ops
+
+
+def test_dynamo_traces_what_a_call_names_instead() -> None:
+    """Why a compiled model inside another is the model itself (`CompiledModule.__call__`)."""
+
+    class Other:
+        def __call__(self, x):
+            raise AssertionError
+
+        def inside(self, x):
+            return x * 3
+
+        __call__._torchdynamo_inline = inside
+
+    other = Other()
+    assert torch.compile(lambda x: other(x), backend="eager", fullgraph=True)(torch.ones(1)).item() == 3
+
+
+def test_exporting_runs_python_on_other_tensors_and_copies_containers() -> None:
+    """What `is_exported` and `StateKeeper` rely on."""
+    seen = []
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.items = [1.0]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append((torch.compiler.is_exporting(), type(x) is torch.Tensor))
+            return x * self.items[0]
+
+    model = Net()
+    items = model.items
+    torch.export.export(model, (torch.ones(2),), strict=False)
+    assert seen[0] == (True, False)
+    assert model.items == items and model.items is not items
+
+
+def test_dispatch_modes_are_pushed_for_one_thread_but_entered_for_the_process() -> None:
+    """Why `ThreadDispatchMode` pushes itself."""
+    from torch.utils import _python_dispatch as dispatch
+
+    class Nothing(dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    with Nothing():
+        assert dispatch.is_in_torch_dispatch_mode()
+    mode = Nothing()
+    dispatch._push_mode(mode)
+    assert not dispatch.is_in_torch_dispatch_mode()
+    assert dispatch._pop_mode() is mode
+
+
+def test_aotautograd_runs_a_new_graph_under_a_mode_that_the_backend_keeps_to_its_thread() -> None:
+    """What `keep_to_threads` changes."""
+    from torch._functorch._aot_autograd import runtime_wrappers
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    from torchserve_openvino.backend._torch_private import aot_autograd
+
+    modes = []
+
+    def compiler(gm, example_inputs):
+        def run(*args):
+            modes.append([type(mode) for mode in _get_current_dispatch_mode_stack()])
+            return gm.forward(*args)
+
+        return run
+
+    compiled = torch.compile(lambda x: x + 1, backend=aot_autograd(fw_compiler=compiler))
+    with torch.no_grad():
+        compiled(torch.zeros(2)), compiled(torch.zeros(2))
+    assert modes == [[runtime_wrappers._AnalyzeCustomOpInputOutputMode], []]
+
+
+def test_dynamo_takes_recurrent_layers_only_if_it_is_allowed_to() -> None:
+    """Why `kept_whole` patches `allow_rnn`, and puts kernels of its own where torch takes them apart."""
+    from torch._C import DispatchKey
+
+    lstm = nn.LSTM(2, 3)
+    x = torch.randn(4, 1, 2)
+    assert not run_backend(lstm, x)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(allow_rnn=True):
+        ((graph, _),) = run_backend(lstm, x)
+    assert any(node.target is torch.lstm for node in graph.graph.nodes)
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        kernels = getattr(torch.ops.aten, name).input.py_kernels
+        assert {DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd} <= kernels.keys()
+
+
+def test_settings_of_dynamo_belong_to_a_thread() -> None:
+    import threading
+
+    seen = []
+    with torch._dynamo.config.patch(allow_rnn=True):
+        thread = threading.Thread(target=lambda: seen.append(torch._dynamo.config.allow_rnn))
+        thread.start()
+        thread.join()
+    assert seen == [False]
+
+
+def test_an_operator_without_fake_tensors_breaks_the_graph() -> None:
+    """What `kept_whole` raises where gradients are recorded."""
+    from torchserve_openvino.backend._torch_kept import keep_whole, kept_whole
+    from torchserve_openvino.ops.kept import STAND_INS
+
+    keep_whole(STAND_INS)
+    gru = nn.GRU(2, 3)
+    x = torch.randn(4, 1, 2)
+    seen = []
+
+    def backend(gm, example_inputs):
+        seen.append(gm)
+        return gm.forward
+
+    with kept_whole():
+        y, _ = torch.compile(gru, backend=backend)(x)
+    torch.testing.assert_close(y, gru(x)[0])
+    y.sum().backward()
+    assert gru.weight_hh_l0.grad is not None
+    assert all(node.target is not torch.gru for gm in seen for node in gm.graph.nodes)
+
+
+def test_encoders_ask_one_function_whether_a_mask_is_causal() -> None:
+    """What `take_masks` replaces in a graph: by its values, which no graph has."""
+    from torch.nn.modules import transformer
+
+    source = inspect.getsource(nn.TransformerEncoder.forward) + inspect.getsource(nn.TransformerDecoder.forward)
+    assert source.count("_detect_is_causal_mask(") == 2
+    assert list(inspect.signature(transformer._detect_is_causal_mask).parameters) == ["mask", "is_causal", "size"]
+    causal = nn.Transformer.generate_square_subsequent_mask(4)
+    assert transformer._detect_is_causal_mask(causal, None, 4) and not transformer._detect_is_causal_mask(None)
