@@ -76,9 +76,9 @@ def sort(g: Context) -> Draft:
     value = g.take(at_least(1), numeric, exact, distinct)
     down = f", descending={g.chance(0.5)}"
     dim = g.dim_of(value)
+    stable = ", stable=True" if g.chance(0.3) or not value.is_float else ""
     if g.chance(0.3):
-        return Draft(f"torch.argsort({{0}}, dim={dim}{down})", [value], "arith")
-    stable = ", stable=True" if g.chance(0.3) else ""
+        return Draft(f"torch.argsort({{0}}, dim={dim}{down}{stable})", [value], "arith")
     return Draft(f"torch.sort({{0}}, dim={dim}{down}{stable})", [value], "arith", out=2)
 
 
@@ -86,7 +86,9 @@ def sort(g: Context) -> Draft:
 def topk(g: Context) -> Draft:
     value = g.take(at_least(1), numeric, exact, distinct, lambda v: v.shape[-1] >= 1)
     k = g.integer(1, min(3, value.shape[-1]))
-    return Draft(f"torch.topk({{0}}, {k}, largest={g.chance(0.6)})", [value], "arith", out=2)
+    code = f"torch.topk({{0}}, {k}, largest={g.chance(0.6)})"
+    # Integers of a later call may be equal, and torch promises no order of these. (Floats are disturbed, and tell.)
+    return Draft(code, [value], "arith", out=2) if value.is_float else Draft(f"{code}[0]", [value], "arith")
 
 
 @op(0.4)

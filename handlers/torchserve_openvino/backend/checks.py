@@ -5,10 +5,13 @@ saturates; a division by the integer 0 gives a number; sorting passes over NaN. 
 (`spec.Bounds`). What is computed inside a partition is looked at by operators that are added to it, where the graph
 alone does not show that all is well: they end in one more output, a 1 or a 0 for each question. After a 0 the call runs
 in eager PyTorch, which answers or raises as it always does.
+
+The answers are read after the inference. Until then a kernel that looks up or writes at an index must not leave the
+tensor's memory, and OpenVINO's kernels do (tests/contract pins it), so an index that fails its question is 0 for them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Graph, Node
@@ -21,11 +24,26 @@ from torchserve_openvino.backend.value_range import ValueRanges
 from torchserve_openvino.ops.names import op_name, packet_name, packets, tensors_of, value_of
 
 aten = torch.ops.aten
-# Builds the condition as a boolean node, and says what is wrong where it does not hold.
-Question = tuple[Callable[[Graph], Node], str]
+
+
+class Question(NamedTuple):
+    """A condition on values.
+
+    Attributes:
+        make: Builds it as a boolean node.
+        sentence: What is wrong where it does not hold.
+        index: The node that it is asked of, where that is an index; the condition has its shape.
+    """
+
+    make: Callable[[Graph], Node]
+    sentence: str
+    index: Node | None = None
+
 
 _DIVIDES = packets("div remainder fmod")
 _ORDERS = packets("argmax sort topk")
+# These become OpenVINO's Gather, which answers 0 beyond the end.
+_STAY_INSIDE = packets("embedding index_select")
 _NARROW = frozenset({torch.uint8, torch.int8})
 
 
@@ -45,12 +63,19 @@ def add_checks(graph: Graph, ranges: ValueRanges, casts: Mapping[str, Bounds]) -
     for node in list(graph.nodes):
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
-        for make, sentence in _questions(node, ranges, casts):
+        inside: dict[Node, Node] = {}
+        for question in _questions(node, ranges, casts):
             with graph.inserting_before(node):
-                flat = add_call(graph, aten.view.default, make(graph), [-1])
+                holds = question.make(graph)
+                flat = add_call(graph, aten.view.default, holds, [-1])
                 number = add_call(graph, aten._to_copy.default, flat, dtype=torch.int32)
                 answers.append(add_call(graph, aten.amin.default, number, [0], True))
-            sentences.append(f"{op_name(node.target)}: {sentence}")
+                if (index := question.index) is not None and packet_name(op_name(node.target)) not in _STAY_INSIDE:
+                    beyond = add_call(graph, aten.logical_not.default, holds)
+                    inside[index] = add_call(graph, aten.masked_fill.Scalar, inside.get(index, index), beyond, 0)
+            sentences.append(f"{op_name(node.target)}: {question.sentence}")
+        for index, safe in inside.items():
+            node.replace_input_with(index, safe)
     if answers:
         (output,) = graph.find_nodes(op="output")
         with graph.inserting_before(output):
@@ -70,7 +95,7 @@ def _questions(node: Node, ranges: ValueRanges, casts: Mapping[str, Bounds]) -> 
     elif name in _ORDERS:
         source = node.all_input_nodes[0]
         if value_of(source).is_floating_point():
-            yield lambda graph: add_call(graph, aten.eq.Tensor, source, source), "OpenVINO passes over NaN"
+            yield Question(lambda graph: add_call(graph, aten.eq.Tensor, source, source), "OpenVINO passes over NaN")
 
 
 def _index(source: Node, dim: int, index: Node, negative: bool, ranges: ValueRanges) -> Iterator[Question]:
@@ -80,18 +105,18 @@ def _index(source: Node, dim: int, index: Node, negative: bool, ranges: ValueRan
     least = -size if negative and isinstance(size, int) else 0
     if isinstance(size, int) and known is not None and least <= known[0] and known[1] < size:
         return
-    yield lambda graph: add_call(graph, aten.lt.Scalar, index, size_of(graph, source, dim)), sentence
+    yield Question(lambda graph: add_call(graph, aten.lt.Scalar, index, size_of(graph, source, dim)), sentence, index)
     if known is not None and known[0] >= 0:
         return
     if negative and not isinstance(size, int):
-        yield (
-            lambda graph: add_call(
-                graph, aten.ge.Scalar, add_call(graph, aten.add.Tensor, index, size_of(graph, source, dim)), 0
-            ),
-            sentence,
-        )
+
+        def after_the_first(graph: Graph) -> Node:
+            from_start = add_call(graph, aten.add.Tensor, index, size_of(graph, source, dim))
+            return add_call(graph, aten.ge.Scalar, from_start, 0)
+
+        yield Question(after_the_first, sentence, index)
     else:
-        yield lambda graph: add_call(graph, aten.ge.Scalar, index, least), sentence
+        yield Question(lambda graph: add_call(graph, aten.ge.Scalar, index, least), sentence, index)
 
 
 def _cast(node: Node, ranges: ValueRanges, casts: Mapping[str, Bounds]) -> Iterator[Question]:
@@ -113,7 +138,7 @@ def _cast(node: Node, ranges: ValueRanges, casts: Mapping[str, Bounds]) -> Itera
 
 def _within(source: Node, low: int, high: int, sentence: str) -> Iterator[Question]:
     # Asked this way, NaN is not within: OpenVINO's "greater" is true of it.
-    yield lambda graph: add_call(graph, aten.le.Scalar, source, high), sentence
+    yield Question(lambda graph: add_call(graph, aten.le.Scalar, source, high), sentence)
     if value_of(source).dtype is not torch.uint8:
         floats = value_of(source).is_floating_point()
 
@@ -122,11 +147,11 @@ def _within(source: Node, low: int, high: int, sentence: str) -> Iterator[Questi
                 return add_call(graph, aten.ge.Scalar, source, low)
             return add_call(graph, aten.le.Scalar, add_call(graph, aten.neg.default, source), -low)
 
-        yield above, sentence
+        yield Question(above, sentence)
 
 
 def _divisor(node: Node, ranges: ValueRanges) -> Iterator[Question]:
     divisor: Any = node.args[1]
     known = ranges.of(divisor)
     if isinstance(divisor, Node) and (known is None or known[0] <= 0 <= known[1]):
-        yield lambda graph: add_call(graph, aten.ne.Scalar, divisor, 0), "a division by the integer 0"
+        yield Question(lambda graph: add_call(graph, aten.ne.Scalar, divisor, 0), "a division by the integer 0")

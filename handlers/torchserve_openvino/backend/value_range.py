@@ -40,7 +40,10 @@ class ValueRanges:
     def of(self, value: object) -> Range | None:
         """Least and largest value of a node or a Python number; None where nothing is known."""
         if isinstance(value, Node):
-            return self._found.get(value)
+            if value not in self._found:
+                # Added to the graph since.
+                self._found[value] = self._of(value)
+            return self._found[value]
         if isinstance(value, bool) or not isinstance(value, int):
             return (int(value), int(value)) if isinstance(value, bool) else None
         return value, value

@@ -56,7 +56,7 @@ def _copysign(x: Tensor, y: Tensor | Number) -> Tensor:
 
 def _hypot(x: Tensor, y: Tensor) -> Tensor:
     """Without squares that overflow."""
-    a, b = torch.broadcast_tensors(x.abs(), y.abs())
+    a, b = x.abs(), y.abs()
     most, least = torch.where(a < b, b, a), torch.where(a < b, a, b)
     ratio = torch.where(most == 0, 0.0, least / most)
     found = most * torch.sqrt(1 + ratio * ratio)
@@ -95,7 +95,7 @@ def _atan2(y: Tensor, x: Tensor) -> Tensor:
     """By quadrants; equal infinities count as 1, and the sign of a zero as that of a number."""
     kind = torch.result_type(y, x)
     kind = kind if kind.is_floating_point else torch.get_default_dtype()
-    y, x = torch.broadcast_tensors(y.to(kind), x.to(kind))
+    y, x = y.to(kind), x.to(kind)
     infinite = y.isinf() & x.isinf()
     quotient = torch.where(infinite, torch.sign(y) * torch.sign(x), y / x)
     base = torch.where((y == 0) & (x == 0), y, torch.atan(quotient))
@@ -108,7 +108,7 @@ def _logaddexp(x: Tensor, y: Tensor) -> Tensor:
     kind = torch.result_type(x, y)
     if not kind.is_floating_point:
         return NotImplemented
-    x, y = torch.broadcast_tensors(x.to(kind), y.to(kind))
+    x, y = x.to(kind), y.to(kind)
     most, least = torch.where(x < y, y, x), torch.where(x < y, x, y)
     found = most + torch.log1p(torch.exp(least - most))
     return torch.where(x.isnan() | y.isnan(), x + y, torch.where(most.isinf(), most, found))
@@ -245,15 +245,13 @@ def _bucketize(x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right:
     return _searchsorted(boundaries, x, out_int32=out_int32, right=right)
 
 
-def _from_start(index: Tensor, size: int) -> Tensor:
-    return torch.where(index < 0, index + size, index)
-
-
 def _index_fill(x: Tensor, dim: int, index: Tensor, value: Number) -> Tensor:
     if not x.dim():
         return NotImplemented
     size = x.shape[dim]
-    chosen = (_from_start(index.reshape(-1, 1), size) == torch.arange(size, dtype=index.dtype)).any(0)
+    places = torch.arange(size, dtype=index.dtype)
+    # The look-up counts from the end where the index is below 0, and keeps the check that it is not beyond it.
+    chosen = (places[index.reshape(-1)].unsqueeze(1) == places).any(0)
     shape = [1] * x.dim()
     shape[dim] = size
     return torch.where(chosen.reshape(shape), torch.full((), value, dtype=x.dtype), x)

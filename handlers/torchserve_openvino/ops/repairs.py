@@ -240,7 +240,9 @@ def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, device: torch.devic
     """The same of a cast."""
     if dtype is not torch.bool or not x.is_floating_point() or device not in {None, x.device}:
         return NotImplemented
-    return x.ne(0)
+    layout = rest.get("memory_format") or torch.preserve_format
+    true = x.ne(0)
+    return true if layout is torch.preserve_format else true.contiguous(memory_format=layout)
 
 
 def _never(x: Tensor) -> Tensor:

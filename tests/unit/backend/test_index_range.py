@@ -49,3 +49,42 @@ def test_int32_indices_have_bounds_too() -> None:
     compiled = tov.compile(Embeds())
     with torch.no_grad(), pytest.raises((IndexError, RuntimeError)):
         compiled(torch.tensor([1, 12], dtype=torch.int32))
+
+
+# Indices that are computed inside the graph: nothing is known of them before the inference.
+COMPUTED = {
+    "gather": lambda x, i: torch.gather(x, 1, (i + i)[:, None]) + 1,
+    "scatter": lambda x, i: torch.scatter(x * 2, 1, (i + i)[:, None], x + 5),
+    "scatter_add": lambda x, i: torch.scatter_add(x * 2, 1, (i + i)[:, None], x + 5),
+    "scatter_reduce": lambda x, i: torch.scatter_reduce(x * 2, 1, (i + i)[:, None], x[:, :1], "amax"),
+    "index": lambda x, i: x[i + i] + 1,
+    "index of two": lambda x, i: x[i, i + i] + 1,
+    "index_put": lambda x, i: torch.index_put(x * 2, (i + i,), x[0]),
+    "index_put of two": lambda x, i: torch.index_put(x * 2, (i, i + i), x[0, 0]),
+    "index_copy": lambda x, i: (x * 2).index_copy(0, i + i, x[:2]),
+    "index_add": lambda x, i: (x * 2).index_add(0, i + i, x[:2]),
+    "index_fill": lambda x, i: (x * 2).index_fill(0, i + i, 0.5),
+    "index_select": lambda x, i: torch.index_select(x, 0, i + i) + 1,
+    "embedding": lambda x, i: nn.functional.embedding(i + i, x) + 1,
+    "embedding_bag": lambda x, i: nn.functional.embedding_bag((i + i)[None], x) + 1,
+    "cross_entropy": lambda x, i: nn.functional.cross_entropy(x[:2], i + i, reduction="none"),
+    "max_unpool": lambda x, i: nn.functional.max_unpool1d(x[None, :1, :2], (i + i)[None, None], 2),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", COMPUTED)
+def test_a_computed_index_never_leaves_the_tensor(name, threads, dynamic) -> None:
+    """OpenVINO's kernels read and write wherever an index points to; with one thread they lose their own errors, too."""
+    function = COMPUTED[name]
+    options = {"min_partition_us": 0, "config": {"INFERENCE_NUM_THREADS": threads}}
+    compiled = tov.compile(function, dynamic=dynamic, options=options)
+    x = torch.randn(5, 5)
+    with torch.no_grad():
+        # First of all the bad one: then nothing lies in memory yet that might pass for an answer.
+        for bad in ([0, 3], [30_000_000, 1], [-3, 1], [0, -30_000_000]):
+            with pytest.raises((IndexError, RuntimeError)):
+                compiled(x, torch.tensor(bad))
+        for good in ([0, 1], [1, 0]):
+            torch.testing.assert_close(compiled(x, torch.tensor(good)), function(x, torch.tensor(good)))
