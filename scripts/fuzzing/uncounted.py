@@ -16,7 +16,7 @@ from torchserve_openvino.ops.names import op_name, packets
 # What the backend itself runs on arguments and answers: memory, copies of answers, a look at integers.
 _OWN = HANDS_ON | packets(
     "_has_same_storage_numel _local_scalar_dense aminmax copy_ detach_ empty empty_like empty_strided fill_ full "
-    "is_nonzero item lift_fresh resize_ set_ sym_numel sym_size sym_stride sym_storage_offset"
+    "is_nonzero item lift_fresh resize_ set_ sym_numel sym_size sym_stride sym_storage_offset zero_"
 )
 
 

@@ -17,6 +17,8 @@ from torchserve_openvino.backend.checks import add_checks
 from torchserve_openvino.backend.convert_ts import convert_traced, named_by_torchscript
 from torchserve_openvino.backend.index_range import index_bounds
 from torchserve_openvino.backend.int_range import Limits, input_limits
+from torchserve_openvino.backend.kept_types import refuse_other_types
+from torchserve_openvino.backend.kernel_users import keep_kernels_apart
 from torchserve_openvino.backend.mapped_ops import Mapped, replace_mapped
 from torchserve_openvino.backend.packing import keep_orientations_apart
 from torchserve_openvino.backend.partition import Part
@@ -96,9 +98,11 @@ def _convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappin
                 mapped.translators,
                 mappings.libraries,
             )
+            refuse_other_types(model, frozen.graph)
         _fit_inputs(model, inputs)
         _fit_outputs(model, (*outputs, *checked_spec(checks)))
         keep_orientations_apart(model)
+        keep_kernels_apart(model)
     except Exception as error:
         # OpenVINO raises RuntimeError, its Python decoder whatever it trips over: each means eager for these nodes.
         if mapped.error is not None:

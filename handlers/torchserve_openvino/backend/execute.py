@@ -59,7 +59,7 @@ def _infer_elsewhere(request: ov.InferRequest) -> None:
 def _loses_errors(compiled: ov.CompiledModel) -> bool:
     """Whether ``infer`` answers as if all were well where a kernel raised: the CPU plugin does so with one thread.
 
-    tests/contract/test_openvino_indices.py pins it. Where the number of threads can't be told, it may be one.
+    tests/contract/test_openvino_memory.py pins it. Where the number of threads can't be told, it may be one.
     """
     try:
         return bool(compiled.get_property("INFERENCE_NUM_THREADS") == 1)
@@ -137,8 +137,12 @@ class CompiledPartition:
         self._infer = _infer_elsewhere if _loses_errors(compiled) else _infer
         # Where the shape is known OpenVINO writes straight into torch memory; elsewhere its answer is copied.
         self._known_shapes = all(spec.is_static for spec in interface.outputs)
-        self._computed = computed_outputs(compiled)
+        computed = computed_outputs(compiled)
+        self._computed = computed or [False] * len(self._outputs)
         self._direct = self._known_shapes and all(self._computed)
+        # An output of unknown shape that is an input keeps the memory of the last call's input for itself, which is the
+        # caller's: the next inference writes there. Such a request serves once.
+        self._once = not self._known_shapes and computed is not None and not all(computed)
         self._requests: deque[Any] = deque([compiled.create_infer_request()])
 
     def run(self, args: Sequence[Any]) -> list[Any]:
@@ -155,7 +159,7 @@ class CompiledPartition:
             RuntimeError: OpenVINO's own error.
         """
         try:
-            request = self._requests.pop()
+            request = self.compiled.create_infer_request() if self._once else self._requests.pop()
         except IndexError:
             request = self.compiled.create_infer_request()
         sizes = None if self._known_shapes else Sizes(self._size_limit)
@@ -172,7 +176,8 @@ class CompiledPartition:
                 request.set_input_tensor(position, wrap(tensor, spec))
             results = self._infer_direct(request) if self._direct else self._infer_copied(request, sizes)
         finally:
-            self._requests.append(request)
+            if not self._once:
+                self._requests.append(request)
         if self._checks:
             _check_values(results.pop(), self._checks)
         for i, spec in enumerate(self._outputs[: len(results)]):

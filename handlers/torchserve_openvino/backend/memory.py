@@ -55,18 +55,21 @@ _IN_PLACE = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Split"})
 _GIVEN = frozenset({"Input", "Const"})
 
 
-def computed_outputs(compiled: ov.CompiledModel) -> list[bool]:
+def computed_outputs(compiled: ov.CompiledModel) -> list[bool] | None:
     """For each output whether a kernel computes it, and will write it wherever it is told to.
 
     An output that is an input or a constant is nobody's to write: OpenVINO then takes the memory that it is given for
     that output for the input itself, and computes everything from what happens to lie there. The names are those of
     the executed graph: https://docs.openvino.ai, "execution graph", ``layerType``.
+
+    Returns:
+        None where the device shows no executed graph.
     """
     try:
         results = compiled.get_runtime_model().get_results()
     except RuntimeError:
         # AUTO, MULTI and others have none to show.
-        return [False] * len(compiled.outputs)
+        return None
     return [_is_computed(result.input_value(0).get_node()) for result in results]
 
 

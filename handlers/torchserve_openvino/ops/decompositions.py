@@ -22,6 +22,7 @@ from torchserve_openvino.ops.names import op_name
 from torchserve_openvino.ops.pooling import POOLING
 from torchserve_openvino.ops.repairs import REPAIRS
 from torchserve_openvino.ops.scalars import of_scalars
+from torchserve_openvino.ops.scans import SCANS
 from torchserve_openvino.ops.support import SupportTable
 
 # Fused attention: torch's core table would take it apart into two matmuls and a softmax.
@@ -78,7 +79,7 @@ def decomposition_table(
         whole_here = support.is_taught(name) or (name in keep | CONVERSIONS.keys() and support.knows(name))
         if support.is_disabled(name) or whole_here:
             del table[op]
-    own = FAST_PATHS | MISSING | REPAIRS | POOLING | DIVISION
+    own = FAST_PATHS | MISSING | REPAIRS | SCANS | POOLING | DIVISION
     found = own | of_scalars(own)
     # Where an operator takes complex numbers too, these come first.
     for op, of_pairs in COMPLEX.items():

@@ -117,7 +117,8 @@ def _transformer_encoder_layer_fwd(
 
     if norm_first:
         x = src + attend(norm_1(src))
-        return x + feed(norm_2(x))
+        # The kernel's answer is contiguous, whatever ``src`` is.
+        return (x + feed(norm_2(x))).contiguous()
     x = norm_1(src + attend(src))
     return norm_2(x + feed(x))
 

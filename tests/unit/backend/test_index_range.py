@@ -76,7 +76,7 @@ COMPUTED = {
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", COMPUTED)
 def test_a_computed_index_never_leaves_the_tensor(name, threads, dynamic) -> None:
-    """OpenVINO's kernels read and write wherever an index points to; with one thread they lose their own errors, too."""
+    """OpenVINO's kernels read and write wherever an index points to, and with one thread they lose their errors."""
     function = COMPUTED[name]
     options = {"min_partition_us": 0, "config": {"INFERENCE_NUM_THREADS": threads}}
     compiled = tov.compile(function, dynamic=dynamic, options=options)

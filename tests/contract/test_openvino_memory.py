@@ -1,4 +1,4 @@
-"""Pins what OpenVINO 2026.4's CPU plugin does with an index beyond the end: the errors that get lost, and the memory."""
+"""Pins where OpenVINO 2026.4's CPU plugin leaves its memory, or loses the error that would tell."""
 
 import subprocess
 import sys
@@ -55,5 +55,46 @@ SCATTER = "scatter_elements_update(x, index, np.ones((2, 1), np.float32), np.int
 def test_kernels_leave_the_memory_of_a_tensor(operation, beyond) -> None:
     """Why an index that fails its question is 0 in `backend/checks.py`: 0.4 GB from here is nobody's memory."""
     program = PROGRAM.replace("OPERATION", operation).replace("BEYOND", str(beyond))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode < 0, f"the process lives (exit code {done.returncode}): {done.stderr[-300:]}"
+
+
+def test_an_output_of_unknown_shape_that_is_an_input_is_written_to_the_last_call_s_input() -> None:
+    """Why such a request serves once (`backend/execute.py`)."""
+    x, y = ops.parameter([-1], ov.Type.f32), ops.parameter([1], ov.Type.f32)
+    model = ov.Model([ops.convert(x, "f32").output(0), ops.relu(y).output(0)], [x, y])
+    request = ov.Core().compile_model(model, "CPU").create_infer_request()
+    given = [np.full(4, float(i), np.float32) for i in range(4)]
+    for each in given:
+        request.set_input_tensor(0, ov.Tensor(each, shared_memory=True))
+        request.set_input_tensor(1, ov.Tensor(np.zeros(1, np.float32)))
+        request.infer()
+    assert [each.tolist() for each in given] != [[float(i)] * 4 for i in range(4)]
+
+
+JOINED = """
+import numpy as np, openvino as ov
+from openvino import opset15 as ops
+x, b = ops.parameter([2, 4, 5, 5], ov.Type.f32), ops.parameter([2, 4, 5, 5], ov.Type.f32)
+RESULTS
+ov.Core().compile_model(ov.Model(results, [x, b]), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+"""
+JOINS = {
+    "attention with two users": """
+scores = ops.softmax(ops.matmul(x, x, False, True), -1)
+found = ops.matmul(scores, x, False, False)
+results = [found, ops.add(found, ops.relu(b))]
+""",
+    "group normalization beside a kernel": """
+ones = ops.constant(np.ones(4, np.float32))
+results = [ops.add(ops.group_normalization(x, ones, ones, 2, 1e-5), ops.relu(b))]
+""",
+}
+
+
+@pytest.mark.parametrize("name", JOINS)
+def test_a_joined_kernel_ends_the_process_while_it_is_compiled(name) -> None:
+    """Why `backend/kernel_users.py` exists."""
+    program = JOINED.replace("RESULTS", JOINS[name])
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode < 0, f"the process lives (exit code {done.returncode}): {done.stderr[-300:]}"

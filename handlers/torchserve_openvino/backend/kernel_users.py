@@ -1,0 +1,79 @@
+"""Attention and group normalization, kept apart from what is computed with their results.
+
+With static shapes OpenVINO's CPU plugin makes one kernel of attention (product, softmax, product, and what is computed
+element by element around them) and one of a group normalization, and joins kernels that work on single elements with
+each other. Where such a join reaches one of these two, and another kernel, OpenVINO 2026.4 goes on beyond its own
+memory while it compiles, and the process is gone without a word (tests/contract/test_openvino_memory.py): attention
+does that where its result has several users, group normalization where a user has a second input. Behind one operator
+that moves nothing there is nothing to join.
+"""
+
+import numpy as np
+import openvino as ov
+from openvino import opset15 as ops
+
+_PRODUCTS = frozenset({"MatMul", "ScaledDotProductAttention"})
+_ENDS = _PRODUCTS | {"Softmax"}
+_MOVES = frozenset({"Broadcast", "Convert", "ConvertLike", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+
+
+def keep_kernels_apart(model: ov.Model) -> None:
+    """Puts an operator behind each result that OpenVINO would join with others; changes the model in place."""
+    found: list[ov.Output] = []
+    for node in model.get_ordered_ops():
+        if node.get_type_name() in _PRODUCTS and _is_attention(node):
+            shared = _first_shared(node.output(0))
+            found += [shared] if shared is not None else []
+        elif node.get_type_name() == "GroupNormalization" and _has_a_joining_user(node.output(0)):
+            found.append(node.output(0))
+    for value in found:
+        users = list(value.get_target_inputs())
+        # OpenVINO takes away what it sees to do nothing; it does not see that of this one.
+        zero = ops.constant(np.zeros(1, np.int64))
+        apart = ops.roll(value, zero, zero).output(0)
+        for user in users:
+            user.replace_source_output(apart)
+    if found:
+        model.validate_nodes_and_infer_types()
+
+
+def _is_attention(product: ov.Node) -> bool:
+    """Whether a softmax reaches a product through operators that are no products."""
+    seen: set[str] = set()
+    waiting = [product]
+    while waiting:
+        for port in waiting.pop().inputs():
+            node = port.get_source_output().get_node()
+            kind = node.get_type_name()
+            if kind == "Softmax":
+                return True
+            if kind not in _ENDS and node.get_name() not in seen:
+                seen.add(node.get_name())
+                waiting.append(node)
+    return product.get_type_name() == "ScaledDotProductAttention"
+
+
+def _first_shared(value: ov.Output) -> ov.Output | None:
+    """The first value with several users from here on, as long as nothing but moves and works on single elements."""
+    while len(users := list(value.get_target_inputs())) == 1:
+        node = users[0].get_node()
+        kind = node.get_type_name()
+        keeps = kind in _MOVES or node.get_output_partial_shape(0) == value.get_partial_shape()
+        if kind in {"Result", *_ENDS} or not keeps:
+            return None
+        value = node.output(0)
+    rank = value.get_partial_shape().rank
+    return value if rank.is_static and rank.get_length() else None
+
+
+def _has_a_joining_user(value: ov.Output) -> bool:
+    """Whether an operator takes a value, perhaps moved, beside another one that is no constant."""
+    for user in value.get_target_inputs():
+        node = user.get_node()
+        kind = node.get_type_name()
+        if kind in _MOVES and _has_a_joining_user(node.output(0)):
+            return True
+        others = [port.get_source_output().get_node().get_type_name() for port in node.inputs()]
+        if kind not in _MOVES and len([other for other in others if other != "Constant"]) > 1:
+            return True
+    return False

@@ -1,0 +1,70 @@
+"""Attention and group normalization whose results are used on: OpenVINO's compilation of them ended the process."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import torchserve_openvino as tov
+
+
+def attend(q, k, v):
+    return torch.softmax(q @ k.transpose(-1, -2) * 0.5, -1) @ v
+
+
+CASES = {
+    "returned and added to": lambda q, k, v, b: ((o := attend(q, k, v)), o + b.relu()),
+    "added to and returned": lambda q, k, v, b: ((o := attend(q, k, v)) + b.relu(), o),
+    "minus an input": lambda q, k, v, b: ((o := attend(q, k, v)), o - b),
+    "over an input": lambda q, k, v, b: ((o := attend(q, k, v)), o / (b * b + 1)),
+    "scaled": lambda q, k, v, b: ((o := attend(q, k, v) * 2), (o - b) * b.sigmoid()),
+    "gated": lambda q, k, v, b: ((o := attend(q, k, v) * b.sigmoid()), o + b.relu()),
+    "two users": lambda q, k, v, b: (o := attend(q, k, v)).relu() * (o + b.relu()),
+    "reshaped": lambda q, k, v, b: ((o := attend(q, k, v)).reshape(-1), o + b.relu()),
+    "concatenated": lambda q, k, v, b: (torch.cat([o := attend(q, k, v), b.relu()], -1), o + b.relu()),
+    "transposed": lambda q, k, v, b: (
+        (o := attend(q, k, v).transpose(0, 1).contiguous()),
+        o + b.transpose(0, 1).relu(),
+    ),
+    "torch's own": lambda q, k, v, b: ((o := F.scaled_dot_product_attention(q, k, v)), o + b.relu()),
+    "one user": lambda q, k, v, b: attend(q, k, v) + b.relu(),
+}
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 4), (2, 3, 5, 4)])
+@pytest.mark.parametrize("name", CASES)
+def test_attention_with_several_users(name, shape) -> None:
+    function = CASES[name]
+    compiled = tov.compile(function, options={"min_partition_us": 0})
+    with torch.no_grad():
+        for _ in range(2):
+            inputs = [torch.randn(shape) for _ in range(4)]
+            torch.testing.assert_close(compiled(*inputs), function(*inputs))
+    assert compiled.report.summary.coverage == 1.0 and not compiled.report.fallbacks
+
+
+NORMED = {
+    "minus an input": lambda n, x, b: n(x) - b,
+    "plus something computed": lambda n, x, b: b.relu() + n(x),
+    "gated": lambda n, x, b: n(x) * b.sigmoid(),
+    "chosen": lambda n, x, b: torch.where(b > 0, n(x), b),
+    "returned as well": lambda n, x, b: ((y := n(x)), y - b),
+    "its own input": lambda n, x, b: n(x) + x.relu(),
+    "reshaped": lambda n, x, b: n(x).reshape(2, -1) + b.reshape(2, -1).relu(),
+    "two": lambda n, x, b: n(x) + n(b),
+    "a block": lambda n, x, b: (n(x).relu() + n(b)).relu() - x,
+    "two users": lambda n, x, b: (y := n(x)).relu() * (y + b.relu()),
+}
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize("name", NORMED)
+def test_group_normalization_beside_something_else(name, precision) -> None:
+    function, norm = NORMED[name], torch.nn.GroupNorm(2, 4)
+    options = {"min_partition_us": 0, "config": {"INFERENCE_PRECISION_HINT": precision}}
+    compiled = tov.compile(lambda x, b: function(norm, x, b), options=options)
+    close = {"rtol": 1e-5, "atol": 1e-5} if precision == "f32" else {"rtol": 0.05, "atol": 0.1}
+    with torch.no_grad():
+        for _ in range(2):
+            x, b = torch.randn(2, 4, 4, 5), torch.randn(2, 4, 4, 5)
+            torch.testing.assert_close(compiled(x, b), function(norm, x, b), **close)
+    assert compiled.report.summary.coverage == 1.0 and not compiled.report.fallbacks

@@ -1,0 +1,53 @@
+"""Running sums and the k-th of an order; and that no type changes between operators."""
+
+import pytest
+import torch
+
+import torchserve_openvino as tov
+from torchserve_openvino.ops.scans import SCANS
+
+OPTIONS = {"min_partition_us": 0}
+TYPES = [torch.float32, torch.float16, torch.int64, torch.int32]
+
+
+def both(function, *inputs, **how):
+    compiled = tov.compile(function, options=OPTIONS, **how)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(*inputs), function(*inputs), rtol=0, atol=0)
+    return compiled.report
+
+
+@pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
+@pytest.mark.parametrize("kind", [torch.bool, torch.uint8, torch.int8, torch.int32])
+def test_a_running_sum_of_narrow_integers_is_int64(kind, backend) -> None:
+    x = torch.ones(5, 4).to(kind)
+    for function in (
+        lambda x: torch.cumsum(x, 0) * torch.cumsum(x, 0),
+        lambda x: torch.cumsum(x, -1) * 100,
+        lambda x: torch.cumsum(x, 0, dtype=torch.float32) / 3,
+    ):
+        assert both(function, x, backend=backend).summary.coverage == 1.0
+
+
+def test_an_operator_whose_type_the_frontend_changes_is_refused(monkeypatch) -> None:
+    monkeypatch.delitem(SCANS, torch.ops.aten.cumsum.default)
+    report = both(lambda x: torch.cumsum(x, 0) * torch.cumsum(x, 0), torch.ones(4, 2, dtype=torch.bool))
+    (fallback,) = report.fallbacks
+    assert fallback.op == "aten.cumsum.default" and "in OpenVINO" in fallback.reason
+
+
+@pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
+@pytest.mark.parametrize("kind", TYPES)
+def test_kthvalue_and_median(kind, backend) -> None:
+    x = (torch.randperm(30).reshape(5, 6) - 13).to(kind)
+    for function in (
+        lambda x: tuple(torch.kthvalue(x, 2, 1)) + tuple(x.kthvalue(5, 0, True)),
+        lambda x: (*x.median(1), *x.median(0, True), x.median(), x[0].median()),
+    ):
+        assert both(function, x, backend=backend).summary.coverage == 1.0
+
+
+def test_median_of_nan_is_nan() -> None:
+    compiled = tov.compile(lambda x: x.median(1)[0] + 1, options=OPTIONS)
+    x = torch.tensor([[1.0, float("nan"), 3.0], [4.0, 5.0, 6.0]])
+    torch.testing.assert_close(compiled(x), torch.tensor([float("nan"), 6.0]), equal_nan=True)
