@@ -76,9 +76,11 @@ def sort(g: Context) -> Draft:
     value = g.take(at_least(1), numeric, exact, distinct)
     down = f", descending={g.chance(0.5)}"
     dim = g.dim_of(value)
-    stable = ", stable=True" if g.chance(0.3) or not value.is_float else ""
+    stable = ", stable=True" if g.chance(0.5) else ""
     if g.chance(0.3):
-        return Draft(f"torch.argsort({{0}}, dim={dim}{down}{stable})", [value], "arith")
+        return Draft(f"torch.argsort({{0}}, dim={dim}{down}, stable=True)", [value], "arith")
+    if not stable:
+        return Draft(f"torch.sort({{0}}, dim={dim}{down})[0]", [value], "arith")
     return Draft(f"torch.sort({{0}}, dim={dim}{down}{stable})", [value], "arith", out=2)
 
 
@@ -87,13 +89,21 @@ def topk(g: Context) -> Draft:
     value = g.take(at_least(1), numeric, exact, distinct, lambda v: v.shape[-1] >= 1)
     k = g.integer(1, min(3, value.shape[-1]))
     code = f"torch.topk({{0}}, {k}, largest={g.chance(0.6)})"
-    # Integers of a later call may be equal, and torch promises no order of these. (Floats are disturbed, and tell.)
-    return Draft(code, [value], "arith", out=2) if value.is_float else Draft(f"{code}[0]", [value], "arith")
+    # Values of a later call may be equal, and torch promises no order of these: what is looked up with it is the same.
+    return Draft(g.choice([f"{code}[0]", f"{{0}}.gather(-1, {code}[1])"]), [value], "arith")
 
 
 @op(0.4)
 def kthvalue(g: Context) -> Draft:
-    return Draft("torch.kthvalue({0}, 1)", [g.take(at_least(1), floating, exact, distinct)], "arith", out=2)
+    value = g.take(at_least(1), numeric, exact, distinct)
+    code = f"torch.kthvalue({{0}}, {g.integer(1, value.shape[-1])}, -1, True)"
+    return Draft(g.choice([f"{code}[0]", f"{{0}}.gather(-1, {code}[1])"]), [value], "arith")
+
+
+@op(0.4)
+def median(g: Context) -> Draft:
+    value = g.take(at_least(1), numeric, exact, distinct)
+    return Draft(g.choice(["torch.median({0})", f"torch.median({{0}}, {g.dim_of(value)})[0]"]), [value], "arith")
 
 
 @op(1.0)

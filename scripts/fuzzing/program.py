@@ -142,6 +142,16 @@ class Program:
         """Names of the values that are returned, or looked at for it."""
         return frozenset(name for part in self.returns for name in VALUE_NAME.findall(part))
 
+    def living(self) -> Program:
+        """The program without lines that nothing returned depends on: what a compiler leaves out."""
+        needed, kept = set(self.results), []
+        for line in reversed(self.lines):
+            has_effects = bool(line.writes) or not line.out or (bool(line.uses) and self.mode.train)
+            if has_effects or needed & set(line.out) or any(name[0] != "m" for name in line.uses):
+                kept.append(line)
+                needed |= set(line.args)
+        return replace(self, lines=tuple(reversed(kept)))
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON-able data."""
         return asdict(self)
@@ -170,7 +180,9 @@ class Program:
 
 def line_source(line: Line, noisy: bool = False) -> str:
     """One line of `forward`."""
-    code = line.code.format(*line.args)
+    # A mean is subtracted inside of it, and what is left may be small: that depends on how the mean was rounded.
+    cancels = noisy and line.op == "normalization"
+    code = line.code.format(*(f"N({name})" if cancels else name for name in line.args))
     if noisy and not line.exact:
         if line.out:
             code = f"N({code})"

@@ -13,12 +13,13 @@ import torch
 
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.ops.automatic import automatic
+from torchserve_openvino.ops.casts import CASTS
 from torchserve_openvino.ops.complex_pairs import COMPLEX, either
 from torchserve_openvino.ops.conversions import CONVERSIONS
 from torchserve_openvino.ops.division import DIVISION
 from torchserve_openvino.ops.fast_paths import FAST_PATHS
 from torchserve_openvino.ops.missing import MISSING
-from torchserve_openvino.ops.names import op_name
+from torchserve_openvino.ops.names import op_name, packet_name, packets
 from torchserve_openvino.ops.pooling import POOLING
 from torchserve_openvino.ops.repairs import REPAIRS
 from torchserve_openvino.ops.scalars import of_scalars
@@ -27,6 +28,8 @@ from torchserve_openvino.ops.support import SupportTable
 
 # Fused attention: torch's core table would take it apart into two matmuls and a softmax.
 _KEEP_WHOLE = ("aten._scaled_dot_product_flash_attention_for_cpu.default",)
+# Its kernel refuses probabilities beyond 1, torch's decomposition does not.
+_NOT_EXACT = packets("binary_cross_entropy")
 
 
 def overloads(name: str) -> list[torch._ops.OpOverload]:
@@ -77,9 +80,9 @@ def decomposition_table(
     for op in list(table):
         name = op_name(op)
         whole_here = support.is_taught(name) or (name in keep | CONVERSIONS.keys() and support.knows(name))
-        if support.is_disabled(name) or whole_here:
+        if support.is_disabled(name) or whole_here or packet_name(name) in _NOT_EXACT:
             del table[op]
-    own = FAST_PATHS | MISSING | REPAIRS | SCANS | POOLING | DIVISION
+    own = FAST_PATHS | MISSING | REPAIRS | CASTS | SCANS | POOLING | DIVISION
     found = own | of_scalars(own)
     # Where an operator takes complex numbers too, these come first.
     for op, of_pairs in COMPLEX.items():
@@ -88,6 +91,7 @@ def decomposition_table(
     for op, decomposition in found.items():
         if not support.is_disabled(op_name(op)) and not support.is_taught(op_name(op)):
             table[op] = decomposition
-    table.update(automatic(support, table))
+    others = automatic(support, table)
+    table.update({op: found for op, found in others.items() if packet_name(op_name(op)) not in _NOT_EXACT})
     table.update(user_decompositions(user))
     return table

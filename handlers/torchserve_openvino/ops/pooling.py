@@ -1,5 +1,6 @@
-"""Average pooling with ceil_mode or a divisor: OpenVINO computes these otherwise than torch, and pools without them."""
+"""Average pooling with ceil_mode or a divisor, which OpenVINO computes otherwise than torch; and the way back."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -64,8 +65,21 @@ def _average_pool(dims: int, pool: Callable[..., Tensor]) -> Callable[..., Any]:
     return decomposed
 
 
+def _unpool(dims: int) -> Callable[..., Any]:
+    """torch's own decomposition takes a negative position for one from the end, where eager refuses it."""
+
+    def decomposed(x: Tensor, indices: Tensor, output_size: list[int], *_: list[int]) -> Tensor:
+        before = x.shape[:-dims]
+        zeros = torch.zeros([*before, math.prod(output_size)], dtype=x.dtype)
+        return zeros.scatter(-1, indices.flatten(-dims), x.flatten(-dims)).reshape([*before, *output_size])
+
+    return decomposed
+
+
 POOLING: dict[Any, Callable[..., Any]] = {
     aten.avg_pool1d.default: _average_pool(1, torch.avg_pool1d),
     aten.avg_pool2d.default: _average_pool(2, F.avg_pool2d),
     aten.avg_pool3d.default: _average_pool(3, F.avg_pool3d),
+    aten.max_unpool2d.default: _unpool(2),
+    aten.max_unpool3d.default: _unpool(3),
 }

@@ -236,15 +236,6 @@ def _of_truth(reduce: Any) -> Callable[..., Any]:
     return decomposed
 
 
-def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **rest: Any) -> Tensor:
-    """The same of a cast."""
-    if dtype is not torch.bool or not x.is_floating_point() or device not in {None, x.device}:
-        return NotImplemented
-    layout = rest.get("memory_format") or torch.preserve_format
-    true = x.ne(0)
-    return true if layout is torch.preserve_format else true.contiguous(memory_format=layout)
-
-
 def _never(x: Tensor) -> Tensor:
     """isnan and isinf of integers fail in OpenVINO."""
     return NotImplemented if x.is_floating_point() or x.is_complex() else torch.zeros_like(x, dtype=torch.bool)
@@ -310,7 +301,6 @@ REPAIRS: dict[Any, Callable[..., Any]] = {
     aten.any.dim: _of_truth(torch.any),
     aten.all.default: _of_truth(torch.all),
     aten.any.dims: _any_dims,
-    aten._to_copy.default: _to_copy,
     aten.isnan.default: _never,
     aten.isinf.default: _never,
     aten.sign.default: _sign,

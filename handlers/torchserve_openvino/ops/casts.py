@@ -1,0 +1,29 @@
+"""Casts that OpenVINO computes otherwise than torch does."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+_WIDE_INTEGERS = frozenset({torch.int16, torch.int32, torch.int64})
+_NARROW_FLOATS = frozenset({torch.float16, torch.bfloat16})
+
+
+def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **rest: Any) -> Tensor:
+    """OpenVINO takes the NaN of a scalar for False, and cuts integers off where a narrow float would be rounded."""
+    if device not in {None, x.device}:
+        return NotImplemented
+    if dtype is torch.bool and x.is_floating_point():
+        found = x.ne(0)
+    elif dtype in _NARROW_FLOATS and x.dtype in _WIDE_INTEGERS:
+        # As torch does it: https://github.com/pytorch/pytorch/blob/main/c10/util/Half.h, by way of float.
+        found = x.to(torch.float32).to(dtype)
+    else:
+        return NotImplemented
+    layout = rest.get("memory_format") or torch.preserve_format
+    return found if layout is torch.preserve_format else found.contiguous(memory_format=layout)
+
+
+CASTS: dict[Any, Callable[..., Any]] = {aten._to_copy.default: _to_copy}
