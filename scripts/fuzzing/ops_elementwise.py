@@ -43,7 +43,7 @@ _ON_INTEGERS = [
 _BINARY_EXACT = [
     "torch.add({0}, {1})", "{0} - {1}", "{0} * {1}", "torch.maximum({0}, {1})", "torch.minimum({0}, {1})",
     "torch.add({0}, {1}, alpha=2)", "torch.sub({0}, {1}, alpha=0.5)", "torch.fmax({0}, {1})", "{1} + {0} * 2",
-    "torch.clamp({0}, min={1})", "torch.copysign({0}, {1})",
+    "torch.clamp({0}, min={1})", "torch.copysign({0}, {1} - 0.3)",
 ]  # fmt: skip
 _BINARY_ROUNDING = [
     "{0} / ({1}.abs() + 1)", "torch.atan2({0}, {1}.abs() + 0.5)", "torch.pow({0}.abs() + 0.5, {1}.clamp(-2, 2))",

@@ -175,11 +175,13 @@ def _compared(program: Program, compile_: Compile, strict: bool) -> Result:
         if letter == "X" and not theirs.error:
             break
         kind, detail = difference(mine, theirs, {}, strict, layouts)
+        noise: dict[str, float] = {}
+        if kind in {"value", "effect", "grad", "overwritten"} and not theirs.error:
+            noise = _noise(program, position, theirs)
+            kind, detail = difference(mine, theirs, noise, strict, layouts)
         if kind == "stride" and not strict:
             theirs.strides |= promised_strides(module_of(program), program, letter)
-            kind, detail = difference(mine, theirs, {}, strict, layouts)
-        if kind in {"value", "effect", "grad", "overwritten"} and not theirs.error:
-            kind, detail = difference(mine, theirs, _noise(program, position, theirs), strict, layouts)
+            kind, detail = difference(mine, theirs, noise, strict, layouts)
         if not kind and ours.books.problem and letter != "X":
             kind, detail = "uncounted", ours.books.problem
         if kind and (result.outcome == "ok" or kind not in SOFT):

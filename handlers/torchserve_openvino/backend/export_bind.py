@@ -5,13 +5,24 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend._torch_private import GraphFacts
 from torchserve_openvino.backend.module_state import AnswerShape, LiveTensors, Watched
+from torchserve_openvino.backend.views import is_view
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
+
+
+@dataclass(frozen=True)
+class ViewCall:
+    """One view of a tensor, or the choice of one where an operator makes several."""
+
+    target: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    named: dict[str, Any]
 
 
 @dataclass
@@ -25,7 +36,8 @@ class Binding:
         fixed: Positions of tensors that are nobody's attribute, such as ``torch.tensor([...])`` in the code.
         writes: Positions in ``template`` of the tensors that the first outputs are written to.
         answer: Structure of the answer, which the other outputs are.
-        returned: Pairs of a position among these and the one in ``writes`` whose tensor itself is returned.
+        returned: Answers that are tensors which were written to, or views of these: the position among the answers, the
+            one in ``writes``, and the calls that make the view.
     """
 
     live: LiveTensors
@@ -35,7 +47,7 @@ class Binding:
     leaves: list[tuple[int, int]] = field(default_factory=list)
     fixed: list[int] = field(default_factory=list)
     writes: list[int] = field(default_factory=list)
-    returned: list[tuple[int, int]] = field(default_factory=list)
+    returned: list[tuple[int, int, tuple[ViewCall, ...]]] = field(default_factory=list)
 
     @property
     def facts(self) -> GraphFacts:
@@ -54,8 +66,11 @@ class Binding:
         for tensor, value in zip(written, results[: len(written)], strict=True):
             tensor.copy_(value)
         answers = list(results[len(written) :])
-        for position, tensor in self.returned:
-            answers[position] = written[tensor]
+        for position, which, calls in self.returned:
+            value: Any = written[which]
+            for call in calls:
+                value = call.target(value, *call.arguments, **call.named)
+            answers[position] = value
         return self.answer.build(answers)
 
 
@@ -99,19 +114,46 @@ def bind(program: "ExportedProgram", model: torch.nn.Module, given: Any, answer:
     written = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION, OutputKind.PARAMETER_MUTATION)
     writes: dict[str, int] = {}
     answers = 0
+    nodes = {node.name: node for node in program.graph.nodes}
     for output in program.graph_signature.output_specs:
         name = getattr(output.arg, "name", "")
         if output.kind in written and output.target is not None:
             writes[name] = len(binding.writes)
             binding.writes.append(place_of[output.target])
         elif output.kind is OutputKind.USER_OUTPUT:
-            # What was written in place and then returned is the very tensor.
-            if name in writes and isinstance(output.arg, TensorArgument):
-                binding.returned.append((answers, writes[name]))
+            if isinstance(output.arg, TensorArgument):
+                base = _base_of(nodes[name])
+                if base.name in writes:
+                    binding.returned.append((answers, writes[base.name], _way_to(nodes[name])))
+                elif any(_base_of(nodes[each]) is base for each in writes):
+                    raise ValueError("returns a view of what it writes to through another view")
             answers += 1
         else:
             raise ValueError(f"an output of kind {output.kind.name}: {output.arg}")
     return binding
+
+
+def _base_of(node: Node) -> Node:
+    """What a node is a view of; itself where it is none."""
+    while is_view(node):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def _way_to(node: Node) -> tuple[ViewCall, ...]:
+    """The calls that make a view of its base.
+
+    Raises:
+        ValueError: A size that only the call knows.
+    """
+    calls: list[ViewCall] = []
+    while is_view(node):
+        base, *rest = node.args
+        if any(source is not base for source in node.all_input_nodes):
+            raise ValueError(f"returns a view of what it writes to, of a size that varies: {node.format_node()}")
+        calls.append(ViewCall(node.target, tuple(rest), dict(node.kwargs)))  # type: ignore[arg-type]
+        node = base  # type: ignore[assignment]
+    return tuple(reversed(calls))
 
 
 def _own_name(target: str) -> str:

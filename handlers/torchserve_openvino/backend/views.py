@@ -30,24 +30,24 @@ def hand_out_views(graph: Graph, in_eager: Iterable[Node]) -> None:
     (output,) = graph.find_nodes(op="output")
     for node in in_eager:
         for source in node.all_input_nodes:
-            if _is_view(source) and _is_given(_base(source)):
+            if is_view(source) and _is_given(_base(source)):
                 node.replace_input_with(source, _copied(source, made))
     shared = Counter(_base(source) for source in output.all_input_nodes)
     for source in output.all_input_nodes:
         base = _base(source)
-        if _is_view(source) and (_is_given(base) or shared[base] > 1 or not _is_dense(value_of(source))):
+        if is_view(source) and (_is_given(base) or shared[base] > 1 or not _is_dense(value_of(source))):
             output.replace_input_with(source, _copied(source, made))
     for node in reversed(graph.nodes):
-        if not node.users and (_is_view(node) or (node.op == "call_function" and is_symbolic_scalar(node))):
+        if not node.users and (is_view(node) or (node.op == "call_function" and is_symbolic_scalar(node))):
             graph.erase_node(node)
 
 
-def _is_view(node: Node) -> bool:
+def is_view(node: Node) -> bool:
     """Whether a node gives its first argument's memory another name, or unpacks such names."""
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
         return False
     if node.target is operator.getitem:
-        return _is_view(node.args[0])
+        return is_view(node.args[0])
     return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
@@ -56,7 +56,7 @@ def _is_given(node: Node) -> bool:
 
 
 def _base(node: Node) -> Node:
-    while _is_view(node):
+    while is_view(node):
         (node, *_) = node.args  # type: ignore[assignment]
     return node
 
@@ -84,7 +84,7 @@ def _copied(node: Node, made: dict[Node, Node]) -> Node:
     if node in made:
         return made[node]
     sized = node.op == "call_function" and is_symbolic_scalar(node)
-    if not _is_view(node) and not sized:
+    if not is_view(node) and not sized:
         return node
     arguments = {source: _copied(source, made) for source in node.all_input_nodes}
     with node.graph.inserting_after(node):

@@ -11,6 +11,15 @@ _WIDE_INTEGERS = frozenset({torch.int16, torch.int32, torch.int64})
 _NARROW_FLOATS = frozenset({torch.float16, torch.bfloat16})
 
 
+def _rounded(x: Tensor) -> Tensor:
+    """float32 rounded to the 8 bits that bfloat16 has, so that nothing is left to cut off.
+
+    Veltkamp's splitting: T. J. Dekker, "A floating-point technique for extending the available precision", 1971.
+    """
+    wide = x * 65537.0
+    return wide - (wide - x)
+
+
 def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **rest: Any) -> Tensor:
     """OpenVINO takes the NaN of a scalar for False, and cuts integers off where a narrow float would be rounded."""
     if device not in {None, x.device}:
@@ -19,7 +28,7 @@ def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, device: torch.devic
         found = x.ne(0)
     elif dtype in _NARROW_FLOATS and x.dtype in _WIDE_INTEGERS:
         # As torch does it: https://github.com/pytorch/pytorch/blob/main/c10/util/Half.h, by way of float.
-        found = x.to(torch.float32).to(dtype)
+        found = _rounded(x.to(torch.float32)).to(dtype) if dtype is torch.bfloat16 else x.to(torch.float32).to(dtype)
     else:
         return NotImplemented
     layout = rest.get("memory_format") or torch.preserve_format

@@ -51,7 +51,8 @@ def _copysign(x: Tensor, y: Tensor | Number) -> Tensor:
         return -_float(x).abs() if negative else _float(x).abs()
     kind = torch.result_type(x, y)
     x = _float(x.to(kind) if kind.is_floating_point else x)
-    return torch.where(torch.signbit(y), -x.abs(), x.abs())
+    # ``x`` comes first wherever both meet: the layout of the answer is that of the first.
+    return x.abs() * torch.where(torch.signbit(y), -1.0, 1.0).to(x.dtype)
 
 
 def _hypot(x: Tensor, y: Tensor) -> Tensor:
@@ -101,7 +102,8 @@ def _atan2(y: Tensor, x: Tensor) -> Tensor:
     base = torch.where((y == 0) & (x == 0), y, torch.atan(quotient))
     base = torch.where((y == 0) & torch.signbit(x), torch.zeros_like(base), base)
     half = torch.where(torch.signbit(y), -math.pi, math.pi).to(kind)
-    return torch.where(torch.signbit(x) & ~x.isnan(), base + half, base)
+    behind = torch.signbit(x) & ~x.isnan()
+    return base + half * behind.to(kind)
 
 
 def _logaddexp(x: Tensor, y: Tensor) -> Tensor:

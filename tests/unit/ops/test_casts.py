@@ -1,0 +1,75 @@
+"""Integers that become narrow floats are rounded as torch rounds them, and layouts are those of torch's operators."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import torchserve_openvino as tov
+
+OPTIONS = {"min_partition_us": 0}
+INTEGERS = torch.tensor([-627, 797, 515, -2049, 4099, 65519, 100001, 16777217, 3, 70000])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("wanted", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32])
+def test_an_integer_that_becomes_a_narrow_float_is_rounded(kind, wanted, dynamic) -> None:
+    def forward(x):
+        return x.to(wanted).to(torch.float32) * 2, x.to(wanted)
+
+    compiled = tov.compile(forward, dynamic=dynamic, options=OPTIONS)
+    x = INTEGERS.to(kind)
+    torch.testing.assert_close(compiled(x), forward(x), rtol=0, atol=0)
+
+
+LAYOUTS = {
+    "atan2": torch.atan2,
+    "hypot": torch.hypot,
+    "logaddexp": torch.logaddexp,
+    "copysign": torch.copysign,
+    "fmax": torch.fmax,
+    "to bool": lambda x, y: x.to(torch.bool, memory_format=torch.contiguous_format),
+    "bool": lambda x, y: x.bool(),
+}
+
+
+@pytest.mark.parametrize("other", [(), (3, 1, 4), (4,), (2, 3, 4)])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_layout_is_that_of_the_operator(name, other) -> None:
+    compiled = tov.compile(LAYOUTS[name], options=OPTIONS)
+    x, y = torch.randn(3, 4, 2).permute(2, 0, 1), torch.randn(other)
+    if y.dim() == 3:
+        y = y.transpose(0, 1).contiguous().transpose(0, 1)[:2] if y.shape[0] > 2 else y
+    y = y if y.dim() < 3 or y.shape[1] == 3 else y[:, :1]
+    expected, got = LAYOUTS[name](x, y), compiled(x, y)
+    torch.testing.assert_close(got, expected)
+    assert got.stride() == expected.stride()
+
+
+def test_an_encoder_layer_answers_contiguously() -> None:
+    layer = torch.nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True, norm_first=True).eval()
+    x = torch.randn(2, 4, 3).transpose(1, 2)
+    with torch.no_grad():
+        assert tov.compile(layer, options=OPTIONS)(x).stride() == layer(x).stride() == (12, 4, 1)
+
+
+REFUSED = {
+    "probabilities beyond 1": (lambda p: F.binary_cross_entropy(p, p.round().clamp(0, 1)), torch.tensor([0.5, 1.5])),
+    "negative places": (
+        lambda i: F.max_unpool1d(torch.tensor([[[1.0, 2.0]]]), i.long().reshape(1, 1, 2), 2),
+        torch.tensor([0.0, -1.0]),
+    ),
+    "labels beyond the last": (
+        lambda i: F.cross_entropy(torch.ones(2, 3), i.long(), reduction="none"),
+        torch.tensor([3.0, 2.0]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_eager_refuses_is_refused(name) -> None:
+    function, given = REFUSED[name]
+    compiled = tov.compile(function, options=OPTIONS)
+    for call in (function, compiled):
+        with pytest.raises((RuntimeError, IndexError)):
+            call(given)
