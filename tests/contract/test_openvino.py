@@ -255,3 +255,14 @@ def test_packed_weights_are_looked_up_without_their_orientation() -> None:
     got = CORE.compile_model(ov.Model([both], [parameter]), "CPU", F32)(x)[0]
     packed_once = [np.allclose(got, x @ each @ each, atol=1e-3) for each in (weight, weight.T)]
     assert any(packed_once) and not np.allclose(got, x @ weight.T @ weight, atol=1e-3)
+
+
+def test_a_reduction_of_integers_computes_what_is_behind_it_for_its_first_values_only() -> None:
+    """Why `backend/kernel_users.py` keeps the two apart."""
+    x = np.ones((5, 1, 3), dtype=np.int64)
+
+    def build(p: ov.Node) -> ov.Node:
+        total = ops.reduce_sum(p, ops.constant(np.array([2])), False)
+        return ops.multiply(total, ops.constant(np.int64(3)))
+
+    assert run(build, x).reshape(-1).tolist() != [9] * 5

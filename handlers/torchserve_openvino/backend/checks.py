@@ -11,7 +11,8 @@ tensor's memory, and OpenVINO's kernels do (tests/contract pins it), so an index
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -26,7 +27,8 @@ from torchserve_openvino.ops.names import op_name, packet_name, packets, tensors
 aten = torch.ops.aten
 
 
-class Question(NamedTuple):
+@dataclass(frozen=True)
+class Question:
     """A condition on values.
 
     Attributes:

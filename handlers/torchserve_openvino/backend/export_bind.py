@@ -67,10 +67,10 @@ class Binding:
             tensor.copy_(value)
         answers = list(results[len(written) :])
         for position, which, calls in self.returned:
-            value: Any = written[which]
+            view: Any = written[which]
             for call in calls:
-                value = call.target(value, *call.arguments, **call.named)
-            answers[position] = value
+                view = call.target(view, *call.arguments, **call.named)
+            answers[position] = view
         return self.answer.build(answers)
 
 

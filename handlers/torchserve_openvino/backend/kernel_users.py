@@ -1,12 +1,18 @@
-"""Attention and group normalization, kept apart from what is computed with their results.
+"""Results that OpenVINO's CPU plugin must not join with what is computed of them, kept apart (OpenVINO 2026.4).
 
-With static shapes OpenVINO's CPU plugin makes one kernel of attention (product, softmax, product, and what is computed
-element by element around them) and one of a group normalization, and joins kernels that work on single elements with
-each other. Where such a join reaches one of these two, and another kernel, OpenVINO 2026.4 goes on beyond its own
-memory while it compiles, and the process is gone without a word (tests/contract/test_openvino_memory.py): attention
-does that where its result has several users, group normalization where a user has a second input. Behind one operator
-that moves nothing there is nothing to join.
+- Attention (product, softmax, product, and what is computed element by element around them) and group normalization
+  become one kernel each where shapes are static, and kernels that work on single elements are joined with each other.
+  Where such a join reaches one of these two, and another kernel, the plugin goes on beyond its own memory while it
+  compiles, and the process is gone without a word: with attention where its result has several users, with group
+  normalization where a user has a second input.
+  Behind one operator that moves nothing there is nothing to join.
+- A reduction of integers of three dimensions takes the product or sum with a constant behind it along, and computes
+  that for its first values only: ``mask.sum(-1) - 1``. It does not where it has two users.
+
+tests/contract/test_openvino_memory.py and test_openvino.py show each.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 import openvino as ov
@@ -14,6 +20,8 @@ from openvino import opset15 as ops
 
 _PRODUCTS = frozenset({"MatMul", "ScaledDotProductAttention"})
 _ENDS = _PRODUCTS | {"Softmax"}
+# Of the reductions that OpenVINO joins wrongly.
+_RANK = 3
 _MOVES = frozenset({"Broadcast", "Convert", "ConvertLike", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
@@ -26,15 +34,40 @@ def keep_kernels_apart(model: ov.Model) -> None:
             found += [shared] if shared is not None else []
         elif node.get_type_name() == "GroupNormalization" and _has_a_joining_user(node.output(0)):
             found.append(node.output(0))
+        elif _is_reduction_of_integers(node):
+            _put_behind(node.output(0), lambda value: ops.maximum(value, value))
     for value in found:
-        users = list(value.get_target_inputs())
-        # OpenVINO takes away what it sees to do nothing; it does not see that of this one.
-        zero = ops.constant(np.zeros(1, np.int64))
-        apart = ops.roll(value, zero, zero).output(0)
-        for user in users:
-            user.replace_source_output(apart)
+        _put_behind(value, _rolled_by_nothing)
     if found:
         model.validate_nodes_and_infer_types()
+
+
+def _rolled_by_nothing(value: ov.Output) -> ov.Node:
+    """OpenVINO takes away what it sees to do nothing; it does not see that of this one."""
+    zero = ops.constant(np.zeros(1, np.int64))
+    return ops.roll(value, zero, zero)
+
+
+def _put_behind(value: ov.Output, make: Callable[[ov.Output], ov.Node]) -> None:
+    """Gives the users of a value what ``make`` makes of it."""
+    users = list(value.get_target_inputs())
+    made = make(value).output(0)
+    for user in users:
+        user.replace_source_output(made)
+
+
+def _is_reduction_of_integers(node: ov.Node) -> bool:
+    """Whether OpenVINO would join what is computed of such a reduction with it."""
+    kind = node.get_type_name()
+    if not kind.startswith("Reduce") or not node.get_output_element_type(0).is_integral_number():
+        return False
+    rank = node.input_value(0).get_partial_shape().rank
+    users = node.output(0).get_target_inputs()
+    return (
+        rank.is_static
+        and rank.get_length() == _RANK
+        and any(port.get_node().get_type_name() != "Result" for port in users)
+    )
 
 
 def _is_attention(product: ov.Node) -> bool:

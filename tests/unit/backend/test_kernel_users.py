@@ -68,3 +68,28 @@ def test_group_normalization_beside_something_else(name, precision) -> None:
             x, b = torch.randn(2, 4, 4, 5), torch.randn(2, 4, 4, 5)
             torch.testing.assert_close(compiled(x, b), function(norm, x, b), **close)
     assert compiled.report.summary.coverage == 1.0 and not compiled.report.fallbacks
+
+
+REDUCED = {
+    "one less": lambda x: x.sum(-1) - 1,
+    "times 3": lambda x: x.sum(1) * 3,
+    "negated": lambda x: -x.sum((1, 2)),
+    "taken away": lambda x: 50 - x.sum(-1, keepdim=True),
+    "the largest": lambda x: x.amax(1) * 2 + 1,
+    "of a mask": lambda x: (x > 2).sum(-1) - 1,
+    "used twice": lambda x: ((n := x.sum(1)) - 1, n + 1),
+    "two dimensions": lambda x: x[0].sum(-1) - 1,
+    "four dimensions": lambda x: x[None].sum((1, 3)) * 2 - 1,
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32])
+@pytest.mark.parametrize("name", REDUCED)
+def test_what_is_computed_of_a_sum_of_integers(name, kind, dynamic) -> None:
+    function = REDUCED[name]
+    compiled = tov.compile(function, dynamic=dynamic, options={"min_partition_us": 0})
+    for shape in ((5, 4, 3), (6, 1, 7)):
+        x = torch.randint(1, 5, shape).to(kind)
+        torch.testing.assert_close(compiled(x), function(x), rtol=0, atol=0)
+    assert compiled.report.summary.coverage == 1.0
