@@ -266,3 +266,14 @@ def test_a_reduction_of_integers_computes_what_is_behind_it_for_its_first_values
         return ops.multiply(total, ops.constant(np.int64(3)))
 
     assert run(build, x).reshape(-1).tolist() != [9] * 5
+
+
+def test_the_absolute_value_of_a_concatenation_is_taken_of_its_parts() -> None:
+    """Why `backend/kernel_users.py` keeps the two apart."""
+    x = np.array([-1.0, 2.0], dtype=np.float32)
+
+    def build(p: ov.Node) -> ov.Node:
+        both = ops.concat([p, p], 0)
+        return ops.add(both, ops.abs(both))
+
+    assert run(build, x).tolist() == [2, 4, 2, 4]

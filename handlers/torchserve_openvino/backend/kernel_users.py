@@ -8,6 +8,7 @@
   Behind one operator that moves nothing there is nothing to join.
 - A reduction of integers of three dimensions takes the product or sum with a constant behind it along, and computes
   that for its first values only: ``mask.sum(-1) - 1``. It does not where it has two users.
+- An absolute value of a concatenation is taken of its parts instead, for all users of the concatenation.
 
 tests/contract/test_openvino_memory.py and test_openvino.py show each.
 """
@@ -36,6 +37,8 @@ def keep_kernels_apart(model: ov.Model) -> None:
             found.append(node.output(0))
         elif _is_reduction_of_integers(node):
             _put_behind(node.output(0), lambda value: ops.maximum(value, value))
+        elif node.get_type_name() == "Abs" and _is_concatenation(node.input_value(0)):
+            node.input(0).replace_source_output(_rolled_by_nothing(node.input_value(0)).output(0))
     for value in found:
         _put_behind(value, _rolled_by_nothing)
     if found:
@@ -68,6 +71,12 @@ def _is_reduction_of_integers(node: ov.Node) -> bool:
         and rank.get_length() == _RANK
         and any(port.get_node().get_type_name() != "Result" for port in users)
     )
+
+
+def _is_concatenation(value: ov.Output) -> bool:
+    while (node := value.get_node()).get_type_name() in _MOVES:
+        value = node.input_value(0)
+    return bool(node.get_type_name() == "Concat")
 
 
 def _is_attention(product: ov.Node) -> bool:

@@ -93,3 +93,24 @@ def test_what_is_computed_of_a_sum_of_integers(name, kind, dynamic) -> None:
         x = torch.randint(1, 5, shape).to(kind)
         torch.testing.assert_close(compiled(x), function(x), rtol=0, atol=0)
     assert compiled.report.summary.coverage == 1.0
+
+
+CONCATENATED = {
+    "returned": lambda x, y: ((c := torch.cat([x, x])), c.abs() * 2),
+    "used": lambda x, y: (c := torch.cat([x, y])) + c.abs(),
+    "stacked": lambda x, y: ((c := torch.stack([x, y])), c.abs(), c.exp()),
+    "viewed": lambda x, y: ((c := torch.cat([x, y])), c.view(2, -1).abs() + 1),
+    "alone": lambda x, y: torch.cat([x, y]).abs(),
+}
+
+
+@pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", CONCATENATED)
+def test_the_absolute_value_of_a_concatenation(name, dynamic, backend) -> None:
+    function = CONCATENATED[name]
+    compiled = tov.compile(function, dynamic=dynamic, backend=backend, options={"min_partition_us": 0})
+    for size in (4, 6, 4):
+        x, y = torch.randn(size), torch.randn(size)
+        torch.testing.assert_close(compiled(x, y), function(x, y))
+    assert compiled.report.summary.coverage == 1.0
