@@ -1,4 +1,4 @@
-"""Casts that OpenVINO computes otherwise than torch does."""
+"""Casts and copies that OpenVINO computes otherwise than torch does."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,4 +35,11 @@ def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, device: torch.devic
     return found if layout is torch.preserve_format else found.contiguous(memory_format=layout)
 
 
-CASTS: dict[Any, Callable[..., Any]] = {aten._to_copy.default: _to_copy}
+def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """OpenVINO's compilation of a copied number that nothing else is computed with ends the process."""
+    if x.dim() or source.dim():
+        return NotImplemented
+    return source.clone() if source.dtype is x.dtype else source.to(x.dtype)
+
+
+CASTS: dict[Any, Callable[..., Any]] = {aten._to_copy.default: _to_copy, aten.copy.default: _copy}

@@ -73,3 +73,19 @@ def test_what_eager_refuses_is_refused(name) -> None:
     for call in (function, compiled):
         with pytest.raises((RuntimeError, IndexError)):
             call(given)
+
+
+@pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.int64])
+def test_a_number_that_is_copied(kind, backend) -> None:
+    def forward(x, y):
+        x.copy_(y)
+
+    compiled = tov.compile(forward, backend=backend, options=OPTIONS)
+    with torch.no_grad():
+        for value in (3.0, -2.0):
+            x, y = torch.tensor(1.0), torch.tensor(value, dtype=kind)
+            compiled(x, y)
+            assert x.item() == value
+            compiled(x, x)
+            assert x.item() == value
