@@ -72,6 +72,7 @@ COMPUTED = {
 }
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", COMPUTED)

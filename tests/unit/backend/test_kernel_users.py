@@ -30,6 +30,7 @@ CASES = {
 }
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("shape", [(2, 5, 4), (2, 3, 5, 4)])
 @pytest.mark.parametrize("name", CASES)
 def test_attention_with_several_users(name, shape) -> None:
@@ -56,6 +57,7 @@ NORMED = {
 }
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 @pytest.mark.parametrize("name", NORMED)
 def test_group_normalization_beside_something_else(name, precision) -> None:
@@ -83,6 +85,7 @@ REDUCED = {
 }
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("kind", [torch.int64, torch.int32])
 @pytest.mark.parametrize("name", REDUCED)
@@ -104,6 +107,7 @@ CONCATENATED = {
 }
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", CONCATENATED)

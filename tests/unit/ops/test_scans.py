@@ -17,6 +17,7 @@ def both(function, *inputs, **how):
     return compiled.report
 
 
+@pytest.mark.many(2)
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
 @pytest.mark.parametrize("kind", [torch.bool, torch.uint8, torch.int8, torch.int32])
 def test_a_running_sum_of_narrow_integers_is_int64(kind, backend) -> None:
@@ -36,6 +37,7 @@ def test_an_operator_whose_type_the_frontend_changes_is_refused(monkeypatch) -> 
     assert fallback.op == "aten.cumsum.default" and "in OpenVINO" in fallback.reason
 
 
+@pytest.mark.many(2)
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
 @pytest.mark.parametrize("kind", TYPES)
 def test_kthvalue_and_median(kind, backend) -> None:
