@@ -76,12 +76,12 @@ def sort(g: Context) -> Draft:
     value = g.take(at_least(1), numeric, exact, distinct)
     down = f", descending={g.chance(0.5)}"
     dim = g.dim_of(value)
-    stable = ", stable=True" if g.chance(0.5) else ""
+    stable = g.chance(0.5)
     if g.chance(0.3):
         return Draft(f"torch.argsort({{0}}, dim={dim}{down}, stable=True)", [value], "arith")
     if not stable:
         return Draft(f"torch.sort({{0}}, dim={dim}{down})[0]", [value], "arith")
-    return Draft(f"torch.sort({{0}}, dim={dim}{down}{stable})", [value], "arith", out=2)
+    return Draft(f"torch.sort({{0}}, dim={dim}{down}, stable=True)", [value], "arith", out=2)
 
 
 @op(1.2)

@@ -143,7 +143,7 @@ class CompiledPartition:
         # An output of unknown shape that is an input keeps the memory of the last call's input for itself, which is the
         # caller's: the next inference writes there. Such a request serves once.
         self._once = not self._known_shapes and computed is not None and not all(computed)
-        self._requests: deque[Any] = deque([compiled.create_infer_request()])
+        self._requests: deque[Any] = deque([] if self._once else [compiled.create_infer_request()])
 
     def run(self, args: Sequence[Any]) -> list[Any]:
         """Infers once.
@@ -159,7 +159,7 @@ class CompiledPartition:
             RuntimeError: OpenVINO's own error.
         """
         try:
-            request = self.compiled.create_infer_request() if self._once else self._requests.pop()
+            request = self._requests.pop()
         except IndexError:
             request = self.compiled.create_infer_request()
         sizes = None if self._known_shapes else Sizes(self._size_limit)

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend._torch_private import GraphFacts
 from torchserve_openvino.backend.module_state import AnswerShape, LiveTensors, Watched
-from torchserve_openvino.backend.views import is_view
+from torchserve_openvino.backend.views import base_of, is_view
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -122,22 +122,15 @@ def bind(program: "ExportedProgram", model: torch.nn.Module, given: Any, answer:
             binding.writes.append(place_of[output.target])
         elif output.kind is OutputKind.USER_OUTPUT:
             if isinstance(output.arg, TensorArgument):
-                base = _base_of(nodes[name])
+                base = base_of(nodes[name])
                 if base.name in writes:
                     binding.returned.append((answers, writes[base.name], _way_to(nodes[name])))
-                elif any(_base_of(nodes[each]) is base for each in writes):
+                elif any(base_of(nodes[each]) is base for each in writes):
                     raise ValueError("returns a view of what it writes to through another view")
             answers += 1
         else:
             raise ValueError(f"an output of kind {output.kind.name}: {output.arg}")
     return binding
-
-
-def _base_of(node: Node) -> Node:
-    """What a node is a view of; itself where it is none."""
-    while is_view(node):
-        node = node.args[0]  # type: ignore[assignment]
-    return node
 
 
 def _way_to(node: Node) -> tuple[ViewCall, ...]:

@@ -30,11 +30,11 @@ def hand_out_views(graph: Graph, in_eager: Iterable[Node]) -> None:
     (output,) = graph.find_nodes(op="output")
     for node in in_eager:
         for source in node.all_input_nodes:
-            if is_view(source) and _is_given(_base(source)):
+            if is_view(source) and _is_given(base_of(source)):
                 node.replace_input_with(source, _copied(source, made))
-    shared = Counter(_base(source) for source in output.all_input_nodes)
+    shared = Counter(base_of(source) for source in output.all_input_nodes)
     for source in output.all_input_nodes:
-        base = _base(source)
+        base = base_of(source)
         if is_view(source) and (_is_given(base) or shared[base] > 1 or not _is_dense(value_of(source))):
             output.replace_input_with(source, _copied(source, made))
     for node in reversed(graph.nodes):
@@ -55,7 +55,8 @@ def _is_given(node: Node) -> bool:
     return node.op in {"placeholder", "get_attr"}
 
 
-def _base(node: Node) -> Node:
+def base_of(node: Node) -> Node:
+    """What a node is a view of; itself where it is none."""
     while is_view(node):
         (node, *_) = node.args  # type: ignore[assignment]
     return node

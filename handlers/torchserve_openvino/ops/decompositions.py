@@ -80,7 +80,7 @@ def decomposition_table(
     for op in list(table):
         name = op_name(op)
         whole_here = support.is_taught(name) or (name in keep | CONVERSIONS.keys() and support.knows(name))
-        if support.is_disabled(name) or whole_here or packet_name(name) in _NOT_EXACT:
+        if support.is_disabled(name) or whole_here:
             del table[op]
     own = FAST_PATHS | MISSING | REPAIRS | CASTS | SCANS | POOLING | DIVISION
     found = own | of_scalars(own)
@@ -91,7 +91,7 @@ def decomposition_table(
     for op, decomposition in found.items():
         if not support.is_disabled(op_name(op)) and not support.is_taught(op_name(op)):
             table[op] = decomposition
-    others = automatic(support, table)
-    table.update({op: found for op, found in others.items() if packet_name(op_name(op)) not in _NOT_EXACT})
+    table.update(automatic(support, table))
+    table = {op: found for op, found in table.items() if packet_name(op_name(op)) not in _NOT_EXACT}
     table.update(user_decompositions(user))
     return table

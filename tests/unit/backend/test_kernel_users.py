@@ -1,4 +1,4 @@
-"""Attention and group normalization whose results are used on: OpenVINO's compilation of them ended the process."""
+"""Results that OpenVINO joined wrongly with what is computed of them, or ended the process over."""
 
 import pytest
 import torch

@@ -35,14 +35,11 @@ LAYOUTS = {
 
 
 @pytest.mark.many(3)
-@pytest.mark.parametrize("other", [(), (3, 1, 4), (4,), (2, 3, 4)])
+@pytest.mark.parametrize("other", [(), (2, 1, 4), (4,), (2, 3, 4)])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_layout_is_that_of_the_operator(name, other) -> None:
     compiled = tov.compile(LAYOUTS[name], options=OPTIONS)
     x, y = torch.randn(3, 4, 2).permute(2, 0, 1), torch.randn(other)
-    if y.dim() == 3:
-        y = y.transpose(0, 1).contiguous().transpose(0, 1)[:2] if y.shape[0] > 2 else y
-    y = y if y.dim() < 3 or y.shape[1] == 3 else y[:, :1]
     expected, got = LAYOUTS[name](x, y), compiled(x, y)
     torch.testing.assert_close(got, expected)
     assert got.stride() == expected.stride()
