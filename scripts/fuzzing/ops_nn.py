@@ -162,7 +162,9 @@ def interpolate(g: Context) -> Draft:
     extra = ", align_corners=True" if "linear" in mode and g.chance(0.3) else ""
     extra += ", antialias=True" if mode in {"bilinear", "bicubic"} and not extra and g.chance(0.15) else ""
     kind = "move" if mode.startswith("nearest") else "no"
-    return Draft(f'F.interpolate({{0}}, {size}, mode="{mode}"{extra})', [value], kind)
+    # The layout of the nearest values of three dimensions is torch.compile's own: its decomposition keeps the input's.
+    given = "{0}.contiguous()" if kind == "move" and value.dim == 3 else "{0}"
+    return Draft(f'F.interpolate({given}, {size}, mode="{mode}"{extra})', [value], kind)
 
 
 @op(0.5)

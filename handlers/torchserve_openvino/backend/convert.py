@@ -17,12 +17,12 @@ from torchserve_openvino.backend.checks import add_checks
 from torchserve_openvino.backend.convert_ts import convert_traced, named_by_torchscript
 from torchserve_openvino.backend.index_range import index_bounds
 from torchserve_openvino.backend.int_range import Limits, input_limits
-from torchserve_openvino.backend.kept_types import refuse_other_types
 from torchserve_openvino.backend.kernel_users import keep_kernels_apart
 from torchserve_openvino.backend.mapped_ops import Mapped, replace_mapped
 from torchserve_openvino.backend.packing import keep_orientations_apart
 from torchserve_openvino.backend.partition import Part
 from torchserve_openvino.backend.rewrite import rewrite
+from torchserve_openvino.backend.same_results import refuse_other_results
 from torchserve_openvino.backend.spec import Bounds, Interface, ValueSpec, checked_spec, spec_of
 from torchserve_openvino.backend.value_range import ValueRanges
 from torchserve_openvino.errors import OpMappingError
@@ -98,7 +98,7 @@ def _convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappin
                 mapped.translators,
                 mappings.libraries,
             )
-            refuse_other_types(model, frozen.graph)
+            refuse_other_results(model, frozen.graph)
         _fit_inputs(model, inputs)
         _fit_outputs(model, (*outputs, *checked_spec(checks)))
         keep_orientations_apart(model)

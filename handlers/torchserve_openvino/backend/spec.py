@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import openvino as ov
@@ -202,16 +203,19 @@ def checked_spec(checks: Sequence[str]) -> tuple[ValueSpec, ...]:
 
 
 def _layout(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """The order of dimensions in memory where the tensor is dense but not contiguous."""
+    """The order of dimensions in memory where it is not the contiguous one.
+
+    Gaps between elements, as in a slice of a value, are not kept; the order is what later operators go by.
+    """
     if tensor.dim() < 2 or tensor.is_contiguous():
         return None
-    strides = tensor.stride()
-    if any(not isinstance(value, int) for value in (*strides, *tensor.shape)):
-        # A symbolic stride has no order to sort by; the hint of the example decides.
-        strides = tuple(symbol_free_hint(value) for value in strides)
-    order = tuple(sorted(range(tensor.dim()), key=lambda i: (-strides[i], i)))
-    dense = tensor.permute(order).is_contiguous()
-    return order if dense and order != tuple(range(tensor.dim())) else None
+    strides, sizes = (tuple(symbol_free_hint(value) for value in values) for values in (tensor.stride(), tensor.shape))
+    several = [i for i, size in enumerate(sizes) if size != 1]
+    by_stride = sorted(several, key=lambda i: (-strides[i], i))
+    if by_stride == several or any(strides[a] < strides[b] * sizes[b] for a, b in pairwise(by_stride)):
+        return None
+    places = iter(by_stride)
+    return tuple(i if size == 1 else next(places) for i, size in enumerate(sizes))
 
 
 def symbol_free_hint(value: Any) -> int:

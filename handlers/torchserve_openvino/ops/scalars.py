@@ -40,8 +40,11 @@ def _repeat(x: Tensor, repeats: list[int]) -> Tensor:
 
 
 def _squeeze(x: Tensor, dim: list[int]) -> Tensor:
-    """Without dimensions to squeeze OpenVINO squeezes them all."""
-    return NotImplemented if dim else aten.alias.default(x)
+    """OpenVINO squeezes all dimensions where none is named, and takes a named one of symbolic size for gone."""
+    going = [d for d in dim if x.shape[d] == 1]
+    if len(going) == len(dim) and dim:
+        return NotImplemented
+    return aten.squeeze.dims(x, going) if going else aten.alias.default(x)
 
 
 def of_scalars(others: dict[Any, Repair]) -> dict[Any, Repair]:

@@ -206,3 +206,25 @@ def test_integer_argument_that_changes() -> None:
     for n in (2, 3, 7):
         x = torch.randn(3)
         assert_same(compiled(x, n), model(x, n))
+
+
+_SQUEEZES = {
+    "last": lambda x: x.squeeze(-1),
+    "all": lambda x: x.squeeze(),
+    "two": lambda x: x.squeeze((0, -1)),
+    "some go": lambda x: x[:, None].squeeze((1, 2)),
+}
+
+
+@pytest.mark.parametrize("squeeze", _SQUEEZES.values(), ids=_SQUEEZES)
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_a_symbolic_dimension_that_a_squeeze_names_stays(squeeze, dynamic) -> None:
+    """OpenVINO takes it for gone; what counts dimensions then writes to another place."""
+
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        written = torch.select_scatter(squeeze(x), squeeze(x)[0] * 2, 0, 1)
+        return written.reshape(written.shape[0], -1).amax(-1), written.sum(0)
+
+    compiled = tov.compile(model, dynamic=dynamic)
+    for shape in ((3, 5, 2), (3, 6, 3), (4, 1, 2), (3, 5, 1)):
+        check(model, torch.randn(shape), compiled=compiled)
