@@ -141,7 +141,8 @@ class Context:
         """
         names = [f"v{self._names + i}" for i in range(draft.out)]
         args = tuple(value.name for value in draft.args)
-        before = [(value.tensor, value.tensor.detach().clone()) for value in self.values] if draft.writes else []
+        storages = {storage_of(value.tensor): value.tensor.untyped_storage() for value in self.values if draft.writes}
+        before = [(storage, storage.clone()) for storage in storages.values()]
         result = self._run(line_source(Line(op, draft.code, args)))
         made = list(result) if draft.out > 1 or isinstance(result, (tuple, list)) else [result]
         try:
@@ -152,9 +153,8 @@ class Context:
             if draft.writes and not all(self._sound(draft.args[i].tensor, draft.loose) for i in draft.writes):
                 raise Skip
         except Skip:
-            for tensor, old in before:
-                with torch.no_grad():
-                    tensor.detach().copy_(old)
+            for storage, old in before:
+                storage.copy_(old)
             raise
         exact_in = all(value.exact for value in draft.args if value.is_float)
         touched = made if draft.out else [draft.args[i].tensor for i in draft.writes]

@@ -69,7 +69,8 @@ def add_checks(graph: Graph, ranges: ValueRanges, casts: Mapping[str, Bounds]) -
         for question in _questions(node, ranges, casts):
             with graph.inserting_before(node):
                 holds = question.make(graph)
-                flat = add_call(graph, aten.view.default, holds, [-1])
+                dense = add_call(graph, aten.clone.default, holds, memory_format=torch.contiguous_format)
+                flat = add_call(graph, aten.view.default, dense, [-1])
                 number = add_call(graph, aten._to_copy.default, flat, dtype=torch.int32)
                 answers.append(add_call(graph, aten.amin.default, number, [0], True))
                 if (index := question.index) is not None and packet_name(op_name(node.target)) not in _STAY_INSIDE:

@@ -19,6 +19,8 @@ _PLACES = 26
 _LOW = np.array([2.0 ** min(_DIGIT * k, 121) for k in range(_PLACES)], np.float32)
 _HIGH = np.array([2.0 ** max(0, min(_DIGIT * k - 121, 127)) for k in range(_PLACES)], np.float32)
 _SPLITTER = np.float32(4097.0)
+# Dividends and divisors above these are divided by the scale, a power of 2, and nothing is lost.
+_HUGE, _LARGE, _SCALE = 2.0**100, 2.0**64, 2.0**24
 
 
 def _f(value: float) -> Any:
@@ -32,32 +34,41 @@ def exact_fmod(x: Output, y: Output) -> ov.Node:
     dividend, divisor = (ops.broadcast(ops.convert(each, "f32"), shape) for each in (x, y))
     # OpenVINO drops the abs of what it knows while it compiles (tests/contract pins it).
     a, b = (ops.maximum(each, ops.negative(each)) for each in (dividend, divisor))
-    rest = _reduce(a, b, _iterations(a, b))
-    rest = ops.select(ops.less(rest, _f(0)), ops.add(rest, b), rest)
+    rest = ops.select(ops.less(a, b), a, _positive_rest(a, b))
     signed = ops.select(ops.less(dividend, _f(0)), ops.negative(rest), rest)
     undefined = ops.logical_or(ops.equal(b, _f(0)), ops.logical_not(ops.less(a, _f(np.inf))))
     undefined = ops.logical_or(undefined, ops.is_nan(b))
     return ops.convert(ops.select(undefined, _f(np.nan), signed), kind.get_type_name())
 
 
+def _positive_rest(a: ov.Node, b: ov.Node) -> ov.Node:
+    """Of numbers that are not negative; multiples of very large ones would overflow, and are taken of smaller ones."""
+    large, huge = ops.greater(b, _f(_LARGE)), ops.greater(a, _f(_HUGE))
+    both = ops.logical_or(large, huge)
+    less_b = ops.select(large, ops.multiply(b, _f(1 / _SCALE)), b)
+    rest = _reduce(ops.select(both, ops.multiply(a, _f(1 / _SCALE)), a), less_b)
+    # Of a huge number and a divisor that is not large the rest of a 2^-24 leads to that of a.
+    again = _reduce(
+        ops.select(ops.logical_and(huge, ops.logical_not(large)), ops.multiply(rest, _f(_SCALE)), _f(0)), less_b
+    )
+    return ops.select(large, ops.multiply(rest, _f(_SCALE)), ops.select(huge, again, rest))
+
+
 def _iterations(a: ov.Node, b: ov.Node) -> ov.Node:
-    """Digits of the largest quotient, one more than the logarithm says where that is rounded."""
+    """Digits of the largest quotient, one more than the logarithm says where that is rounded; 0 where none has one."""
     length = ops.subtract(ops.log(a), ops.log(b))
     regular = ops.logical_and(ops.greater(length, _f(0)), ops.less(length, _f(200)))
     every = ops.constant(np.arange(len(a.get_output_shape(0)), dtype=np.int64))
     longest = ops.reduce_max(ops.select(regular, length, _f(0)), every, False)
     digits = ops.add(ops.floor(ops.multiply(longest, _f(1 / (_DIGIT * np.log(2))))), _f(2))
-    return ops.convert(ops.minimum(digits, _f(_PLACES)), "i64")
+    needed = ops.reduce_logical_or(ops.greater_equal(a, b), every, False)
+    return ops.convert(ops.select(needed, ops.minimum(digits, _f(_PLACES)), _f(0)), "i64")
 
 
-def _reduce(a: ov.Node, b: ov.Node, count: ov.Node) -> Output:
-    """``a`` less a multiple of ``b``, between -b / 2 and b."""
-    # Very large divisors are split as smaller ones: the splitter's product would overflow.
-    large = ops.greater(b, _f(2.0**64))
-    small = ops.multiply(b, ops.select(large, _f(2.0**-24), _f(1)))
-    big = ops.multiply(small, ops.constant(_SPLITTER))
-    half = ops.subtract(big, ops.subtract(big, small))
-    high = ops.multiply(half, ops.select(large, _f(2.0**24), _f(1)))
+def _reduce(a: ov.Node, b: ov.Node) -> ov.Node:
+    """``a`` less a multiple of ``b``, from 0 to b."""
+    big = ops.multiply(b, ops.constant(_SPLITTER))
+    high = ops.subtract(big, ops.subtract(big, b))
     low = ops.subtract(b, high)
 
     shape = list(a.get_output_shape(0))
@@ -73,6 +84,7 @@ def _reduce(a: ov.Node, b: ov.Node, count: ov.Node) -> Output:
     go_on = ops.constant(np.array(True))
     body = ov.Model([go_on, smaller, following], [rest, place, whole, upper, lower])
 
+    count = _iterations(a, b)
     loop = ops.loop(count, ops.constant(np.array(True)))
     loop.set_function(body)
     loop.set_special_body_ports([-1, 0])
@@ -80,4 +92,5 @@ def _reduce(a: ov.Node, b: ov.Node, count: ov.Node) -> Output:
     loop.set_merged_input(place, ops.subtract(count, ops.constant(np.int64(1))).output(0), following.output(0))
     for parameter, value in ((whole, b), (upper, high), (lower, low)):
         loop.set_invariant_input(parameter, value.output(0))
-    return loop.get_iter_value(smaller.output(0), -1)
+    least = loop.get_iter_value(smaller.output(0), -1)
+    return ops.select(ops.less(least, _f(0)), ops.add(least, b), least)

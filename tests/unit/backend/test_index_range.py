@@ -16,6 +16,7 @@ class Embeds(nn.Module):
         return self.table(i.reshape(-1, 1)[:, 0]) * 2
 
 
+EIGHTY = torch.randn(40, 2)
 CASES = {
     "embedding": (Embeds(), lambda i: (i,), -1),
     "index": (lambda x, i: x[i] + 1, lambda i: (torch.ones(10, 2), i), -11),
@@ -89,3 +90,17 @@ def test_a_computed_index_never_leaves_the_tensor(name, threads, dynamic) -> Non
                 compiled(x, torch.tensor(bad))
         for good in ([0, 1], [1, 0]):
             torch.testing.assert_close(compiled(x, torch.tensor(good)), function(x, torch.tensor(good)))
+
+
+@pytest.mark.parametrize("backend, dynamic", [("openvino", False), ("openvino", True), ("openvino_ts", False)])
+def test_a_computed_index_of_any_layout_is_looked_at(backend, dynamic) -> None:
+    def model(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return x[i * 3].sum(-1)
+
+    compiled = tov.compile(model, backend=backend, dynamic=dynamic)
+    index = torch.randint(0, 4, (3, 2, 4)).transpose(0, 1)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(EIGHTY, index), model(EIGHTY, index))
+        with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+            compiled(EIGHTY, index * 100)
+    assert compiled.report.summary.coverage == 1.0 and not compiled.report.fallbacks

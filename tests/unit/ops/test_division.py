@@ -16,8 +16,8 @@ from torchserve_openvino.ops.division import MOST_VALUES
 NAN, INF = float("nan"), float("inf")
 ALL: dict[str, Any] = {"min_partition_us": 0}
 TENTHS = torch.arange(-50, 50) * 0.1
-EDGES = torch.tensor([NAN, INF, -INF, 0.0, 1.0, -5.0, 5.0, 1e30, 3e38, -2.5, 7.0])
-OTHERS = torch.tensor([1.0, 2.0, 3.0, 3.0, 0.0, 3.0, -3.0, 1e-30, -1e-30, INF, NAN])
+EDGES = torch.tensor([NAN, INF, -INF, 0.0, 1.0, -5.0, 5.0, 1e30, 3e38, -2.5, 7.0, 3.4028235e38, -3.4028235e38, 3.4028235e38])
+OTHERS = torch.tensor([1.0, 2.0, 3.0, 3.0, 0.0, 3.0, -3.0, 1e-30, -1e-30, INF, NAN, 3.0, 127.99999, 3.4028235e38])
 Division = Callable[[Tensor, Any], Tensor]
 DIVISIONS: dict[str, Division] = {
     "fmod": torch.fmod,
@@ -72,7 +72,8 @@ def _each(x: Tensor, y: Tensor) -> list[Tensor]:
 
 COMPILED = tov.compile(_each, options=ALL)
 # OpenVINO takes subnormal numbers for 0.
-NUMBERS = st.floats(-(2.0**127), 2.0**127, width=32, allow_subnormal=False).filter(lambda x: x == 0 or abs(x) > 1e-30)
+LARGEST = torch.finfo(torch.float32).max
+NUMBERS = st.floats(-LARGEST, LARGEST, width=32, allow_subnormal=False).filter(lambda x: x == 0 or abs(x) > 1e-30)
 
 
 @settings(deadline=None, max_examples=60)
