@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from torchserve_openvino.backend.index_range import selections
 from torchserve_openvino.backend.int_range import is_cast_from_float
@@ -156,5 +157,14 @@ def _within(source: Node, low: int, high: int, sentence: str) -> Iterator[Questi
 def _divisor(node: Node, ranges: ValueRanges) -> Iterator[Question]:
     divisor: Any = node.args[1]
     known = ranges.of(divisor)
-    if isinstance(divisor, Node) and (known is None or known[0] <= 0 <= known[1]):
+    if not isinstance(divisor, Node) or (known is not None and not known[0] <= 0 <= known[1]):
+        return
+    size = value_of(divisor)
+    if not isinstance(size, torch.SymInt):
         yield Question(lambda graph: add_call(graph, aten.ne.Scalar, divisor, 0), "a division by the integer 0")
+    elif not statically_known_true(size != 0):
+        yield Question(lambda graph: _is_not_zero(graph, divisor), "a division by the integer 0")
+
+
+def _is_not_zero(graph: Graph, size: Node) -> Node:
+    return add_call(graph, aten.ne.Scalar, add_call(graph, aten.full.default, [1], size, dtype=torch.int64), 0)

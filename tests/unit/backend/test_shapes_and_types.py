@@ -228,3 +228,17 @@ def test_a_symbolic_dimension_that_a_squeeze_names_stays(squeeze, dynamic) -> No
     compiled = tov.compile(model, dynamic=dynamic)
     for shape in ((3, 5, 2), (3, 6, 3), (4, 1, 2), (3, 5, 1)):
         check(model, torch.randn(shape), compiled=compiled)
+
+
+@pytest.mark.parametrize("divide", [lambda x: x % x.numel(), lambda x: x // x.shape[0], lambda x: x % (x.shape[1] - 6)])
+def test_integers_divided_by_a_symbolic_size(divide) -> None:
+    compiled = tov.compile(divide, dynamic=True)
+    for shape in ((4, 9), (5, 8)):
+        check(divide, torch.randint(-50, 50, shape), compiled=compiled)
+
+
+def test_integers_divided_by_a_symbolic_size_that_is_0() -> None:
+    compiled = tov.compile(lambda x: x % (x.shape[1] - 6), dynamic=True)
+    compiled(torch.ones(4, 9, dtype=torch.int64))
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        compiled(torch.ones(4, 6, dtype=torch.int64))
