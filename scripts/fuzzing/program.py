@@ -147,7 +147,7 @@ class Program:
         needed, kept = set(self.results), []
         for line in reversed(self.lines):
             has_effects = bool(line.writes) or not line.out or (bool(line.uses) and self.mode.train)
-            if has_effects or needed & set(line.out) or any(name[0] != "m" for name in line.uses):
+            if has_effects or needed & set(line.out) or any(name[0] not in "mp" for name in line.uses):
                 kept.append(line)
                 needed |= set(line.args)
         return replace(self, lines=tuple(reversed(kept)))

@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from functorch.compile import make_boxed_func
+from torch._decomp import core_aten_decompositions
+from torch._dynamo.backends.common import aot_autograd
 from torch.utils import _pytree as pytree
 
 import torchserve_openvino as tov
@@ -105,10 +108,18 @@ def run(program: Program, strict: bool = False) -> Result:
         theirs = _compared(program, lambda module: _by_torch(program, module), strict)
         if theirs.outcome == "failed" and (theirs.kind, theirs.step) == (result.kind, result.step):
             result.outcome = "torch"
-    if (result.outcome, result.kind) == ("failed", "no_error") and _answers(program.living(), result.step):
+    if (result.outcome, result.kind) == ("failed", "no_error") and _needless(program, result.step, strict):
         # What eager raises about is computed for nobody, and torch.compile leaves that out.
         result.outcome = "torch"
     return result
+
+
+def _needless(program: Program, step: int, strict: bool) -> bool:
+    """Whether only values that no answer is made of are refused; ``empty_like`` takes no more of one than its shape."""
+    if _answers(program.living(), step):
+        return True
+    theirs = _compared(program, lambda module: _by_torch(program, module, decomposed=True), strict)
+    return (theirs.outcome, theirs.kind, theirs.step) == ("failed", "no_error", step)
 
 
 def _answers(program: Program, step: int) -> bool:
@@ -146,8 +157,15 @@ def _poisoned(call: Callable[..., Any]) -> Iterator[None]:
         yield
 
 
-def _by_torch(program: Program, module: torch.nn.Module) -> Callable[..., Any]:
-    return torch.compile(module, backend="aot_eager", dynamic=program.mode.dynamic)
+def _by_torch(program: Program, module: torch.nn.Module, decomposed: bool = False) -> Callable[..., Any]:
+    backend = aot_autograd(fw_compiler=_as_it_is, decompositions=core_aten_decompositions())
+    return torch.compile(module, backend=backend if decomposed else "aot_eager", dynamic=program.mode.dynamic)
+
+
+def _as_it_is(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return make_boxed_func(graph.forward)
 
 
 def _compared(program: Program, compile_: Compile, strict: bool) -> Result:
