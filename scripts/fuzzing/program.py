@@ -146,8 +146,9 @@ class Program:
         """The program without lines that nothing returned depends on: what a compiler leaves out."""
         needed, kept = set(self.results), []
         for line in reversed(self.lines):
-            has_effects = bool(line.writes) or not line.out or (bool(line.uses) and self.mode.train)
-            if has_effects or needed & set(line.out) or any(name[0] not in "mp" for name in line.uses):
+            # Parameters are only read; modules change their state, or draw random numbers, in training.
+            has_effects = any(name[0] not in ("p" if self.mode.train else "mp") for name in line.uses)
+            if has_effects or line.writes or not line.out or needed & set(line.out):
                 kept.append(line)
                 needed |= set(line.args)
         return replace(self, lines=tuple(reversed(kept)))
