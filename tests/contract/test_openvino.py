@@ -277,3 +277,14 @@ def test_the_absolute_value_of_a_concatenation_is_taken_of_its_parts() -> None:
         return ops.add(both, ops.abs(both))
 
     assert run(build, x).tolist() == [2, 4, 2, 4]
+
+
+def test_the_number_of_kernels_kept_is_taken_though_no_list_names_it() -> None:
+    """`config/known_properties.py` lists it, `backend/build.py` sets it."""
+    name = "CPU_RUNTIME_CACHE_CAPACITY"
+    parameter = ops.parameter([-1, 8], ov.Type.f32)
+    model = ov.Model([ops.relu(parameter)], [parameter])
+    assert name not in CORE.get_property("CPU", "SUPPORTED_PROPERTIES")
+    CORE.compile_model(model, "CPU", F32 | {name: 10})
+    with pytest.raises(RuntimeError, match=name):
+        CORE.compile_model(model, "CPU", F32 | {name: "x"})

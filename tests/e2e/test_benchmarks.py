@@ -107,3 +107,8 @@ def test_benchmark_partitions(tmp_path: Path) -> None:
     assert "break-even" in run("benchmark_partitions.py", "--rounds", "1", "--json", str(figures))
     pieces = json.loads(figures.read_text())["pieces"]
     assert len(pieces) == 30 and all(piece["openvino"] > 0 and piece["eager"] > 0 for piece in pieces)
+
+
+@pytest.mark.slow
+def test_benchmark_lengths() -> None:
+    assert "MB for one" in run("benchmark_lengths.py", "--lengths", "10", "--calls", "5", "--capacities", "50")

@@ -78,7 +78,16 @@ ARGUMENTS: dict[str, str] = {
 
 # OpenVINO properties that say how a compiled model is run, not what it computes: `import_model` takes them anew, so
 # that another number of workers finds the same blob. tests/contract/test_openvino_blobs.py shows it.
-RUN_PROPERTIES = frozenset({"CACHE_DIR", "INFERENCE_NUM_THREADS", "NUM_STREAMS", "ENABLE_CPU_PINNING", "LOG_LEVEL"})
+RUN_PROPERTIES = frozenset(
+    {
+        "CACHE_DIR",
+        "CPU_RUNTIME_CACHE_CAPACITY",
+        "ENABLE_CPU_PINNING",
+        "INFERENCE_NUM_THREADS",
+        "LOG_LEVEL",
+        "NUM_STREAMS",
+    }
+)
 
 
 def graph_options(values: Mapping[str, Any]) -> dict[str, Any]:

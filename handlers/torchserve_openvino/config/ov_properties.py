@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchserve_openvino.config.devices import DeviceCatalog, DeviceSpec, family
-from torchserve_openvino.config.known_properties import CORE, known_properties
+from torchserve_openvino.config.known_properties import CORE, UNLISTED, known_properties
 from torchserve_openvino.config.problems import KeyPath, Problems
 from torchserve_openvino.config.spelling import listed, nearest, parse_bool, shown
 
@@ -16,6 +16,7 @@ HINT = "PERFORMANCE_HINT"
 REQUESTS = "PERFORMANCE_HINT_NUM_REQUESTS"
 STREAMS = "NUM_STREAMS"
 THREADS = "INFERENCE_NUM_THREADS"
+KERNELS = "CPU_RUNTIME_CACHE_CAPACITY"
 
 _WORDS: dict[str, tuple[str, ...]] = {
     HINT: ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT"),
@@ -37,7 +38,7 @@ _PRECISION_ALIASES = {
     "undefined": "dynamic",
     "int8": "i8",
 }
-_INTEGERS = frozenset({"AUTO_BATCH_TIMEOUT", THREADS, REQUESTS, "COMPILATION_NUM_THREADS"})
+_INTEGERS = frozenset({"AUTO_BATCH_TIMEOUT", THREADS, REQUESTS, "COMPILATION_NUM_THREADS", KERNELS})
 # AUTO hands the second to its members as the first (measured on 2026.4).
 _SPLITTING = frozenset({"THROUGHPUT", "CUMULATIVE_THROUGHPUT"})
 # OpenVINO's constants for numbers of streams that it works out itself.
@@ -59,7 +60,9 @@ _BOOLEANS = frozenset(
 def names_of(device: str, catalog: DeviceCatalog) -> dict[str, str]:
     """Properties of one device with their access; the documented ones where the device can't be asked."""
     asked = catalog.properties(device)
-    return dict(asked) if asked is not None else known_properties(family(device))
+    if asked is None:
+        return known_properties(family(device))
+    return dict(asked) | dict.fromkeys(UNLISTED.get(family(device), ()), "RW")
 
 
 def check_properties(
@@ -141,7 +144,7 @@ def _check_nested(
 
 def _check_not_negative(name: str, value: Any, problems: Problems) -> None:
     """For the devices that can't be asked, and for the streams' negative constants, which say nothing to a reader."""
-    if name in {STREAMS, THREADS} and isinstance(value, int) and value < 0:
+    if name in {STREAMS, THREADS, KERNELS} and isinstance(value, int) and value < 0:
         hint = _STREAM_WORDS.get(value) if name == STREAMS else None
         problems.add((name,), f"must not be negative, but is {value}.", suggestion=hint)
 

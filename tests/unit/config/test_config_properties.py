@@ -200,6 +200,12 @@ def settable_cpu_properties():
     return sorted(name for name, mode in access.items() if mode != "RO")
 
 
+def test_the_number_of_kernels_kept_is_a_property_though_openvino_lists_it_nowhere():
+    assert resolve({"CPU_RUNTIME_CACHE_CAPACITY": "100"}).options.config == {"CPU_RUNTIME_CACHE_CAPACITY": 100}
+    with pytest.raises(ConfigError, match="must not be negative"):
+        resolve({"CPU_RUNTIME_CACHE_CAPACITY": -1})
+
+
 @given(st.sampled_from(settable_cpu_properties()), st.data())
 def test_a_random_misspelling_is_refused_with_a_suggestion(name, data):
     index = data.draw(st.integers(0, len(name) - 1))
