@@ -105,7 +105,7 @@ def run(program: Program, strict: bool = False) -> Result:
     """Compares the program's calls with eager."""
     result = _compared(program, lambda module: compiled(program, module), strict)
     if result.outcome == "failed" and result.kind != "uncounted":
-        theirs = _compared(program, lambda module: _by_torch(program, module), strict)
+        theirs = _torchs_own(program, strict)
         if theirs.outcome == "failed" and (theirs.kind, theirs.step) == (result.kind, result.step):
             result.outcome = "torch"
     if (result.outcome, result.kind) == ("failed", "no_error") and _needless(program, result.step, strict):
@@ -118,8 +118,14 @@ def _needless(program: Program, step: int, strict: bool) -> bool:
     """Whether only values that no answer is made of are refused; ``empty_like`` takes no more of one than its shape."""
     if _answers(program.living(), step):
         return True
-    theirs = _compared(program, lambda module: _by_torch(program, module, decomposed=True), strict)
+    theirs = _torchs_own(program, strict, decomposed=True)
     return (theirs.outcome, theirs.kind, theirs.step) == ("failed", "no_error", step)
+
+
+def _torchs_own(program: Program, strict: bool, decomposed: bool = False) -> Result:
+    """What Dynamo and AOTAutograd alone make of it; with recurrent layers in graphs, as here."""
+    with torch._dynamo.config.patch(allow_rnn=True):
+        return _compared(program, lambda module: _by_torch(program, module, decomposed), strict)
 
 
 def _answers(program: Program, step: int) -> bool:
@@ -157,7 +163,7 @@ def _poisoned(call: Callable[..., Any]) -> Iterator[None]:
         yield
 
 
-def _by_torch(program: Program, module: torch.nn.Module, decomposed: bool = False) -> Callable[..., Any]:
+def _by_torch(program: Program, module: torch.nn.Module, decomposed: bool) -> Callable[..., Any]:
     backend = aot_autograd(fw_compiler=_as_it_is, decompositions=core_aten_decompositions())
     return torch.compile(module, backend=backend if decomposed else "aot_eager", dynamic=program.mode.dynamic)
 
