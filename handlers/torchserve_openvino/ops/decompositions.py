@@ -18,6 +18,7 @@ from torchserve_openvino.ops.complex_pairs import COMPLEX, either
 from torchserve_openvino.ops.conversions import CONVERSIONS
 from torchserve_openvino.ops.division import DIVISION
 from torchserve_openvino.ops.fast_paths import FAST_PATHS
+from torchserve_openvino.ops.layouts import LAYOUTS
 from torchserve_openvino.ops.missing import MISSING
 from torchserve_openvino.ops.names import op_name, packet_name, packets
 from torchserve_openvino.ops.pooling import POOLING
@@ -84,10 +85,11 @@ def decomposition_table(
             del table[op]
     own = FAST_PATHS | MISSING | REPAIRS | CASTS | SCANS | POOLING | DIVISION
     found = own | of_scalars(own)
-    # Where an operator takes complex numbers too, these come first.
-    for op, of_pairs in COMPLEX.items():
-        other = found.get(op) or table.get(op)
-        found[op] = of_pairs if other is None else either(of_pairs, other)
+    # Complex numbers, and what is not contiguous, come first where an operator takes others too.
+    for special in (COMPLEX, LAYOUTS):
+        for op, of_some in special.items():
+            other = found.get(op) or table.get(op)
+            found[op] = of_some if other is None else either(of_some, other)
     for op, decomposition in found.items():
         if not support.is_disabled(op_name(op)) and not support.is_taught(op_name(op)):
             table[op] = decomposition

@@ -1,0 +1,60 @@
+"""Answers lie in memory as eager's do where what comes in is transposed, or channels last."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from helpers import check
+
+OPTIONS = {"min_partition_us": 0}
+TURNED = torch.randn(4, 2, 6).transpose(0, 1)
+IMAGE = torch.randn(2, 4, 4, 4)
+LAST = IMAGE.to(memory_format=torch.channels_last)
+CASES = {
+    "batch norm of two dimensions": (nn.BatchNorm1d(4), torch.randn(4, 3).T),
+    "batch norm of three": (nn.BatchNorm1d(4), TURNED),
+    "batch norm of four": (nn.BatchNorm2d(4), IMAGE.transpose(2, 3)),
+    "batch norm, channels last": (nn.BatchNorm2d(4), LAST),
+    "batch norm in training": (nn.BatchNorm1d(4, track_running_stats=False), TURNED),
+    "group norm": (nn.GroupNorm(2, 4), TURNED),
+    "group norm, channels last": (nn.GroupNorm(2, 4), LAST),
+    "layer norm": (nn.LayerNorm(6), TURNED),
+    "rms norm": (nn.RMSNorm(6), TURNED),
+    "linear": (nn.Linear(6, 3), TURNED),
+    "convolution": (nn.Conv1d(4, 3, 2), TURNED),
+    "convolution, channels last": (nn.Conv2d(4, 3, 2), LAST),
+    "transposed convolution, channels last": (nn.ConvTranspose2d(4, 3, 2), LAST),
+    "pooling, channels last": (nn.MaxPool2d(2), LAST),
+    "adaptive pooling, channels last": (nn.AdaptiveAvgPool2d(2), LAST),
+    "log-sigmoid": (nn.LogSigmoid(), TURNED),
+    "softmax": (nn.Softmax(-1), TURNED),
+    "attention": (lambda x: F.scaled_dot_product_attention(x, x, x), torch.randn(2, 5, 3, 4).transpose(1, 2)),
+    "sort": (lambda x: x.sort(0)[0], TURNED),
+    "cumsum": (lambda x: x.cumsum(0), TURNED),
+    "variance": (lambda x: x.var(1, keepdim=True), TURNED),
+    "maximum": (lambda x: x.max(-1)[0], TURNED),
+    "roll": (lambda x: x.roll(1, 0), TURNED),
+    "stack": (lambda x: torch.stack([x, x], 0), TURNED),
+    "pad": (lambda x: F.pad(x, (1, 1)), TURNED),
+    "where": (lambda x: torch.where(x > 0, x, 1), TURNED),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.many(12)
+def test_layout(name: str, dynamic: bool) -> None:
+    model, x = CASES[name]
+    check(model.eval() if isinstance(model, nn.Module) else model, x, options=OPTIONS, dynamic=dynamic)
+
+
+def test_what_a_later_operator_takes_of_a_slice_keeps_its_order() -> None:
+    """A partition's output with gaps between its elements is dense; the order of its dimensions stays."""
+
+    def model(x: Tensor, flag: Tensor) -> Tensor:
+        return torch.cond(flag.sum() > 0, lambda a: a * 2, lambda a: a + 1, ((x * 3)[:, 0].transpose(-1, -2),))
+
+    check(
+        model, torch.randn(2, 3, 4), torch.tensor([1]), coverage=None, fallbacks={"unsupported_op": 1}, options=OPTIONS
+    )
