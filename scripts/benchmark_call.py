@@ -1,7 +1,8 @@
 """Times one model call: eager, Inductor, OpenVINO's own torch.compile backend, this package, and raw OpenVINO.
 
-All contenders run in one process and take turns, so that a change in the machine's speed meets all of them; quote the
-ratios. Each answer is compared with eager float32. Needs the extras `examples` and `hf`, and a C++ compiler.
+All contenders run in one process and take turns, in another order each time, so that a change in the machine's speed
+meets all of them; quote the ratios. Each answer is compared with eager float32. Needs the extras `examples` and `hf`,
+and a C++ compiler.
 
     python scripts/benchmark_call.py
     python scripts/benchmark_call.py --models resnet50 --precision f32 --runs 200 --json call.json
@@ -10,6 +11,7 @@ ratios. Each answer is compared with eager float32. Needs the extras `examples` 
 from __future__ import annotations
 
 import json
+import random
 import statistics
 import sys
 import time
@@ -138,10 +140,12 @@ def measure(model: BenchModel, precision: str, runs: int, warmup: int) -> list[d
             "max_abs_difference": difference,
         }
     times: dict[str, list[float]] = {name: [] for name in calls}
+    shuffled = random.Random(0)
     for turn in range(warmup + runs):
-        for name, call in calls.items():
+        # Torch's threads spin for a while after their work, and whoever comes next pays.
+        for name in shuffled.sample(list(calls), len(calls)):
             start = time.perf_counter()
-            call()
+            calls[name]()
             if turn >= warmup:
                 times[name].append((time.perf_counter() - start) * 1e3)
     for name, values in times.items():
