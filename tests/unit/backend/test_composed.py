@@ -81,6 +81,7 @@ ALIASES: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ALIASES)
+@pytest.mark.many(2)
 def test_outputs_that_alias(name: str, backend: str) -> None:
     with torch.no_grad():
         report = assert_right(Lambda(ALIASES[name]).eval(), *two((4, 6)), backend=backend)
@@ -88,6 +89,7 @@ def test_outputs_that_alias(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALIASES)
+@pytest.mark.many(2)
 def test_outputs_that_alias_with_symbolic_sizes(name: str) -> None:
     if name in {"reshaped copy", "constants", "expanded", "windows"}:
         pytest.skip("names a size, or counts by one")
@@ -230,6 +232,7 @@ INDEXED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", INDEXED)
+@pytest.mark.many(2)
 def test_indices_below_0(name: str, backend: str) -> None:
     function, indices = INDEXED[name]
     calls = [(x, *(torch.tensor(i) for i in indices)) for (x,) in two((4, 6, 5))]
@@ -260,6 +263,7 @@ BEYOND: dict[str, tuple[Callable[..., Any], list[Any], list[Any]]] = {
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", BEYOND)
+@pytest.mark.many(2)
 def test_what_eager_refuses_is_refused_however_it_was_computed(name: str, dynamic: bool) -> None:
     function, good, bad = BEYOND[name]
     compiled = tov.compile(function, dynamic=dynamic)
@@ -281,6 +285,7 @@ CAST: dict[str, tuple[Callable[[Tensor], Tensor], list[float], list[float]]] = {
 
 
 @pytest.mark.parametrize("name", CAST)
+@pytest.mark.many(2)
 def test_casts_beyond_the_type_run_in_eager_and_are_counted(name: str) -> None:
     function, good, bad = CAST[name]
     compiled = tov.compile(function)
@@ -347,6 +352,7 @@ def test_a_wrong_shape_from_openvino_is_seen(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("correction", [0, 1, 2, 1.3, 7])
+@pytest.mark.many(3)
 def test_variances_with_any_correction(correction: float, backend: str) -> None:
     model = Lambda(lambda x: (x.var(1, correction=correction), x.std((0, 1), correction=correction), x.var()))
     with torch.no_grad():
