@@ -16,9 +16,9 @@ import statistics
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Annotated
 
+import psutil
 import torch
 import typer
 from rich.console import Console
@@ -32,8 +32,7 @@ import torchserve_openvino as tov
 def _megabytes() -> float:
     """Resident memory of this process, without what the allocator only keeps for later."""
     ctypes.CDLL(None).malloc_trim(0)
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * 4096 / 1e6
+    return psutil.Process().memory_info().rss / 1e6
 
 
 def measure(capacity: int, lengths: int, layers: int, width: int, calls: int) -> tuple[float, float]:

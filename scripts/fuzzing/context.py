@@ -141,7 +141,8 @@ class Context:
         """
         names = [f"v{self._names + i}" for i in range(draft.out)]
         args = tuple(value.name for value in draft.args)
-        storages = {storage_of(value.tensor): value.tensor.untyped_storage() for value in self.values if draft.writes}
+        at_risk = self.values if draft.writes else ()
+        storages = {storage_of(value.tensor): value.tensor.untyped_storage() for value in at_risk}
         before = [(storage, storage.clone()) for storage in storages.values()]
         result = self._run(line_source(Line(op, draft.code, args)))
         made = list(result) if draft.out > 1 or isinstance(result, (tuple, list)) else [result]

@@ -164,8 +164,10 @@ def _poisoned(call: Callable[..., Any]) -> Iterator[None]:
 
 
 def _by_torch(program: Program, module: torch.nn.Module, decomposed: bool) -> Callable[..., Any]:
-    backend = aot_autograd(fw_compiler=_as_it_is, decompositions=core_aten_decompositions())
-    return torch.compile(module, backend=backend if decomposed else "aot_eager", dynamic=program.mode.dynamic)
+    backend: Any = "aot_eager"
+    if decomposed:
+        backend = aot_autograd(fw_compiler=_as_it_is, decompositions=core_aten_decompositions())
+    return torch.compile(module, backend=backend, dynamic=program.mode.dynamic)
 
 
 def _as_it_is(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:

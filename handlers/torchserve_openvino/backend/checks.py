@@ -160,11 +160,12 @@ def _divisor(node: Node, ranges: ValueRanges) -> Iterator[Question]:
     if not isinstance(divisor, Node) or (known is not None and not known[0] <= 0 <= known[1]):
         return
     size = value_of(divisor)
-    if not isinstance(size, torch.SymInt):
-        yield Question(lambda graph: add_call(graph, aten.ne.Scalar, divisor, 0), "a division by the integer 0")
-    elif not statically_known_true(size != 0):
+    if not isinstance(size, torch.SymInt) or not statically_known_true(size != 0):
         yield Question(lambda graph: _is_not_zero(graph, divisor), "a division by the integer 0")
 
 
-def _is_not_zero(graph: Graph, size: Node) -> Node:
-    return add_call(graph, aten.ne.Scalar, add_call(graph, aten.full.default, [1], size, dtype=torch.int64), 0)
+def _is_not_zero(graph: Graph, divisor: Node) -> Node:
+    """Of a tensor, or of a size."""
+    if isinstance(value_of(divisor), torch.SymInt):
+        divisor = add_call(graph, aten.full.default, [1], divisor, dtype=torch.int64)
+    return add_call(graph, aten.ne.Scalar, divisor, 0)

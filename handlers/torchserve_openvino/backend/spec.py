@@ -212,7 +212,9 @@ def _layout(tensor: torch.Tensor) -> tuple[int, ...] | None:
     strides, sizes = (tuple(symbol_free_hint(value) for value in values) for values in (tensor.stride(), tensor.shape))
     several = [i for i, size in enumerate(sizes) if size != 1]
     by_stride = sorted(several, key=lambda i: (-strides[i], i))
-    if by_stride == several or any(strides[a] < strides[b] * sizes[b] for a, b in pairwise(by_stride)):
+    # Elements that share memory, as in an expanded value, have no order.
+    shared = 0 in [strides[i] for i in several]
+    if by_stride == several or shared or any(strides[a] < strides[b] * sizes[b] for a, b in pairwise(by_stride)):
         return None
     places = iter(by_stride)
     return tuple(i if size == 1 else next(places) for i, size in enumerate(sizes))

@@ -53,9 +53,9 @@ UNLISTED: dict[str, frozenset[str]] = {"CPU": frozenset({"CPU_RUNTIME_CACHE_CAPA
 
 BY_FAMILY: dict[str, frozenset[str]] = {
     "CPU": _COMMON
+    | UNLISTED["CPU"]
     | {
         "CPU_DENORMALS_OPTIMIZATION",
-        "CPU_RUNTIME_CACHE_CAPACITY",
         "CPU_SPARSE_WEIGHTS_DECOMPRESSION_RATE",
         "DYNAMIC_QUANTIZATION_GROUP_SIZE",
         "ENABLE_CPU_RESERVATION",

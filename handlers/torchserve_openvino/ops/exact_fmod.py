@@ -47,11 +47,11 @@ def _positive_rest(a: ov.Node, b: ov.Node) -> ov.Node:
     both = ops.logical_or(large, huge)
     less_b = ops.select(large, ops.multiply(b, _f(1 / _SCALE)), b)
     rest = _reduce(ops.select(both, ops.multiply(a, _f(1 / _SCALE)), a), less_b)
+    back = ops.multiply(rest, _f(_SCALE))
     # Of a huge number and a divisor that is not large the rest of a 2^-24 leads to that of a.
-    again = _reduce(
-        ops.select(ops.logical_and(huge, ops.logical_not(large)), ops.multiply(rest, _f(_SCALE)), _f(0)), less_b
-    )
-    return ops.select(large, ops.multiply(rest, _f(_SCALE)), ops.select(huge, again, rest))
+    only_huge = ops.logical_and(huge, ops.logical_not(large))
+    again = _reduce(ops.select(only_huge, back, _f(0)), less_b)
+    return ops.select(large, back, ops.select(huge, again, rest))
 
 
 def _iterations(a: ov.Node, b: ov.Node) -> ov.Node:

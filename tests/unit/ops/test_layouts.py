@@ -1,5 +1,7 @@
 """Answers lie in memory as eager's do where what comes in is transposed, or channels last."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,7 @@ CASES = {
     "batch norm of three": (nn.BatchNorm1d(4), TURNED),
     "batch norm of four": (nn.BatchNorm2d(4), IMAGE.transpose(2, 3)),
     "batch norm, channels last": (nn.BatchNorm2d(4), LAST),
-    "batch norm in training": (nn.BatchNorm1d(4, track_running_stats=False), TURNED),
+    "batch norm by its own statistics": (nn.BatchNorm1d(4, track_running_stats=False), TURNED),
     "group norm": (nn.GroupNorm(2, 4), TURNED),
     "group norm, channels last": (nn.GroupNorm(2, 4), LAST),
     "layer norm": (nn.LayerNorm(6), TURNED),
@@ -49,11 +51,19 @@ def test_layout(name: str, dynamic: bool) -> None:
     check(model.eval() if isinstance(model, nn.Module) else model, x, options=OPTIONS, dynamic=dynamic)
 
 
-def test_what_a_later_operator_takes_of_a_slice_keeps_its_order() -> None:
+TAKEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "a slice, turned": lambda x: x[:, 0].transpose(-1, -2),
+    "expanded": lambda x: x[0, 0].expand(3, 4),
+    "expanded, turned": lambda x: x[0, 0].expand(3, 4).transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_a_later_operator_takes_keeps_its_order(name: str) -> None:
     """A partition's output with gaps between its elements is dense; the order of its dimensions stays."""
 
     def model(x: Tensor, flag: Tensor) -> Tensor:
-        return torch.cond(flag.sum() > 0, lambda a: a * 2, lambda a: a + 1, ((x * 3)[:, 0].transpose(-1, -2),))
+        return torch.cond(flag.sum() > 0, lambda a: a * 2, lambda a: a + 1, (TAKEN[name](x * 3),))
 
     check(
         model, torch.randn(2, 3, 4), torch.tensor([1]), coverage=None, fallbacks={"unsupported_op": 1}, options=OPTIONS
