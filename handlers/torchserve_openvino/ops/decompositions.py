@@ -29,8 +29,9 @@ from torchserve_openvino.ops.support import SupportTable
 
 # Fused attention: torch's core table would take it apart into two matmuls and a softmax.
 _KEEP_WHOLE = ("aten._scaled_dot_product_flash_attention_for_cpu.default",)
-# Its kernel refuses probabilities beyond 1, torch's decomposition does not.
-_NOT_EXACT = packets("binary_cross_entropy")
+# The kernel of the first refuses probabilities beyond 1, torch's decomposition does not. An alias in the place of the
+# second is still a view of what it was taken from, and autograd gives it the gradient that it has to be without.
+_NOT_EXACT = packets("binary_cross_entropy detach")
 
 
 def overloads(name: str) -> list[torch._ops.OpOverload]:
