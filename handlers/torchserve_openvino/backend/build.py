@@ -58,7 +58,7 @@ def build(model: ov.Model, device: str, config: Mapping[str, Any], own_weights: 
 
 
 def _properties(device: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    return {**(_KEPT_KERNELS if device == "CPU" else {}), **config}
+    return {**(_KEPT_KERNELS if device.partition(".")[0] == "CPU" else {}), **config}
 
 
 def _built(compiled: ov.CompiledModel, start: float, from_cache: bool, keep_alive: Any = None) -> Built:
