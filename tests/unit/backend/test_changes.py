@@ -42,6 +42,11 @@ def _other_shape(model: Any) -> None:
     part.shift.data, part.plain = torch.ones(6), torch.ones(6)
 
 
+def _other_data(model: Any, view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    weight = model.parts[1].linear.weight
+    weight.data = view(weight.data)
+
+
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "an attribute": lambda m: setattr(m.parts[1], "scale", 5.0),
     "a dict in a dict": lambda m: m.parts[1].settings["a"].update(b=7.0),
@@ -61,6 +66,9 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "a hook": lambda m: m.act.register_forward_hook(lambda module, args, output: output + 1),
     "a hook within": lambda m: m.parts[1].linear.register_forward_hook(lambda module, args, output: output + 1),
     "a patched forward": lambda m: setattr(m.act, "forward", lambda x: x * 3),
+    "the same memory turned round": lambda m: _other_data(m, lambda w: w.t()),
+    "the same memory, rows repeated": lambda m: _other_data(m, lambda w: w.as_strided((4, 4), (0, 1))),
+    "turned round in place": lambda m: m.parts[1].linear.weight.data.t_(),
     "no gradient": lambda m: m.parts[0].linear.weight.requires_grad_(False),
 }
 
