@@ -107,6 +107,15 @@ def test_wrong_input_is_refused_as_eager_does(mode: str) -> None:
                 compiled(I(indices), I(offsets))
 
 
+def test_disabled_bags_run_in_eager_and_are_counted() -> None:
+    model, args = Classifier(mode="sum").eval(), (I([1, 2, 3, 4]), I([0, 2]))
+    compiled = tov.compile(model, options={"disabled_ops": ["aten._embedding_bag"], "min_partition_us": 0})
+    with torch.no_grad():
+        assert_same(compiled(*args), model(*args))
+    (fallback,) = compiled.report.fallbacks
+    assert (fallback.kind, fallback.op) == ("disabled_op", "aten._embedding_bag.default")
+
+
 def test_gradients() -> None:
     model = Classifier(mode="mean").train()
     compiled = tov.compile(model)

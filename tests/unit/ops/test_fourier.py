@@ -89,6 +89,25 @@ def test_a_front_end_for_audio(power: Callable[[Tensor], Tensor], backend: str) 
     assert compiled.report.summary.coverage == 1.0 and not compiled.report.fallbacks, compiled.report.to_text()
 
 
+def denoised(x: Tensor) -> Tensor:
+    found = spectrum(x)
+    return torch.istft(found * torch.sigmoid(found.abs()), 64, 16, window=WINDOW, length=x.shape[-1])
+
+
+def test_to_a_spectrum_and_back() -> None:
+    compiled = check(denoised, torch.randn(2, 400), strides=False)
+    check(denoised, torch.randn(2, 400), compiled=compiled, strides=False)
+
+
+def test_disabled_transforms_run_in_eager_and_are_counted() -> None:
+    transforms = {"aten._fft_r2c.default", "aten._fft_c2r.default"}
+    compiled = tov.compile(denoised, options={"disabled_ops": sorted(transforms)})
+    with torch.no_grad():
+        for x in (torch.randn(2, 400), torch.randn(2, 400)):
+            assert_same(compiled(x), denoised(x), strides=False)
+    assert {each.op for each in compiled.report.fallbacks if each.kind == "disabled_op"} == transforms
+
+
 def test_complex_inputs_and_outputs_stay_in_eager_and_are_counted() -> None:
     compiled = tov.compile(lambda x: torch.fft.ifft(x * 2))
     with torch.no_grad():
