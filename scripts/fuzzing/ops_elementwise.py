@@ -53,9 +53,10 @@ _BINARY_ROUNDING = [
     'F.huber_loss({0}, {1}, reduction="none")', "torch.cosine_similarity({0}, {1}, dim=-1)",
     "F.binary_cross_entropy_with_logits({0}, {1}.sigmoid())", 'F.kl_div({0}, {1}.softmax(-1), reduction="sum")',
 ]  # fmt: skip
+# Divisors that are exact themselves: + 1 rounds the largest floats, and which multiple is nearest hangs on it.
 _BINARY_STEPS = [
-    "torch.floor_divide({0}, {1}.abs() + 1)", "torch.remainder({0}, {1}.abs() + 1)",
-    "torch.fmod({0}, {1}.abs() + 1)", 'torch.div({0}, {1}.abs() + 1, rounding_mode="trunc")',
+    "torch.floor_divide({0}, {1}.abs().clamp(min=1))", "torch.remainder({0}, {1}.abs().clamp(min=1))",
+    "torch.fmod({0}, {1}.abs().clamp(min=1))", 'torch.div({0}, {1}.abs().clamp(min=1), rounding_mode="trunc")',
 ]  # fmt: skip
 _INTEGER_PAIRS = [
     "{0} + {1}", "{0} - {1}", "{0} * {1}", "torch.maximum({0}, {1})", "torch.bitwise_and({0}, {1})",
