@@ -279,6 +279,17 @@ def test_the_absolute_value_of_a_concatenation_is_taken_of_its_parts() -> None:
     assert run(build, x).tolist() == [2, 4, 2, 4]
 
 
+def test_the_absolute_value_of_a_row_of_weights_times_a_constant_is_left_out() -> None:
+    """Why `backend/kernel_users.py` hides the weights from it."""
+    weights, shift = np.array([-1.0, 0.25], dtype=np.float32), ops.constant(np.float32(0.25))
+
+    def build(p: ov.Node) -> ov.Node:
+        twice = ops.multiply(ops.constant(weights), ops.convert(ops.constant(np.int64(2)), "f32"))
+        return ops.concat([p, ops.add(ops.abs(twice), shift)], 0)
+
+    assert run(build, weights).tolist() == [-1, 0.25, -1.75, 0.75]
+
+
 def test_the_number_of_kernels_kept_is_taken_though_no_list_names_it() -> None:
     """`config/known_properties.py` lists it, `backend/build.py` sets it."""
     name = "CPU_RUNTIME_CACHE_CAPACITY"

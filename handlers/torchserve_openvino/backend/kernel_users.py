@@ -8,7 +8,8 @@
   Behind one operator that moves nothing there is nothing to join.
 - A reduction of integers of three dimensions takes the product or sum with a constant behind it along, and computes
   that for its first values only: ``mask.sum(-1) - 1``. It does not where it has two users.
-- An absolute value of a concatenation is taken of its parts instead, for all users of the concatenation.
+- An absolute value of a concatenation is taken of its parts instead, for all users of the concatenation; and in one
+  dimension it is left out where OpenVINO believes that nothing below 0 is there, of weights times a constant for example.
 
 tests/contract/test_openvino_memory.py and test_openvino.py show each.
 """
@@ -37,7 +38,7 @@ def keep_kernels_apart(model: ov.Model) -> None:
             found.append(node.output(0))
         elif _is_reduction_of_integers(node):
             _put_behind(node.output(0), lambda value: ops.maximum(value, value))
-        elif node.get_type_name() == "Abs" and _is_concatenation(node.input_value(0)):
+        elif node.get_type_name() == "Abs" and (_is_row(node.input_value(0)) or _is_concatenation(node.input_value(0))):
             node.input(0).replace_source_output(_rolled_by_nothing(node.input_value(0)).output(0))
     for value in found:
         _put_behind(value, _rolled_by_nothing)
@@ -71,6 +72,11 @@ def _is_reduction_of_integers(node: ov.Node) -> bool:
         and rank.get_length() == _RANK
         and any(port.get_node().get_type_name() != "Result" for port in users)
     )
+
+
+def _is_row(value: ov.Output) -> bool:
+    rank = value.get_partial_shape().rank
+    return rank.is_dynamic or rank.get_length() == 1
 
 
 def _is_concatenation(value: ov.Output) -> bool:

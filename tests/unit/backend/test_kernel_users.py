@@ -118,3 +118,34 @@ def test_the_absolute_value_of_a_concatenation(name, dynamic, backend) -> None:
         x, y = torch.randn(size), torch.randn(size)
         torch.testing.assert_close(compiled(x, y), function(x, y))
     assert compiled.report.summary.coverage == 1.0
+
+
+OF_WEIGHTS = {
+    "times a number": lambda w: (w * 2).abs() + 0.25,
+    "under a root": lambda w: ((w * 1).abs() + 0.25).sqrt(),
+    "a matrix": lambda w: (w.view(2, 2) * 2).abs() + 0.25,
+    "a number": lambda w: (w[0] * 2).abs() + 0.25,
+    "put together": lambda w: torch.cat([w, w * 3]).abs() + 1,
+    "divided": lambda w: (w / 2 - 1).abs() + 0.25,
+    "in bfloat16": lambda w: (w.bfloat16() * 2).abs() + 0.25,
+}
+
+
+@pytest.mark.many(3)
+@pytest.mark.parametrize("backend", ["openvino", "openvino_ts", "export"])
+@pytest.mark.parametrize("name", OF_WEIGHTS)
+def test_the_absolute_value_of_weights(name, backend) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("weight", torch.tensor([-1.0, 0.25, -1.5, -0.25]))
+
+        def forward(self, x):
+            return x + 1, OF_WEIGHTS[name](self.weight)
+
+    model = Model().eval()
+    compiled = tov.compile(model, backend=backend, options={"min_partition_us": 0})
+    with torch.no_grad():
+        for x in (torch.zeros(2), torch.ones(2)):
+            torch.testing.assert_close(compiled(x), model(x))
+    assert compiled.report.summary.coverage == 1.0
