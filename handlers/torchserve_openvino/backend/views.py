@@ -4,7 +4,7 @@ AOTAutograd rebuilds an output that shares memory with an input (or with another
 of what the graph returns, so that a contiguous copy in its place means wrong values. A view that is returned, or that
 an operator in eager PyTorch takes, is therefore made in the outer graph, where it costs nothing: of inputs and weights
 always, of computed values where another output shares their memory, or where OpenVINO can't lay it out in memory as
-torch does. It computes nothing, and does not count as an operator.
+torch does: an operator may answer another view of it, or have its layout from it. It computes nothing, and does not count as an operator.
 """
 
 import operator
@@ -30,7 +30,7 @@ def hand_out_views(graph: Graph, in_eager: Iterable[Node]) -> None:
     (output,) = graph.find_nodes(op="output")
     for node in in_eager:
         for source in node.all_input_nodes:
-            if is_view(source) and _is_given(base_of(source)):
+            if is_view(source) and (_is_given(base_of(source)) or not _is_dense(value_of(source))):
                 node.replace_input_with(source, _copied(source, made))
     shared = Counter(base_of(source) for source in output.all_input_nodes)
     for source in output.all_input_nodes:
