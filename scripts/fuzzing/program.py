@@ -182,7 +182,7 @@ class Program:
 def line_source(line: Line, noisy: bool = False) -> str:
     """One line of `forward`."""
     # A mean is subtracted inside of it, and what is left may be small: that depends on how the mean was rounded.
-    cancels = noisy and line.op == "normalization"
+    cancels = noisy and line.op in {"normalization", "encoder_layer"}
     code = line.code.format(*(f"N({name})" if cancels else name for name in line.args))
     if noisy and not line.exact:
         if line.out:

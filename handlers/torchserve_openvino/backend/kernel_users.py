@@ -9,7 +9,7 @@
 - A reduction of integers of three dimensions takes the product or sum with a constant behind it along, and computes
   that for its first values only: ``mask.sum(-1) - 1``. It does not where it has two users.
 - An absolute value of a concatenation is taken of its parts instead, for all users of the concatenation; and in one
-  dimension it is left out where OpenVINO believes that nothing below 0 is there, of weights times a constant for example.
+  dimension it is left out where OpenVINO believes that nothing is below 0, of weights times a constant for example.
 
 tests/contract/test_openvino_memory.py and test_openvino.py show each.
 """

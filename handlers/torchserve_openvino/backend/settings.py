@@ -127,6 +127,7 @@ class BackendSettings:
             upstream_supported(),
             disabled,
             converts=frontend_converts,
+            own=self.converter == "fx",
             # What a function or a library of the user's converts is the user's to answer for.
             taught=lambda name: (
                 self.mappings.covers(name)

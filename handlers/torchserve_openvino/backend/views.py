@@ -2,9 +2,10 @@
 
 AOTAutograd rebuilds an output that shares memory with an input (or with another output) from the strides and the offset
 of what the graph returns, so that a contiguous copy in its place means wrong values. A view that is returned, or that
-an operator in eager PyTorch takes, is therefore made in the outer graph, where it costs nothing: of inputs and weights
-always, of computed values where another output shares their memory, or where OpenVINO can't lay it out in memory as
-torch does: an operator may answer another view of it, or have its layout from it. It computes nothing, and does not count as an operator.
+an operator in eager PyTorch takes (it may answer another view of it, or take its layout over), is therefore made
+in the outer graph, where it costs nothing: of inputs and weights always, of computed values where another output shares
+their memory, or where OpenVINO can't lay it out in memory as torch does. It computes nothing, and does not count as an
+operator.
 """
 
 import operator

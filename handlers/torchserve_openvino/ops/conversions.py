@@ -15,7 +15,7 @@ from openvino import opset15 as ops
 from torch.fx import Node
 
 from torchserve_openvino.ops.detection import DETECTION
-from torchserve_openvino.ops.division import refuse_quotient, rounds_right
+from torchserve_openvino.ops.division import refuse_own_quotient, refuse_quotient, rounds_right
 from torchserve_openvino.ops.embedding_bag import EMBEDDING_BAG, bag_facts, refuse_bag
 from torchserve_openvino.ops.exact_fmod import exact_fmod
 from torchserve_openvino.ops.fourier import FOURIER, fourier_facts
@@ -165,6 +165,11 @@ CONVERSION_RULES: dict[str, Callable[[Node], str | None]] = {
     **dict.fromkeys(RECURRENT, refuse_recurrent),
     **dict.fromkeys(EMBEDDING_BAG, refuse_bag),
     **dict.fromkeys(WINDOWS, refuse_unfold),
+}
+# The same where OpenVINO's frontend converts them by a rule of its own, as through TorchScript.
+FOREIGN_RULES: dict[str, Callable[[Node], str | None]] = {
+    "aten.fmod.Scalar": refuse_own_quotient,
+    "aten.fmod.Tensor": refuse_own_quotient,
 }
 # Keyword arguments for a conversion beside the operator's own: what the graph around it says.
 CONVERSION_FACTS: dict[str, Callable[[Node], dict[str, Any]]] = {

@@ -16,7 +16,7 @@ from torchserve_openvino.ops.automatic import automatic
 from torchserve_openvino.ops.casts import CASTS
 from torchserve_openvino.ops.complex_pairs import COMPLEX, either
 from torchserve_openvino.ops.conversions import CONVERSIONS
-from torchserve_openvino.ops.division import DIVISION
+from torchserve_openvino.ops.division import DIVISION, with_eager_remainder
 from torchserve_openvino.ops.fast_paths import FAST_PATHS
 from torchserve_openvino.ops.layouts import LAYOUTS
 from torchserve_openvino.ops.missing import MISSING
@@ -85,6 +85,8 @@ def decomposition_table(
         if support.is_disabled(name) or whole_here:
             del table[op]
     own = FAST_PATHS | MISSING | REPAIRS | CASTS | SCANS | POOLING | DIVISION
+    if not support.own:
+        own = with_eager_remainder(own)
     found = own | of_scalars(own)
     # Complex numbers, and what is not contiguous, come first where an operator takes others too.
     for special in (COMPLEX, LAYOUTS):

@@ -36,13 +36,21 @@ def refuse_quotient(node: Node) -> str | None:
     """The reason against a remainder or floor division that is neither right in OpenVINO nor decomposed."""
     if node.target is aten.div.Tensor_mode and node.kwargs.get("rounding_mode") != "floor":
         return None
-    x, y = (value_of(each) if isinstance(each, Node) else each for each in node.args[:2])
-    if rounds_right(x, y) or (node.target in _EXACT and _few(x, y)):
+    return None if node.target in _EXACT and _few(*_operands(node)) else refuse_own_quotient(node)
+
+
+def refuse_own_quotient(node: Node) -> str | None:
+    """The reason against a remainder or floor division as OpenVINO computes it by itself."""
+    if rounds_right(*_operands(node)):
         return None
     return (
         "OpenVINO rounds the quotient (1.0 // 0.1 is 10 there, 9 in torch); an exact one is eager PyTorch's for more "
         f"than {MOST_VALUES} values, and in narrow types"
     )
+
+
+def _operands(node: Node) -> list[Any]:
+    return [value_of(each) if isinstance(each, Node) else each for each in node.args[:2]]
 
 
 def _converted(x: Any, y: Any, *kinds: torch.dtype) -> tuple[Tensor, Tensor] | None:
@@ -82,3 +90,18 @@ DIVISION: dict[Any, Callable[..., Any]] = {
     aten.remainder.Scalar: _remainder,
 }
 _EXACT = frozenset({aten.fmod.Tensor, aten.fmod.Scalar})
+
+
+def with_eager_remainder(table: dict[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
+    """Decompositions for where `exact_fmod` can't be used: what needs a remainder stays whole, in eager PyTorch.
+
+    Its parts would not do: for quotients beyond the largest float eager's `fmod` answers NaN in some places and not in
+    others.
+    """
+    divide = table[aten.div.Tensor_mode]
+
+    def other(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
+        floor = rounding_mode == "floor" and not rounds_right(x, y)
+        return NotImplemented if floor else divide(x, y, rounding_mode=rounding_mode)
+
+    return {op: found for op, found in table.items() if op not in DIVISION} | {aten.div.Tensor_mode: other}

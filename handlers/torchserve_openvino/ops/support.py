@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from torchserve_openvino.ops.argument_rules import ARGUMENT_RULES
 from torchserve_openvino.ops.banned import ADDED, BANNED
-from torchserve_openvino.ops.conversions import CONVERSION_RULES, CONVERSIONS
+from torchserve_openvino.ops.conversions import CONVERSION_RULES, CONVERSIONS, FOREIGN_RULES
 from torchserve_openvino.ops.movement import COMPARES, FILLS, HANDS_ON, LOOKS_UP
 from torchserve_openvino.ops.names import is_symbolic_scalar, op_name, packet_name, packets, tensors_of, value_of
 from torchserve_openvino.ops.recurrent import RECURRENT, drops_out
@@ -61,6 +61,10 @@ class SupportTable:
         disabled: Canonical names that the user took out (`BackendOptions.disabled_ops`).
         converts: Whether OpenVINO's frontend has a conversion rule for an overload.
         taught: Whether the user taught OpenVINO an overload, which wins over everything but ``disabled``.
+        own: Whether this package's conversions are used; TorchScript's tracer can't call them.
+
+    Attributes:
+        own: As above.
     """
 
     def __init__(
@@ -70,11 +74,14 @@ class SupportTable:
         *,
         converts: Callable[[str], bool],
         taught: Callable[[str], bool] = lambda name: False,
+        own: bool = True,
     ) -> None:
         self._supported = frozenset(upstream) | ADDED
         self._disabled = frozenset(disabled)
         self._converts = converts
         self.is_taught = taught
+        self.own = own
+        self._rules = ARGUMENT_RULES | CONVERSION_RULES | ({} if own else FOREIGN_RULES)
 
     def knows(self, name: str) -> bool:
         """Whether an overload (``aten.relu.default``) is in the table and neither banned nor disabled."""
@@ -122,7 +129,7 @@ class SupportTable:
         refusal = self._refuse_overload(node, node.target, name) or _refuse_types(node, name)
         if refusal is not None or self.is_taught(name):
             return refusal
-        return _refuse_arguments(node, name)
+        return self._refuse_arguments(node, name)
 
     def _refuse_overload(self, node: Node, target: torch._ops.OpOverload, name: str) -> Refusal | None:
         seeded = torch.Tag.nondeterministic_seeded in target.tags and not self.is_taught(name)
@@ -135,6 +142,21 @@ class SupportTable:
         if refusal is None and name in _FIRST_OUTPUT and len(_used_outputs(node)) > 1:
             return Refusal("unsupported_op", f"{_FIRST_OUTPUT[name]} of {name} is used")
         return refusal
+
+    def _refuse_arguments(self, node: Node, name: str) -> Refusal | None:
+        """Arguments for which OpenVINO's own conversion gives other answers than torch."""
+        outputs = _used_outputs(node)
+        rule = self._rules.get(name)
+        if rule is not None and (reason := rule(node)) is not None:
+            return Refusal("unsupported_op", reason)
+        if any(tensor.dtype in _NARROW_INTS for tensor in outputs) and packet_name(name) not in _MOVES_DATA:
+            return Refusal(
+                "unsupported_op", f"{name} computes in 8-bit integers: torch wraps around, OpenVINO saturates"
+            )
+        integers = any(tensor.dtype in {torch.int64, torch.int32} for tensor in outputs)
+        if integers and packet_name(name) in _MULTIPLIES:
+            return Refusal("unsupported_op", f"{name} on integers may exceed 2^24, up to which OpenVINO is exact")
+        return None
 
 
 def moves_only(name: str) -> bool:
@@ -173,18 +195,4 @@ def _refuse_types(node: Node, name: str) -> Refusal | None:
             return Refusal("unsupported_op", f"{name} has a tensor with a dimension of size 0: nothing to compute")
         if tensor.is_sparse or tensor.is_quantized:
             return Refusal("unsupported_op", f"{name} has a sparse or quantized tensor")
-    return None
-
-
-def _refuse_arguments(node: Node, name: str) -> Refusal | None:
-    """Arguments for which OpenVINO's own conversion gives other answers than torch."""
-    outputs = _used_outputs(node)
-    rule = ARGUMENT_RULES.get(name) or CONVERSION_RULES.get(name)
-    if rule is not None and (reason := rule(node)) is not None:
-        return Refusal("unsupported_op", reason)
-    if any(tensor.dtype in _NARROW_INTS for tensor in outputs) and packet_name(name) not in _MOVES_DATA:
-        return Refusal("unsupported_op", f"{name} computes in 8-bit integers: torch wraps around, OpenVINO saturates")
-    integers = any(tensor.dtype in {torch.int64, torch.int32} for tensor in outputs)
-    if integers and packet_name(name) in _MULTIPLIES:
-        return Refusal("unsupported_op", f"{name} on integers may exceed 2^24, up to which OpenVINO is exact")
     return None

@@ -47,6 +47,19 @@ def test_values_at_the_edges(name: str) -> None:
     exact(check(division, EDGES, OTHERS, options=ALL)(EDGES, OTHERS), division(EDGES, OTHERS))
 
 
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_through_torchscript_the_remainder_is_eager_pytorchs(name: str) -> None:
+    """Its frontend takes OpenVINO's own, which rounds."""
+    x, y = torch.cat([EDGES, TENTHS]), torch.cat([OTHERS, torch.full((100,), 0.1)])
+    compiled = tov.compile(lambda x, y: DIVISIONS[name](x, y) + 1, backend="openvino_ts", options=ALL)
+    exact(compiled(x, y), DIVISIONS[name](x, y) + 1)
+    (fallback,) = compiled.report.fallbacks
+    assert fallback.kind == "unsupported_op" and "rounds the quotient" in fallback.reason
+    compiled = tov.compile(lambda x: DIVISIONS[name](x, 0.5) + 1, backend="openvino_ts", options=ALL)
+    exact(compiled(TENTHS), DIVISIONS[name](TENTHS, 0.5) + 1)
+    assert compiled.report.summary.coverage == 1.0
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_narrow_types(dtype: torch.dtype) -> None:
     x, y = (TENTHS * 77).to(dtype), torch.full((100,), 0.3, dtype=dtype)
