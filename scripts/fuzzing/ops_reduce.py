@@ -88,16 +88,21 @@ def sort(g: Context) -> Draft:
 def topk(g: Context) -> Draft:
     value = g.take(at_least(1), numeric, exact, distinct, lambda v: v.shape[-1] >= 1)
     k = g.integer(1, min(3, value.shape[-1]))
-    code = f"torch.topk({{0}}, {k}, largest={g.chance(0.6)})"
-    # Values of a later call may be equal, and torch promises no order of these: what is looked up with it is the same.
-    return Draft(g.choice([f"{code}[0]", f"{{0}}.gather(-1, {code}[1])"]), [value], "arith")
+    return _looked_up(g, value, f"torch.topk({{0}}.detach(), {k}, largest={g.chance(0.6)})")
+
+
+def _looked_up(g: Context, value: Val, code: str) -> Draft:
+    """Values of a later call may be equal, and torch promises no order of these: it decides where a gradient goes.
+
+    What is looked up with it is the same.
+    """
+    return Draft(g.choice([f"{code}[0]", f"{{0}}.detach().gather(-1, {code}[1])"]), [value], "arith")
 
 
 @op(0.4)
 def kthvalue(g: Context) -> Draft:
     value = g.take(at_least(1), numeric, exact, distinct)
-    code = f"torch.kthvalue({{0}}, {g.integer(1, value.shape[-1])}, -1, True)"
-    return Draft(g.choice([f"{code}[0]", f"{{0}}.gather(-1, {code}[1])"]), [value], "arith")
+    return _looked_up(g, value, f"torch.kthvalue({{0}}.detach(), {g.integer(1, value.shape[-1])}, -1, True)")
 
 
 @op(0.4)
