@@ -75,6 +75,9 @@ def _is_reduction_of_integers(node: ov.Node) -> bool:
 
 
 def _is_row(value: ov.Output) -> bool:
+    """Whether these are floats of one dimension. (Of integers only shapes are left, which have to stay visible.)"""
+    if not value.get_element_type().is_real():
+        return False
     rank = value.get_partial_shape().rank
     return rank.is_dynamic or rank.get_length() == 1
 
