@@ -166,10 +166,14 @@ CONVERSION_RULES: dict[str, Callable[[Node], str | None]] = {
     **dict.fromkeys(EMBEDDING_BAG, refuse_bag),
     **dict.fromkeys(WINDOWS, refuse_unfold),
 }
-# The same where OpenVINO's frontend converts them by a rule of its own, as through TorchScript.
+# The same, and for the operators that are made of them, where OpenVINO's frontend converts them by a rule of its own, as
+# through TorchScript.
 FOREIGN_RULES: dict[str, Callable[[Node], str | None]] = {
+    "aten.div.Tensor_mode": refuse_own_quotient,
     "aten.fmod.Scalar": refuse_own_quotient,
     "aten.fmod.Tensor": refuse_own_quotient,
+    "aten.remainder.Scalar": refuse_own_quotient,
+    "aten.remainder.Tensor": refuse_own_quotient,
 }
 # Keyword arguments for a conversion beside the operator's own: what the graph around it says.
 CONVERSION_FACTS: dict[str, Callable[[Node], dict[str, Any]]] = {

@@ -31,7 +31,7 @@ from torchserve_openvino.ops.support import SupportTable
 _KEEP_WHOLE = ("aten._scaled_dot_product_flash_attention_for_cpu.default",)
 # The kernel of the first refuses probabilities beyond 1, torch's decomposition does not. An alias in the place of the
 # second is still a view of what it was taken from, and autograd gives it the gradient that it has to be without.
-_NOT_EXACT = packets("binary_cross_entropy detach")
+_NOT_TAKEN_APART = packets("binary_cross_entropy detach")
 
 
 def overloads(name: str) -> list[torch._ops.OpOverload]:
@@ -97,6 +97,6 @@ def decomposition_table(
         if not support.is_disabled(op_name(op)) and not support.is_taught(op_name(op)):
             table[op] = decomposition
     table.update(automatic(support, table))
-    table = {op: found for op, found in table.items() if packet_name(op_name(op)) not in _NOT_EXACT}
+    table = {op: found for op, found in table.items() if packet_name(op_name(op)) not in _NOT_TAKEN_APART}
     table.update(user_decompositions(user))
     return table

@@ -34,19 +34,18 @@ def _few(x: Any, y: Any) -> bool:
 
 def refuse_quotient(node: Node) -> str | None:
     """The reason against a remainder or floor division that is neither right in OpenVINO nor decomposed."""
-    if node.target is aten.div.Tensor_mode and node.kwargs.get("rounding_mode") != "floor":
+    reason = refuse_own_quotient(node)
+    if reason is None or (node.target in _EXACT and _few(*_operands(node))):
         return None
-    return None if node.target in _EXACT and _few(*_operands(node)) else refuse_own_quotient(node)
+    return f"{reason}; an exact one is eager PyTorch's for more than {MOST_VALUES} values, and in narrow types"
 
 
 def refuse_own_quotient(node: Node) -> str | None:
     """The reason against a remainder or floor division as OpenVINO computes it by itself."""
-    if rounds_right(*_operands(node)):
+    floor = node.target is not aten.div.Tensor_mode or node.kwargs.get("rounding_mode") == "floor"
+    if not floor or rounds_right(*_operands(node)):
         return None
-    return (
-        "OpenVINO rounds the quotient (1.0 // 0.1 is 10 there, 9 in torch); an exact one is eager PyTorch's for more "
-        f"than {MOST_VALUES} values, and in narrow types"
-    )
+    return "OpenVINO rounds the quotient (1.0 // 0.1 is 10 there, 9 in torch)"
 
 
 def _operands(node: Node) -> list[Any]:

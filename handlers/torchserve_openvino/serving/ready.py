@@ -53,7 +53,7 @@ class ReadyState:
         self._context: Any = None
         self._next_publish = 0.0
         if shadow is not None:
-            shadow.on_change = self._shadow_checked
+            shadow.on_mismatch, shadow.on_change = self._shadow_differs, self._shadow_checked
         self.publish()
 
     @property
@@ -96,10 +96,12 @@ class ReadyState:
         if self._shadow is not None:
             self._report.set_shadow(self._shadow.to_dict())
 
-    def _shadow_checked(self, problem: str) -> None:
-        """After a comparison, in its thread: without waiting for a request, which may not come for long."""
-        if problem and self._ends:
+    def _shadow_differs(self, problem: str) -> None:
+        if self._ends:
             self.watch.broken(f"verify.shadow: {problem}")
+
+    def _shadow_checked(self) -> None:
+        """After a comparison, in its thread: without waiting for a request, which may not come for long."""
         self.publish()
         if self._context is not None:
             self.emit(self._context)

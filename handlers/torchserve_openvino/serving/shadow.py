@@ -50,7 +50,8 @@ class Shadow:
 
     Attributes:
         quiet: Told of each request.
-        on_change: Called after each comparison, with what is wrong or an empty text.
+        on_mismatch: Called with what is wrong, before it is counted: who sees the count sees what follows from it.
+        on_change: Called after each comparison.
     """
 
     def __init__(
@@ -64,7 +65,8 @@ class Shadow:
         facts: dict[str, Any] | None = None,
     ) -> None:
         self.quiet = Quiet()
-        self.on_change: Callable[[str], None] = lambda problem: None
+        self.on_mismatch: Callable[[str], None] = lambda problem: None
+        self.on_change: Callable[[], None] = lambda: None
         self._eager, self._section, self._precision = eager, section, precision
         self._facts = facts or {}
         self._sampler = Sampler(section.shadow)
@@ -194,12 +196,15 @@ class Shadow:
             problems = [f": eager PyTorch raises {type(error).__name__} where an answer went out: {error}"]
         # An answer of another shape has no difference in numbers.
         figures = [output.get("max_abs", math.inf) for output in outputs] or ([math.inf] if problems else [0.0])
-        with self._lock:
-            self._checked += 1
-            self._mismatches += bool(problems)
-            self._worst = max([self._worst, *(figure for figure in figures if figure is not None)])
-        problem = self._reported(sample, expected, problems) if problems else ""
-        self.on_change(problem)
+        try:
+            if problems:
+                self.on_mismatch(self._reported(sample, expected, problems))
+        finally:
+            with self._lock:
+                self._checked += 1
+                self._mismatches += bool(problems)
+                self._worst = max([self._worst, *(figure for figure in figures if figure is not None)])
+        self.on_change()
 
     def _reported(self, sample: Sample, expected: list[torch.Tensor], problems: list[str]) -> str:
         """Logs a mismatch, once for the same inputs, and keeps it."""
@@ -225,7 +230,7 @@ class Shadow:
         self._why_not = reason
         logger.warning("verify.shadow ends: %s", reason)
         self.skip(reason)
-        self.on_change("")
+        self.on_change()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe: share, counts, the largest difference (text where it is infinite), seconds, what is skipped."""

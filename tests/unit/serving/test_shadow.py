@@ -17,6 +17,7 @@ from encoder import ENCODER, encoder
 from torchserve_openvino.backend.execute import CompiledPartition
 from torchserve_openvino.serving import mismatches, shadow
 from torchserve_openvino.serving.mismatches import read_mismatch
+from torchserve_openvino.serving.policy import PolicyWatch
 from torchserve_openvino.serving.quiet import Ended, Quiet
 from torchserve_openvino.serving.sampling import Sampler
 from torchserve_openvino.serving.step_aside import why_not
@@ -115,6 +116,21 @@ def test_refuse_ends_the_worker_at_the_next_request(archive, faulty) -> None:
     assert not policy["holds"] and "verify.shadow" in policy["violations"][0]
     with pytest.raises(SystemExit):
         made.handle(handler, ROW)
+
+
+def test_who_sees_a_mismatch_counted_sees_what_follows_from_it(archive, faulty, monkeypatch) -> None:
+    made, handler = started(archive, settings(on_shadow_mismatch="refuse"))
+    shadow, seen = handler.model.shadow, []
+    broken = PolicyWatch.broken
+
+    def observed(self, sentence: str) -> None:
+        seen.append(shadow.to_dict()["mismatches"])
+        broken(self, sentence)
+
+    monkeypatch.setattr(PolicyWatch, "broken", observed)
+    faulty()
+    made.handle(handler, LARGE)
+    assert settled(handler, 1)["mismatches"] == 1 and seen == [0]
 
 
 def test_off_by_default(archive) -> None:
