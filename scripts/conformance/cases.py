@@ -140,14 +140,19 @@ def spread(items: list[Any], count: int) -> list[Any]:
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
 
 
+# Operators whose indices may name any of several equal values, and where each takes its dimension.
+_TIES = {"topk": 2, "sort": 1, "argsort": 1, "kthvalue": 2, "median": 1}
+
+
 def settled(name: str, call: Call, answer: Any) -> Any:
     """An answer without what torch leaves open: which of several equal values an index names."""
-    if name not in {"topk", "sort", "argsort"}:
+    if name not in _TIES or (name == "median" and isinstance(answer, torch.Tensor)):
         return answer
-    source = call.args[0]
-    place = 2 if name == "topk" else 1
+    source, place = call.args[0], _TIES[name]
     given = call.args[place] if len(call.args) > place else -1
     dim = call.kwargs.get("dim", -1 if isinstance(given, bool) else given)
     indices = answer if name == "argsort" else answer[1]
-    taken = torch.gather(source, dim, indices) if source.dim() else source.expand(indices.shape)
+    # Without ``keepdim`` the median and the k-th have a dimension less.
+    wide = indices if indices.dim() == source.dim() else indices.unsqueeze(dim)
+    taken = torch.gather(source, dim, wide) if source.dim() else source.expand(indices.shape)
     return taken if name == "argsort" else (answer[0], taken)

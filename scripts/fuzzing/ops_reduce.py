@@ -19,6 +19,13 @@ def _keep(g: Context) -> str:
     return ", keepdim=True" if g.chance(0.4) else ""
 
 
+def _typed(g: Context, value: Val) -> str:
+    """The type that a sum is asked for, beside those that torch gives it by itself."""
+    if value.dtype is None or not g.chance(0.25):
+        return ""
+    return ", dtype=torch." + ("float32" if value.is_float else g.choice(["float32", "int32", "int64"]))
+
+
 @op(2.0)
 def total(g: Context) -> Draft:
     value = g.take(at_least(1))
@@ -29,8 +36,7 @@ def total(g: Context) -> Draft:
     if g.chance(0.2):
         return Draft(f"{{0}}.{name}()", [value], kind)
     where = _where(g, value, name != "prod")
-    typed = ", dtype=torch.float32" if value.dtype is not None and not value.is_float and g.chance(0.2) else ""
-    return Draft(f"{{0}}.{name}({where}{_keep(g)}{typed})", [value], kind)
+    return Draft(f"{{0}}.{name}({where}{_keep(g)}{_typed(g, value)})", [value], kind)
 
 
 @op(1.5)
@@ -114,7 +120,7 @@ def median(g: Context) -> Draft:
 @op(1.0)
 def cumsum(g: Context) -> Draft:
     value = g.take(at_least(1))
-    return Draft(f"torch.cumsum({{0}}, {g.dim_of(value)})", [value], "arith")
+    return Draft(f"torch.cumsum({{0}}, {g.dim_of(value)}{_typed(g, value)})", [value], "arith")
 
 
 @op(0.4)

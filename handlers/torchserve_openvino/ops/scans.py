@@ -16,9 +16,10 @@ aten = torch.ops.aten
 def _cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     """OpenVINO sums in the type that it is given; torch sums integers and booleans as int64."""
     kind = dtype or (x.dtype if x.is_floating_point() or x.is_complex() else torch.int64)
-    if kind is x.dtype and dtype is None:
+    if kind is x.dtype:
         return NotImplemented
-    return aten.cumsum.default(x.to(kind), dim)
+    # Named again: of int32 without it torch's result would be int64.
+    return aten.cumsum.default(x.to(kind), dim, dtype=kind)
 
 
 def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:

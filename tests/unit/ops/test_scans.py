@@ -30,6 +30,17 @@ def test_a_running_sum_of_narrow_integers_is_int64(kind, backend) -> None:
         assert both(function, x, backend=backend).summary.coverage == 1.0
 
 
+@pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
+@pytest.mark.parametrize("wanted", [torch.int32, torch.int64, torch.float32])
+def test_a_running_sum_has_the_type_that_it_is_asked_for(wanted, backend) -> None:
+    x = torch.full((5, 4), 2, dtype=torch.int32)
+    for function in (
+        lambda x: torch.cumsum(x, 0, dtype=wanted),
+        lambda x: torch.cumsum(x, 0, dtype=wanted) * 2**28,
+    ):
+        both(function, x, backend=backend)
+
+
 def test_an_operator_whose_type_the_frontend_changes_is_refused(monkeypatch) -> None:
     monkeypatch.delitem(SCANS, torch.ops.aten.cumsum.default)
     report = both(lambda x: torch.cumsum(x, 0) * torch.cumsum(x, 0), torch.ones(4, 2, dtype=torch.bool))
