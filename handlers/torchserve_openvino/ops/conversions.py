@@ -166,8 +166,7 @@ CONVERSION_RULES: dict[str, Callable[[Node], str | None]] = {
     **dict.fromkeys(EMBEDDING_BAG, refuse_bag),
     **dict.fromkeys(WINDOWS, refuse_unfold),
 }
-# The same, and for the operators that are made of them, where OpenVINO's frontend converts them by a rule of its own, as
-# through TorchScript.
+# The same, and for what is made of them, where OpenVINO's frontend has rules of its own, as through TorchScript.
 FOREIGN_RULES: dict[str, Callable[[Node], str | None]] = {
     "aten.div.Tensor_mode": refuse_own_quotient,
     "aten.fmod.Scalar": refuse_own_quotient,
