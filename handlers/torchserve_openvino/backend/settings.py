@@ -1,6 +1,7 @@
 """What every stage needs to know of the configuration, passed along instead of reached for."""
 
 import functools
+import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -20,6 +21,8 @@ from torchserve_openvino.report import Tracker
 
 if TYPE_CHECKING:
     from torchserve_openvino.ops import SupportTable
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -120,9 +123,17 @@ class BackendSettings:
     def support(self) -> "SupportTable":
         """Who may run on OpenVINO."""
         from torchserve_openvino.backend._openvino_private import frontend_converts, upstream_supported
-        from torchserve_openvino.ops import SupportTable
+        from torchserve_openvino.ops import SupportTable, is_composite
 
         disabled, libraries = self.resolved.options.disabled_ops, self.mappings.libraries
+        # torch.export keeps them whole.
+        for name in disabled if self.backend != "export" else ():
+            if is_composite(name):
+                logger.warning(
+                    "disabled_ops: %s has no effect: torch takes it apart before a backend sees it; "
+                    "name the operators that it is made of",
+                    name,
+                )
         return SupportTable(
             upstream_supported(),
             disabled,

@@ -1,6 +1,6 @@
 """Operators: their names, who may run on OpenVINO and why not, and what is decomposed first."""
 
-from torchserve_openvino.ops.decompositions import decomposition_table, overloads
+from torchserve_openvino.ops.decompositions import decomposition_table, is_composite, overloads
 from torchserve_openvino.ops.names import does_work, op_name, packet_name, where_of
 from torchserve_openvino.ops.support import Refusal, SupportTable, moves_only
 
@@ -9,6 +9,7 @@ __all__ = [
     "SupportTable",
     "decomposition_table",
     "does_work",
+    "is_composite",
     "moves_only",
     "op_name",
     "overloads",

@@ -43,6 +43,18 @@ def overloads(name: str) -> list[torch._ops.OpOverload]:
     return [getattr(found, each) for each in found.overloads()]
 
 
+def is_composite(name: str) -> bool:
+    """Whether torch itself takes the operator apart before a backend of `torch.compile` sees a graph.
+
+    Args:
+        name: Canonical, of an overload or of all of a packet.
+    """
+    # An overload with an out argument may have a kernel of its own.
+    pure = [op for op in overloads(name) if not op._schema.is_mutable]
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key
+    return bool(pure) and all(composite(op.name(), "CompositeImplicitAutograd") for op in pure)
+
+
 def user_decompositions(names: Iterable[str]) -> dict[Any, Callable[..., Any]]:
     """Decompositions that the option ``decompositions`` asks for.
 

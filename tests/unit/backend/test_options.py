@@ -60,6 +60,21 @@ def test_environment_gives_defaults_and_options_win(monkeypatch, tmp_path: Path)
     assert compiled.report.to_dict()["cache"]["status"] == "off"
 
 
+@pytest.mark.parametrize(("name", "backend", "said"), [
+    ("aten.linear", "openvino", True),
+    ("aten::layer_norm", "openvino_ts", True),
+    ("aten.embedding_bag.default", "openvino", True),
+    ("aten.linear", "export", False),
+    ("aten.addmm", "openvino", False),
+    ("aten.native_layer_norm", "openvino", False),
+])  # fmt: skip
+def test_a_disabled_operator_that_no_graph_will_hold_is_named(name: str, backend: str, said: bool, caplog) -> None:
+    compiled = tov.compile(net(), backend=backend, options={"disabled_ops": [name]})
+    with torch.no_grad():
+        compiled(torch.randn(2, 6))
+    assert said == any("has no effect" in r.message and name.replace("::", ".") in r.message for r in caplog.records)
+
+
 PROCESS = """
 import sys, torch, torchserve_openvino as tov
 from torch import nn
