@@ -98,11 +98,15 @@ def run_calls(
     return merge(outcome for outcome in single if outcome is not None)
 
 
-def _dynamo_fails(run: Callable[..., Any], calls: Sequence[Call], mode: str) -> bool:
-    """Whether tracing raises with any backend."""
+def _tracer_fails(run: Callable[..., Any], calls: Sequence[Call], mode: str) -> bool:
+    """Whether tracing raises with any backend, or torch.export's own program where eager PyTorch answers."""
     torch._dynamo.reset()
     try:
         with torch.no_grad():
+            if mode == "export":
+                samples = [(c.args, c.kwargs) for c in map(Call.cloned, calls)]
+                torch.export.export(_AsModule(run).eval(), (samples,), strict=False).module()(samples)
+                return False
             torch.compile(run, backend="eager", dynamic=mode == "dynamic")(
                 [(c.args, c.kwargs) for c in map(Call.cloned, calls)]
             )
@@ -170,8 +174,9 @@ def _run(
         if not last:
             return None
         said = f"{type(error).__name__}: {error}"
-        if _dynamo_fails(run, calls, mode):
-            return Outcome("not_traceable", (f"Dynamo itself fails: {short('', said)}",))
+        if _tracer_fails(run, calls, mode):
+            who = "torch.export" if mode == "export" else "Dynamo"
+            return Outcome("not_traceable", (f"{who} itself fails: {short('', said)}",))
         return Outcome("WRONG", (f"{said} for {calls[0]}"[:600],))
     if settle is not None:
         got = [settle(call, answer) for call, answer in zip(calls, got, strict=True)]

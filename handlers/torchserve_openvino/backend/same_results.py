@@ -7,7 +7,7 @@ symbolic size for one that a squeeze takes away, so that an operator that counts
 
 import openvino as ov
 import torch
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from torchserve_openvino.backend.spec import ValueSpec, spec_of
 from torchserve_openvino.ops.names import op_name, value_of
@@ -23,18 +23,40 @@ def refuse_other_results(model: ov.Model, graph: Graph) -> None:
         RuntimeError: A type or shape differs; the message names the operator.
     """
     nodes = {node.name: node for node in graph.nodes if node.op == "call_function"}
-    for made in model.get_ordered_ops():
-        node_name, _, rest = made.get_friendly_name().partition("/")
-        node = nodes.get(node_name)
-        if node is None or not rest or not isinstance(value_of(node), torch.Tensor):
+    operations = model.get_ordered_ops()
+    made = {name for name, operator in map(_origin, operations) if operator}
+    takes = {name: _takes(node, made) for name, node in nodes.items()}
+    for operation in operations:
+        name, operator = _origin(operation)
+        node = nodes.get(name)
+        if node is None or not operator or not isinstance(value_of(node), torch.Tensor):
             continue
-        inside = f"{node_name}/"
         wanted = spec_of(value_of(node))
-        for output in made.outputs():
-            if all(port.get_node().get_friendly_name().startswith(inside) for port in output.get_target_inputs()):
+        for output in operation.outputs():
+            users = {_origin(port.get_node())[0] for port in output.get_target_inputs()}
+            # The frontend makes one operation of two slices that are written to: then parts of either serve the other.
+            if not any(node in takes[user] if user in takes else True for user in users - {name}):
                 continue
             if difference := _difference(output, wanted):
                 raise RuntimeError(f"{op_name(node.target)} becomes {difference} in torch")
+
+
+def _origin(operation: ov.Node) -> tuple[str, str]:
+    """The node that an operation was made of, and the rest of its name; that is empty for what is not made of one."""
+    name, _, rest = operation.get_friendly_name().partition("/")
+    return name, rest
+
+
+def _takes(node: Node, made: set[str]) -> set[Node]:
+    """The nodes whose results a node takes; through those that OpenVINO has no operation for."""
+    found: set[Node] = set()
+    waiting = list(node.all_input_nodes)
+    while waiting:
+        source = waiting.pop()
+        if source not in found:
+            found.add(source)
+            waiting += source.all_input_nodes if source.name not in made else []
+    return found
 
 
 def _difference(output: ov.Output, wanted: ValueSpec) -> str:

@@ -99,16 +99,17 @@ def decomposition_table(
     own = FAST_PATHS | MISSING | REPAIRS | CASTS | SCANS | POOLING | DIVISION
     if not support.own:
         own = with_eager_remainder(own)
-    found = own | of_scalars(own)
+
+    def ours(op: Any) -> bool:
+        return not support.is_disabled(op_name(op)) and not support.is_taught(op_name(op))
+
+    table |= {op: decomposition for op, decomposition in (own | of_scalars(own)).items() if ours(op)}
+    table |= automatic(support, table)
     # Complex numbers, and what is not contiguous, come first where an operator takes others too.
     for special in (COMPLEX, LAYOUTS):
         for op, of_some in special.items():
-            other = found.get(op) or table.get(op)
-            found[op] = of_some if other is None else either(of_some, other)
-    for op, decomposition in found.items():
-        if not support.is_disabled(op_name(op)) and not support.is_taught(op_name(op)):
-            table[op] = decomposition
-    table.update(automatic(support, table))
+            if ours(op):
+                table[op] = either(of_some, table[op]) if op in table else of_some
     table = {op: found for op, found in table.items() if packet_name(op_name(op)) not in _NOT_TAKEN_APART}
     table.update(user_decompositions(user))
     return table

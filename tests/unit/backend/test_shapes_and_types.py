@@ -1,5 +1,7 @@
 """Every kind of input and output that the backend promises, against eager."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -30,6 +32,23 @@ def test_integer_inputs_to_an_embedding(dtype: torch.dtype) -> None:
             return self.table(ids.to(torch.int64)).sum(1)
 
     check(Embed(), torch.randint(0, 20, (2, 5)).to(dtype))
+
+
+def test_padding_from_the_other_side() -> None:
+    """The frontend makes one operation of the two slices that are written to."""
+    check(nn.Conv2d(3, 4, 3, padding=(1, 2), padding_mode="circular").eval(), torch.randn(2, 3, 8, 8))
+    check(nn.Conv1d(3, 4, 3, padding=1, padding_mode="circular").eval(), torch.randn(2, 3, 8))
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm2d(3), nn.InstanceNorm2d(3, affine=True, track_running_stats=True)])
+def test_a_norm_that_is_still_in_training(layer: nn.Module) -> None:
+    other, x = copy.deepcopy(layer), torch.randn(2, 3, 8, 8)
+    compiled = tov.compile(layer.train(), options={"min_partition_us": 0})
+    with torch.no_grad():
+        for scale in (1.0, 3.0):
+            assert_same(compiled(x * scale), other(x * scale))
+            assert_same(layer.running_var, other.running_var)
+    assert compiled.report.summary.coverage == 1.0
 
 
 def test_bool_input_and_output() -> None:
