@@ -67,11 +67,13 @@ class Bound:
         convert: The mapping.
         args: Positional; nodes stand for what is computed.
         kwargs: By keyword.
+        own: Whether the mapping is this package's own.
     """
 
     convert: Convert
     args: Sequence[Any]
     kwargs: dict[str, Any]
+    own: bool = False
 
 
 def _operator_call(node: Node, mappings: Mappings) -> Bound | None:
@@ -92,7 +94,7 @@ def _operator_call(node: Node, mappings: Mappings) -> Bound | None:
             kwargs[argument.name] = value
         else:
             args.append(value)
-    return Bound(convert, args, kwargs | mappings.facts(node))
+    return Bound(convert, args, kwargs | mappings.facts(node), own=mappings.find(name) is None)
 
 
 def _accepts(convert: Convert, name: str, position: int) -> bool:
@@ -158,6 +160,10 @@ class _Call:
         try:
             result = self._bound.convert(*args, **kwargs)
         except Exception as error:
+            if self._bound.own and any(value.get_partial_shape().is_dynamic for value in found.values()):
+                raise OpMappingError(
+                    f"{self.name} is converted only where its sizes are known while the graph compiles"
+                ) from error
             raise OpMappingError(
                 f"op_mappings: the mapping of {self.name} fails: {type(error).__name__}: {error}"
             ) from error

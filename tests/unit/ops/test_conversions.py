@@ -155,6 +155,16 @@ def test_index_put_of_any_shape(data: st.DataObject) -> None:
     check(lambda x: put(x, indices, torch.tensor(0.5), True), x)
 
 
+def test_symbolic_sizes_are_named_as_the_reason() -> None:
+    padded = lambda x: torch.nn.functional.pad(x, (1, 1), mode="replicate") * 2
+    compiled = tov.compile(padded, dynamic=True, options={"min_partition_us": 0})
+    for length in (5, 7):
+        x = torch.randn(2, 3, length)
+        torch.testing.assert_close(compiled(x), padded(x))
+    (fallback,) = compiled.report.fallbacks
+    assert fallback.kind == "conversion_failed" and "where its sizes are known" in fallback.reason
+
+
 def test_each_is_an_operator_of_torch() -> None:
     # torchvision's are there once it was imported.
     for name in CONVERSIONS.keys() - DETECTION.keys():
