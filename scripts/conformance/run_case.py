@@ -115,6 +115,21 @@ def _tracer_fails(run: Callable[..., Any], calls: Sequence[Call], mode: str) -> 
     return False
 
 
+def _traced_wrong(
+    run: Callable[..., Any], calls: Sequence[Call], expected: list[Any], settle: Settle | None, mode: str
+) -> bool:
+    """Whether torch.compile answers otherwise than eager without any backend: a fault of its tracing."""
+    if mode == "export":
+        return False
+    torch._dynamo.reset()
+    with torch.no_grad():
+        compiled = torch.compile(run, backend="aot_eager", dynamic=mode == "dynamic")
+        got = compiled([(c.args, c.kwargs) for c in map(Call.cloned, calls)])
+    if settle is not None:
+        got = [settle(call, answer) for call, answer in zip(calls, got, strict=True)]
+    return bool(difference(got, expected))
+
+
 def _as_exact(function: Callable[..., Any], calls: Sequence[Call], got: Any) -> bool:
     """Whether a float16 answer is float32's, which eager's own float16 misses: it rounds or overflows on its way."""
     if not any(isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float16 for leaf in pytree.tree_leaves(got)):
@@ -184,6 +199,8 @@ def _run(
     wrong = difference(got, list(expected), values and not observer.random)
     if wrong and _as_exact(function, calls, got):
         wrong = ""
+    if wrong and last and _traced_wrong(run, calls, list(expected), settle, mode):
+        return Outcome("not_traceable", (f"torch.compile itself (aot_eager) answers otherwise: {wrong}",))
     if wrong:
         return Outcome("WRONG", (f"{wrong} for {calls[0]}",)) if last else None
     kinds = {fallback.kind for fallback in compiled.report.fallbacks}

@@ -137,6 +137,8 @@ class CompiledPartition:
         self._infer = _infer_elsewhere if _loses_errors(compiled) else _infer
         # Where the shape is known OpenVINO writes straight into torch memory; elsewhere its answer is copied.
         self._known_shapes = all(spec.is_static for spec in interface.outputs)
+        # A sum over a symbolic size has a known shape, and is exact up to some size only.
+        self._sized = not self._known_shapes or any(spec.symbols for spec in interface.inputs)
         computed = computed_outputs(compiled)
         self._computed = computed or [False] * len(self._outputs)
         self._direct = self._known_shapes and all(self._computed)
@@ -162,7 +164,7 @@ class CompiledPartition:
             request = self._requests.pop()
         except IndexError:
             request = self.compiled.create_infer_request()
-        sizes = None if self._known_shapes else Sizes(self._size_limit)
+        sizes = Sizes(self._size_limit) if self._sized else None
         try:
             # Kept until infer() returns: the request holds plain pointers to the memory of contiguous copies.
             tensors = []

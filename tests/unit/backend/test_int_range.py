@@ -99,3 +99,23 @@ def test_division_is_exact_up_to_the_limit(values: list[int], divisor: int) -> N
     x, y = torch.tensor(values), torch.full((8,), divisor)
     assert_same(DIVIDED(x, y), _divided(x, y))
     assert not DIVIDED.report.fallbacks, DIVIDED.report.to_text()
+
+
+def test_a_size_counts_where_every_answer_has_a_known_shape() -> None:
+    """Nothing of the answers' shapes is symbolic, so the sizes were not looked at: OpenVINO's sum stopped at 2^24."""
+    total = lambda x: x.sum()
+    compiled = tov.compile(total, dynamic=True, options=ALL)
+    ones = [torch.ones(n, dtype=torch.int64) for n in (20, 30, 2**24 + 3)]
+    with torch.no_grad():
+        assert [int(compiled(x)) for x in ones] == [20, 30, 2**24 + 3]
+    (fallback,) = compiled.report.fallbacks
+    assert fallback.kind == "runtime_failed" and fallback.count == 1 and "a dimension of 16777219" in fallback.reason
+
+
+def test_a_number_of_the_caller_counts_where_every_answer_has_a_known_shape() -> None:
+    filled = lambda x, n: torch.full((3,), n) + n * n + x
+    compiled = tov.compile(filled, dynamic=True, options=ALL)
+    with torch.no_grad():
+        for n in (5, 7, 2**20, 2**30):
+            torch.testing.assert_close(compiled(torch.tensor(1), n), filled(torch.tensor(1), n), rtol=0, atol=0)
+    assert compiled.report.fallback_counts() == {"runtime_failed": 2}
