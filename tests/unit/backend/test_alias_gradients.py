@@ -39,7 +39,7 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize("computed", [True, False])
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
 @pytest.mark.parametrize("name", ANSWERS)
-@pytest.mark.many(2)
+@pytest.mark.many(4)
 def test_answers_that_share_memory(name: str, backend: str, computed: bool, dynamic: bool) -> None:
     model = Scaled(ANSWERS[name], computed).eval()
     compiled = tov.compile(model, backend=backend, dynamic=dynamic, options={"min_partition_us": 0})

@@ -134,6 +134,7 @@ def test_a_damaged_file(folder: Path, kind: str, name: str | None, harm: str) ->
 
 
 @pytest.mark.parametrize(("kind", "name"), TARGETS, ids=str)
+@pytest.mark.many(2)
 def test_a_file_of_another_entry_of_the_kind(folder: Path, kind: str, name: str | None) -> None:
     ask(fresh(Full(seed=5).eval(), folder), X)
     store = Store(folder)

@@ -99,12 +99,14 @@ def test_a_projected_lstm_of_any_length() -> None:
 
 @each_layer
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.many(2)
 def test_narrow_types(kind: str, dtype: torch.dtype) -> None:
     check(Tagger(kind).eval().to(dtype), torch.randn(2, 5, 4).to(dtype))
 
 
 @each_layer
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e30])
+@pytest.mark.many(2)
 def test_extreme_values(kind: str, value: float) -> None:
     x = torch.randn(2, 5, 4)
     x[0, 2, 1] = value
@@ -113,6 +115,7 @@ def test_extreme_values(kind: str, value: float) -> None:
 
 @each_layer
 @pytest.mark.parametrize("backend", ["openvino_ts", "export"])
+@pytest.mark.many(2)
 def test_other_backends(kind: str, backend: str) -> None:
     model = Tagger(kind, num_layers=2, bidirectional=True).eval()
     compiled = tov.compile(model, backend=backend)
@@ -196,6 +199,7 @@ def test_a_disabled_layer_runs_as_one_operator() -> None:
 
 @pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
 @pytest.mark.parametrize("shape", [(3, 4), (4,)])
+@pytest.mark.many(2)
 def test_cells(cell: type, shape: tuple[int, ...]) -> None:
     check(cell(4, 6).eval(), torch.randn(shape))
 
