@@ -38,6 +38,7 @@ class Binding:
         answer: Structure of the answer, which the other outputs are.
         returned: Answers that are tensors which were written to, or views of these: the position among the answers, the
             one in ``writes``, and the calls that make the view.
+        repeated: Those of them that are an answer once more: the position, and the earlier one.
     """
 
     live: LiveTensors
@@ -48,6 +49,7 @@ class Binding:
     fixed: list[int] = field(default_factory=list)
     writes: list[int] = field(default_factory=list)
     returned: list[tuple[int, int, tuple[ViewCall, ...]]] = field(default_factory=list)
+    repeated: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def facts(self) -> GraphFacts:
@@ -71,6 +73,8 @@ class Binding:
             for call in calls:
                 view = call.target(view, *call.arguments, **call.named)
             answers[position] = view
+        for position, earlier in self.repeated:
+            answers[position] = answers[earlier]
         return self.answer.build(answers)
 
 
@@ -113,7 +117,7 @@ def bind(program: "ExportedProgram", model: torch.nn.Module, given: Any, answer:
         binding.template.append(value)
     written = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION, OutputKind.PARAMETER_MUTATION)
     writes: dict[str, int] = {}
-    answers = 0
+    answers, first = 0, dict[str, int]()
     nodes = {node.name: node for node in program.graph.nodes}
     for output in program.graph_signature.output_specs:
         name = getattr(output.arg, "name", "")
@@ -123,7 +127,10 @@ def bind(program: "ExportedProgram", model: torch.nn.Module, given: Any, answer:
         elif output.kind is OutputKind.USER_OUTPUT:
             if isinstance(output.arg, TensorArgument):
                 base = base_of(nodes[name])
-                if base.name in writes:
+                if base.name in writes and name in first:
+                    binding.repeated.append((answers, first[name]))
+                elif base.name in writes:
+                    first[name] = answers
                     binding.returned.append((answers, writes[base.name], _way_to(nodes[name])))
                 elif any(base_of(nodes[each]) is base for each in writes):
                     raise ValueError("returns a view of what it writes to through another view")

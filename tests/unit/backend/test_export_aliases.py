@@ -53,6 +53,20 @@ def test_an_answer_is_a_view_of_what_was_written_to(name) -> None:
     assert compiled.report.summary.coverage == 1.0 and not compiled.report.fallbacks
 
 
+@pytest.mark.parametrize("view", [lambda x: x.detach(), lambda x: x.view(2, 2).t()])
+def test_an_answer_that_is_returned_twice_is_one_tensor(view) -> None:
+    def function(x, b):
+        made = view(x.mul_(2))
+        return made, x + 1, made
+
+    compiled = tov.compile(Model(function).eval(), backend="export", options={"min_partition_us": 0})
+    with torch.no_grad():
+        for _ in range(2):
+            own = torch.randn(4)
+            first, _, last = compiled(own)
+            assert first is last and shares(first, own)
+
+
 def test_a_view_through_another_view_is_refused() -> None:
     eager, model = (Model(diagonal).eval() for _ in range(2))
     compiled = tov.compile(model, backend="export")
