@@ -101,22 +101,20 @@ def run_calls(
 def _tracer_fails(run: Callable[..., Any], calls: Sequence[Call], mode: str) -> bool:
     """Whether tracing raises with any backend, or torch.export's own program where eager PyTorch answers."""
     torch._dynamo.reset()
+    samples = [(c.args, c.kwargs) for c in map(Call.cloned, calls)]
     try:
         with torch.no_grad():
             if mode == "export":
-                samples = [(c.args, c.kwargs) for c in map(Call.cloned, calls)]
                 torch.export.export(_AsModule(run).eval(), (samples,), strict=False).module()(samples)
                 return False
-            torch.compile(run, backend="eager", dynamic=mode == "dynamic")(
-                [(c.args, c.kwargs) for c in map(Call.cloned, calls)]
-            )
+            torch.compile(run, backend="eager", dynamic=mode == "dynamic")(samples)
     except Exception:
         return True
     return False
 
 
 def _traced_wrong(
-    run: Callable[..., Any], calls: Sequence[Call], expected: list[Any], settle: Settle | None, mode: str
+    run: Callable[..., Any], calls: Sequence[Call], expected: list[Any], values: bool, settle: Settle | None, mode: str
 ) -> bool:
     """Whether torch.compile answers otherwise than eager without any backend: a fault of its tracing."""
     if mode == "export":
@@ -127,7 +125,7 @@ def _traced_wrong(
         got = compiled([(c.args, c.kwargs) for c in map(Call.cloned, calls)])
     if settle is not None:
         got = [settle(call, answer) for call, answer in zip(calls, got, strict=True)]
-    return bool(difference(got, expected))
+    return bool(difference(got, expected, values))
 
 
 def _as_exact(function: Callable[..., Any], calls: Sequence[Call], got: Any) -> bool:
@@ -196,10 +194,11 @@ def _run(
     if settle is not None:
         got = [settle(call, answer) for call, answer in zip(calls, got, strict=True)]
         expected = [settle(call, answer) for call, answer in zip(calls, expected, strict=True)]
-    wrong = difference(got, list(expected), values and not observer.random)
+    values = values and not observer.random
+    wrong = difference(got, list(expected), values)
     if wrong and _as_exact(function, calls, got):
         wrong = ""
-    if wrong and last and _traced_wrong(run, calls, list(expected), settle, mode):
+    if wrong and last and _traced_wrong(run, calls, list(expected), values, settle, mode):
         return Outcome("not_traceable", (f"torch.compile itself (aot_eager) answers otherwise: {wrong}",))
     if wrong:
         return Outcome("WRONG", (f"{wrong} for {calls[0]}",)) if last else None
