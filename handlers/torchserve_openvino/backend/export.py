@@ -37,6 +37,7 @@ _REASON_LINES = 3
 _PLAIN = (bool, int, float, str, type(None))
 # Types and devices of the traced run, which the signature holds.
 _CHECKED_BEFORE = "aten._assert_tensor_metadata.default"
+_RECORDS_GRADIENTS = "gradients are recorded, which an exported graph has none of: call under torch.inference_mode()"
 
 
 @dataclass
@@ -72,6 +73,8 @@ class ExportedModel:
         """Runs the model; exports it for a new signature, and again once the module itself changed."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         found = self._why_eager(leaves) or self._exported(leaves, spec, args, kwargs)
+        if isinstance(found, Exported) and torch.is_grad_enabled() and found.binding.records_gradients:
+            found = _RECORDS_GRADIENTS
         if isinstance(found, Exported):
             # The casts of an autocast region are in the graph.
             with torch.autocast("cpu", enabled=False):
@@ -101,7 +104,7 @@ class ExportedModel:
         if torch.is_grad_enabled():
             tensors = (*(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), *self._model.parameters())
             if any(tensor.requires_grad for tensor in tensors):
-                return "gradients are recorded, which an exported graph has none of: call under torch.inference_mode()"
+                return _RECORDS_GRADIENTS
         unknown = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, (torch.Tensor, *_PLAIN))]
         return f"an input of type {unknown[0]} can't be part of a signature" if unknown else ""
 

@@ -56,6 +56,12 @@ class Binding:
         """Which inputs are weights, and which are written to."""
         return GraphFacts(static=frozenset((*self.weights, *self.fixed)), mutated=frozenset(self.writes))
 
+    @property
+    def records_gradients(self) -> bool:
+        """Whether a tensor of the model's asks for gradients: a parameter, an attribute, a list's item or a global."""
+        tensors = (*self.live(), *(self.template[place] for place in self.fixed))
+        return any(tensor.requires_grad for tensor in tensors)
+
     def run(self, graph: Callable[[list[Any]], Sequence[Any]], leaves: Sequence[Any]) -> Any:
         """Calls the graph with the caller's leaves, and puts the answer together."""
         inputs = self.template.copy()

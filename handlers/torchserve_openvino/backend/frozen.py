@@ -208,6 +208,10 @@ class FrozenCalls:
         try:
             if len(calls) != 1:
                 raise ValueError(f"the call ran {len(calls)} graphs")
+            if any(isinstance(t, torch.Tensor) and t.requires_grad for t in pytree.tree_leaves(output)):
+                raise ValueError(
+                    "gradients are recorded, which only the guarded call knows: call under torch.no_grad()"
+                )
             if calls[0].mutates:
                 raise ValueError("the model writes to an input or a buffer")
             if calls[0].unproven:

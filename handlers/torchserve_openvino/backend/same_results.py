@@ -35,7 +35,7 @@ def refuse_other_results(model: ov.Model, graph: Graph) -> None:
         for output in operation.outputs():
             users = {_origin(port.get_node())[0] for port in output.get_target_inputs()}
             # The frontend makes one operation of two slices that are written to: then parts of either serve the other.
-            if not any(node in takes[user] if user in takes else True for user in users - {name}):
+            if not any(user not in takes or node in takes[user] for user in users - {name}):
                 continue
             if difference := _difference(output, wanted):
                 raise RuntimeError(f"{op_name(node.target)} becomes {difference} in torch")

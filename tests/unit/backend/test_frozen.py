@@ -160,3 +160,39 @@ def test_models_with_state_stay_guarded(kind) -> None:
             if isinstance(model, Storing):
                 assert_same(model.seen, twin.seen)
     assert compiled.frozen == 0
+
+
+class Shifted(nn.Module):
+    """Adds a tensor that asks for gradients; nothing of it has to be saved for the way back."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, tensor = kind, torch.ones(4)
+        if kind == "parameter":
+            self.shift = nn.Parameter(tensor)
+        elif kind == "buffer":
+            self.register_buffer("shift", tensor.requires_grad_())
+        else:
+            self.shifts = [tensor.requires_grad_()]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + (self.shifts[0] if self.kind == "list" else self.shift)
+
+
+@pytest.mark.parametrize("kind", ["parameter", "buffer", "list"])
+@pytest.mark.parametrize("backend", ["openvino", "openvino_ts", "export"])
+def test_gradients_are_recorded_at_every_call(backend, kind) -> None:
+    compiled = tov.compile(Shifted(kind).eval(), backend=backend, options={"min_partition_us": 0}).freeze()
+    for _ in range(4):
+        assert compiled(torch.rand(2, 4)).requires_grad
+    assert compiled.frozen == 0
+    with torch.no_grad():
+        answers = [compiled(torch.ones(2, 4)) for _ in range(3)]
+    assert compiled.frozen == 1
+    assert all(torch.equal(answer, torch.full((2, 4), 2.0)) and not answer.requires_grad for answer in answers)
+
+
+def test_the_reason_names_gradients() -> None:
+    compiled = tov.compile(Shifted("parameter").eval(), options={"min_partition_us": 0}).freeze()
+    compiled(torch.rand(2, 4))
+    assert any("torch.no_grad()" in reason for reason in compiled.guarded_reasons)
