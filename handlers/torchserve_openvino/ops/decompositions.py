@@ -24,7 +24,7 @@ from torchserve_openvino.ops.names import op_name, packet_name, packets
 from torchserve_openvino.ops.pooling import POOLING
 from torchserve_openvino.ops.repairs import REPAIRS
 from torchserve_openvino.ops.scalars import of_scalars
-from torchserve_openvino.ops.scans import SCANS
+from torchserve_openvino.ops.scans import FOREIGN_SCANS, SCANS
 from torchserve_openvino.ops.support import SupportTable
 
 # Fused attention: torch's core table would take it apart into two matmuls and a softmax.
@@ -98,7 +98,7 @@ def decomposition_table(
             del table[op]
     own = FAST_PATHS | MISSING | REPAIRS | CASTS | SCANS | POOLING | DIVISION
     if not support.own:
-        own = with_eager_remainder(own)
+        own = with_eager_remainder(own) | FOREIGN_SCANS
 
     def ours(op: Any) -> bool:
         return not support.is_disabled(op_name(op)) and not support.is_taught(op_name(op))

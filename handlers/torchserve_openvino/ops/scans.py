@@ -1,4 +1,4 @@
-"""Decompositions along one dimension: running sums, and the k-th of an order.
+"""Decompositions along one dimension: sums, running sums, and the k-th of an order.
 
 `cumprod` is not among them: a product in another order than eager's overflows where eager's does not.
 """
@@ -20,6 +20,17 @@ def _cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
         return NotImplemented
     # Named again: of int32 without it torch's result would be int64.
     return aten.cumsum.default(x.to(kind), dim, dtype=kind)
+
+
+def _sum(x: Tensor, dim: list[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Through TorchScript OpenVINO casts the sum; torch casts what is summed."""
+    if dtype is None or dtype is x.dtype:
+        return NotImplemented
+    return aten.sum.dim_IntList(x.to(dtype), dim, keepdim, dtype=dtype)
+
+
+def _sum_of_all(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    return NotImplemented if dtype is None or dtype is x.dtype else aten.sum.default(x.to(dtype), dtype=dtype)
 
 
 def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
@@ -56,4 +67,9 @@ SCANS: dict[Any, Callable[..., Any]] = {
     aten.kthvalue.default: _kthvalue,
     aten.median.dim: _median,
     aten.median.default: _median_of_all,
+}
+# Where OpenVINO's frontend has rules of its own for them, as through TorchScript.
+FOREIGN_SCANS: dict[Any, Callable[..., Any]] = {
+    aten.sum.default: _sum_of_all,
+    aten.sum.dim_IntList: _sum,
 }

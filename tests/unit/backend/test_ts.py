@@ -96,3 +96,19 @@ def test_a_cache_does_not_mix_the_converters_up(tmp_path: Path) -> None:
             assert_same(compiled(x), model(x))
         seen.append((compiled.report.cache.call_hits, compiled.report.cache.traces))
     assert seen == [(0, 1), (0, 1), (1, 0), (0, 1), (1, 0)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+@pytest.mark.parametrize("dim", [None, -1])
+def test_a_sum_is_cast_before_it_is_summed(dim: int | None, dtype: torch.dtype) -> None:
+    class Sum(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * 3).sum(dtype=dtype) if dim is None else (x * 3).sum(dim, dtype=dtype)
+
+    model = Sum().eval()
+    compiled = tov.compile(model, backend="openvino_ts", options={"min_partition_us": 0})
+    # Of bfloat16 the sum has fewer digits than the type that was asked for; of fractions another whole number.
+    for values in (torch.linspace(0.3, 1.9, 33).view(3, 11), torch.tensor([[1.1797, 0.8789, 0.6445]])):
+        x = values.to(torch.bfloat16)
+        with torch.no_grad():
+            assert_same(compiled(x), model(x))
