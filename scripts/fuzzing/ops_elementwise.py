@@ -118,8 +118,20 @@ for _code in _LOGIC:
     _binary(_code, "arith", boolean, prefix="bool:")
 _unary("~{0}", "arith", boolean, prefix="bool:")
 _unary("{0}.logical_not()", "arith", lambda v: v.exact or v.is_bool)
+
+
+def _cast(code: str) -> None:
+    def build(g: Context) -> Draft:
+        value = g.take(exact)
+        # What overflows tells nothing about a compiler, and large inputs are beyond float16 in their second call.
+        narrow = integral(value) and ("torch.float16" in code or "half" in code)
+        return Draft(code.replace("{0}", "{0}.clamp(-1000, 1000)") if narrow else code, [value], "arith")
+
+    add(f"cast:{_name(code)}", build, 0.4)
+
+
 for _code in _CASTS:
-    _unary(_code, "arith", exact, weight=0.4, prefix="cast:")
+    _cast(_code)
 
 
 @op(2.0)
