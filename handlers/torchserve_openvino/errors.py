@@ -120,6 +120,12 @@ class OutsideDeclaredError(InvalidInputError):
         super().__init__(message)
 
 
+class UndeclaredInputError(OutsideDeclaredError):
+    """A request item for an input that the model has and its configuration lacks: not the sender is to blame."""
+
+    status = 500
+
+
 class NonFiniteOutputError(ItemError):
     """An item whose answer holds NaN or infinity, where ``handler.openvino.outputs.non_finite`` is ``refuse``."""
 

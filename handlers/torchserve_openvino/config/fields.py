@@ -24,6 +24,11 @@ DTYPES = (
 )
 
 
+# What no machine has, and no batch needs: beyond it a number is a slip, which a worker would only find out by crashing.
+MAX_THREADS = 1024
+MAX_BATCH = 65_536
+
+
 class Misspelt(ValueError):
     """A word outside a list; carries the nearest valid one."""
 
@@ -57,6 +62,12 @@ def _boolean(value: Any) -> Any:
     return value
 
 
+def _freeze(value: Any) -> Any:
+    if value == "auto" or isinstance(value, bool):
+        return value
+    raise Misspelt(f"must be auto, true or false, not {shown(value)}.", nearest(str(value), ["auto"]))
+
+
 def _off(value: Any) -> Any:
     # YAML 1.1 reads a bare `off` as false.
     return "off" if value is False else value
@@ -70,12 +81,16 @@ def _sizes(value: Any) -> Any:
     if not sizes or not all(_is_count(size) for size in sizes):
         message = f"must be auto or a list of integers of at least 1, not {shown(value)}."
         raise Misspelt(message, nearest(str(value), ["auto"]))
+    if max(sizes) > MAX_BATCH:
+        raise ValueError(f"holds {max(sizes)}; the largest batch is {MAX_BATCH}.")
     return sorted(set(sizes))
 
 
 def _threads(value: Any) -> Any:
-    if value == "auto" or _is_count(value):
+    if value == "auto" or (_is_count(value) and value <= MAX_THREADS):
         return value
+    if _is_count(value):
+        raise ValueError(f"is {value}; the largest number is {MAX_THREADS}.")
     message = f"must be auto or an integer of at least 1, not {shown(value)}."
     raise Misspelt(message, nearest(str(value), ["auto"]))
 
@@ -144,6 +159,7 @@ Positive = Annotated[Number, Field(gt=0.0)]
 Boolean = Annotated[bool, BeforeValidator(_boolean)]
 Sizes = Annotated[Literal["auto"] | list[int], PlainValidator(_sizes, json_schema_input_type=str | list[int])]
 Threads = Annotated[Literal["auto"] | int, PlainValidator(_threads, json_schema_input_type=str | int)]
+Freeze = Annotated[Literal["auto"] | bool, PlainValidator(_freeze, json_schema_input_type=str | bool)]
 Kinds = Annotated[Literal["all"] | list[str], PlainValidator(_kinds, json_schema_input_type=str | list[str])]
 DType = Annotated[str, PlainValidator(_dtype, json_schema_input_type=str)]
 Axis = Annotated[int | str, PlainValidator(_axis, json_schema_input_type=int | str)]

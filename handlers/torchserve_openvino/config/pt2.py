@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from torchserve_openvino.config.problems import KeyPath, Problems
-from torchserve_openvino.config.spelling import listed, nearest, shown
+from torchserve_openvino.config.spelling import listed, nearest, parse_bool, shown
 
 OUR_BACKENDS = ("openvino", "openvino_serving", "openvino_ts", "export", "auto")
 # torch.compile's own names; Inductor alone gives them a meaning.
@@ -151,12 +151,10 @@ def _flag(given: Mapping[Any, Any], key: str, default: Any, problems: Problems) 
     value = given.get(key)
     if value is None:
         return default
-    if isinstance(value, bool):
-        return value
-    # TorchServe compares with `== True`, so that 'true' means no and 'false' means no as well. Here words
-    # mean what they say, and nothing else is taken.
-    if isinstance(value, str) and value.lower() in {"true", "false"}:
-        return value.lower() == "true"
+    # TorchServe compares with `== True`, so that 'true' means no and 'false' means no as well. Here words mean what
+    # they say, the same as for `options`.
+    if (flag := parse_bool(value)) is not None:
+        return flag
     problems.add((key,), f"must be true or false, not {shown(value)}.")
     return default
 

@@ -13,6 +13,7 @@ from torchserve_openvino.config.fields import (
     DType,
     Files,
     Folder,
+    Freeze,
     Kinds,
     Lengths,
     Misspelt,
@@ -64,8 +65,8 @@ class WarmupInput(Section):
     def _ordered(self) -> "WarmupInput":
         if BATCH in self.item_shape():
             raise ValueError("the batch must be the first dimension: items are joined along it.")
-        if self.mask and not any(isinstance(size, str) for size in self.item_shape()):
-            raise ValueError("mask: true needs a shape with a named dimension, such as [sequence].")
+        if self.mask and not self.item_shape():
+            raise ValueError("mask: true needs a shape with the length that it masks, such as [sequence] or [128].")
         if self.low is not None and self.high is not None and self.low >= self.high:
             raise ValueError(f"low ({self.low:g}) must be less than high ({self.high:g}).")
         return self
@@ -101,6 +102,9 @@ class VerifySection(Section):
 
     against: Against = "eager"
     """off skips the comparison."""
+    required: Boolean = False
+    """true: the worker does not start where the comparison can't be made (no inputs are known, or the model is in
+    training mode); false: it starts, and report, log and a metric say that it was not verified."""
     max_abs: Positive | None = None
     """Largest absolute difference that is accepted; None takes a tolerance by precision."""
     min_cosine: Share | None = None
@@ -117,6 +121,12 @@ class VerifySection(Section):
     """refuse: the worker ends at the next request, to be replaced; warn: a line in the log, and a metric."""
     keep_mismatches: Folder | None = None
     """Folder (an absolute path) that takes the inputs and both answers of each mismatch, up to 16 of them or 256 MB."""
+
+    @model_validator(mode="after")
+    def _required_is_not_off(self) -> "VerifySection":
+        if self.required and self.against == "off":
+            raise ValueError("required: true and against: off exclude each other; remove one.")
+        return self
 
 
 class BatchingSection(Section):
@@ -208,7 +218,7 @@ class OpenVINOSection(Section):
     """What may be answered."""
     execution: ExecutionSection = ExecutionSection()
     """Latency or throughput."""
-    freeze: Literal["auto"] | Boolean = "auto"
+    freeze: Freeze = "auto"
     """Whether calls skip Dynamo's guards after warm-up: about a millisecond less, and a model that changes later is not
     seen to. auto: yes for image_classifier and tensor, no for a handler of your own."""
     release_weights: Boolean = False

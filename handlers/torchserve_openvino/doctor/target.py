@@ -12,12 +12,13 @@ import torch
 import yaml
 
 from torchserve_openvino.config import ResolvedOptions, ServingConfig, load_serving_config, resolve_options
+from torchserve_openvino.config.sections import VerifySection
 from torchserve_openvino.config.yaml_source import read_yaml
 from torchserve_openvino.doctor.inputs import declared_inputs, parse_inputs
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.ops.mappings import load_mappings
 from torchserve_openvino.packaging.archive import extract
-from torchserve_openvino.serving.inputs import Inputs
+from torchserve_openvino.serving.input_spec import Inputs
 from torchserve_openvino.serving.load_archive import MANIFEST, load_handler
 from torchserve_openvino.serving.loading import TORCHSCRIPT_ADVICE, ExportedModel, archive_kind
 from torchserve_openvino.serving.op_mappings import load_archived_mappings
@@ -62,6 +63,7 @@ class Target:
         options: Of the backend, without any cache.
         name: What it is called on screen.
         dynamic: Whether sizes are symbolic, as `compile` takes it.
+        verify: Limits that a worker holds answers to.
         config_path: The YAML file that the options came from, where it is a file of the user's.
         root: Folder that the paths of its source lines are shown relative to; None for none.
         source: The Python file that the model came from; empty for the other kinds.
@@ -73,6 +75,7 @@ class Target:
     options: ResolvedOptions
     name: str
     dynamic: bool = False
+    verify: VerifySection = field(default_factory=VerifySection)
     config_path: Path | None = None
     root: Path | None = None
     source: str = ""
@@ -126,6 +129,7 @@ def load_target(spec: TargetSpec) -> Target:
         options=_options(config),
         name=f"{path.name}:{factory}" if factory else path.name,
         dynamic=bool(config.pt2.dynamic) or config.openvino.batching.mode == "dynamic",
+        verify=config.openvino.verify,
         config_path=Path(spec.config) if spec.config is not None else None,
         root=loaded.root,
         source=str(path.resolve()) if path.suffix == ".py" else "",

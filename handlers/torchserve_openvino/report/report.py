@@ -75,6 +75,11 @@ class CompileReport:
         self._tracker.verify = result
         self._tracker.touch()
 
+    @property
+    def verified(self) -> bool:
+        """Whether answers were compared with eager PyTorch's, and were equal."""
+        return self._tracker.verify.get("passed", False) is True
+
     def set_shadow(self, facts: dict[str, Any]) -> None:
         """Stores what comparing some requests with eager PyTorch has found so far (JSON-safe)."""
         if facts != self.shadow:

@@ -16,6 +16,7 @@ def summary_line(report: dict[str, Any]) -> str:
         f"graph breaks {s['graph_breaks']}, recompiles {s['recompiles']}, "
         f"compiled in {s['compile_seconds']:.2f} s, device {s['device'] or '?'}, precision {s['precision'] or '?'}"
         + (f", backend {backend}" if (backend := report["config"].get("backend")) else "")
+        + (", not verified" if report["verify"].get("skipped") else "")
     )
 
 
@@ -30,6 +31,8 @@ def verify_line(verify: dict[str, Any]) -> str:
     words = []
     if "passed" in verify:
         words = ["passed" if verify["passed"] else "FAILED", f"{verify.get('cases', '?')} case(s)"]
+    if skipped := verify.get("skipped"):
+        words.append(f"NOT VERIFIED: {skipped}")
     if sets := verify.get("value_sets"):
         words.append(f"{sets['compared']} set(s) of values")
         if sets["skipped"]:

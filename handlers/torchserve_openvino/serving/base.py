@@ -4,8 +4,10 @@ Its module imports ``openvino.torch``, which is OpenVINO's own torch.compile bac
 seconds of each worker's start, for something that this package replaces.
 """
 
+import functools
 import logging
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 _UNUSED = "openvino.torch"
@@ -29,4 +31,24 @@ finally:
     if _before is None:
         del sys.modules[_UNUSED]
 
-__all__ = ["BaseHandler"]
+_upstream = BaseHandler.initialize
+
+
+@functools.wraps(_upstream)
+def _initialize(self: Any, context: Any) -> Any:
+    """Upstream's, inside `while_base_handler_loads` where a handler has that: between it and a user's `initialize`."""
+    prepare = getattr(self, "while_base_handler_loads", None)
+    with prepare(context) if prepare is not None else nullcontext():
+        return _upstream(self, context)
+
+
+BaseHandler.initialize = _initialize
+
+
+def model_name(context: Any) -> str:
+    """The model's name in TorchServe; contexts of tests have it in the manifest, or not at all."""
+    manifest = getattr(context, "manifest", None) or {}
+    return str(getattr(context, "model_name", "") or manifest.get("model", {}).get("modelName") or "model")
+
+
+__all__ = ["BaseHandler", "model_name"]

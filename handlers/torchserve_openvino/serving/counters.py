@@ -8,7 +8,7 @@ class Counters:
     """Named counts; safe from several threads.
 
     Names in use: ``requests``, ``items``, ``padded_rows``, ``padded_dims``, ``split_batches``, ``outside_compiled``,
-    ``retried_batches``, ``refused_by_policy``, and ``refused_NNN`` for each HTTP status that an item got.
+    ``retried_batches``, and ``refused_NNN`` for each HTTP status that an item got.
     """
 
     def __init__(self) -> None:

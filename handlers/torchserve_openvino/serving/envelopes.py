@@ -118,6 +118,8 @@ def _payload(row: Any) -> dict[str, Any]:
     if isinstance(value, (bytes, bytearray, str)):
         try:
             value = json.loads(value)
+        except RecursionError as error:
+            raise InvalidInputError("the body is JSON that is nested too deep") from error
         except (UnicodeDecodeError, json.JSONDecodeError) as error:
             raise InvalidInputError(f"the body is not valid JSON: {error}") from error
     if not isinstance(value, dict):

@@ -3,25 +3,22 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from torchserve_openvino.cache.open import PACKAGED_FOLDER
 from torchserve_openvino.config import ServingConfig, load_serving_config
 from torchserve_openvino.config.sections import WarmupInput
 from torchserve_openvino.errors import ItemError, ModelLoadError, TorchServeOpenVINOError
 from torchserve_openvino.report import CompileReport, Tracker
-from torchserve_openvino.serving import loading
-from torchserve_openvino.serving.base import BaseHandler
+from torchserve_openvino.serving.base import BaseHandler, model_name
 from torchserve_openvino.serving.batch_answer import answer_enveloped, finish
 from torchserve_openvino.serving.counters import Counters
 from torchserve_openvino.serving.envelopes import Envelope, take_over
-from torchserve_openvino.serving.inputs import Inputs
-from torchserve_openvino.serving.isolation import run_isolated, server_fault
+from torchserve_openvino.serving.input_spec import Inputs, call_of
+from torchserve_openvino.serving.isolation import only, run_isolated, server_fault
+from torchserve_openvino.serving.load_model import ArchiveLoading
 from torchserve_openvino.serving.metrics import MetricsEmitter
 from torchserve_openvino.serving.op_mappings import load_archived_mappings
 from torchserve_openvino.serving.policy import PolicyWatch
@@ -33,7 +30,7 @@ from torchserve_openvino.serving.warmup import startup_advice
 logger = logging.getLogger(__name__)
 
 
-class OpenVINOHandler(BaseHandler):
+class OpenVINOHandler(ArchiveLoading, BaseHandler):
     """A base for handlers, and a mixin for those that exist::
 
         class Mine(OpenVINOHandler, TheirHandler): ...
@@ -51,13 +48,10 @@ class OpenVINOHandler(BaseHandler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.config = ServingConfig()
         self.eager_model: Any = None
         self.report = CompileReport(Tracker())
         self.counters = Counters()
         self.state: ReadyState | None = None
-        self._model_dir = Path()
-        self._serialized: Path | None = None
         # TorchServe wraps this handler in an envelope next, before it calls `initialize`.
         take_over()
 
@@ -72,25 +66,32 @@ class OpenVINOHandler(BaseHandler):
         """
         try:
             self._initialize(context)
-        except TorchServeOpenVINOError as error:
-            logger.error("%s is not served. %s: %s", context.model_name, type(error).__name__, error)
-            if isinstance(error, RuntimeError):
+        except Exception as error:
+            # TorchServe logs whatever a worker writes as INFO: the word has to be in the line. One line, before the
+            # traceback, for those who look for it (`torchserve-openvino why`).
+            text = " ".join(str(error).split())
+            logger.error("ERROR: %s is not served. %s: %s", model_name(context), type(error).__name__, text)
+            if not isinstance(error, TorchServeOpenVINOError):
                 raise
-            raise ModelLoadError(f"{type(error).__name__}: {error}") from error
+            logger.debug("Where it was found", exc_info=True)
+            # The message says what is wrong; dozens of frames of ours would only hide it.
+            refusal = error if isinstance(error, RuntimeError) else ModelLoadError(f"{type(error).__name__}: {error}")
+            raise refusal.with_traceback(None) from None
 
     def _initialize(self, context: Any) -> None:
         start = time.perf_counter()
-        self._model_dir = Path(context.system_properties.get("model_dir") or ".")
-        load_archived_mappings(self._model_dir, context.model_yaml_config)
+        self.model_dir = Path(context.system_properties.get("model_dir") or ".")
+        load_archived_mappings(self.model_dir, context.model_yaml_config)
         self.config = self._load_config(context)
         threads = self._plan_threads()
         threads.apply()
-        with self._without_pt2(context):
+        self.find_weights(context)
+        with self.without_pt2(context):
             super().initialize(context)
         loaded = time.perf_counter() - start
         self.initialized = False
         self.context = context
-        self.eager_model = self.servable(self.model)
+        self.eager_model = self.servable(self.loaded_model())
         batch_size = int(context.system_properties.get("batch_size") or 1)
         prepared = self._prepare(threads, batch_size)
         if prepared is not None and prepared.needs_no_torch:
@@ -99,14 +100,15 @@ class OpenVINOHandler(BaseHandler):
         self.report.set_config("threads", threads.to_dict())
         self._advise(time.perf_counter() - start)
         watch = PolicyWatch(self.report, self.config.openvino.fallback)
-        metrics = MetricsEmitter(self.report, self.counters)
+        version = str((context.manifest or {}).get("model", {}).get("modelVersion") or "")
+        metrics = MetricsEmitter(self.report, self.counters, version)
         self.counters.reset()
         verify = self.config.openvino.verify
-        shadow = shadow_for(self.eager_model, verify, prepared, self.report, context.model_name)
+        shadow = shadow_for(self.eager_model, verify, prepared, self.report, model_name(context))
         ends = verify.on_shadow_mismatch == "refuse"
         self.state = ReadyState(self.report, self.counters, watch, metrics, prepared, shadow, ends)
         self.state.emit(context)
-        logger.info("%s: %s", context.model_name, self._summary(prepared))
+        logger.info("%s: %s", model_name(context), self._summary(prepared))
         self.initialized = True
 
     def servable(self, model: Any) -> Any:
@@ -117,8 +119,8 @@ class OpenVINOHandler(BaseHandler):
         """From the file where there is one, so that errors name the line."""
         manifest = context.manifest or {}
         name = manifest.get("model", {}).get("configFile")
-        if name and (self._model_dir / name).is_file():
-            return load_serving_config(self._model_dir / name)
+        if name and (self.model_dir / name).is_file():
+            return load_serving_config(self.model_dir / name)
         return load_serving_config(context.model_yaml_config or {})
 
     def _plan_threads(self) -> ThreadPlan:
@@ -131,41 +133,6 @@ class OpenVINOHandler(BaseHandler):
             ov_config=backend.options.config if backend is not None else {},
             device=backend.options.device if backend is not None else "CPU",
         )
-
-    @contextmanager
-    def _without_pt2(self, context: Any) -> Iterator[None]:
-        """Hides ``pt2`` (BaseHandler would compile lazily, and change the dict) and the weights' file type."""
-        given_yaml, given_manifest = context.model_yaml_config, context.manifest
-        model = dict((given_manifest or {}).get("model", {}))
-        serialized = model.get("serializedFile")
-        self._serialized = self._model_dir / serialized if serialized else None
-        if not model.get("modelFile"):
-            if self._serialized is None:
-                raise ModelLoadError(
-                    "the archive has neither a model file (--model-file) nor a model (--serialized-file)"
-                )
-            # BaseHandler knows one file type without a class, by its ending; `_load_torchscript_model` looks inside.
-            model["serializedFile"] = "model.pt"
-        context.model_yaml_config = {key: value for key, value in (given_yaml or {}).items() if key != "pt2"}
-        context.manifest = {**(given_manifest or {}), "model": model}
-        try:
-            yield
-        finally:
-            context.model_yaml_config, context.manifest = given_yaml, given_manifest
-            self.model_yaml_config, self.manifest = given_yaml, given_manifest
-            self.model_pt_path = str(self._serialized) if self._serialized else None
-
-    def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: str | None) -> torch.nn.Module:
-        model = loading.load_class(Path(model_dir), model_file)
-        if self._serialized is not None:
-            loading.load_weights(model, self._serialized)
-        return model
-
-    def _load_torchscript_model(self, model_pt_path: str) -> torch.nn.Module:
-        assert self._serialized is not None
-        if not self.config.pt2.enabled and loading.archive_kind(self._serialized) == "torchscript":
-            return torch.jit.load(self._serialized, map_location=self.device)
-        return loading.load_without_class(self._serialized)
 
     # --- compilation ------------------------------------------------------------------------------------------
 
@@ -187,7 +154,7 @@ class OpenVINOHandler(BaseHandler):
             samples=self._samples(),
             counters=self.counters,
             freezes=self.freezes,
-            packaged=self._model_dir / PACKAGED_FOLDER,
+            packaged=self.model_dir / PACKAGED_FOLDER,
         ).run()
         self.model, self.report = prepared.model, prepared.report
         return prepared
@@ -199,7 +166,7 @@ class OpenVINOHandler(BaseHandler):
     def _samples(self) -> list[tuple[str, Inputs]]:
         found = []
         for name in self.config.openvino.warmup.samples:
-            path = self._model_dir / name
+            path = self.model_dir / name
             if not path.is_file():
                 raise ModelLoadError(
                     f"handler.openvino.warmup.samples names {name!r}, which is not in the archive; package it with "
@@ -213,10 +180,7 @@ class OpenVINOHandler(BaseHandler):
 
     def sample_inputs(self, body: bytes) -> Inputs:
         """The call that the model gets for one request's body; a user's handler is asked through its `preprocess`."""
-        value = self.preprocess([{"body": body}])
-        if isinstance(value, dict):
-            return (), value
-        return (tuple(value) if isinstance(value, (list, tuple)) else (value,)), {}
+        return call_of(self.preprocess([{"body": body}]))
 
     def _advise(self, seconds: float) -> None:
         # 120 s is what TorchServe allows where the YAML says nothing.
@@ -256,7 +220,7 @@ class OpenVINOHandler(BaseHandler):
         state = self.state
         assert state is not None
         state.before_call(context)
-        self.counters.add("requests", len(context.request_ids or ()) or 1)
+        self.counters.add("requests", len(getattr(context, "request_ids", None) or ()) or 1)
         try:
             return answer()
         finally:
@@ -269,10 +233,12 @@ class OpenVINOHandler(BaseHandler):
     def answer_items(self, items: list[Any], context: Any) -> list[Any]:
         """An answer or an `ItemError` for each item; tasks override this, a user's handler keeps its own steps."""
         handle = super().handle
-        return run_isolated(
-            items, lambda some: self.watched(lambda: handle(some, context)), lambda _, error: server_fault(error),
-            self.counters,
-        )  # fmt: skip
+
+        def run(some: list[tuple[int, Any]]) -> list[Any]:
+            with only(context, [position for position, _ in some], len(items)):
+                return self.watched(lambda: handle([item for _, item in some], context))
+
+        return run_isolated(list(enumerate(items)), run, lambda _, error: server_fault(error), self.counters)
 
     def watched(self, run: Callable[[], Any]) -> Any:
         """What ``run`` returns, unless it fell back in a way that the policy refuses.
@@ -287,9 +253,13 @@ class OpenVINOHandler(BaseHandler):
 
     def describe_handle(self) -> dict[str, Any]:
         """The report, for ``GET /models/NAME?customized=true``."""
-        model = getattr(self.context, "model_name", "")
         if self.state is not None:
             self.state.publish()
         serving = self.state.to_dict() if self.state is not None else {}
-        own = {"serving": serving, "pid": os.getpid(), "model": model, "settings": self.config.summary}
+        own = {
+            "serving": serving,
+            "pid": os.getpid(),
+            "model": model_name(self.context),
+            "settings": self.config.summary,
+        }
         return {**self.report.to_dict(), **own}

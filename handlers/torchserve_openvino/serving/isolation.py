@@ -1,7 +1,8 @@
 """One item cannot hurt another: a batch that fails is run item by item, and only the guilty one answers for it."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torchserve_openvino.errors import ItemError, ModelCallError
@@ -40,6 +41,27 @@ def run_isolated(values: Sequence[Any], run: Run, blame: Blame, counters: Counte
         )
     counters.add("retried_batches")
     return [run_isolated([value], run, blame, counters)[0] for value in values]
+
+
+@contextmanager
+def only(context: Any, positions: Sequence[int], count: int) -> Iterator[None]:
+    """Makes some requests of a batch the only ones that a handler finds in its context, numbered from 0.
+
+    Args:
+        context: TorchServe's.
+        positions: Of these requests in the batch.
+        count: How many items the batch has; where one request holds several, nothing is changed.
+    """
+    processors, ids = getattr(context, "request_processor", None), getattr(context, "request_ids", None)
+    if len(positions) == count or not isinstance(processors, list) or len(processors) != count:
+        yield
+        return
+    context.request_processor = [processors[position] for position in positions]
+    context.request_ids = {number: (ids or {}).get(position) for number, position in enumerate(positions)}
+    try:
+        yield
+    finally:
+        context.request_processor, context.request_ids = processors, ids
 
 
 def _checked(answers: list[Any], count: int) -> list[Any]:

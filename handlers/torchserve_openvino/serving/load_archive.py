@@ -49,7 +49,8 @@ def main(folder: str) -> None:
     report = describe() if describe is not None else {}
     if not isinstance(report, dict) or "cache" not in report:
         raise SystemExit("the archive's handler is none of torchserve-openvino's: nothing is compiled for it")
-    print(RESULT + json.dumps({name: report[name] for name in ("cache", "summary", "verify")}), flush=True)
+    shown = {name: report[name] for name in ("cache", "summary", "verify", "serving")}
+    print(RESULT + json.dumps(shown), flush=True)
 
 
 if __name__ == "__main__":

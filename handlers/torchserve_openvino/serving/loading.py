@@ -17,16 +17,27 @@ TORCHSCRIPT_ADVICE = (
 )
 
 
+# What operators that behave otherwise in training call the argument that says so.
+_TRAINING_FLAGS = ("train", "training")
+
+
 class ExportedModel(nn.Module):
-    """A torch.export program as a module; it has no training mode, so that eval() is a no-op.
+    """A torch.export program as a module; train() and eval() change nothing.
 
     Args:
         program: What ``torch.export.load`` returned.
+
+    Attributes:
+        training: Whether the program was exported in training mode, and drops values or takes batch statistics.
     """
 
     def __init__(self, program: Any) -> None:
         super().__init__()
         self.program = program.module()
+        for module in self.modules():
+            # A GraphModule is born in training mode, which says nothing of the program in it.
+            module.training = False
+        self.training = any(_trains(node) for node in program.graph.nodes)
 
     def train(self, mode: bool = True) -> "ExportedModel":
         """Nothing to switch: the program was exported in one mode."""
@@ -35,6 +46,20 @@ class ExportedModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program."""
         return self.program(*args, **kwargs)
+
+
+def _trains(node: Any) -> bool:
+    """Whether a node of a program does what it would only do in training."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None:
+        return False
+    given = {argument.name: value for argument, value in zip(schema.arguments, node.args, strict=False)} | node.kwargs
+    return given.get("p", 1.0) != 0.0 and any(given.get(name) is True for name in _TRAINING_FLAGS)
+
+
+def is_exported(model: nn.Module) -> bool:
+    """Whether a model is a torch.export program, or is wrapped around one."""
+    return any(isinstance(module, ExportedModel) for module in model.modules())
 
 
 def archive_kind(path: Path) -> str:

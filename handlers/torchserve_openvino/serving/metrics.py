@@ -1,10 +1,15 @@
 """The report as TorchServe metrics; metrics.yaml must name them, or TorchServe drops them."""
 
+import itertools
+import os
+import re
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
+from torchserve_openvino.config.kinds import FALLBACK_KINDS
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.counters import Counters
 
@@ -20,8 +25,30 @@ COUNTERS = {
     "outside_compiled": "openvino_outside_compiled_total",
     "retried_batches": "openvino_retried_batches_total",
 }
+# Refusals that the handlers of this package make: they show from the start, others once they happen.
+_REFUSALS = (400, 413, 415, 422, 500, 503)
 # Each metric is a line that TorchServe's frontend parses: requests are counted together for this long.
 SECONDS_BETWEEN = 1.0
+
+
+def metrics_of(context: Any) -> Any:
+    """``context.metrics`` where it takes gauges; None without it, or with TorchServe's older store of metrics."""
+    from ts.metrics.metric_cache_abstract import MetricCacheAbstract
+
+    metrics = getattr(context, "metrics", None)
+    return metrics if isinstance(metrics, MetricCacheAbstract) else None
+
+
+def worker_name(arguments: Sequence[str]) -> str:
+    """The number that TorchServe knows a worker by (9000 in W-9000-NAME_VERSION), from its command line; else its pid.
+
+    Args:
+        arguments: ``sys.argv``: ``... --sock-type unix --sock-name /tmp/.ts.sock.9000`` or ``... --port 9000``.
+    """
+    for option, value in itertools.pairwise(arguments):
+        if option in {"--sock-name", "--port"} and (number := re.search(r"\d+$", value)):
+            return number.group()
+    return str(os.getpid())
 
 
 class MetricsEmitter:
@@ -30,9 +57,12 @@ class MetricsEmitter:
     Args:
         report: Of the model that this worker serves.
         counters: What happened to requests.
+        version: The model's.
     """
 
-    def __init__(self, report: CompileReport, counters: Counters) -> None:
+    def __init__(self, report: CompileReport, counters: Counters, version: str = "") -> None:
+        # What two workers say of themselves must not overwrite each other.
+        self._labels = {"worker": worker_name(sys.argv), "version": version or "default"}
         self._report = report
         self._counters = counters
         self._revision = -1
@@ -68,44 +98,51 @@ class MetricsEmitter:
             self._gauge(metrics, f"openvino_{name}", value)
         self._count(metrics, "openvino_cache_write_failures_total", cache.write_failures)
         self._gauge(metrics, "openvino_policy_violated", int(violated))
+        self._gauge(metrics, "openvino_verified", int(self._report.verified))
         self._gauge(metrics, "openvino_backend", 1, "backend", self._report.backend)
-        for kind, count in self._report.fallback_counts().items():
-            self._count(metrics, "openvino_fallbacks_total", count, "kind", kind)
+        counts = self._report.fallback_counts()
+        for kind in FALLBACK_KINDS:
+            self._count(metrics, "openvino_fallbacks_total", counts.get(kind, 0), "kind", kind)
         self._count(metrics, "openvino_recompiles_total", summary.recompiles)
         self._count(metrics, "openvino_compiles_after_ready_total", compiles_after_ready)
 
     def _emit_shadow(self, metrics: Any) -> None:
-        if not (shadow := self._report.shadow):
-            return
+        shadow = self._report.shadow
         for key in ("checked", "mismatches", "skipped"):
-            self._count(metrics, f"openvino_shadow_{key}_total", shadow[key], from_zero=True)
+            self._count(metrics, f"openvino_shadow_{key}_total", shadow.get(key, 0))
+        if not shadow:
+            return
         # Prometheus takes an infinite value, TorchServe's parser does not.
         worst = min(float(shadow["worst"]), sys.float_info.max)
         self._gauge(metrics, "openvino_shadow_largest_difference", worst)
 
     def _emit_counts(self, metrics: Any) -> None:
-        for key, count in self._counters.to_dict().items():
-            if key in COUNTERS:
-                self._count(metrics, COUNTERS[key], count)
-            elif key.startswith("refused_"):
-                self._count(metrics, "openvino_refused_items_total", count, "code", key.removeprefix("refused_"))
+        counts = self._counters.to_dict()
+        for key, name in COUNTERS.items():
+            self._count(metrics, name, counts.get(key, 0))
+        refused = {f"refused_{code}": 0 for code in _REFUSALS} | {k: n for k, n in counts.items() if _is_refusal(k)}
+        for key, count in refused.items():
+            self._count(metrics, "openvino_refused_items_total", count, "code", key.removeprefix("refused_"))
 
     def _gauge(self, metrics: Any, name: str, value: float, dimension: str = "", kind: str = "") -> None:
         from ts.metrics.dimension import Dimension
         from ts.metrics.metric_type_enum import MetricTypes
 
+        labels = {dimension: kind, **self._labels} if dimension else self._labels
         # TorchServe appends to the list it is given, and its default is shared by all callers: a new one each time.
-        dimensions = [Dimension(dimension, kind)] if dimension else []
+        dimensions = [Dimension(label, value) for label, value in labels.items()]
         metrics.add_metric(name, value, unit="count", dimensions=dimensions, metric_type=MetricTypes.GAUGE)
 
-    def _count(
-        self, metrics: Any, name: str, total: int, dimension: str = "", value: str = "", from_zero: bool = False
-    ) -> None:
+    def _count(self, metrics: Any, name: str, total: int, dimension: str = "", value: str = "") -> None:
         from ts.metrics.dimension import Dimension
 
         key = f"{name} {value}"
         grown = total - self._sent.get(key, 0)
-        # Who watches for a rise needs to see where it began.
-        if grown > 0 or (from_zero and key not in self._sent):
+        # Who watches for a rise needs to see where it began: each counter is sent once at 0.
+        if grown > 0 or key not in self._sent:
             self._sent[key] = total
             metrics.add_counter(name, grown, dimensions=[Dimension(dimension, value)] if dimension else [])
+
+
+def _is_refusal(name: str) -> bool:
+    return name.startswith("refused_")

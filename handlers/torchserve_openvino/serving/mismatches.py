@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.serving.inputs import Inputs
+from torchserve_openvino.serving.input_spec import Inputs
 
 # For all workers that write to one folder together.
 MAX_MISMATCHES = 16

@@ -4,7 +4,6 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +13,17 @@ from torchserve_openvino.backend import CompiledModule, compile
 from torchserve_openvino.cache.open import CacheSettings
 from torchserve_openvino.config import ResolvedOptions, ServingConfig
 from torchserve_openvino.config.sections import WarmupInput
-from torchserve_openvino.errors import ModelLoadError, PolicyViolationError, VerificationError
 from torchserve_openvino.report import CompileReport
-from torchserve_openvino.serving import precision, probe, verify
-from torchserve_openvino.serving.batching import bucket_sizes
+from torchserve_openvino.serving import precision, verify
+from torchserve_openvino.serving.admission import Admission
 from torchserve_openvino.serving.counters import Counters
-from torchserve_openvino.serving.inputs import (
-    DeclaredInputs,
-    Inputs,
-    InputSpec,
-    Signature,
-    declared_specs,
-    parameter_names,
-    specs_of_sample,
-)
+from torchserve_openvino.serving.input_spec import Inputs, Signature
 from torchserve_openvino.serving.memory import release_weights
-from torchserve_openvino.serving.policy import violations
 from torchserve_openvino.serving.served import ServedModel
+from torchserve_openvino.serving.shapes import shapes_of
 from torchserve_openvino.serving.streams import Streams
 from torchserve_openvino.serving.threads import ThreadPlan
-from torchserve_openvino.serving.value_sets import richest, sample_sets, value_sets
-from torchserve_openvino.serving.warmup import Case, signatures, warm_up
+from torchserve_openvino.serving.warmup import Case, warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -104,75 +93,11 @@ class Preparation:
         self._threads = threads
         self._counters = counters
         self._freezes = freezes if self._section.freeze == "auto" else self._section.freeze
-        self._samples = samples
         self._packaged = packaged if self._section.cache.packaged else None
-        self._inputs = self._declare(declared)
-        mode, batching = self._section.batching.mode, self._section.batching
-        self._sizes = bucket_sizes(batching.buckets, batch_size, threads.streams) if mode == "bucket" else None
-        self._facts, self._axes = self._probe()
-        if self._facts is not None and not self._facts.joins:
-            logger.warning("Requests are not joined, nor batches padded: %s", self._facts.reason)
-            self._sizes = None
-        self._signatures = self._signature_list(batch_size)
-        self._cases = self._case_list()
-
-    # --- what is to be compiled -----------------------------------------------------------------------------
-
-    def _declare(self, declared: Sequence[WarmupInput]) -> DeclaredInputs | None:
-        names = parameter_names(self._eager)
-        specs: list[InputSpec] = declared_specs(declared, names)
-        if not specs and self._samples:
-            specs = specs_of_sample(self._samples[0][1], names)
-        if not specs:
-            return None
-        batching = self._section.batching
-        return DeclaredInputs(
-            specs, names, batching.dims, pads=batching.mode == "bucket", exact=batching.mode == "exact"
+        self._shapes = shapes_of(
+            eager, self._section, batch_size=batch_size, streams=threads.streams, declared=declared, samples=samples
         )
-
-    def _probe(self) -> tuple[probe.RowFacts | None, probe.Axes]:
-        if self._inputs is None:
-            return None, {}
-        least = Signature(1, {name: sizes[0] for name, sizes in self._inputs.dims.items()})
-        facts = probe.probe_rows(self._eager, self._inputs.make(least), self._inputs.make(least, seed=1))
-        if self._section.batching.mode != "bucket" or not self._inputs.dims:
-            return facts, {}
-        axes, unsafe = probe.probe_dims(self._eager, self._inputs, least)
-        for name, reason in unsafe.items():
-            raise ModelLoadError(
-                f"{name} can't be padded to the lengths in handler.openvino.batching.dims: {reason}. Declare the input "
-                "that masks the padding (mask: true), or set batching.mode to exact or dynamic."
-            )
-        return facts, axes
-
-    def _signature_list(self, batch_size: int) -> list[Signature]:
-        if self._inputs is None:
-            return []
-        section = self._section
-        sizes: Sequence[int]
-        if section.warmup.batch_sizes != "auto":
-            sizes = section.warmup.batch_sizes
-        elif self._sizes is not None:
-            sizes = self._sizes
-        elif section.batching.mode == "dynamic":
-            sizes = sorted({1, 2, batch_size})
-        else:
-            sizes = range(1, batch_size + 1)
-        return signatures(sizes, self._inputs.dims, section.batching.mode)
-
-    def _case_list(self) -> list[Case]:
-        assert self._inputs is not None or not self._signatures
-        made = [self._case(s) for s in self._signatures]
-        return made + [
-            Case(f"sample {name}", inputs, compiled_shape=False, others=partial(sample_sets, inputs))
-            for name, inputs in self._samples
-        ]
-
-    def _case(self, signature: Signature) -> Case:
-        assert self._inputs is not None
-        rich = str(signature) in richest(self._signatures)
-        others = partial(value_sets, self._inputs, signature, rich=rich)
-        return Case(str(signature), self._inputs.make(signature), others=others)
+        self._admission = Admission(eager, self._section, self._shapes.cases)
 
     # --- compilation ----------------------------------------------------------------------------------------
 
@@ -180,40 +105,43 @@ class Preparation:
         """Compiles, warms up, chooses a precision, verifies, applies the policy.
 
         Raises:
-            VerificationError: Answers differ from eager's, and ``verify.on_violation`` is ``refuse``.
+            VerificationError: Answers differ from eager's, and ``verify.on_violation`` is ``refuse``; or they can't be
+                compared, and ``verify.required`` is true.
             PolicyViolationError: More falls back than is allowed, and ``fallback.on_violation`` is ``refuse``.
         """
+        self._admission.require()
         resolved = self._with_threads()
-        tried = precision.candidates(resolved) if self._verifies else []
+        verifies = not self._admission.skipped
+        tried = precision.candidates(resolved) if verifies else []
         if len(tried) < 2 or resolved is None:
             prepared = self._compile(resolved)
-            if self._verifies:
+            if verifies:
                 prepared = self._verified(prepared, resolved)
+            else:
+                self._admission.note_skipped(prepared.report, type(self._eager).__name__)
             if tried:
                 prepared.report.set_config("precision_choice", {"chosen": tried[0], "tried": {}})
         else:
             prepared = self._fastest(resolved, tried)
-        self._check_policy(prepared.report)
+        self._admission.check_policy(prepared.report)
+        for note in self._shapes.notes:
+            prepared.report.add_note(note)
         self._release(prepared)
         return prepared
 
-    @property
-    def _verifies(self) -> bool:
-        return self._section.verify.against != "off" and not self._eager.training and bool(self._cases)
-
     def _verified(self, prepared: Prepared, resolved: ResolvedOptions | None, name: str | None = None) -> Prepared:
         """The model once its answers were compared with eager's; a wrong one from the cache is made again."""
-        result = self._compare(prepared, name)
+        result = self._admission.compare(prepared.model, prepared.report, name)
         compiled = prepared.model.compiled
         if not result["passed"] and isinstance(compiled, CompiledModule) and compiled.reject_cached():
             problem = verify.failure(result)
             logger.warning("Answers from the cache differ from eager's, compiling again: %s", problem)
             prepared = self._compile(resolved)
             prepared.report.add_note(f"entries of the cache were rejected: {problem}")
-            result = self._compare(prepared, name)
+            result = self._admission.compare(prepared.model, prepared.report, name)
         elif isinstance(compiled, CompiledModule):
             compiled.confirm_cached()
-        self._judge(prepared, result)
+        self._admission.judge(prepared.report, result)
         return prepared
 
     def _with_threads(self) -> ResolvedOptions | None:
@@ -245,37 +173,38 @@ class Preparation:
             own_weights=self._section.release_weights and self._freezes,
             cache=self._cache_settings(),
         )
-        if self._freezes and self._cases:
+        if self._freezes and self._shapes.cases:
             # Before the first call: what is verified is then what will be served, and it may come from the cache.
             compiled.freeze()
         only = None
-        if self._sizes is None and mode != "dynamic" and not dynamic:
-            only = [signature.batch for signature in self._signatures]
+        if self._shapes.sizes is None and mode != "dynamic" and not dynamic:
+            only = [signature.batch for signature in self._shapes.signatures]
         served = ServedModel(
             compiled,
             self._eager,
-            inputs=self._inputs,
+            inputs=self._shapes.inputs,
             compiles_outside=self._section.batching.outside == "compile",
-            sizes=self._sizes,
+            sizes=self._shapes.sizes,
             only_sizes=only,
-            facts=self._facts,
-            axes=self._axes,
+            facts=self._shapes.facts,
+            axes=self._shapes.axes,
             streams=self._streams,
             counters=self._counters,
         )
-        if self._cases:
-            seconds, _ = warm_up(compiled, served, self._cases)
+        if self._shapes.cases:
+            seconds, _ = warm_up(compiled, served, self._shapes.cases)
             compiled.report.add_timing("warmup_seconds", seconds)
-        return Prepared(served, compiled.report, self._cases, self._signatures)
+        return Prepared(served, compiled.report, self._shapes.cases, self._shapes.signatures)
 
     def _fastest(self, resolved: ResolvedOptions, tried: Sequence[str]) -> Prepared:
         trials: list[precision.Trial] = []
         for name in tried:
             logger.info("Precision %s: compiling, verifying, timing", name)
             prepared = self._compile(precision.with_precision(resolved, name))
-            _, seconds = warm_up(prepared.model.compiled, prepared.model, self._cases, rounds=TIMING_ROUNDS)
+            _, seconds = warm_up(prepared.model.compiled, prepared.model, self._shapes.cases, rounds=TIMING_ROUNDS)
             coverage = prepared.report.summary.coverage
-            trials.append(precision.Trial(name, seconds, self._compare(prepared, name), coverage))
+            result = self._admission.compare(prepared.model, prepared.report, name)
+            trials.append(precision.Trial(name, seconds, result, coverage))
         chosen = precision.choose(trials)
         facts = precision.explain(trials, chosen)
         del prepared  # Dynamo keeps what it compiled as long as the model lives: only the winner may take memory.
@@ -286,27 +215,6 @@ class Preparation:
         logger.info("Precision %s is served: the fastest whose answers pass. Tried: %s", tried[chosen], facts["tried"])
         return winner
 
-    def _compare(self, prepared: Prepared, name: str | None = None) -> dict[str, Any]:
-        used = name or prepared.report.summary.precision or "f32"
-        return verify.compare(prepared.model, self._eager, prepared.cases, precision=used, section=self._section.verify)
-
-    def _judge(self, prepared: Prepared, result: dict[str, Any]) -> None:
-        prepared.report.set_verify(result)
-        if result["passed"]:
-            return
-        message = verify.failure(result)
-        if self._section.verify.on_violation == "refuse":
-            raise VerificationError(message)
-        logger.warning("Verification: %s", message)
-
-    def _check_policy(self, report: CompileReport) -> None:
-        policy = self._section.fallback
-        found = violations(report, policy) if self._cases else []
-        if found and policy.on_violation == "refuse":
-            raise PolicyViolationError("handler.openvino.fallback is not met: " + "; ".join(found))
-        for sentence in found:
-            logger.warning("handler.openvino.fallback: %s", sentence)
-
     def _cache_settings(self) -> CacheSettings:
         section = self._section.cache
         settings = CacheSettings(
@@ -314,7 +222,7 @@ class Preparation:
             lock_seconds=float(section.wait_seconds),
             packaged=self._packaged,
             # Verification compares every compiled shape with eager; no need to do so twice.
-            proves=not self._verifies,
+            proves=bool(self._admission.skipped),
         )
         return settings.while_packaging(os.environ)
 
@@ -322,8 +230,8 @@ class Preparation:
         compiled = prepared.model.compiled
         if not self._section.release_weights:
             return
-        if self._freezes and self._cases and isinstance(compiled, CompiledModule):
-            prepared.memory = release_weights(compiled, self._cases, prepared.report)
+        if self._freezes and self._shapes.cases and isinstance(compiled, CompiledModule):
+            prepared.memory = release_weights(compiled, self._shapes.cases, prepared.report)
         else:
             note = "release_weights has no effect: calls are not frozen (handler.openvino.freeze, warmup.inputs)"
             logger.warning("%s", note)

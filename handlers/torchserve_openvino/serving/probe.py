@@ -12,7 +12,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.compare import output_tensors
-from torchserve_openvino.serving.inputs import DeclaredInputs, Inputs, Signature
+from torchserve_openvino.serving.input_spec import Inputs, Signature
+from torchserve_openvino.serving.inputs import DeclaredInputs
 
 # float32 sums in another order differ by some 1e-6 of the largest value; what depends on its neighbours, by much more.
 TOLERANCE = 1e-4
@@ -59,6 +60,16 @@ def probe_rows(model: Callable[..., Any], first: Inputs, second: Inputs) -> RowF
         if not _close(joined, torch.cat(single)):
             return RowFacts(False, f"output {index} of an item depends on the other items of its batch")
     return RowFacts(True)
+
+
+def refusal(model: Callable[..., Any], inputs: Inputs) -> str:
+    """What eager PyTorch raises for a call, on one line; empty where it answers."""
+    try:
+        _run(model, inputs)
+    except Exception as error:
+        # Whatever the model raises is its own way to say that it does not take this.
+        return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    return ""
 
 
 def probe_dims(model: Callable[..., Any], inputs: DeclaredInputs, smallest: Signature) -> tuple[Axes, dict[str, str]]:

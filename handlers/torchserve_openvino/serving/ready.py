@@ -8,8 +8,9 @@ from typing import Any
 from torchserve_openvino.cache.versions import versions
 from torchserve_openvino.config.sections import VerifySection
 from torchserve_openvino.report import CompileReport
+from torchserve_openvino.serving.base import model_name
 from torchserve_openvino.serving.counters import Counters
-from torchserve_openvino.serving.metrics import SECONDS_BETWEEN, MetricsEmitter
+from torchserve_openvino.serving.metrics import SECONDS_BETWEEN, MetricsEmitter, metrics_of
 from torchserve_openvino.serving.policy import PolicyWatch
 from torchserve_openvino.serving.prepare import Prepared
 from torchserve_openvino.serving.served import describe
@@ -82,14 +83,14 @@ class ReadyState:
                 self.publish()
         if self._report.builds != self._seen:
             self._seen = self._report.builds
-            logger.warning("%s compiled after READY: %s", context.model_name, self._report.summary_line())
+            logger.warning("%s compiled after READY: %s", model_name(context), self._report.summary_line())
         self.emit(context)
 
     def emit(self, context: Any) -> None:
         """Sends the metrics that changed."""
         self._context = context
-        if getattr(context, "metrics", None) is not None:
-            self._metrics.emit(context.metrics, self.compiles_after_ready, bool(self.watch.violations))
+        if (metrics := metrics_of(context)) is not None:
+            self._metrics.emit(metrics, self.compiles_after_ready, bool(self.watch.violations))
 
     def publish(self) -> None:
         """Brings the report up to date with what was found beside the requests."""
@@ -158,7 +159,7 @@ def leave(context: Any) -> None:
     Raises:
         SystemExit: Always.
     """
-    logger.error("%s: this worker broke its policy and ends, to be replaced", context.model_name)
+    logger.error("%s: this worker broke its policy and ends, to be replaced", model_name(context))
     connection = getattr(context, "cl_socket", None)
     if connection is not None:
         try:

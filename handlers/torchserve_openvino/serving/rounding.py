@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.compare import output_tensors, widened
-from torchserve_openvino.serving.inputs import Inputs
+from torchserve_openvino.serving.input_spec import Inputs
 
 logger = logging.getLogger(__name__)
 

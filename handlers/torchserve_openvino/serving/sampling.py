@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.compare import output_tensors
 from torchserve_openvino.cache.tensors import tensor_digest
-from torchserve_openvino.serving.inputs import Inputs
+from torchserve_openvino.serving.input_spec import Inputs
 
 _PLAIN = (type(None), bool, int, float, str)
 

@@ -12,7 +12,8 @@ from torchserve_openvino.backend.compare import output_tensors
 from torchserve_openvino.errors import OutsideDeclaredError
 from torchserve_openvino.serving.batching import RowRunner
 from torchserve_openvino.serving.counters import Counters
-from torchserve_openvino.serving.inputs import Convert, DeclaredInputs, Fitted, Inputs, Signature, ordinary
+from torchserve_openvino.serving.input_spec import Inputs, Signature
+from torchserve_openvino.serving.inputs import Convert, DeclaredInputs, Fitted, ordinary
 from torchserve_openvino.serving.probe import Axes, RowFacts, cut_axes, probe_rows
 from torchserve_openvino.serving.streams import Streams
 
@@ -197,10 +198,13 @@ class ServedModel:
 
 def describe(model: ServedModel, signatures: Sequence[Signature]) -> dict[str, object]:
     """How requests are shaped, JSON-safe."""
-    facts = model.facts
+    facts, compiled = model.facts, model.compiled
     return {
         "declared": str(model.inputs) if model.inputs is not None else "nothing",
         "signatures": [str(signature) for signature in signatures],
         "joins_requests": None if facts is None else facts.joins,
         "why_not": facts.reason if facts is not None else "",
+        # Signatures that run without Dynamo's guards, and why others do not.
+        "frozen": getattr(compiled, "frozen", 0),
+        "guarded": dict(getattr(compiled, "guarded_reasons", {})),
     }

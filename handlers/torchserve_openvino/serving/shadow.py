@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from torchserve_openvino.config.sections import VerifySection
-from torchserve_openvino.serving.inputs import Inputs
+from torchserve_openvino.serving.input_spec import Inputs
 from torchserve_openvino.serving.mismatches import MismatchFolder
 from torchserve_openvino.serving.quiet import Ended, Quiet
 from torchserve_openvino.serving.sampling import Sample, Sampler, answered, copied, tensor_bytes, weight_versions

@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 from torchserve_openvino.backend._torch_modes import ThreadDispatchMode
 from torchserve_openvino.backend.compare import output_tensors
 from torchserve_openvino.backend.module_state import module_state
-from torchserve_openvino.serving.inputs import Inputs
+from torchserve_openvino.serving.input_spec import Inputs
 from torchserve_openvino.serving.quiet import Quiet
 from torchserve_openvino.serving.sampling import Sample, weight_versions
 

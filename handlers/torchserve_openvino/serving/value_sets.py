@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from torchserve_openvino.backend.compare import output_tensors, reordered
-from torchserve_openvino.serving.inputs import DeclaredInputs, Inputs, InputSpec, Signature
+from torchserve_openvino.serving.input_spec import Inputs, InputSpec, Signature
+from torchserve_openvino.serving.inputs import DeclaredInputs
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchserve_openvino.serving.inputs import Inputs, Signature
+from torchserve_openvino.serving.input_spec import Inputs, Signature
 from torchserve_openvino.serving.value_sets import ValueSet
 
 logger = logging.getLogger(__name__)

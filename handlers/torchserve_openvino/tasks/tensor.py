@@ -7,9 +7,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.errors import InvalidInputError, ItemError
+from torchserve_openvino.serving.base import model_name
 from torchserve_openvino.serving.batch_answer import finish
 from torchserve_openvino.serving.envelopes import Envelope
-from torchserve_openvino.serving.inputs import Fitted, Inputs, parameter_names
+from torchserve_openvino.serving.input_spec import Inputs, parameter_names
+from torchserve_openvino.serving.inputs import Fitted
 from torchserve_openvino.serving.served import ServedModel
 from torchserve_openvino.tasks.items import ItemHandler, body
 from torchserve_openvino.tasks.tensors import TensorRequest, convert, parse, render
@@ -75,7 +77,7 @@ class TensorHandler(ItemHandler):
             for position, call, outputs in zip(positions, group, self._run_group(group), strict=True):
                 try:
                     self.check_finite(list(outputs.values()))
-                    answers[position] = render(outputs, call.request, self.context.model_name)
+                    answers[position] = render(outputs, call.request, model_name(self.context))
                 except ItemError as error:
                     answers[position] = error
         return answers

@@ -125,6 +125,10 @@ def _tensor_of(array: np.ndarray, what: str) -> torch.Tensor:
 def _from_json_text(raw: bytes) -> Any:
     try:
         return json.loads(raw)
+    except RecursionError as error:
+        raise InvalidInputError(
+            "the body is JSON that is nested too deep; tensors have at most 64 dimensions"
+        ) from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         if raw.lstrip()[:1] in {b"{", b"["}:
             raise InvalidInputError(f"the body is not valid JSON: {error}") from error

@@ -33,7 +33,7 @@ def test_lengths_are_a_list_or_the_largest(given, lengths) -> None:
         ({"warmup": {"inputs": [IDS]}, "batching": {"dims": {"sequense": [8]}}}, "Did you mean 'sequense'"),
         ({"batching": {"dims": {"sequence": [8]}}}, "no shape in warmup.inputs names"),
         ({"warmup": {"inputs": [{"shape": [4, "batch"]}]}}, "batch must be the first"),
-        ({"warmup": {"inputs": [{"shape": [4], "mask": True}]}}, "mask: true needs a shape with a named dimension"),
+        ({"warmup": {"inputs": [{"shape": [], "mask": True}]}}, "mask: true needs a shape with the length"),
         ({"warmup": {"inputs": [{"shape": ["a b"]}]}}, "name of a free dimension"),
         ({"warmup": {"inputs": [IDS]}, "batching": {"dims": {"sequence": [0]}}}, "at least 1"),
         ({"batching": {"outside": "pad"}}, "refuse.*compile"),

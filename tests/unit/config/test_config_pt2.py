@@ -52,7 +52,7 @@ def test_enable_true_means_yes(value):
     assert load({"compile": {"enable": value}}).pt2.enabled is True
 
 
-@pytest.mark.parametrize("value", [1, 0, "yes", "off", [], "flase"])
+@pytest.mark.parametrize("value", [2, 1.5, [], "flase", "maybe"])
 def test_enable_takes_nothing_else(value):
     with pytest.raises(ConfigError, match="must be true or false") as caught:
         load({"compile": {"enable": value}})

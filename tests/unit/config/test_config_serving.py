@@ -324,3 +324,28 @@ def test_every_shipped_configuration_is_tested_and_commented():
     assert set(paths) == {"cpu-latency", "cpu-throughput", "cpu-text", "gpu", "npu", "auto", "strict"}
     for path in paths.values():
         assert path.read_text(encoding="utf-8").startswith("# ")
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"freeze": "maybe"}, r"handler.openvino.freeze: must be auto, true or false, not 'maybe'"),
+        ({"batching": {"buckets": [4, 1_000_000_000]}}, r"buckets: holds 1000000000; the largest batch is 65536"),
+        ({"warmup": {"batch_sizes": [70_000]}}, r"batch_sizes: holds 70000; the largest"),
+        ({"threads": 1_000_000_000}, r"threads: is 1000000000; the largest number is 1024"),
+        ({"execution": {"mode": "throughput", "streams": 5000}}, r"streams: is 5000"),
+    ],
+)
+def test_slips_of_the_pen_are_named_before_a_worker_crashes(section, message):
+    with pytest.raises(ConfigError, match=message) as raised:
+        ours(section)
+    assert "function-" not in str(raised.value) and "literal[" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("word", "on"), [("yes", True), ("off", False), (1, True), ("false", False)])
+def test_words_mean_the_same_for_enable_and_for_options(word, on):
+    given = {"pt2": {"compile": {"enable": word, "backend": "openvino", "options": {"model_caching": word}}}}
+    config = load_serving_config(given, env={})
+    assert config.pt2.enabled is on
+    if config.backend is not None:
+        assert config.backend.options.model_caching is on

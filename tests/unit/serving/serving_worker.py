@@ -1,7 +1,7 @@
 """A worker in this process: real contexts, metrics and handlers, an archive's folder on disk, no server."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,12 @@ class Archive:
         self.context = Context("net", str(folder), self.manifest, batch_size, None, "0.12", True, self.metrics, config)
 
     def handle(self, handler: Any, *bodies: Any, **headers: str) -> list[Any]:
-        """A batch of requests; `status` tells their HTTP codes after it."""
-        self.context.request_processor = [RequestProcessor(dict(headers)) for _ in bodies]
+        """A batch of HTTP requests; `status` tells their codes after it."""
+        return self.handle_with(handler, bodies, [{"explain": "False", **headers} for _ in bodies])
+
+    def handle_with(self, handler: Any, bodies: Sequence[Any], headers: Sequence[dict[str, Any]]) -> list[Any]:
+        """A batch of requests, each with its own headers: TorchServe gives `explain` to those over HTTP alone."""
+        self.context.request_processor = [RequestProcessor(dict(each)) for each in headers]
         ids = {i: f"request-{i}" for i in range(len(bodies))}
         self.context.request_ids = ids
         self.metrics.set_request_ids(ids)

@@ -105,7 +105,7 @@ def test_non_finite_answers_can_be_refused(archive) -> None:
 
 def enveloped(made, envelope_class, handler, *bodies: Any) -> list[Any]:
     """As TorchServe's loader puts an envelope around a handler."""
-    made.context.request_processor = [RequestProcessor({}) for _ in bodies]
+    made.context.request_processor = [RequestProcessor({"explain": "False"}) for _ in bodies]
     made.context.request_ids = {i: f"request-{i}" for i in range(len(bodies))}
     made.metrics.set_request_ids(made.context.request_ids)
     return envelope_class(handler.handle).handle([{"body": body} for body in bodies], made.context)

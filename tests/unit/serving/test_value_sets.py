@@ -9,7 +9,8 @@ from torch import nn
 import torchserve_openvino as tov
 from helpers import leave_unwritten, stick
 from torchserve_openvino.config.sections import VerifySection
-from torchserve_openvino.serving.inputs import DeclaredInputs, InputSpec, Signature
+from torchserve_openvino.serving.input_spec import InputSpec, Signature
+from torchserve_openvino.serving.inputs import DeclaredInputs
 from torchserve_openvino.serving.value_sets import richest, sample_sets, value_sets
 from torchserve_openvino.serving.verify import compare
 from torchserve_openvino.serving.warmup import Case

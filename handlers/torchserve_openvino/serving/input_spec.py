@@ -1,0 +1,175 @@
+"""One input of a model as declared: its name, shape, type and range."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torchserve_openvino.config.sections import WarmupInput
+from torchserve_openvino.errors import ModelLoadError, OutsideDeclaredError
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One compiled shape: items in the batch, and the length of each named dimension."""
+
+    batch: int
+    dims: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return ", ".join([f"batch {self.batch}", *(f"{name} {size}" for name, size in self.dims.items())])
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One declared input.
+
+    Attributes:
+        name: Keyword, or what messages call a positional one.
+        keyword: Whether the model is called with it by keyword.
+        shape: Of one item; a name for each size that varies.
+    """
+
+    name: str
+    keyword: bool
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype
+    low: float | None = None
+    high: float | None = None
+    pad: float = 0.0
+    mask: bool = False
+
+    def __str__(self) -> str:
+        dims = ", ".join(str(size) for size in ("batch", *self.shape))
+        return f"{self.name} [{dims}] {str(self.dtype).removeprefix('torch.')}"
+
+    def sizes(self, signature: Signature) -> tuple[int, ...]:
+        """Shape of the whole batch in one compiled shape."""
+        return (signature.batch, *(signature.dims[size] if isinstance(size, str) else size for size in self.shape))
+
+    def make(self, signature: Signature, generator: torch.Generator) -> torch.Tensor:
+        """Random values within the declared range."""
+        shape = self.sizes(signature)
+        if self.mask:
+            return torch.ones(shape).to(self.dtype)
+        if self.dtype is torch.bool:
+            return torch.rand(shape, generator=generator) > 0.5
+        if self.dtype.is_floating_point or self.dtype.is_complex:
+            if self.low is None and self.high is None:
+                return torch.randn(shape, generator=generator).to(self.dtype)
+            low = self.low if self.low is not None else 0.0
+            high = self.high if self.high is not None else low + 1.0
+            return (torch.rand(shape, generator=generator) * (high - low) + low).to(self.dtype)
+        first = int(self.low or 0)
+        last = int(self.high) if self.high is not None else first + 2
+        return torch.randint(first, last, shape, generator=generator).to(self.dtype)
+
+    def check(self, tensor: torch.Tensor, lengths: dict[str, int]) -> int:
+        """Adds the lengths of named dimensions to ``lengths``; returns the rows.
+
+        Raises:
+            OutsideDeclaredError: Rank, a size, the type or an integer's range is another than declared.
+        """
+        if tensor.dim() != len(self.shape) + 1 or tensor.dtype is not self.dtype:
+            raise OutsideDeclaredError(f"{self._got(tensor)}; it takes {self}")
+        for size, declared in zip(tensor.shape[1:], self.shape, strict=True):
+            if isinstance(declared, str):
+                if lengths.setdefault(declared, size) != size:
+                    raise OutsideDeclaredError(
+                        f"{self._got(tensor)}, where {declared} is {lengths[declared]} in another input"
+                    )
+            elif size != declared:
+                raise OutsideDeclaredError(f"{self._got(tensor)}; it takes {self}")
+        if (self.low is not None or self.high is not None) and not self.dtype.is_floating_point and tensor.numel():
+            self._check_range(tensor)
+        return tensor.shape[0]
+
+    def _check_range(self, tensor: torch.Tensor) -> None:
+        least, largest = (int(value) for value in torch.aminmax(tensor))
+        if self.low is not None and least < self.low:
+            raise OutsideDeclaredError(f"input {self.name} holds {least}; the least value is {self.low:g}", values=True)
+        if self.high is not None and largest >= self.high:
+            raise OutsideDeclaredError(
+                f"input {self.name} holds {largest}; values must be below {self.high:g}", values=True
+            )
+
+    def _got(self, tensor: torch.Tensor) -> str:
+        return f"input {self.name} is {list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+    def pad_to(self, tensor: torch.Tensor, lengths: Mapping[str, int], sizes: Mapping[str, int]) -> torch.Tensor:
+        """The tensor with named dimensions filled up at their ends."""
+        widths: list[int] = []
+        for declared in reversed(self.shape):
+            grown = sizes[declared] - lengths[declared] if isinstance(declared, str) else 0
+            widths += [0, grown]
+        if not any(widths):
+            return tensor
+        value = 0 if self.mask else self.pad
+        return torch.nn.functional.pad(tensor, widths, value=value)
+
+
+def parameter_names(model: Any) -> list[str]:
+    """Names of the arguments that a model's forward takes by position or keyword; empty where it takes any."""
+    forward: Callable[..., Any] = getattr(model, "forward", model)
+    try:
+        parameters = inspect.signature(forward).parameters.values()
+    except (TypeError, ValueError):
+        # TorchScript and builtins have none.
+        return []
+    if any(p.kind in {p.VAR_POSITIONAL, p.VAR_KEYWORD} for p in parameters):
+        return []
+    return [p.name for p in parameters if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}]
+
+
+def declared_specs(declared: Sequence[WarmupInput], parameters: Sequence[str]) -> list[InputSpec]:
+    """``handler.openvino.warmup.inputs`` as specs; a nameless input is called as the model's own argument."""
+    specs = []
+    for position, spec in enumerate(declared):
+        default = parameters[position] if position < len(parameters) else f"input {position}"
+        specs.append(
+            InputSpec(
+                name=spec.name or default,
+                keyword=spec.name is not None,
+                shape=spec.item_shape(),
+                dtype=getattr(torch, spec.dtype),
+                low=spec.low,
+                high=spec.high,
+                pad=spec.pad,
+                mask=spec.mask,
+            )
+        )
+    return specs
+
+
+def specs_of_sample(sample: Inputs, parameters: Sequence[str]) -> list[InputSpec]:
+    """What a sample shows of the inputs: their order, shapes and types."""
+    args, kwargs = sample
+    names = [parameters[i] if i < len(parameters) else f"input {i}" for i in range(len(args))]
+    plain = [InputSpec(name, False, tuple(t.shape[1:]), t.dtype) for name, t in zip(names, args, strict=True)]
+    return plain + [InputSpec(name, True, tuple(t.shape[1:]), t.dtype) for name, t in kwargs.items()]
+
+
+def call_of(value: Any) -> Inputs:
+    """The call that a handler makes with what its `preprocess` returns.
+
+    Args:
+        value: A tensor, several of them in order, or by name: also transformers' BatchEncoding, which is no dict.
+
+    Raises:
+        ModelLoadError: It holds something else than tensors.
+    """
+    if isinstance(value, Mapping):
+        call: Inputs = (), {str(name): each for name, each in value.items()}
+    else:
+        call = (tuple(value) if isinstance(value, (list, tuple)) else (value,)), {}
+    for name, each in [*enumerate(call[0]), *call[1].items()]:
+        if not isinstance(each, torch.Tensor):
+            raise ModelLoadError(
+                f"preprocess makes input {name!r} of the sample a {type(each).__name__}; a sample needs a preprocess "
+                "that returns tensors: one, several in a list, or by name."
+            )
+    return call
