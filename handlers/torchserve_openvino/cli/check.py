@@ -1,8 +1,9 @@
 """`torchserve-openvino check FILE`."""
 
 import json
+import zipfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.table import Table
@@ -13,7 +14,9 @@ from torchserve_openvino.errors import ConfigError
 
 
 def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A model-config.yaml.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A model-config.yaml, or a model archive (.mar).", show_default=False)
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     no_device_check: Annotated[
         bool,
@@ -23,28 +26,42 @@ def check(
         ),
     ] = False,
 ) -> None:
-    """Validate a model-config.yaml and print each effective value with its source.
+    """Validate a model-config.yaml, or a whole archive, and print each effective value with its source.
 
     Exit code 0 if it is valid, 1 otherwise: every problem is told with its
-    key, its line and the nearest valid name.
+    key, its line and the nearest valid name. Of an archive the handler, the
+    model file, the weights and the files that the configuration names are
+    looked into as well; nothing of it is run.
 
     Examples:
 
         torchserve-openvino check model-config.yaml
+
+        torchserve-openvino check model-store/net.mar
 
         torchserve-openvino check gpu.yaml --no-device-check
 
         torchserve-openvino check model-config.yaml --json | jq .settings
     """
     from torchserve_openvino.config import load_serving_config
+    from torchserve_openvino.errors import PackagingError
+    from torchserve_openvino.packaging.check import check_archive
 
     try:
-        config = load_serving_config(file, check_device=not no_device_check)
+        if zipfile.is_zipfile(file):
+            found = check_archive(file, check_device=not no_device_check)
+            if found.problems:
+                _refuse(file, [{"type": "PackagingError", "message": text} for text in found.problems], as_json)
+            config = found.config
+        else:
+            config = load_serving_config(file, check_device=not no_device_check)
     except ConfigError as error:
         if as_json:
             print_json({"ok": False, "file": str(file), "problems": [_plain(each) for each in _all(error)]})
             raise typer.Exit(1) from error
         fail(str(error))
+    except PackagingError as error:
+        _refuse(file, [{"type": "PackagingError", "message": str(error)}], as_json)
     if as_json:
         print_json({"ok": True, "file": str(file), "settings": config.summary})
         return
@@ -58,6 +75,13 @@ def check(
     console.print(table)
     if config.handler:
         console.print(f"Your handler's own settings, kept as they are: {', '.join(map(str, config.handler))}")
+
+
+def _refuse(file: Path, problems: list[dict[str, str]], as_json: bool) -> NoReturn:
+    if as_json:
+        print_json({"ok": False, "file": str(file), "problems": problems})
+        raise typer.Exit(1)
+    fail("\n  ".join([f"{file}: a worker would not serve it:", *(f"- {each['message']}" for each in problems)]))
 
 
 def _shown(value: Any) -> str:

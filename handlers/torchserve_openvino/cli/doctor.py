@@ -134,7 +134,7 @@ def _diagnose(spec: "TargetSpec", progress: Callable[[str], None], *, stock: boo
             target.model,
             target.call,
             target.options,
-            tolerance=found.comparison["precision"],
+            tolerance=target.verify.max_abs or found.comparison["precision"],
             dynamic=target.dynamic,
             progress=progress,
         )

@@ -130,6 +130,7 @@ def _make(
     mappings: list[Path],
 ) -> dict[str, Any]:
     from torchserve_openvino.packaging import archive
+    from torchserve_openvino.packaging.check import check_folder
     from torchserve_openvino.packaging.precompile import check_levels
     from torchserve_openvino.packaging.precompile import precompile as fill
     from torchserve_openvino.packaging.wheel import build_wheel
@@ -153,6 +154,9 @@ def _make(
         with steps(lambda text: typer.echo(text, err=True)) as step:
             step("torch-model-archiver")
             archive.extract(archive.run_archiver(arguments, name, work), folder)
+            # The archive may be served by another machine, which has the device.
+            if problems := check_folder(folder, check_device=False).problems:
+                raise PackagingError("a worker would not serve it: " + "; ".join(problems))
             done = fill(folder, levels, step) if precompile else []
             step("writing the archive")
             archive.write(folder, target)

@@ -78,13 +78,28 @@ def _from_server(url: str, token: str | None, timeout: float) -> Found:
     return Found(report, f"{name} {version}" if version and "/" not in name else name)
 
 
-def _get(url: str, token: str | None, timeout: float) -> httpx.Response:
+def workers_of(model: str, *, management: str, token: str | None, timeout: float) -> dict[str, str]:
+    """Status of each worker of a model, by the worker's id.
+
+    Raises:
+        ReportNotFoundError: The server is down, or does not know the model.
+    """
+    url = f"{management.rstrip('/')}/models/{quote(model)}"
+    # Without the handler's own part, which only a READY worker answers.
+    response = _get(url, token, timeout, customized=False)
+    if response.status_code != httpx.codes.OK:
+        raise ReportNotFoundError(_why(response, model, token, timeout))
+    workers = [worker for entry in _entries(response.json()) for worker in entry.get("workers") or []]
+    return {str(worker.get("id")): str(worker.get("status")) for worker in workers}
+
+
+def _get(url: str, token: str | None, timeout: float, *, customized: bool = True) -> httpx.Response:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     parts = urlsplit(url)
     try:
         # A proxy of the environment can't reach this machine's loopback.
         with httpx.Client(trust_env=parts.hostname not in _LOOPBACK, timeout=timeout) as client:
-            return client.get(url, params={"customized": "true"}, headers=headers)
+            return client.get(url, params={"customized": "true"} if customized else {}, headers=headers)
     except httpx.ConnectError as error:
         message = (
             f"no server answers at {parts.scheme}://{parts.netloc}. Is TorchServe running, and is this its "
@@ -156,7 +171,7 @@ def _no_report(answer: Any, name: str) -> str:
     for entry in _entries(answer):
         workers = [worker for worker in entry.get("workers") or [] if isinstance(worker, Mapping)]
         if workers and not any(worker.get("status") == "READY" for worker in workers):
-            return f"no worker of {name!r} is READY yet; try again, or look into the server's log."
+            return f"no worker of {name!r} is READY yet; `torchserve-openvino why {name}` says why not."
         said = entry.get("customizedMetadata")
         if said:
             return f"{name!r} answered no compile report, but: {str(said)[:200]}"

@@ -99,7 +99,8 @@ def _summary(report: Mapping[str, Any], title: str) -> Table:
     verify = report.get("verify") or {}
     if verify:
         bad = not verify.get("passed", True) or (verify.get("shadow") or {}).get("mismatches")
-        table.add_row(Text("verify"), Text(verify_line(verify), style="red" if bad else "green"))
+        good = "yellow" if verify.get("skipped") else "green"
+        table.add_row(Text("verify"), Text(verify_line(verify), style="red" if bad else good))
     serving = report.get("serving") or {}
     if serving:
         compiles = serving.get("compiles_after_ready", 0)

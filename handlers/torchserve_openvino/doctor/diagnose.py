@@ -7,7 +7,8 @@ from typing import Any
 
 from torch.fx import Node
 
-from torchserve_openvino.backend.compare import difference, largest_difference, output_tensors
+from torchserve_openvino.backend.compare import largest_difference, output_tensors
+from torchserve_openvino.config.sections import VerifySection
 from torchserve_openvino.doctor.describe import described, json_number
 from torchserve_openvino.doctor.diagnosis import Box, Break, Diagnosis, OpRow, Picture, Refused
 from torchserve_openvino.doctor.measure import GraphRun, Measured, measure
@@ -17,6 +18,7 @@ from torchserve_openvino.doctor.source import quoted, short
 from torchserve_openvino.doctor.target import Target
 from torchserve_openvino.ops import does_work, op_name, where_of
 from torchserve_openvino.ops.names import tensors_of, value_of
+from torchserve_openvino.serving.verify import judge
 
 
 def diagnose(target: Target, progress: Callable[[str], None] = lambda _: None) -> Diagnosis:
@@ -37,7 +39,7 @@ def diagnose(target: Target, progress: Callable[[str], None] = lambda _: None) -
         model=target.name,
         inputs=[*map(described, target.call.args), *(f"{k}={described(v)}" for k, v in target.call.kwargs.items())],
         summary=_summary(measured, ops),
-        comparison=_comparison(measured),
+        comparison=_comparison(measured, target.verify),
         report=report,
         ops=ops,
         refused=_refused(measured.graphs, ops, Helper(target), root),
@@ -70,10 +72,12 @@ def _summary(measured: Measured, ops: Iterable[OpRow]) -> dict[str, Any]:
     return summary
 
 
-def _comparison(measured: Measured) -> dict[str, Any]:
+def _comparison(measured: Measured, section: VerifySection) -> dict[str, Any]:
+    """As a worker would compare, with the limits of the YAML."""
     precision = str(measured.report["summary"]["precision"]) or "f32"
+    found = judge(output_tensors(measured.got), output_tensors(measured.expected), precision, section, [])
     return {
-        "verdict": difference(measured.got, measured.expected, precision),
+        "verdict": "; ".join(text.lstrip(",: ") for text in found),
         "max_abs": json_number(largest_difference(measured.got, measured.expected)),
         "precision": precision,
         "outputs": [described(tensor) for tensor in output_tensors(measured.expected)],

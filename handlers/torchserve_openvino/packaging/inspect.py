@@ -11,7 +11,7 @@ from torchserve_openvino.cache.open import PACKAGED_FOLDER
 from torchserve_openvino.cache.store import Entry, Store
 from torchserve_openvino.cache.versions import python_version, versions
 from torchserve_openvino.packaging.archive import extract
-from torchserve_openvino.packaging.precompile import CONTENTS, contents
+from torchserve_openvino.packaging.precompile import CONTENTS, GUARDED, contents
 from torchserve_openvino.serving.load_archive import MANIFEST
 
 
@@ -75,10 +75,7 @@ def _judge(folder: Path, store: Store, verdict: Verdict) -> None:
     verdict.partitions = len(keys)
     verdict.compiled = len(keys & _compiled_here(entries))
     if not calls:
-        verdict.reasons.append(
-            "no input signature can be called without tracing: the model has graph breaks, keeps state, or is not "
-            "frozen (handler.openvino.freeze)"
-        )
+        verdict.reasons += [f"no call starts without tracing: {reason}" for reason in _guarded(folder)]
     if damaged or changed or foreign or not calls:
         return
     verdict.start = "warm" if verdict.compiled == len(keys) else "from IR"
@@ -97,6 +94,14 @@ def _changed(folder: Path) -> list[str]:
     now = contents(folder)
     names = sorted(name for name in stored.keys() | now.keys() if stored.get(name) != now.get(name))
     return [f"changed since it was compiled: {', '.join(names)}"] if names else []
+
+
+def _guarded(folder: Path) -> list[str]:
+    """What was found when the archive was compiled; in other words where that is not known."""
+    try:
+        return [str(reason) for reason in json.loads((folder / PACKAGED_FOLDER / GUARDED).read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError):
+        return ["the model has graph breaks, keeps state, or is not frozen (handler.openvino.freeze)"]
 
 
 def _differences(fields: list[Mapping[str, Any]], here: Mapping[str, Any]) -> list[str]:

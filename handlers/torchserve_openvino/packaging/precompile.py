@@ -28,8 +28,9 @@ LEVELS: dict[str, tuple[str, str]] = {
     "avx512-bf16": ("AVX512_CORE_BF16", "avx512_bf16"),
     "amx": ("AVX512_CORE_AMX", "amx_tile"),
 }
-# What was packaged, for `--check`: digests of the archive's own files.
+# What was packaged, for `--check`: digests of the archive's own files; and why calls are traced all the same.
 CONTENTS = "contents.json"
+GUARDED = "guarded.json"
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,23 @@ class Precompiled:
     def summary(self) -> str:
         """One line for people."""
         cache, summary = self.report["cache"], self.report["summary"]
+        cold = "" if not self.guarded else f"; starts cold: {'; '.join(self.guarded)}"
         where = f"any CPU with {self.level}" if self.level else "this CPU"
         return (
             f"{where}: {summary['graphs']} graph(s), {summary['coverage']:.0%} on OpenVINO, "
-            f"{cache['stored']} entries stored, {cache['compiles']} compiled"
+            f"{cache['stored']} entries stored, {cache['compiles']} compiled{cold}"
         )
+
+    @property
+    def guarded(self) -> list[str]:
+        """Why a worker traces the model all the same; empty where it does not."""
+        shapes = self.report["serving"]["shapes"]
+        if shapes["frozen"]:
+            return []
+        return list(shapes["guarded"]) or [
+            "calls are guarded, for a handler of your own may change its weights; if it does not, say "
+            "handler.openvino.freeze: true"
+        ]
 
 
 def check_levels(names: Sequence[str]) -> None:
@@ -95,6 +108,7 @@ def precompile(folder: Path, levels: Sequence[str], log: Callable[[str], None]) 
     for rest in ("locks", "tmp"):
         shutil.rmtree(cache / rest, ignore_errors=True)
     (cache / CONTENTS).write_text(json.dumps(contents(folder), indent=1, sort_keys=True), encoding="utf-8")
+    (cache / GUARDED).write_text(json.dumps(done[0].guarded), encoding="utf-8")
     return done
 
 

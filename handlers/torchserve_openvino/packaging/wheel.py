@@ -7,6 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 from torchserve_openvino.packaging.archive import EPOCH
+from torchserve_openvino.packaging.starter import template_folder
 
 PACKAGE = "torchserve-openvino"
 _WHEEL = "Wheel-Version: 1.0\nGenerator: torchserve-openvino\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -27,6 +28,8 @@ def build_wheel(folder: Path) -> Path:
         for path in sorted(root.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
+    ready = sorted(template_folder().glob("*.yaml"))
+    content |= {f"{name}/templates/{path.name}": path.read_bytes() for path in ready}
     for stated in ("METADATA", "entry_points.txt"):
         content[f"{info}/{stated}"] = (distribution.read_text(stated) or "").encode()
     content[f"{info}/WHEEL"] = _WHEEL.encode()

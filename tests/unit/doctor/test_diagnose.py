@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from ill_models import ANY_SIZE, ILL, WELL, written
 
 from helpers import hypot_refused
+from torchserve_openvino.config import resolve_options
+from torchserve_openvino.config.sections import VerifySection
 from torchserve_openvino.doctor.diagnose import diagnose
 from torchserve_openvino.doctor.diagnosis import Diagnosis
-from torchserve_openvino.doctor.target import TargetSpec, load_target
+from torchserve_openvino.doctor.target import Call, Target, TargetSpec, load_target
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +125,15 @@ def model():
     titles: dict[str, Any] = {each.op: [step.title for step in each.next_steps] for each in found.refused}
     assert titles["aten.add.Tensor"] == ["compute in float32"]
     assert titles["aten.sqrt.default"] == ["compute with real and imaginary parts"]
+
+
+@pytest.mark.parametrize(("max_abs", "words"), [(None, ""), (1e-9, "more than 1e-09")])
+def test_the_limits_are_those_of_the_configuration(max_abs: float | None, words: str) -> None:
+    """As a worker would judge: by `verify.max_abs` of the archive's YAML."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64)).eval()
+    target = Target(
+        model, Call((torch.randn(4, 64),), {}), resolve_options(None), "net", verify=VerifySection(max_abs=max_abs)
+    )
+    verdict = diagnose(target).comparison["verdict"]
+    assert words in verdict and bool(verdict) == bool(words)

@@ -235,3 +235,18 @@ def test_the_bundled_wheel_is_the_package(tmp_path: Path) -> None:
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
     assert said.stdout.startswith(str(tmp_path / "there"))
     assert wheel.read_bytes() == build_wheel(tmp_path).read_bytes()
+
+
+def test_an_own_handler_is_told_why_it_starts_cold(sources: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from ts.torch_handler.base_handler import BaseHandler\nimport torchserve_openvino as tov\n"
+        "class Mine(tov.OpenVINOHandler, BaseHandler):\n    pass\n"
+    )
+    made = package(*options(sources, tmp_path), "--handler", mine, "--precompile")
+    assert made.exit_code == 0, made.output
+    assert "starts cold" in made.output and "handler.openvino.freeze: true" in " ".join(made.output.split())
+    verdict = inspect(tmp_path / "small.mar")
+    assert verdict.start == "cold"
+    (reason,) = verdict.reasons
+    assert "handler of your own may change its weights" in reason and "graph breaks" not in reason

@@ -1,0 +1,94 @@
+"""What TorchServe's logs say of workers that did not become READY."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+# As `OpenVINOHandler.initialize` logs it.
+NOT_SERVED = re.compile(r"ERROR: (?P<model>\S+) is not served\. (?P<cause>.+)$")
+_WORKER = re.compile(
+    r"^(?P<time>\S+) \[\w+ *\] W-\d+-(?P<model>.+)_(?P<version>[^_]+)-(?:stdout|stderr) MODEL_LOG - (?P<text>.*)$"
+)
+_FRONTEND = re.compile(r"^(?P<time>\S+) \[\w+ *\] W-\d+-(?P<model>.+)_(?P<version>[^_\s]+) \S+ - (?P<text>.*)$")
+# The last line of a traceback: an exception's class, and what it says.
+_RAISED = re.compile(r"^(?P<cause>(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)(?:: .*)?)$")
+_TIMEOUT = re.compile(r"startupTimeout:(?P<seconds>\d+)sec")
+# A log may be large; a cause stands near its end, for TorchServe starts a failed worker again and again.
+_READ_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a model is not served.
+
+    Attributes:
+        text: The cause, on one line.
+        fix: What to do about it; empty where the cause says so itself.
+        time: When it was logged, as TorchServe writes times.
+        file: Where it stands.
+        times: How often it was logged.
+    """
+
+    text: str
+    fix: str
+    time: str
+    file: str
+    times: int = 1
+
+
+def find_cause(folder: Path, model: str) -> Cause | None:
+    """The last cause that the logs of a folder name for a model; None where they name none.
+
+    Args:
+        folder: TorchServe's folder of logs, with ``model_log.log`` and ``ts_log.log``.
+        model: Its name, with or without ``/VERSION``.
+    """
+    name = model.partition("/")[0]
+    ours: list[Cause] = []
+    raised: list[Cause] = []
+    for time, text, file in _lines(folder / "model_log.log", _WORKER, name):
+        if (found := NOT_SERVED.search(text)) and found["model"] == name:
+            ours.append(Cause(found["cause"], "", time, file))
+        elif found := _RAISED.match(text):
+            raised.append(Cause(found["cause"], _fix_of(found["cause"]), time, file))
+    late = [
+        Cause(
+            f"the worker was not READY within startupTimeout ({found['seconds']} s)",
+            "raise startupTimeout in model-config.yaml, or compile fewer shapes (handler.openvino.batching)",
+            time,
+            file,
+        )
+        for time, text, file in _lines(folder / "ts_log.log", _FRONTEND, name)
+        if (found := _TIMEOUT.search(text))
+    ]
+    # A refusal of ours says more than the traceback that follows it, and a worker that failed is killed late as well.
+    for group in (ours, raised, late):
+        if group:
+            last = group[-1]
+            return Cause(last.text, last.fix, last.time, last.file, sum(each.text == last.text for each in group))
+    return None
+
+
+def _lines(path: Path, form: re.Pattern[str], model: str) -> Iterable[tuple[str, str, str]]:
+    """Time, text and file of each line that a worker of this model wrote."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _READ_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return
+    for line in text.splitlines():
+        if (found := form.match(line)) and found["model"] == model:
+            yield found["time"], found["text"], str(path)
+
+
+def _fix_of(cause: str) -> str:
+    if cause.startswith(("ModuleNotFoundError", "ImportError")):
+        return (
+            "install it where TorchServe runs, package it with --extra-files, or name it in the archive's "
+            "requirements.txt (install_py_dep_per_model=true)"
+        )
+    if cause.startswith("MemoryError"):
+        return "load fewer workers, or a machine with more memory"
+    return "see the traceback before it"

@@ -1,0 +1,138 @@
+"""What a worker would refuse of an archive, found without running anything of it."""
+
+import ast
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchserve_openvino.config import ServingConfig, load_serving_config
+from torchserve_openvino.packaging.archive import extract
+from torchserve_openvino.serving.load_archive import MANIFEST
+
+
+@dataclass
+class Checked:
+    """What `check_archive` found.
+
+    Attributes:
+        config: The archive's settings; the defaults where it has no model-config.yaml.
+        problems: A sentence each; empty where a worker would begin to load it.
+    """
+
+    config: ServingConfig
+    problems: list[str] = field(default_factory=list)
+
+
+def check_archive(path: Path, *, check_device: bool) -> Checked:
+    """Looks into a .mar.
+
+    Args:
+        path: The archive.
+        check_device: Whether a device that this machine lacks is a problem.
+
+    Raises:
+        PackagingError: It is no model archive.
+        ConfigError: Its model-config.yaml is not valid.
+    """
+    with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
+        folder = Path(scratch)
+        extract(path, folder)
+        return check_folder(folder, check_device=check_device)
+
+
+def check_folder(folder: Path, *, check_device: bool) -> Checked:
+    """The same for an archive that is unpacked."""
+    model = json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("model", {})
+    found: list[str] = []
+    config = ServingConfig()
+    if name := model.get("configFile"):
+        if (folder / name).is_file():
+            config = load_serving_config(folder / name, check_device=check_device)
+        else:
+            found.append(f"its configuration {name} is missing; package it with --config-file")
+    found += _handler(folder, model)
+    found += _model(folder, model, config)
+    found += _named(folder, config)
+    return Checked(config, found)
+
+
+def _handler(folder: Path, model: Mapping[str, Any]) -> Iterator[str]:
+    name = str(model.get("handler", ""))
+    path, _, function = name.partition(":")
+    # A name without a file is one of TorchServe's own handlers.
+    if not path.endswith(".py"):
+        return
+    tree = _parsed(folder / path)
+    if isinstance(tree, str):
+        yield f"the handler {path} {tree}"
+        return
+    classes = _classes(tree)
+    functions = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    wanted = function or "handle"
+    if wanted not in functions and len(classes) != 1:
+        names = ", ".join(classes) or "none"
+        yield (
+            f"the handler {path} must define exactly one class of its own, or a function {wanted}; found {names}. Move "
+            "others into another file and package that with --extra-files"
+        )
+
+
+def _model(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> Iterator[str]:
+    code, weights = model.get("modelFile"), model.get("serializedFile")
+    if code:
+        tree = _parsed(folder / code)
+        if isinstance(tree, str):
+            yield f"the model file {code} {tree}"
+        elif len(classes := _classes(tree)) != 1:
+            yield (
+                f"the model file {code} must define exactly one class of its own, the model; found "
+                f"{', '.join(classes) or 'none'}. Move helpers into another file and package that with --extra-files"
+            )
+    if weights:
+        yield from _weights(folder / weights, has_class=bool(code), config=config)
+
+
+def _weights(path: Path, *, has_class: bool, config: ServingConfig) -> Iterator[str]:
+    from torchserve_openvino.serving.loading import TORCHSCRIPT_ADVICE, archive_kind
+
+    if not path.is_file():
+        yield f"the weights {path.name} are missing"
+        return
+    kind = archive_kind(path)
+    if kind == "torchscript" and (config.pt2.enabled or has_class):
+        yield f"{path.name} is a TorchScript archive. {TORCHSCRIPT_ADVICE}"
+    elif kind == "exported" and has_class:
+        yield f"{path.name} is a torch.export program: package it without --model-file"
+    elif kind == "state_dict" and path.stat().st_size == 0:
+        yield f"the weights {path.name} are empty"
+
+
+def _named(folder: Path, config: ServingConfig) -> Iterator[str]:
+    section = config.openvino
+    for key, names in (("warmup.samples", section.warmup.samples), ("op_mappings", section.op_mappings)):
+        for name in names:
+            if not (folder / name).is_file():
+                yield f"handler.openvino.{key} names {name!r}: it is not in the archive; package it with --extra-files"
+    labels = folder / "index_to_name.json"
+    if labels.is_file():
+        try:
+            json.loads(labels.read_text(encoding="utf-8"))
+        except ValueError as error:
+            yield f"index_to_name.json is no JSON: {error}"
+
+
+def _parsed(path: Path) -> ast.Module | str:
+    """A Python file's syntax tree, or what is wrong with it."""
+    if not path.is_file():
+        return "is not in the archive"
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError, ValueError) as error:
+        return f"is no Python: {error}"
+
+
+def _classes(tree: ast.Module) -> list[str]:
+    return [node.name for node in tree.body if isinstance(node, ast.ClassDef)]

@@ -1,0 +1,119 @@
+"""What a new model begins with: model-config.yaml, TorchServe's config.properties, and metrics.yaml."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from torchserve_openvino.errors import ItemError, PackagingError
+
+# A task's handler, and the configuration to begin with. `text` is served by the handler tensor, or one of your own.
+TASKS = {"image_classifier": "cpu-latency", "tensor": "cpu-latency", "text": "cpu-text"}
+# Names of a text model's one varying size, in model-config/cpu-text.yaml.
+_LENGTH = "sequence"
+
+CONFIG_PROPERTIES = """\
+# torchserve --start --ncs --ts-config config.properties --models NAME=NAME.mar --disable-token-auth
+inference_address=http://127.0.0.1:8080
+management_address=http://127.0.0.1:8081
+metrics_address=http://127.0.0.1:8082
+model_store=model-store
+metrics_mode=prometheus
+metrics_config={metrics}
+"""
+
+
+def template_folder() -> Path:
+    """Where the ready configurations lie: in the installed package, or in its source tree."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "templates"
+    return installed if installed.is_dir() else package.parents[1] / "model-config"
+
+
+def templates() -> dict[str, Path]:
+    """Name and file of each ready model-config.yaml."""
+    found = sorted(template_folder().glob("*.yaml"))
+    return {path.stem: path for path in found if path.stem != "metrics"}
+
+
+def inputs_of_sample(body: bytes, *, text: bool) -> list[dict[str, Any]]:
+    """What a request shows of a model's inputs, as ``handler.openvino.warmup.inputs`` declares them.
+
+    Args:
+        body: A request's body: .npy, or JSON of nested lists, of named inputs, or of KServe v2. Its first dimension is
+            the batch.
+        text: Whether inputs of one dimension vary in length.
+
+    Raises:
+        PackagingError: It is none of these.
+    """
+    from torchserve_openvino.tasks.tensors import parse
+
+    try:
+        request = parse(body, len(body) * 64 + 1024)
+    except ItemError as error:
+        raise PackagingError(f"the sample is no request of tensors: {error}") from error
+    named = [(None, tensor) for tensor in request.positional] + list(request.named.items())
+    return [_declared(name, tensor, text=text) for name, tensor in named]
+
+
+def _declared(name: str | None, tensor: Any, *, text: bool) -> dict[str, Any]:
+    shape: list[int | str] = list(tensor.shape[1:])
+    if text and len(shape) == 1 and not tensor.is_floating_point():
+        shape = [_LENGTH]
+    found: dict[str, Any] = {"name": name} if name else {}
+    found |= {"shape": shape, "dtype": str(tensor.dtype).removeprefix("torch.")}
+    if name and "mask" in name and shape:
+        found["mask"] = True
+    return found
+
+
+def with_inputs(template: str, inputs: Sequence[Mapping[str, Any]]) -> str:
+    """A configuration's text with these inputs declared, in the place of what it says of inputs itself."""
+    lines: list[str] = []
+    skipping = False
+    for line in template.splitlines():
+        if line.startswith(("    warmup:", "    # warmup:")):
+            skipping = True
+        elif skipping and not line.startswith(("      ", "    #  ")):
+            skipping = False
+        if not skipping:
+            lines.append(line)
+        if line.rstrip() == "  openvino:":
+            lines += ["    warmup:", "      inputs:"]
+            lines += [f"        - {_flow(each)}" for each in inputs]
+    return "\n".join(lines) + "\n"
+
+
+def _flow(value: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(value), default_flow_style=True, sort_keys=False, width=200).strip()
+
+
+def write(folder: Path, config: str, *, force: bool) -> list[Path]:
+    """Writes the three files and the model store's folder.
+
+    Args:
+        folder: Where to; it is made.
+        config: Text of model-config.yaml.
+        force: Whether files that exist are replaced.
+
+    Raises:
+        PackagingError: One exists, or can't be written; then none was written.
+    """
+    metrics = folder / "metrics.yaml"
+    contents = {
+        folder / "model-config.yaml": config,
+        folder / "config.properties": CONFIG_PROPERTIES.format(metrics=metrics.resolve()),
+        metrics: (template_folder() / "metrics.yaml").read_text(encoding="utf-8"),
+    }
+    there = [path for path in contents if path.exists()]
+    if there and not force:
+        raise PackagingError(f"{', '.join(map(str, there))} exist(s); replace with --force.")
+    try:
+        (folder / "model-store").mkdir(parents=True, exist_ok=True)
+        for path, text in contents.items():
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise PackagingError(f"{folder} can't be written: {error.strerror or error}.") from error
+    return list(contents)

@@ -1,0 +1,75 @@
+"""`torchserve-openvino why`: the cause that the logs name, whether or not a server answers."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from torchserve_openvino.cli import app
+
+NOBODY = "http://127.0.0.1:9"
+AT = "2026-11-22T21:55:22,{:03} [INFO ] W-9000-{}-stdout MODEL_LOG - {}"
+REFUSED = "ERROR: net is not served. ConfigError: model-config.yaml:7: handler.openvino.wormup: unknown key"
+
+
+@pytest.fixture
+def logs(tmp_path: Path):
+    def write(*lines: str, frontend: str = "") -> Path:
+        (tmp_path / "model_log.log").write_text("\n".join(lines) + "\n")
+        (tmp_path / "ts_log.log").write_text(frontend)
+        return tmp_path
+
+    return write
+
+
+def why(folder: Path, name: str = "net", code: int = 1, json_too: bool = True) -> dict:
+    options = ["why", name, "--logs", str(folder), "--management", NOBODY, "--timeout", "0.5"]
+    result = CliRunner().invoke(app, options)
+    assert result.exit_code == code, result.output
+    if not json_too:
+        return {"text": result.output}
+    found = json.loads(CliRunner().invoke(app, [*options, "--json"]).stdout)
+    return {"text": result.output, **found}
+
+
+def test_the_cause_is_found_among_tracebacks_and_other_models(logs) -> None:
+    folder = logs(
+        AT.format(1, "net_1.0", REFUSED),
+        AT.format(2, "net_1.0", "Traceback (most recent call last):"),
+        AT.format(3, "net_1.0", "torchserve_openvino.errors.ModelLoadError: ConfigError: ..."),
+        AT.format(4, "network_1.0", REFUSED.replace("net ", "network ")),
+        AT.format(5, "net_1.0", REFUSED),
+    )
+    found = why(folder)
+    assert found["cause"]["text"].startswith("ConfigError: model-config.yaml:7") and found["cause"]["times"] == 2
+    assert "cause: ConfigError: model-config.yaml:7" in found["text"] and "2 times" in found["text"]
+    assert "no server answers" in found["text"] and not found["served"]
+
+
+def test_the_cause_of_another_handler_is_its_exception(logs) -> None:
+    folder = logs(
+        AT.format(1, "a_b_2.0", "Traceback (most recent call last):"),
+        AT.format(2, "a_b_2.0", "ModuleNotFoundError: No module named 'transformers'"),
+    )
+    found = why(folder, "a_b")
+    assert found["cause"]["text"] == "ModuleNotFoundError: No module named 'transformers'"
+    assert "requirements.txt" in found["cause"]["fix"]
+
+
+def test_a_worker_that_is_late_is_told_so(logs) -> None:
+    frontend = (
+        "2026-11-22T21:55:57,382 [ERROR] W-9000-net_1.0 org.pytorch.serve.wlm.WorkerThread - Backend worker "
+        "monitoring thread interrupted or backend worker process died., startupTimeout:120sec\n"
+    )
+    found = why(logs(AT.format(1, "net_1.0", "Warm-up 1 of 9"), frontend=frontend))
+    assert "startupTimeout (120 s)" in found["cause"]["text"] and "raise startupTimeout" in found["text"]
+
+
+@pytest.mark.parametrize("lines", [[], [AT.format(1, "net_1.0", "Listening")]])
+def test_nothing_is_made_up(logs, lines) -> None:
+    assert "names no cause" in why(logs(*lines), json_too=False)["text"]
+
+
+def test_a_folder_that_is_none_is_said(tmp_path: Path) -> None:
+    assert "--logs" in why(tmp_path / "nowhere", json_too=False)["text"]
