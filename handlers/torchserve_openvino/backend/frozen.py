@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torchserve_openvino.backend.compare import output_tensors
 from torchserve_openvino.backend.plain_tree import tree_to_text
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ class FrozenCalls:
         try:
             if len(calls) != 1:
                 raise ValueError(f"the call ran {len(calls)} graphs")
-            if any(isinstance(t, torch.Tensor) and t.requires_grad for t in pytree.tree_leaves(output)):
+            if any(tensor.requires_grad for tensor in output_tensors(output)):
                 raise ValueError(
                     "gradients are recorded, which only the guarded call knows: call under torch.no_grad()"
                 )

@@ -51,17 +51,14 @@ def check(
         if zipfile.is_zipfile(file):
             found = check_archive(file, check_device=not no_device_check)
             if found.problems:
-                _refuse(file, [{"type": "PackagingError", "message": text} for text in found.problems], as_json)
+                _refuse_archive(file, found.problems, as_json)
             config = found.config
         else:
             config = load_serving_config(file, check_device=not no_device_check)
     except ConfigError as error:
-        if as_json:
-            print_json({"ok": False, "file": str(file), "problems": [_plain(each) for each in _all(error)]})
-            raise typer.Exit(1) from error
-        fail(str(error))
+        _refuse(file, str(error), [_plain(each) for each in _all(error)], as_json)
     except PackagingError as error:
-        _refuse(file, [{"type": "PackagingError", "message": str(error)}], as_json)
+        _refuse_archive(file, [str(error)], as_json)
     if as_json:
         print_json({"ok": True, "file": str(file), "settings": config.summary})
         return
@@ -77,11 +74,16 @@ def check(
         console.print(f"Your handler's own settings, kept as they are: {', '.join(map(str, config.handler))}")
 
 
-def _refuse(file: Path, problems: list[dict[str, str]], as_json: bool) -> NoReturn:
+def _refuse(file: Path, text: str, problems: list[dict[str, Any]], as_json: bool) -> NoReturn:
     if as_json:
         print_json({"ok": False, "file": str(file), "problems": problems})
         raise typer.Exit(1)
-    fail("\n  ".join([f"{file}: a worker would not serve it:", *(f"- {each['message']}" for each in problems)]))
+    fail(text)
+
+
+def _refuse_archive(file: Path, found: list[str], as_json: bool) -> NoReturn:
+    text = "\n  ".join([f"{file}: a worker would not serve it:", *(f"- {each}" for each in found)])
+    _refuse(file, text, [{"type": "PackagingError", "message": each} for each in found], as_json)
 
 
 def _shown(value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torchserve_openvino.config import ServingConfig, load_serving_config
 from torchserve_openvino.packaging.archive import extract
-from torchserve_openvino.serving.load_archive import MANIFEST
+from torchserve_openvino.serving.load_archive import model_of
 
 
 @dataclass
@@ -45,7 +45,7 @@ def check_archive(path: Path, *, check_device: bool) -> Checked:
 
 def check_folder(folder: Path, *, check_device: bool) -> Checked:
     """The same for an archive that is unpacked."""
-    model = json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("model", {})
+    model = model_of(folder)
     found: list[str] = []
     config = ServingConfig()
     if name := model.get("configFile"):
@@ -81,31 +81,30 @@ def _handler(folder: Path, model: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _model(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> Iterator[str]:
+    from torchserve_openvino.serving.loading import not_one_class
+
     code, weights = model.get("modelFile"), model.get("serializedFile")
     if code:
         tree = _parsed(folder / code)
         if isinstance(tree, str):
             yield f"the model file {code} {tree}"
         elif len(classes := _classes(tree)) != 1:
-            yield (
-                f"the model file {code} must define exactly one class of its own, the model; found "
-                f"{', '.join(classes) or 'none'}. Move helpers into another file and package that with --extra-files"
-            )
+            yield f"the model file {not_one_class(code, classes)}"
     if weights:
         yield from _weights(folder / weights, has_class=bool(code), config=config)
 
 
 def _weights(path: Path, *, has_class: bool, config: ServingConfig) -> Iterator[str]:
-    from torchserve_openvino.serving.loading import TORCHSCRIPT_ADVICE, archive_kind
+    from torchserve_openvino.serving.loading import archive_kind, exported_beside_class, is_torchscript
 
     if not path.is_file():
         yield f"the weights {path.name} are missing"
         return
     kind = archive_kind(path)
     if kind == "torchscript" and (config.pt2.enabled or has_class):
-        yield f"{path.name} is a TorchScript archive. {TORCHSCRIPT_ADVICE}"
+        yield is_torchscript(path)
     elif kind == "exported" and has_class:
-        yield f"{path.name} is a torch.export program: package it without --model-file"
+        yield exported_beside_class(path)
     elif kind == "state_dict" and path.stat().st_size == 0:
         yield f"the weights {path.name} are empty"
 

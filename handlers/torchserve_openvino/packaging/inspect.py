@@ -12,7 +12,7 @@ from torchserve_openvino.cache.store import Entry, Store
 from torchserve_openvino.cache.versions import python_version, versions
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.packaging.precompile import CONTENTS, GUARDED, contents
-from torchserve_openvino.serving.load_archive import MANIFEST
+from torchserve_openvino.serving.load_archive import model_of
 
 
 @dataclass
@@ -49,7 +49,7 @@ def inspect(path: Path) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
         folder = Path(scratch)
         extract(path, folder)
-        verdict = Verdict(model=json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("model", {}))
+        verdict = Verdict(model=model_of(folder))
         if not (folder / PACKAGED_FOLDER).is_dir():
             verdict.reasons.append(
                 "it carries no compiled graphs; make it with `torchserve-openvino package --precompile`, or let "

@@ -59,12 +59,12 @@ def inputs_of_sample(body: bytes, *, text: bool) -> list[dict[str, Any]]:
 
 
 def _declared(name: str | None, tensor: Any, *, text: bool) -> dict[str, Any]:
-    shape: list[int | str] = list(tensor.shape[1:])
-    if text and len(shape) == 1 and not tensor.is_floating_point():
-        shape = [_LENGTH]
-    found: dict[str, Any] = {"name": name} if name else {}
-    found |= {"shape": shape, "dtype": str(tensor.dtype).removeprefix("torch.")}
-    if name and "mask" in name and shape:
+    from torchserve_openvino.serving.input_spec import declaration_of
+
+    found = declaration_of(name, tensor)
+    if text and len(found["shape"]) == 1 and not tensor.is_floating_point():
+        found["shape"] = [_LENGTH]
+    if name and "mask" in name and found["shape"]:
         found["mask"] = True
     return found
 

@@ -12,7 +12,7 @@ from torchserve_openvino.config import ServingConfig, load_serving_config
 from torchserve_openvino.config.sections import WarmupInput
 from torchserve_openvino.errors import ItemError, ModelLoadError, TorchServeOpenVINOError
 from torchserve_openvino.report import CompileReport, Tracker
-from torchserve_openvino.serving.base import BaseHandler, model_name
+from torchserve_openvino.serving.base import model_name
 from torchserve_openvino.serving.batch_answer import answer_enveloped, finish
 from torchserve_openvino.serving.counters import Counters
 from torchserve_openvino.serving.envelopes import Envelope, take_over
@@ -30,7 +30,7 @@ from torchserve_openvino.serving.warmup import startup_advice
 logger = logging.getLogger(__name__)
 
 
-class OpenVINOHandler(ArchiveLoading, BaseHandler):
+class OpenVINOHandler(ArchiveLoading):
     """A base for handlers, and a mixin for those that exist::
 
         class Mine(OpenVINOHandler, TheirHandler): ...
@@ -62,7 +62,8 @@ class OpenVINOHandler(ArchiveLoading, BaseHandler):
 
         Raises:
             RuntimeError: Anything that keeps the model from being served; TorchServe answers this class, and no
-                other, as a failed load instead of a crashed worker. The cause has the precise class.
+                other, as a failed load instead of a crashed worker. Where it is not of that class, its message names
+                the precise one.
         """
         try:
             self._initialize(context)

@@ -153,6 +153,12 @@ def specs_of_sample(sample: Inputs, parameters: Sequence[str]) -> list[InputSpec
     return plain + [InputSpec(name, True, tuple(t.shape[1:]), t.dtype) for name, t in kwargs.items()]
 
 
+def declaration_of(name: str | None, tensor: torch.Tensor) -> dict[str, Any]:
+    """An entry of ``handler.openvino.warmup.inputs`` for an input like this one; its first dimension is the batch."""
+    named: dict[str, Any] = {"name": name} if name else {}
+    return {**named, "shape": list(tensor.shape[1:]), "dtype": str(tensor.dtype).removeprefix("torch.")}
+
+
 def call_of(value: Any) -> Inputs:
     """The call that a handler makes with what its `preprocess` returns.
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torchserve_openvino.errors import OutsideDeclaredError, UndeclaredInputError
-from torchserve_openvino.serving.input_spec import Inputs, InputSpec, Signature
+from torchserve_openvino.serving.input_spec import Inputs, InputSpec, Signature, declaration_of
 
 Convert = Callable[[torch.Tensor, torch.dtype], torch.Tensor]
 
@@ -173,7 +173,7 @@ def _declaration(name: str, value: Any) -> str:
     """The line of the configuration that declares an input like this one."""
     if not isinstance(value, torch.Tensor):
         return f"{{name: {name}, shape: [...]}}"
-    return f"{{name: {name}, shape: {list(value.shape[1:])}, dtype: {str(value.dtype).removeprefix('torch.')}}}"
+    return f"{{{', '.join(f'{key}: {said}' for key, said in declaration_of(name, value).items())}}}"
 
 
 def _mask(spec: InputSpec, rows: int, lengths: Mapping[str, int]) -> torch.Tensor:

@@ -12,6 +12,12 @@ MANIFEST = "MAR-INF/MANIFEST.json"
 RESULT = "torchserve-openvino-loaded: "
 
 
+def model_of(folder: Path) -> dict[str, Any]:
+    """What an unpacked archive's manifest says of its model."""
+    model: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("model", {})
+    return model
+
+
 def load_handler(place: Path) -> Any:
     """Runs an archive's handler up to READY, by TorchServe's own loader.
 
@@ -25,7 +31,7 @@ def load_handler(place: Path) -> Any:
     import yaml
     from ts.model_loader import ModelLoaderFactory
 
-    model = json.loads((place / MANIFEST).read_text(encoding="utf-8"))["model"]
+    model = model_of(place)
     batch_size = 1
     if name := model.get("configFile"):
         batch_size = int((yaml.safe_load((place / name).read_text(encoding="utf-8")) or {}).get("batchSize", 1))

@@ -2,6 +2,7 @@
 
 import importlib
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,24 @@ def archive_kind(path: Path) -> str:
     return "state_dict"
 
 
+def is_torchscript(path: Path) -> str:
+    """What to say of weights that are a TorchScript archive."""
+    return f"{path.name} is a TorchScript archive. {TORCHSCRIPT_ADVICE}"
+
+
+def exported_beside_class(path: Path) -> str:
+    """What to say of a torch.export program that came with a model file."""
+    return f"{path.name} is a torch.export program: package it without --model-file"
+
+
+def not_one_class(model_file: str, names: Sequence[str]) -> str:
+    """What to say of a model file that defines these classes instead of one."""
+    return (
+        f"{model_file} must define exactly one class of its own, the model; found {', '.join(names) or 'none'}. Move "
+        "helpers into another file and package that with --extra-files"
+    )
+
+
 def load_without_class(path: Path) -> nn.Module:
     """Loads a file that holds code and weights: a torch.export program.
 
@@ -88,7 +107,7 @@ def load_without_class(path: Path) -> nn.Module:
     """
     kind = archive_kind(path)
     if kind == "torchscript":
-        raise TorchScriptModelError(f"{path.name} is a TorchScript archive. {TORCHSCRIPT_ADVICE}")
+        raise TorchScriptModelError(is_torchscript(path))
     if kind != "exported":
         raise ModelLoadError(
             f"{path.name} holds {'weights only' if kind != 'unknown' else 'no model that is known here'}: "
@@ -113,11 +132,7 @@ def load_class(model_dir: Path, model_file: str) -> nn.Module:
     module = importlib.import_module(Path(model_file).stem)
     classes = list_classes_from_module(module)
     if len(classes) != 1:
-        names = ", ".join(cls.__name__ for cls in classes) or "none"
-        raise ModelLoadError(
-            f"{model_file} must define exactly one class of its own, the model; found {names}. Move helpers into "
-            "another file and package that with --extra-files."
-        )
+        raise ModelLoadError(f"{not_one_class(model_file, [cls.__name__ for cls in classes])}.")
     try:
         return classes[0]()
     except TypeError as error:
@@ -134,9 +149,9 @@ def load_weights(model: nn.Module, path: Path) -> None:
     """
     kind = archive_kind(path)
     if kind == "torchscript":
-        raise TorchScriptModelError(f"{path.name} is a TorchScript archive. {TORCHSCRIPT_ADVICE}")
+        raise TorchScriptModelError(is_torchscript(path))
     if kind == "exported":
-        raise ModelLoadError(f"{path.name} is a torch.export program: package it without --model-file.")
+        raise ModelLoadError(f"{exported_beside_class(path)}.")
     state = _read_state(path, kind)
     # Lightning and many training scripts put the weights under one of these.
     for key in ("state_dict", "model_state_dict"):
