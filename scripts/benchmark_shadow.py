@@ -72,7 +72,7 @@ def block(handler: Any, body: list[dict[str, Any]], gaps: list[float]) -> dict[s
 
 def drained(handler: Any, seconds: float = 5.0) -> None:
     """Waits until nothing is left to check: the next block must not pay for this one."""
-    shadow, until = handler.model.shadow, time.monotonic() + seconds
+    shadow, until = handler.served.shadow, time.monotonic() + seconds
     while shadow is not None and shadow.to_dict()["waiting"] and time.monotonic() < until:
         time.sleep(0.01)
 

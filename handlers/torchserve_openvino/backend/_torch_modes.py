@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
 
 T = TypeVar("T", bound="ThreadDispatchMode")
 
@@ -23,6 +23,11 @@ class ThreadDispatchMode(TorchDispatchMode):
     def __exit__(self, *_: object) -> None:
         """Takes it off."""
         _pop_mode()
+
+
+def is_innermost(mode: ThreadDispatchMode) -> bool:
+    """Whether a mode is the one that the calling thread's next operator goes to first."""
+    return _get_current_dispatch_mode() is mode
 
 
 def keep_to_threads() -> None:

@@ -9,8 +9,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from torchserve_openvino.backend._torch_modes import OperatorCount
 from torchserve_openvino.backend._torch_private import (
     FrameFact,
@@ -18,21 +16,11 @@ from torchserve_openvino.backend._torch_private import (
     LostFrame,
     changed_object,
 )
-from torchserve_openvino.ops.movement import HANDS_ON
-from torchserve_openvino.ops.names import op_name, packets
+from torchserve_openvino.ops.movement import computes
+from torchserve_openvino.ops.names import op_name
 from torchserve_openvino.report.tracker import FallbackKind, PartitionRecord, Tracker
 
 logger = logging.getLogger(__name__)
-
-# Not counted outside a graph: what moves data without computing, and how Python reads a value.
-_NO_WORK = HANDS_ON | packets(
-    "_has_same_storage_numel _local_scalar_dense copy_ empty empty_like empty_strided is_nonzero item resize_ set_"
-)
-
-
-def _computes(op: Any) -> bool:
-    """Whether an operator counts. One of higher order (torch.cond) does not: what runs inside does."""
-    return isinstance(op, torch._ops.OpOverload) and not op.is_view and str(op.overloadpacket) not in _NO_WORK
 
 
 class FrameBooks:
@@ -71,7 +59,7 @@ class FrameBooks:
 
         with OperatorCount(count):
             result = call(*args, **kwargs)
-        self._tracker.add_outside({op_name(op): number for op, number in counts.items() if _computes(op)})
+        self._tracker.add_outside({op_name(op): number for op, number in counts.items() if computes(op)})
         self._settled = self._events == events
         return result
 

@@ -38,6 +38,7 @@ def compile(
     own_weights: bool = False,
     cache: CacheSettings = DEFAULT_CACHE,
     probes: Probes = NO_PROBES,
+    tracker: Tracker | None = None,
 ) -> CompiledModule:
     """Compiles a model through ``torch.compile``, with OpenVINO as the backend, and keeps the books.
 
@@ -56,6 +57,7 @@ def compile(
         cache: More about the cache than ``model_caching`` and ``cache_dir`` say.
         resolved: Options that were validated before, instead of ``options``.
         probes: Hooks of a diagnosis; the cache must be off where they leave nodes out.
+        tracker: Where everything is counted, beside what else is counted there; a new one if None.
 
     Raises:
         ConfigError: An option is unknown or can't be used, before anything is compiled.
@@ -73,7 +75,7 @@ def compile(
         compile, dynamic=dynamic, options=dict(options) if options is not None else None, fullgraph=fullgraph,
         mode=mode, backend=backend, resolved=resolved, own_weights=own_weights, cache=cache, probes=probes,
     )  # fmt: skip
-    tracker = Tracker()
+    tracker = tracker or Tracker()
     if backend not in OWN_BACKENDS:
         tracker.config.update(backend=backend, options=dict(options or {}), effective_device="CPU")
         passed: Any = {"mode": mode, "options": dict(options)} if options else {"mode": mode}

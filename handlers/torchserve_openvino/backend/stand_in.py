@@ -9,6 +9,20 @@ from typing import Any
 from torchserve_openvino.errors import WeightsReleasedError
 
 
+def attribute_of(model: Any, name: str, stand_in: Any) -> Any:
+    """A model's attribute; a method that returns the model (``to``, ``eval``) returns its stand-in instead."""
+    value = getattr(model, name)
+    if not inspect.ismethod(value) or value.__self__ is not model:
+        return value
+
+    @functools.wraps(value)
+    def instead(*args: Any, **kwargs: Any) -> Any:
+        result = value(*args, **kwargs)
+        return stand_in if result is model else result
+
+    return instead
+
+
 class StandIn:
     """What is not its own is its model's.
 
@@ -29,15 +43,7 @@ class StandIn:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "eager":
             raise AttributeError(name)
-        value = getattr(self.eager, name)
-        if inspect.ismethod(value) and value.__self__ is self.eager:
-            return functools.wraps(value)(functools.partial(self._instead, value))
-        return value
-
-    def _instead(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A method of the model: where it returns the model (``to``, ``half``, ``eval``) this one is returned."""
-        result = method(*args, **kwargs)
-        return self if result is self.eager else result
+        return attribute_of(self.eager, name, self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_") or name in vars(self) or isinstance(getattr(type(self), name, None), property):

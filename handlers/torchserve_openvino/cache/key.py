@@ -5,6 +5,7 @@ An entry is found by a digest over its fields and keeps them, so that a miss can
 - A ``call`` is one input signature of one model: how to run it without tracing. It is the same on every device.
 - A ``partition`` is one subgraph as OpenVINO's IR, with what goes in and comes out. It is the same on every device.
 - A ``blob`` is a partition compiled for one device with one configuration.
+- A ``precision`` is what ``handler.openvino.precision: auto`` decided for a model on one device.
 """
 
 import json
@@ -45,6 +46,16 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "capabilities",  # What OpenVINO says these compute fast, and the CPU's instruction set.
         "ov_config",
     ),
+    "precision": (
+        *_VERSIONS,
+        "code",
+        "weights",
+        "cases",  # Names of the shapes that were timed.
+        "device",
+        "device_name",
+        "capabilities",
+        "ov_config",  # Without those of `RUN_PROPERTIES`: another number of workers follows the same decision.
+    ),
 }
 
 # Where each option of `BackendOptions` stands: in a call's key (``graph``), in a blob's (``device``), or nowhere,
@@ -74,6 +85,7 @@ ARGUMENTS: dict[str, str] = {
     "own_weights": "nowhere",  # Decides who keeps the memory.
     "cache": "nowhere",
     "probes": "nowhere",  # A diagnosis, without a cache.
+    "tracker": "nowhere",
 }
 
 # OpenVINO properties that say how a compiled model is run, not what it computes: `import_model` takes them anew, so

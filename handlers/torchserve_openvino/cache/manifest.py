@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from torchserve_openvino.errors import DamagedEntryError
 
-Kind = Literal["call", "partition", "blob"]
+Kind = Literal["call", "partition", "blob", "precision"]
 
 SCHEMA = 1
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -58,7 +58,7 @@ class Entry:
     """A stored entry. Its manifest was verified; a file is when it is asked for.
 
     Attributes:
-        kind: What it is: ``call``, ``partition`` or ``blob``.
+        kind: What it is: ``call``, ``partition``, ``blob`` or ``precision``.
         key: 64 hexadecimal digits.
         fields: What the key was made of, for people.
         body: What was stored, JSON.

@@ -1,6 +1,7 @@
 """The kinds of values that configuration sections are made of: strict where YAML is loose, with messages of our own."""
 
 import math
+import re
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
@@ -8,6 +9,9 @@ from pydantic import BeforeValidator, Field, PlainValidator
 
 from torchserve_openvino.config.kinds import FALLBACK_KINDS
 from torchserve_openvino.config.spelling import listed, nearest, shown
+
+# The steps from a handler to a module: names, and places in lists.
+_PATH = re.compile(r"(self\.)?[A-Za-z_]\w*(\.\w+|\[\d+\])*")
 
 DTYPES = (
     "float32",
@@ -143,6 +147,17 @@ def _files(value: Any) -> Any:
     return list(dict.fromkeys(names))
 
 
+def _paths(value: Any) -> Any:
+    """Places of modules in a handler, one or a list."""
+    paths = value if isinstance(value, (list, tuple)) else [value]
+    for path in paths:
+        if not isinstance(path, str) or not _PATH.fullmatch(path):
+            raise ValueError(
+                f"must name modules of the handler, such as model.encoder or models[0], not {shown(path)}."
+            )
+    return list(dict.fromkeys(path.removeprefix("self.") for path in paths))
+
+
 def _folder(value: Any) -> Any:
     if not isinstance(value, str) or not PurePath(value).is_absolute():
         raise ValueError(
@@ -165,6 +180,7 @@ DType = Annotated[str, PlainValidator(_dtype, json_schema_input_type=str)]
 Axis = Annotated[int | str, PlainValidator(_axis, json_schema_input_type=int | str)]
 Lengths = Annotated[list[int], PlainValidator(_lengths, json_schema_input_type=int | list[int])]
 Files = Annotated[list[str], PlainValidator(_files, json_schema_input_type=str | list[str])]
+Paths = Annotated[list[str], PlainValidator(_paths, json_schema_input_type=str | list[str])]
 Folder = Annotated[str, PlainValidator(_folder, json_schema_input_type=str)]
 Against = Annotated[Literal["eager", "off"], BeforeValidator(_off)]
 Share = Annotated[Number, Field(ge=0.0, le=1.0)]

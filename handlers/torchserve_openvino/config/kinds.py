@@ -10,5 +10,6 @@ FallbackKind = Literal[
     "conversion_failed",
     "compile_failed",
     "runtime_failed",
+    "outside_compiled",
 ]
 FALLBACK_KINDS: tuple[FallbackKind, ...] = get_args(FallbackKind)

@@ -19,6 +19,7 @@ from torchserve_openvino.config.fields import (
     Misspelt,
     Number,
     OnViolation,
+    Paths,
     Positive,
     Share,
     Sizes,
@@ -218,6 +219,9 @@ class OpenVINOSection(Section):
     """What may be answered."""
     execution: ExecutionSection = ExecutionSection()
     """Latency or throughput."""
+    compile: Paths = []
+    """What a handler calls besides `model`, compiled by itself: `[model.encoder, pipe.unet, models[0]]`. Modules that
+    a sample of `warmup.samples` shows to be called need not be named."""
     freeze: Freeze = "auto"
     """Whether calls skip Dynamo's guards after warm-up: about a millisecond less, and a model that changes later is not
     seen to. auto: yes for image_classifier and tensor, no for a handler of your own."""
@@ -225,6 +229,10 @@ class OpenVINOSection(Section):
     """Free eager PyTorch's copy of the weights after compilation; then nothing can fall back to eager later."""
     cache: CacheSection = CacheSection()
     """Size of the cache, waiting, packaged graphs."""
+    precision: Literal["f32", "bf16", "f16", "auto"] = "f32"
+    """What the device computes in, where `pt2.compile.options.config` names no INFERENCE_PRECISION_HINT. auto measures
+    what the device has and takes the fastest whose answers pass verification, if it is at least 10 % faster for sure;
+    it decides once for a model and machine, keeps that with the cache, and all workers and restarts follow."""
     threads: Threads = "auto"
     """CPU threads of a worker; auto shares the cores among the workers."""
     op_mappings: Files = []

@@ -52,6 +52,11 @@ class CompileReport:
         self._tracker = other._tracker
 
     @property
+    def tracker(self) -> Tracker:
+        """The records that it shows."""
+        return self._tracker
+
+    @property
     def revision(self) -> int:
         """Changes whenever the report does."""
         return self._tracker.revision
@@ -75,10 +80,18 @@ class CompileReport:
         self._tracker.verify = result
         self._tracker.touch()
 
+    def set_part_verify(self, part: str, result: dict[str, Any]) -> None:
+        """Stores what was found of a part that is compiled by itself."""
+        parts = {**self._tracker.verify.get("parts", {}), part: result}
+        self.set_verify({**self._tracker.verify, "parts": parts})
+
     @property
     def verified(self) -> bool:
-        """Whether answers were compared with eager PyTorch's, and were equal."""
-        return self._tracker.verify.get("passed", False) is True
+        """Whether answers were compared with eager PyTorch's, and were equal: of the model, and of all its parts."""
+        verify = self._tracker.verify
+        parts = verify.get("parts", {})
+        whole = verify.get("passed", bool(parts) and "skipped" not in verify) is True
+        return whole and all(part.get("passed") is True for part in parts.values())
 
     def set_shadow(self, facts: dict[str, Any]) -> None:
         """Stores what comparing some requests with eager PyTorch has found so far (JSON-safe)."""
@@ -115,6 +128,24 @@ class CompileReport:
         """Counts work that ran in eager PyTorch for a cause outside the backend."""
         self._tracker.add_fallback(kind, op, to="eager", reason=reason)
 
+    def add_uncompiled(self, op: str, where: str, ops: int, seconds: float, reason: str) -> bool:
+        """Counts what a handler computed in eager PyTorch without asking a compiled graph.
+
+        Args:
+            op: Module, method or operator.
+            where: ``file:line`` in the handler.
+            ops: Operators that do work.
+            seconds: What it took.
+            reason: What to do about it.
+
+        Returns:
+            Whether this is new.
+        """
+        self._tracker.add_uncompiled(f"{op} at {where}", ops)
+        return self._tracker.add_fallback(
+            "outside_compiled", op, to="eager", reason=reason, where=where, seconds=seconds
+        )
+
     def add_note(self, note: str) -> None:
         """Keeps a remark for the reader of the report."""
         self._tracker.add_note(note)
@@ -123,7 +154,7 @@ class CompileReport:
     def summary(self) -> Summary:
         """The figures of this moment."""
         t = self._tracker
-        total = sum(g.ops_total for g in t.graphs) + sum(t.outside.values())
+        total = sum(g.ops_total for g in t.graphs) + sum(t.outside.values()) + sum(t.uncompiled.values())
         on_openvino = sum(g.ops_on_openvino for g in t.graphs)
         coverage = on_openvino / total if total else float(bool(t.graphs))
         partitions = [p for g in t.graphs for p in g.partitions]
@@ -160,7 +191,7 @@ class CompileReport:
             "fallbacks": [_shown(f) for f in t.fallbacks],
             "graph_breaks": [dataclasses.asdict(b) for b in t.graph_breaks],
             "recompiles": [dataclasses.asdict(r) for r in t.recompiles],
-            "outside": dict(t.outside),
+            "outside": {**t.outside, **t.uncompiled},
             "cache": t.cache.to_dict(),
             "verify": t.verify,
             "timings": {name: round(seconds, 4) for name, seconds in t.timings.items()},
@@ -182,7 +213,7 @@ class CompileReport:
 
 
 def _shown(fallback: Fallback) -> dict[str, Any]:
-    """The keys of the contract; who caused it is the server's own affair."""
+    """The keys of the contract, and the time where it was taken; who caused it is the server's own affair."""
     entry = dataclasses.asdict(fallback)
-    del entry["caused_by_request"]
-    return entry
+    del entry["caused_by_request"], entry["seconds"]
+    return entry if fallback.kind != "outside_compiled" else {**entry, "seconds": round(fallback.seconds, 4)}

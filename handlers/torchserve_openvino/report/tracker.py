@@ -35,6 +35,7 @@ class Fallback:
         reason: The real message.
         where: ``file:line`` in the user's model, empty where torch does not say.
         count: Nodes for an operator, calls for a runtime failure, occurrences otherwise.
+        seconds: What it took, where that was measured: for what ran outside every compiled graph.
         caused_by_request: Whether the values of an input caused it, so that other inputs are not concerned.
     """
 
@@ -45,6 +46,7 @@ class Fallback:
     where: str = ""
     count: int = 1
     caused_by_request: bool = False
+    seconds: float = 0.0
 
 
 @dataclass
@@ -154,7 +156,8 @@ class Tracker:
 
     `revision` changes with every change, so that a reader can poll it cheaply. ``builds`` counts how often partitions
     were compiled. ``outside`` holds the operators that ran in eager PyTorch outside any graph, by name: the most that
-    one call ran of each.
+    one call ran of each; ``uncompiled`` how many operators ran where no compiled graph was asked for, by place: the
+    most that one computation there ran.
     """
 
     def __init__(self) -> None:
@@ -164,6 +167,7 @@ class Tracker:
         self.fallbacks: list[Fallback] = []
         self.graph_breaks: list[GraphBreak] = []
         self.outside: dict[str, int] = {}
+        self.uncompiled: dict[str, int] = {}
         self.recompiles: list[Recompile] = []
         self.config: dict[str, Any] = {}
         self.cache = CacheRecord()
@@ -195,6 +199,7 @@ class Tracker:
         where: str = "",
         count: int = 1,
         caused_by_request: bool = False,
+        seconds: float = 0.0,
     ) -> bool:
         """Counts a fallback; the same cause at the same place is one entry with a higher count.
 
@@ -208,8 +213,9 @@ class Tracker:
             for known in self.fallbacks:
                 if (known.kind, known.op, known.to, known.reason, known.where) == (kind, op, to, reason, where):
                     known.count += count
+                    known.seconds += seconds
                     return False
-            self.fallbacks.append(Fallback(kind, op, to, reason, where, count, caused_by_request))
+            self.fallbacks.append(Fallback(kind, op, to, reason, where, count, caused_by_request, seconds))
             return True
 
     def add_graph_break(self, reason: str, where: str, count: int = 1) -> None:
@@ -231,6 +237,13 @@ class Tracker:
                 if count > self.outside.get(op, 0):
                     self.outside[op] = count
                     self.revision += 1
+
+    def add_uncompiled(self, place: str, ops: int) -> None:
+        """Takes the operators of one computation that no compiled graph was asked for."""
+        with self._lock:
+            if ops > self.uncompiled.get(place, 0):
+                self.uncompiled[place] = ops
+                self.revision += 1
 
     def drop_graph(self, record: GraphRecord) -> None:
         """Takes back the record of a graph that came to nothing."""

@@ -1,14 +1,13 @@
-"""What a compiled model has to pass before READY: answers equal to eager PyTorch's, and the user's fallback policy."""
+"""What a compiled model has to pass before READY: answers equal to eager PyTorch's."""
 
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchserve_openvino.config.sections import OpenVINOSection
-from torchserve_openvino.errors import PolicyViolationError, VerificationError
+from torchserve_openvino.errors import VerificationError
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving import verify
-from torchserve_openvino.serving.policy import violations
 from torchserve_openvino.serving.warmup import Case
 
 logger = logging.getLogger(__name__)
@@ -21,13 +20,14 @@ class Admission:
         eager: The model in PyTorch.
         section: ``handler.openvino``.
         cases: Calls of which inputs are known; empty where nothing is.
+        part: Path of a module that is compiled by itself; empty for the model.
 
     Attributes:
         skipped: Why answers are not compared with eager's; empty where they are.
     """
 
-    def __init__(self, eager: Any, section: OpenVINOSection, cases: Sequence[Case]) -> None:
-        self._eager, self._section, self._cases = eager, section, cases
+    def __init__(self, eager: Any, section: OpenVINOSection, cases: Sequence[Case], part: str = "") -> None:
+        self._eager, self._section, self._cases, self._part = eager, section, cases, part
         self.skipped = self._why_skipped()
 
     def _why_skipped(self) -> str:
@@ -53,7 +53,7 @@ class Admission:
 
     def note_skipped(self, report: CompileReport, name: str) -> None:
         """Says in the report and the log that nothing was compared, and why."""
-        report.set_verify({"skipped": self.skipped})
+        self._store(report, {"skipped": self.skipped})
         logger.warning("%s is not verified: %s", name, self.skipped)
 
     def compare(self, model: Callable[..., Any], report: CompileReport, precision: str | None = None) -> dict[str, Any]:
@@ -67,23 +67,16 @@ class Admission:
         Raises:
             VerificationError: Answers differ, and ``verify.on_violation`` is ``refuse``.
         """
-        report.set_verify(result)
+        self._store(report, result)
         if result["passed"]:
             return
-        message = verify.failure(result)
+        message = f"{self._part}: {verify.failure(result)}" if self._part else verify.failure(result)
         if self._section.verify.on_violation == "refuse":
             raise VerificationError(message)
         logger.warning("Verification: %s", message)
 
-    def check_policy(self, report: CompileReport) -> None:
-        """Holds what was compiled against ``handler.openvino.fallback``.
-
-        Raises:
-            PolicyViolationError: More falls back than is allowed, and ``fallback.on_violation`` is ``refuse``.
-        """
-        policy = self._section.fallback
-        found = violations(report, policy) if self._cases else []
-        if found and policy.on_violation == "refuse":
-            raise PolicyViolationError("handler.openvino.fallback is not met: " + "; ".join(found))
-        for sentence in found:
-            logger.warning("handler.openvino.fallback: %s", sentence)
+    def _store(self, report: CompileReport, result: dict[str, Any]) -> None:
+        if self._part:
+            report.set_part_verify(self._part, result)
+        else:
+            report.set_verify(result)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchserve_openvino.cache.open import PACKAGED_FOLDER
 from torchserve_openvino.config import ServingConfig, load_serving_config
 from torchserve_openvino.config.sections import WarmupInput
 from torchserve_openvino.errors import ItemError, ModelLoadError, TorchServeOpenVINOError
@@ -16,14 +15,20 @@ from torchserve_openvino.serving.base import model_name
 from torchserve_openvino.serving.batch_answer import answer_enveloped, finish
 from torchserve_openvino.serving.counters import Counters
 from torchserve_openvino.serving.envelopes import Envelope, take_over
-from torchserve_openvino.serving.input_spec import Inputs, call_of
+from torchserve_openvino.serving.input_spec import Inputs
 from torchserve_openvino.serving.isolation import only, run_isolated, server_fault
 from torchserve_openvino.serving.load_model import ArchiveLoading
 from torchserve_openvino.serving.metrics import MetricsEmitter
+from torchserve_openvino.serving.model_face import model_face
+from torchserve_openvino.serving.models import Models, prepare_models
+from torchserve_openvino.serving.observe import ROOT, Call, Seen
 from torchserve_openvino.serving.op_mappings import load_archived_mappings
-from torchserve_openvino.serving.policy import PolicyWatch
-from torchserve_openvino.serving.prepare import Preparation, Prepared
+from torchserve_openvino.serving.own_code import OwnCode
+from torchserve_openvino.serving.parts import module_at
+from torchserve_openvino.serving.policy import PolicyWatch, admit
 from torchserve_openvino.serving.ready import ReadyState, shadow_for
+from torchserve_openvino.serving.served import ServedModel
+from torchserve_openvino.serving.shapes import batch_sizes
 from torchserve_openvino.serving.threads import ThreadPlan, plan_threads
 from torchserve_openvino.serving.warmup import startup_advice
 
@@ -39,7 +44,8 @@ class OpenVINOHandler(ArchiveLoading):
 
     Attributes:
         eager_model: The model as loaded.
-        model: What answers requests: compiled, batches padded to compiled sizes.
+        model: What answers requests: the model to look at, compiled to call.
+        served: What calls of it go to, which pads batches to compiled sizes; None in eager PyTorch.
         report: What ran where, and why.
         freezes: Whether calls run without guards after warm-up; only where nobody changes the model later.
     """
@@ -49,9 +55,14 @@ class OpenVINOHandler(ArchiveLoading):
     def __init__(self) -> None:
         super().__init__()
         self.eager_model: Any = None
+        self.served: ServedModel | None = None
         self.report = CompileReport(Tracker())
         self.counters = Counters()
         self.state: ReadyState | None = None
+        self._own_handle: Callable[..., Any] | None = None
+        self._own_code = OwnCode(self)
+        for name, step in self._own_code.watched_steps().items():
+            setattr(self, name, step)
         # TorchServe wraps this handler in an envelope next, before it calls `initialize`.
         take_over()
 
@@ -93,9 +104,8 @@ class OpenVINOHandler(ArchiveLoading):
         self.initialized = False
         self.context = context
         self.eager_model = self.servable(self.loaded_model())
-        batch_size = int(context.system_properties.get("batch_size") or 1)
-        prepared = self._prepare(threads, batch_size)
-        if prepared is not None and prepared.needs_no_torch:
+        models = self._prepare(threads, int(context.system_properties.get("batch_size") or 1))
+        if models is not None and models.needs_no_torch:
             threads = threads.settle()
         self.report.add_timing("load_seconds", loaded)
         self.report.set_config("threads", threads.to_dict())
@@ -105,11 +115,11 @@ class OpenVINOHandler(ArchiveLoading):
         metrics = MetricsEmitter(self.report, self.counters, version)
         self.counters.reset()
         verify = self.config.openvino.verify
-        shadow = shadow_for(self.eager_model, verify, prepared, self.report, model_name(context))
+        shadow = shadow_for(self.eager_model, verify, models, self.report, model_name(context))
         ends = verify.on_shadow_mismatch == "refuse"
-        self.state = ReadyState(self.report, self.counters, watch, metrics, prepared, shadow, ends)
+        self.state = ReadyState(self.report, self.counters, watch, metrics, models, shadow, ends)
         self.state.emit(context)
-        logger.info("%s: %s", model_name(context), self._summary(prepared))
+        logger.info("%s: %s", model_name(context), self._summary(models))
         self.initialized = True
 
     def servable(self, model: Any) -> Any:
@@ -137,7 +147,7 @@ class OpenVINOHandler(ArchiveLoading):
 
     # --- compilation ------------------------------------------------------------------------------------------
 
-    def _prepare(self, threads: ThreadPlan, batch_size: int) -> Prepared | None:
+    def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
         """Compiles, unless the YAML says eager; `model` and `report` are the served ones afterwards."""
         if not self.config.pt2.enabled:
             self.model = self.eager_model
@@ -146,25 +156,46 @@ class OpenVINOHandler(ArchiveLoading):
             tracker.add_note("pt2.compile.enable is false: the model runs in eager PyTorch")
             self.report = CompileReport(tracker)
             return None
-        prepared = Preparation(
-            self.eager_model,
-            self.config,
+        root, section = self.compilable(self.eager_model), self.config.openvino
+        samples, sizes = self._samples(), batch_sizes(section, batch_size, threads.streams)
+        models = prepare_models(
+            root,
+            self._seen(samples, sizes),
+            self.warmup_inputs(),
+            config=self.config,
             threads=threads,
             batch_size=batch_size,
-            declared=self.warmup_inputs(),
-            samples=self._samples(),
             counters=self.counters,
             freezes=self.freezes,
-            packaged=self.model_dir / PACKAGED_FOLDER,
-        ).run()
-        self.model, self.report = prepared.model, prepared.report
-        return prepared
+            model_dir=self.model_dir,
+        )
+        self.report = self._own_code.report = models.report
+        if models.root is not None:
+            self.served = models.root.model
+            self.model = model_face(root, self.served)
+        if not self._reads_samples:
+            self._own_code.rehearse(samples, sizes, self._run_own)
+        if models.ran or samples:
+            admit(self.report, section.fallback)
+        return models
+
+    def _seen(self, samples: Sequence[tuple[str, bytes]], sizes: Sequence[int]) -> Seen:
+        """What samples show of the calls that this handler makes."""
+        parts = {path: module_at(self, path) for path in self.config.openvino.compile}
+        if not self._reads_samples:
+            return self._own_code.learn(samples, parts, sizes, self._run_own)
+        return Seen({ROOT: [Call(name, self._read(name, body)) for name, body in samples]} if samples else {}, parts)
+
+    @property
+    def _reads_samples(self) -> bool:
+        """Whether this is a task, which knows what the model gets for a body; a user's own code has to be run."""
+        return type(self).sample_inputs is not OpenVINOHandler.sample_inputs
 
     def warmup_inputs(self) -> Sequence[WarmupInput]:
         """The model's inputs, one item each; a task that knows its own overrides this."""
         return self.config.openvino.warmup.inputs
 
-    def _samples(self) -> list[tuple[str, Inputs]]:
+    def _samples(self) -> list[tuple[str, bytes]]:
         found = []
         for name in self.config.openvino.warmup.samples:
             path = self.model_dir / name
@@ -173,15 +204,21 @@ class OpenVINOHandler(ArchiveLoading):
                     f"handler.openvino.warmup.samples names {name!r}, which is not in the archive; package it with "
                     "--extra-files."
                 )
-            try:
-                found.append((name, self.sample_inputs(path.read_bytes())))
-            except ItemError as error:
-                raise ModelLoadError(f"the sample {name} is no request that this handler takes: {error}") from error
+            found.append((name, path.read_bytes()))
         return found
 
+    def _read(self, name: str, body: bytes) -> Inputs:
+        try:
+            return self.sample_inputs(body)
+        except ItemError as error:
+            raise ModelLoadError(f"the sample {name} is no request that this handler takes: {error}") from error
+
     def sample_inputs(self, body: bytes) -> Inputs:
-        """The call that the model gets for one request's body; a user's handler is asked through its `preprocess`."""
-        return call_of(self.preprocess([{"body": body}]))
+        """The call that the model gets for one request's body; a user's own code is run for it, in eager PyTorch."""
+        return self._own_code.inputs_for(body, self._run_own)
+
+    def _run_own(self, items: list[Any]) -> Any:
+        return self._own_code.run(self._own_handle or super().handle, items, self.context)
 
     def _advise(self, seconds: float) -> None:
         # 120 s is what TorchServe allows where the YAML says nothing.
@@ -190,10 +227,10 @@ class OpenVINOHandler(ArchiveLoading):
             logger.warning("%s", advice)
             self.report.add_note(advice)
 
-    def _summary(self, prepared: Prepared | None) -> str:
-        if prepared is None:
+    def _summary(self, models: Models | None) -> str:
+        if models is None:
             return "eager PyTorch (pt2.compile.enable: false)"
-        if not prepared.cases:
+        if not models.ran:
             return "loaded; it compiles at the first request, unless handler.openvino.warmup.inputs are declared"
         return self.report.summary_line()
 
@@ -233,7 +270,7 @@ class OpenVINOHandler(ArchiveLoading):
 
     def answer_items(self, items: list[Any], context: Any) -> list[Any]:
         """An answer or an `ItemError` for each item; tasks override this, a user's handler keeps its own steps."""
-        handle = super().handle
+        handle = self._own_handle or super().handle
 
         def run(some: list[tuple[int, Any]]) -> list[Any]:
             with only(context, [position for position, _ in some], len(items)):
@@ -247,10 +284,14 @@ class OpenVINOHandler(ArchiveLoading):
         Raises:
             ForbiddenFallbackError: It did.
         """
-        result = run()
+        result = self._own_code.watch(run) if self._own_code.report is not None else run()
         assert self.state is not None
         self.state.watch.check()
         return result
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # TorchServe's micro-batching puts itself in the place of `handle`; it stays, inside this one.
+        object.__setattr__(self, "_own_handle" if name == "handle" else name, value)
 
     def describe_handle(self) -> dict[str, Any]:
         """The report, for ``GET /models/NAME?customized=true``."""

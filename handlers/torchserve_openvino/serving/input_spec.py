@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchserve_openvino.config.sections import WarmupInput
-from torchserve_openvino.errors import ModelLoadError, OutsideDeclaredError
+from torchserve_openvino.errors import OutsideDeclaredError
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -146,8 +146,10 @@ def declared_specs(declared: Sequence[WarmupInput], parameters: Sequence[str]) -
 
 
 def specs_of_sample(sample: Inputs, parameters: Sequence[str]) -> list[InputSpec]:
-    """What a sample shows of the inputs: their order, shapes and types."""
+    """What a sample shows of the inputs: their order, shapes and types; nothing where one is no plain tensor."""
     args, kwargs = sample
+    if not all(isinstance(value, torch.Tensor) and value.dim() for value in (*args, *kwargs.values())):
+        return []
     names = [parameters[i] if i < len(parameters) else f"input {i}" for i in range(len(args))]
     plain = [InputSpec(name, False, tuple(t.shape[1:]), t.dtype) for name, t in zip(names, args, strict=True)]
     return plain + [InputSpec(name, True, tuple(t.shape[1:]), t.dtype) for name, t in kwargs.items()]
@@ -157,25 +159,3 @@ def declaration_of(name: str | None, tensor: torch.Tensor) -> dict[str, Any]:
     """An entry of ``handler.openvino.warmup.inputs`` for an input like this one; its first dimension is the batch."""
     named: dict[str, Any] = {"name": name} if name else {}
     return {**named, "shape": list(tensor.shape[1:]), "dtype": str(tensor.dtype).removeprefix("torch.")}
-
-
-def call_of(value: Any) -> Inputs:
-    """The call that a handler makes with what its `preprocess` returns.
-
-    Args:
-        value: A tensor, several of them in order, or by name: also transformers' BatchEncoding, which is no dict.
-
-    Raises:
-        ModelLoadError: It holds something else than tensors.
-    """
-    if isinstance(value, Mapping):
-        call: Inputs = (), {str(name): each for name, each in value.items()}
-    else:
-        call = (tuple(value) if isinstance(value, (list, tuple)) else (value,)), {}
-    for name, each in [*enumerate(call[0]), *call[1].items()]:
-        if not isinstance(each, torch.Tensor):
-            raise ModelLoadError(
-                f"preprocess makes input {name!r} of the sample a {type(each).__name__}; a sample needs a preprocess "
-                "that returns tensors: one, several in a list, or by name."
-            )
-    return call

@@ -64,23 +64,39 @@ class ArchiveLoading(BaseHandler):
             self.model_pt_path = str(self._serialized) if self._serialized else None
 
     def loaded_model(self) -> Any:
-        """The model that `initialize` set.
+        """What `initialize` set ``self.model`` to.
 
         Raises:
-            ModelLoadError: It set none, or none that can be compiled.
+            ModelLoadError: Nothing, and `handler.openvino.compile` names no other module.
         """
         model = getattr(self, "model", None)
-        name = type(self).__name__
-        if model is None:
+        if model is None and not self._calls_others:
             raise ModelLoadError(
-                f"{name}.initialize sets no self.model: set it to the torch.nn.Module that answers requests."
-            )
-        if self.config.pt2.enabled and not isinstance(model, nn.Module):
-            raise ModelLoadError(
-                f"{name}.initialize sets self.model to a {type(model).__name__}: set it to the torch.nn.Module in it "
-                "(a pipeline's .model), or serve it as it is by pt2: {compile: {enable: false}}."
+                f"{type(self).__name__}.initialize sets no self.model: set it to the torch.nn.Module that answers "
+                "requests, or name what does in handler.openvino.compile."
             )
         return model
+
+    @property
+    def _calls_others(self) -> bool:
+        """Whether other modules than ``self.model`` are known, or will be found by running samples."""
+        return bool(self.config.openvino.compile or self.config.openvino.warmup.samples)
+
+    def compilable(self, model: Any) -> nn.Module | None:
+        """The model, or None where it is no module and others are compiled.
+
+        Raises:
+            ModelLoadError: It is none, and there are no others.
+        """
+        if isinstance(model, nn.Module):
+            return model
+        if not self._calls_others:
+            raise ModelLoadError(
+                f"{type(self).__name__}.initialize sets self.model to a {type(model).__name__}: set it to the "
+                "torch.nn.Module in it (a pipeline's .model), name the modules in it (handler.openvino.compile: "
+                "[model.encoder, models[0]]), or serve it as it is by pt2: {compile: {enable: false}}."
+            )
+        return None
 
     def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: str | None) -> nn.Module:
         model = loading.load_class(Path(model_dir), model_file)

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 
 from torchserve_openvino.config.sections import FallbackSection
-from torchserve_openvino.errors import ForbiddenFallbackError
+from torchserve_openvino.errors import ForbiddenFallbackError, PolicyViolationError
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.report.tracker import Fallback
 
@@ -15,12 +15,25 @@ def violations(report: CompileReport, policy: FallbackSection) -> list[str]:
     """What the report shows and ``handler.openvino.fallback`` does not allow, a sentence each."""
     found = [_sentence(fallback) for fallback in _forbidden(report.fallbacks, policy)]
     summary = report.summary
-    if summary.graphs and summary.coverage < policy.min_coverage:
+    if (summary.graphs or summary.ops_total) and summary.coverage < policy.min_coverage:
         found.append(
             f"coverage is {summary.coverage:.1%} ({summary.ops_on_openvino} of {summary.ops_total} ops on OpenVINO), "
             f"below min_coverage {policy.min_coverage:.1%}"
         )
     return found
+
+
+def admit(report: CompileReport, policy: FallbackSection) -> None:
+    """Holds what ran before READY against ``handler.openvino.fallback``.
+
+    Raises:
+        PolicyViolationError: More falls back than is allowed, and ``on_violation`` is ``refuse``.
+    """
+    found = violations(report, policy)
+    if found and policy.on_violation == "refuse":
+        raise PolicyViolationError("handler.openvino.fallback is not met: " + "; ".join(found))
+    for sentence in found:
+        logger.warning("handler.openvino.fallback: %s", sentence)
 
 
 def _forbidden(fallbacks: Sequence[Fallback], policy: FallbackSection) -> list[Fallback]:
@@ -59,7 +72,7 @@ class PolicyWatch:
 
     def _below(self) -> bool:
         summary = self._report.summary
-        return bool(summary.graphs) and summary.coverage < self._policy.min_coverage
+        return bool(summary.graphs or summary.ops_total) and summary.coverage < self._policy.min_coverage
 
     def check(self) -> None:
         """Looks at what a call added to the report; cheap where that is nothing.

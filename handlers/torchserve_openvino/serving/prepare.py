@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,25 +11,23 @@ from typing import Any
 import torch
 
 from torchserve_openvino.backend import CompiledModule, compile
-from torchserve_openvino.cache.open import CacheSettings
+from torchserve_openvino.cache.open import PACKAGED_FOLDER, CacheSettings, open_cache
 from torchserve_openvino.config import ResolvedOptions, ServingConfig
 from torchserve_openvino.config.sections import WarmupInput
-from torchserve_openvino.report import CompileReport
+from torchserve_openvino.report import CompileReport, Tracker
 from torchserve_openvino.serving import precision, verify
 from torchserve_openvino.serving.admission import Admission
 from torchserve_openvino.serving.counters import Counters
-from torchserve_openvino.serving.input_spec import Inputs, Signature
+from torchserve_openvino.serving.input_spec import Signature
 from torchserve_openvino.serving.memory import release_weights
+from torchserve_openvino.serving.observe import Call
 from torchserve_openvino.serving.served import ServedModel
 from torchserve_openvino.serving.shapes import shapes_of
 from torchserve_openvino.serving.streams import Streams
 from torchserve_openvino.serving.threads import ThreadPlan
-from torchserve_openvino.serving.warmup import Case, warm_up
+from torchserve_openvino.serving.warmup import Case, run_case, warm_up
 
 logger = logging.getLogger(__name__)
-
-# Calls of each case by which precisions are compared.
-TIMING_ROUNDS = 5
 
 
 @dataclass
@@ -68,9 +67,11 @@ class Preparation:
         batch_size: TorchServe's batchSize.
         declared: The model's inputs, one item each; empty where they are unknown.
         samples: Calls that real requests make, from files of the archive.
+        part: Path of a module that a handler calls by itself; empty for the model. Its inputs are taken as they come.
+        tracker: Where everything is counted; a new one if None.
         counters: What happens to requests.
         freezes: Whether calls run without guards, where the YAML says ``freeze: auto``.
-        packaged: Folder of compiled graphs that came with the archive.
+        model_dir: The unpacked archive, with the compiled graphs that came with it.
     """
 
     def __init__(
@@ -81,64 +82,99 @@ class Preparation:
         threads: ThreadPlan,
         batch_size: int,
         declared: Sequence[WarmupInput],
-        samples: Sequence[tuple[str, Inputs]] = (),
+        samples: Sequence[Call] = (),
         counters: Counters,
         freezes: bool = False,
-        packaged: Path | None = None,
+        model_dir: Path,
+        part: str = "",
+        tracker: Tracker | None = None,
     ) -> None:
         self._eager = eager
+        self._part, self._tracker = part, tracker
         self._config = config
         self._section = config.openvino
         self._streams = Streams(threads.streams)
         self._threads = threads
         self._counters = counters
         self._freezes = freezes if self._section.freeze == "auto" else self._section.freeze
-        self._packaged = packaged if self._section.cache.packaged else None
+        self._model_dir = model_dir
+        self._packaged = model_dir / PACKAGED_FOLDER if self._section.cache.packaged else None
         self._shapes = shapes_of(
-            eager, self._section, batch_size=batch_size, streams=threads.streams, declared=declared, samples=samples
-        )
-        self._admission = Admission(eager, self._section, self._shapes.cases)
+            eager, self._section, batch_size=batch_size, streams=threads.streams, declared=declared, samples=samples,
+            learns=not part,
+        )  # fmt: skip
+        self._admission = Admission(eager, self._section, self._shapes.cases, part)
 
     # --- compilation ----------------------------------------------------------------------------------------
 
     def run(self) -> Prepared:
-        """Compiles, warms up, chooses a precision, verifies, applies the policy.
+        """Compiles in the precision asked for, warms up, verifies.
 
         Raises:
             VerificationError: Answers differ from eager's, and ``verify.on_violation`` is ``refuse``; or they can't be
                 compared, and ``verify.required`` is true.
-            PolicyViolationError: More falls back than is allowed, and ``fallback.on_violation`` is ``refuse``.
         """
         self._admission.require()
-        resolved = self._with_threads()
-        verifies = not self._admission.skipped
-        tried = precision.candidates(resolved) if verifies else []
-        if len(tried) < 2 or resolved is None:
-            prepared = self._compile(resolved)
-            if verifies:
-                prepared = self._verified(prepared, resolved)
-            else:
-                self._admission.note_skipped(prepared.report, type(self._eager).__name__)
-            if tried:
-                prepared.report.set_config("precision_choice", {"chosen": tried[0], "tried": {}})
-        else:
-            prepared = self._fastest(resolved, tried)
-        self._admission.check_policy(prepared.report)
+        prepared = self._in_precision(self._with_threads())
         for note in self._shapes.notes:
             prepared.report.add_note(note)
         self._release(prepared)
         return prepared
 
-    def _verified(self, prepared: Prepared, resolved: ResolvedOptions | None, name: str | None = None) -> Prepared:
+    def unasked(self) -> Prepared:
+        """Compiled at the first request that calls it: nothing is known of its inputs."""
+        return self._compile(self._with_threads())
+
+    def _in_precision(self, resolved: ResolvedOptions | None) -> Prepared:
+        """Compiled in the precision that the configuration asks for."""
+        wanted = self._section.precision
+        if resolved is None or not precision.is_open(resolved):
+            return self._admitted(resolved)
+        if wanted != "auto":
+            source = "default" if wanted == "f32" else f"{precision.KEY}: {wanted}"
+            return self._admitted(precision.with_precision(resolved, wanted, source) if wanted != "f32" else resolved)
+        tried = precision.candidates(resolved)
+        if len(tried) < 2 or self._admission.skipped:
+            why = self._admission.skipped or f"{resolved.options.device} computes nothing faster, as far as is known"
+            return self._chosen(resolved, {"chosen": "f32", "why": why, "tried": {}})
+        settings = self._cache_settings()
+        store = open_cache(resolved.options.cache_dir if resolved.options.model_caching else None, settings)
+        names = [case.name for case in self._shapes.cases]
+        decisions = precision.Decisions(store, self._model_dir, self._eager, resolved, names)
+        with decisions.lock():
+            facts = decisions.load()
+            if facts is None:
+                facts = self._measure(resolved, tried)
+                if not decisions.save(facts) and facts["chosen"] != "f32":
+                    facts |= {"chosen": "f32", "why": "the decision can't be kept where other workers would find it"}
+        return self._chosen(resolved, facts)
+
+    def _chosen(self, resolved: ResolvedOptions, facts: dict[str, Any]) -> Prepared:
+        """Compiled in the precision that `precision: auto` came to."""
+        name = facts["chosen"]
+        logger.info("Precision %s is served (%s: auto): %s", name, precision.KEY, facts)
+        prepared = self._admitted(precision.with_precision(resolved, name, f"{precision.KEY}: auto"))
+        prepared.report.set_config("precision_choice", facts)
+        return prepared
+
+    def _admitted(self, resolved: ResolvedOptions | None) -> Prepared:
+        """Compiled, and compared with eager PyTorch where that can be done."""
+        prepared = self._compile(resolved)
+        if not self._admission.skipped:
+            return self._verified(prepared, resolved)
+        self._admission.note_skipped(prepared.report, type(self._eager).__name__)
+        return prepared
+
+    def _verified(self, prepared: Prepared, resolved: ResolvedOptions | None) -> Prepared:
         """The model once its answers were compared with eager's; a wrong one from the cache is made again."""
-        result = self._admission.compare(prepared.model, prepared.report, name)
+        result = self._admission.compare(prepared.model, prepared.report)
         compiled = prepared.model.compiled
         if not result["passed"] and isinstance(compiled, CompiledModule) and compiled.reject_cached():
             problem = verify.failure(result)
             logger.warning("Answers from the cache differ from eager's, compiling again: %s", problem)
             prepared = self._compile(resolved)
             prepared.report.add_note(f"entries of the cache were rejected: {problem}")
-            result = self._admission.compare(prepared.model, prepared.report, name)
+            result = self._admission.compare(prepared.model, prepared.report)
         elif isinstance(compiled, CompiledModule):
             compiled.confirm_cached()
         self._admission.judge(prepared.report, result)
@@ -159,8 +195,10 @@ class Preparation:
             sources={**resolved.sources, **sources},
         )
 
-    def _compile(self, resolved: ResolvedOptions | None) -> Prepared:
+    def _compile(self, resolved: ResolvedOptions | None, *, cached: bool = True) -> Prepared:
         pt2, mode = self._config.pt2, self._section.batching.mode
+        if resolved is not None and not cached:
+            resolved = replace(resolved, options=replace(resolved.options, model_caching=False))
         dynamic = True if mode == "dynamic" else bool(pt2.dynamic)
         compiled = compile(
             self._eager,
@@ -168,10 +206,12 @@ class Preparation:
             options=pt2.options or None,
             fullgraph=pt2.fullgraph,
             mode=pt2.mode,
-            backend=pt2.backend,
+            # What `auto` tries keeps books of its own.
+            backend="openvino" if self._part and pt2.backend == "auto" else pt2.backend,
+            tracker=self._tracker if cached else None,
             resolved=resolved,
             own_weights=self._section.release_weights and self._freezes,
-            cache=self._cache_settings(),
+            cache=self._cache_settings() if cached else CacheSettings(),
         )
         if self._freezes and self._shapes.cases:
             # Before the first call: what is verified is then what will be served, and it may come from the cache.
@@ -192,28 +232,37 @@ class Preparation:
             counters=self._counters,
         )
         if self._shapes.cases:
-            seconds, _ = warm_up(compiled, served, self._shapes.cases)
+            seconds = warm_up(compiled, served, self._shapes.cases)
             compiled.report.add_timing("warmup_seconds", seconds)
         return Prepared(served, compiled.report, self._shapes.cases, self._shapes.signatures)
 
-    def _fastest(self, resolved: ResolvedOptions, tried: Sequence[str]) -> Prepared:
+    def _measure(self, resolved: ResolvedOptions, tried: Sequence[str]) -> dict[str, Any]:
+        """Compiles each precision, verifies it, and times it against f32, in turns; what came of it, JSON-safe."""
+        base: Prepared | None = None
         trials: list[precision.Trial] = []
         for name in tried:
             logger.info("Precision %s: compiling, verifying, timing", name)
-            prepared = self._compile(precision.with_precision(resolved, name))
-            _, seconds = warm_up(prepared.model.compiled, prepared.model, self._shapes.cases, rounds=TIMING_ROUNDS)
-            coverage = prepared.report.summary.coverage
+            # Without the cache, which an archive may carry: what loses would lie in it for nothing.
+            prepared = self._compile(precision.with_precision(resolved, name, f"{precision.KEY}: auto"), cached=False)
             result = self._admission.compare(prepared.model, prepared.report, name)
-            trials.append(precision.Trial(name, seconds, result, coverage))
-        chosen = precision.choose(trials)
-        facts = precision.explain(trials, chosen)
-        del prepared  # Dynamo keeps what it compiled as long as the model lives: only the winner may take memory.
+            trial = precision.Trial(name, result, coverage=prepared.report.summary.coverage)
+            if base is None:
+                base = prepared
+            else:
+                pairs = precision.timed_pairs(self._calls(base), self._calls(prepared))
+                gain, sure = statistics.median(pairs), precision.sure_median(pairs)
+                trial = replace(trial, gain=gain, sure_gain=sure, pairs=len(pairs))
+            trials.append(trial)
+        del (
+            prepared,
+            base,
+        )  # Dynamo keeps what it compiled as long as the model lives: the winner alone may take memory.
         torch.compiler.reset()
-        resolved = precision.with_precision(resolved, tried[chosen])
-        winner = self._verified(self._compile(resolved), resolved, tried[chosen])
-        winner.report.set_config("precision_choice", facts)
-        logger.info("Precision %s is served: the fastest whose answers pass. Tried: %s", tried[chosen], facts["tried"])
-        return winner
+        return precision.explain(trials, precision.choose(trials))
+
+    def _calls(self, prepared: Prepared) -> Callable[[], object]:
+        """One call of each case."""
+        return lambda: [run_case(prepared.model.compiled, prepared.model, case) for case in self._shapes.cases]
 
     def _cache_settings(self) -> CacheSettings:
         section = self._section.cache

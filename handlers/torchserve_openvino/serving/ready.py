@@ -11,9 +11,8 @@ from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.base import model_name
 from torchserve_openvino.serving.counters import Counters
 from torchserve_openvino.serving.metrics import SECONDS_BETWEEN, MetricsEmitter, metrics_of
+from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.policy import PolicyWatch
-from torchserve_openvino.serving.prepare import Prepared
-from torchserve_openvino.serving.served import describe
 from torchserve_openvino.serving.shadow import Shadow
 from torchserve_openvino.serving.step_aside import why_not
 
@@ -28,7 +27,7 @@ class ReadyState:
         counters: What happened to requests.
         watch: Of the policy.
         metrics: Sends what changed.
-        prepared: What serves; None in eager.
+        models: What serves; None in eager.
         shadow: Runs some requests again; None where ``verify.shadow`` is 0.
         ends: Whether a worker whose answer differed from eager's ends, to be replaced.
     """
@@ -39,7 +38,7 @@ class ReadyState:
         counters: Counters,
         watch: PolicyWatch,
         metrics: MetricsEmitter,
-        prepared: Prepared | None,
+        models: Models | None,
         shadow: Shadow | None = None,
         ends: bool = False,
     ) -> None:
@@ -47,7 +46,7 @@ class ReadyState:
         self._report = report
         self._counters = counters
         self._metrics = metrics
-        self._prepared = prepared
+        self._models = models
         self._builds = report.builds
         self._seen = report.builds
         self._shadow, self._ends = shadow, ends
@@ -109,32 +108,34 @@ class ReadyState:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe: shapes, counts, compilations after READY, whether the policy holds, and bytes of memory."""
-        shapes = describe(self._prepared.model, self._prepared.signatures) if self._prepared is not None else {}
         return {
             "compiles_after_ready": self.compiles_after_ready,
             "counts": self._counters.to_dict(),
             "policy": {"holds": not self.watch.violations, "violations": list(self.watch.violations)},
-            "shapes": shapes,
-            "memory": self._prepared.memory if self._prepared is not None else {},
+            "shapes": self._models.describe() if self._models is not None else {},
+            "memory": self._models.memory if self._models is not None else {},
         }
 
 
 def shadow_for(
-    eager: Any, section: VerifySection, prepared: Prepared | None, report: CompileReport, name: str
+    eager: Any, section: VerifySection, models: Models | None, report: CompileReport, name: str
 ) -> Shadow | None:
     """What ``verify.shadow`` asks for; None where it is 0.
 
     Args:
         eager: The model in PyTorch.
         section: ``handler.openvino.verify``.
-        prepared: What serves; None in eager.
+        models: What serves; None in eager.
         report: Learns why the model can't be run again, where it can't.
         name: Of the model, for what is kept.
     """
     if not section.shadow:
         return None
-    if prepared is None:
+    prepared = models.root if models is not None else None
+    if models is None:
         reason = "the model runs in eager PyTorch itself"
+    elif prepared is None:
+        reason = "only calls of self.model are run again, which is no torch.nn.Module here"
     else:
         # What was not declared was not run either: the first request shows it.
         reason = why_not(eager, prepared.cases[0].inputs) if prepared.cases else ""

@@ -78,8 +78,8 @@ class Sample:
         return found.hexdigest()[:16]
 
 
-def copied(inputs: Inputs, model: Callable[..., Any]) -> Sample:
-    """A sample that waits for its output.
+def copied_inputs(inputs: Inputs) -> Inputs:
+    """The same call with tensors of its own, which are none of inference mode.
 
     Raises:
         TypeError: An input is of a kind that is not copied.
@@ -92,8 +92,18 @@ def copied(inputs: Inputs, model: Callable[..., Any]) -> Sample:
             raise TypeError(f"an input is {leaf.layout} on {leaf.device}")
     with torch.inference_mode(False), torch.no_grad():
         kept = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    copied: Inputs = pytree.tree_unflatten(kept, spec)
+    return copied
+
+
+def copied(inputs: Inputs, model: Callable[..., Any]) -> Sample:
+    """A sample that waits for its output.
+
+    Raises:
+        TypeError: An input is of a kind that is not copied.
+    """
     return Sample(
-        inputs=pytree.tree_unflatten(kept, spec),
+        inputs=copied_inputs(inputs),
         inference=torch.is_inference_mode_enabled(),
         grad=torch.is_grad_enabled(),
         autocast=torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None,

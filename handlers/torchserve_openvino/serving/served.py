@@ -10,10 +10,12 @@ from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.compare import output_tensors
 from torchserve_openvino.errors import OutsideDeclaredError
+from torchserve_openvino.serving import outside
 from torchserve_openvino.serving.batching import RowRunner
 from torchserve_openvino.serving.counters import Counters
 from torchserve_openvino.serving.input_spec import Inputs, Signature
 from torchserve_openvino.serving.inputs import Convert, DeclaredInputs, Fitted, ordinary
+from torchserve_openvino.serving.modes import Modes
 from torchserve_openvino.serving.probe import Axes, RowFacts, cut_axes, probe_rows
 from torchserve_openvino.serving.streams import Streams
 
@@ -24,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServedModel:
-    """Call it as the model itself; other attributes are the compiled model's.
+    """Call it as the model itself.
 
     Args:
         compiled: The compiled model.
@@ -72,18 +74,23 @@ class ServedModel:
         """Whether requests may share a call: their answers do not depend on each other."""
         return self.facts is not None and self.facts.joins
 
+    @property
+    def released(self) -> bool:
+        """Whether the eager model has no weights any more."""
+        return bool(getattr(self.compiled, "released", False))
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs one call.
 
         Raises:
             OutsideDeclaredError: It fits no compiled shape, and such calls are refused.
         """
-        if any(isinstance(v, torch.Tensor) and v.is_inference() for v in (*args, *kwargs.values())):
+        if any(tensor.is_inference() for tensor in output_tensors((args, kwargs))):
             args, kwargs = pytree.tree_map_only(torch.Tensor, ordinary, (args, kwargs))
-        with torch.inference_mode(False):
+        with torch.inference_mode(False), outside.compiled():
             fitted = self.fit(args, kwargs)
         if fitted is None:
-            return self.run_unfitted(args, kwargs)
+            return self.run_once(*args, **kwargs)
         return self._shadowed(lambda: (args, kwargs), lambda: self.cut(self.run_rows(fitted), fitted))
 
     def fit(self, args: Sequence[Any], kwargs: dict[str, Any], convert: Convert | None = None) -> Fitted | None:
@@ -118,9 +125,13 @@ class ServedModel:
         """Runs a fitted call and cuts its answer to the real lengths."""
         return self._shadowed(lambda: self.unpadded(fitted), lambda: self.cut(self.run_rows(fitted), fitted))
 
-    def run_unfitted(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_once(self, *args: Any, **kwargs: Any) -> Any:
         """Runs a call as it came."""
-        return self._shadowed(lambda: (tuple(args), kwargs), lambda: self.compiled(*args, **kwargs))
+        return self._shadowed(lambda: (args, kwargs), lambda: self._alone(args, kwargs))
+
+    def _alone(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        with outside.compiled(), Modes.now().on():
+            return self.compiled(*args, **kwargs)
 
     def run_joined(self, calls: Sequence[Fitted]) -> list[Any]:
         """Runs fitted calls of the same shapes together; an answer for each."""
@@ -160,7 +171,8 @@ class ServedModel:
 
     def run_rows(self, fitted: Fitted) -> Any:
         """Runs a fitted call; named dimensions of the answer still have their padding."""
-        return self._rows(fitted.args, fitted.kwargs, fitted.rows)
+        with outside.compiled(), Modes.now().on():
+            return self._rows(fitted.args, fitted.kwargs, fitted.rows)
 
     def cut(self, output: Any, fitted: Fitted) -> Any:
         """An answer without the padding of named dimensions."""
@@ -189,11 +201,6 @@ class ServedModel:
         if not facts.joins:
             logger.info("Batches run at their own size: %s", facts.reason)
         return facts
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "compiled":
-            raise AttributeError(name)
-        return getattr(self.compiled, name)
 
 
 def describe(model: ServedModel, signatures: Sequence[Signature]) -> dict[str, object]:

@@ -11,7 +11,6 @@ from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving import loading, probe
 from torchserve_openvino.serving.batching import bucket_sizes
 from torchserve_openvino.serving.input_spec import (
-    Inputs,
     InputSpec,
     Signature,
     declared_specs,
@@ -19,6 +18,7 @@ from torchserve_openvino.serving.input_spec import (
     specs_of_sample,
 )
 from torchserve_openvino.serving.inputs import DeclaredInputs
+from torchserve_openvino.serving.observe import Call
 from torchserve_openvino.serving.value_sets import richest, sample_sets, value_sets
 from torchserve_openvino.serving.warmup import Case, signatures
 
@@ -55,7 +55,8 @@ def shapes_of(
     batch_size: int,
     streams: int,
     declared: Sequence[WarmupInput],
-    samples: Sequence[tuple[str, Inputs]],
+    samples: Sequence[Call],
+    learns: bool = True,
 ) -> Shapes:
     """Decides, asking the eager model.
 
@@ -66,11 +67,12 @@ def shapes_of(
         streams: Parts that a batch is split into.
         declared: The model's inputs, one item each; empty where they are unknown.
         samples: Calls that real requests make.
+        learns: Whether the first sample shows what the inputs are, so that others are refused.
 
     Raises:
         ModelLoadError: The model can't be padded, or takes none of the batch sizes, as configured.
     """
-    shapes = Shapes(_inputs(eager, section, declared, samples))
+    shapes = Shapes(_inputs(eager, section, declared, samples if learns else ()))
     if section.batching.mode == "bucket":
         shapes.sizes = bucket_sizes(section.batching.buckets, batch_size, streams)
     if shapes.inputs is not None:
@@ -78,25 +80,27 @@ def shapes_of(
         if not shapes.facts.joins:
             logger.warning("Requests are not joined, nor batches padded: %s", shapes.facts.reason)
             shapes.sizes = None
-        wanted = _batch_sizes(section, shapes.sizes, batch_size)
+        wanted = batch_sizes(section, batch_size, streams, pads=shapes.sizes is not None)
         taken = _taken(eager, section, shapes, wanted)
         shapes.signatures = signatures(taken, shapes.inputs.dims, section.batching.mode)
         rich = richest(shapes.signatures)
         shapes.cases = [_case(shapes.inputs, s, rich=str(s) in rich) for s in shapes.signatures]
     shapes.cases += [
-        Case(f"sample {name}", inputs, compiled_shape=False, others=partial(sample_sets, inputs))
-        for name, inputs in samples
+        Case(f"sample {s.name}", s.inputs, compiled_shape=False, others=partial(sample_sets, s.inputs), modes=s.modes)
+        for s in samples
     ]
     return shapes
 
 
 def _inputs(
-    eager: Any, section: OpenVINOSection, declared: Sequence[WarmupInput], samples: Sequence[tuple[str, Inputs]]
+    eager: Any, section: OpenVINOSection, declared: Sequence[WarmupInput], samples: Sequence[Call]
 ) -> DeclaredInputs | None:
     names = parameter_names(eager)
     specs: list[InputSpec] = declared_specs(declared, names)
     if not specs and samples:
-        specs = specs_of_sample(samples[0][1], names)
+        first, *others = [specs_of_sample(sample.inputs, names) for sample in samples]
+        # Samples of different shapes show that shapes vary, not how.
+        specs = first if all(other == first for other in others) else []
     if not specs:
         return None
     batching = section.batching
@@ -117,11 +121,19 @@ def _probe(eager: Any, section: OpenVINOSection, inputs: DeclaredInputs) -> tupl
     return facts, axes
 
 
-def _batch_sizes(section: OpenVINOSection, buckets: Sequence[int] | None, batch_size: int) -> Sequence[int]:
+def batch_sizes(section: OpenVINOSection, batch_size: int, streams: int, *, pads: bool = True) -> Sequence[int]:
+    """Batch sizes that are compiled before READY.
+
+    Args:
+        section: ``handler.openvino``.
+        batch_size: TorchServe's batchSize.
+        streams: Parts that a batch is split into.
+        pads: Whether a batch can be padded to a larger one.
+    """
     if section.warmup.batch_sizes != "auto":
         return section.warmup.batch_sizes
-    if buckets is not None:
-        return buckets
+    if section.batching.mode == "bucket" and pads:
+        return bucket_sizes(section.batching.buckets, batch_size, streams)
     if section.batching.mode == "dynamic":
         return sorted({1, 2, batch_size})
     return range(1, batch_size + 1)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import torch
+from torchserve_openvino.serving.modes import Modes
 
 
 class Streams:
@@ -33,9 +33,9 @@ class Streams:
         """
         if self._pool is None or len(calls) == 1:
             return [call() for call in calls]
-        # Both modes belong to a thread, and a compiled call depends on them.
-        inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
-        others = [self._pool.submit(_with_modes, call, inference, grad) for call in calls[1:]]
+        # They belong to a thread, and a compiled call depends on them.
+        modes = Modes.now()
+        others = [self._pool.submit(_with_modes, call, modes) for call in calls[1:]]
         try:
             first = calls[0]()
         finally:
@@ -44,6 +44,6 @@ class Streams:
         return [first, *(future.result() for future in others)]
 
 
-def _with_modes(call: Callable[[], Any], inference: bool, grad: bool) -> Any:
-    with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+def _with_modes(call: Callable[[], Any], modes: Modes) -> Any:
+    with modes.on():
         return call()

@@ -80,18 +80,18 @@ class _Comparison:
     def run(self, case: Case) -> None:
         """Compares one case on its other values; on its own where it has none that eager takes."""
         sets = case.others() if case.others is not None else ()
-        compared = [self._one(case.name, values) for values in sets]
-        if not any(compared):
-            self.unseen = False
-            self._one(case.name, ValueSet("as recorded", case.inputs), required=True)
+        with case.modes.on():
+            compared = [self._one(case.name, values) for values in sets]
+            if not any(compared):
+                self.unseen = False
+                self._one(case.name, ValueSet("as recorded", case.inputs), required=True)
 
     def _one(self, case: str, values: ValueSet, required: bool = False) -> bool:
         """Whether a set of values could be compared; ``required`` compares whatever eager answers."""
         name = f"{case}, {values.name}"
         args, kwargs = values.inputs
         try:
-            with torch.inference_mode():
-                expected = output_tensors(self._eager(*args, **kwargs))
+            expected = [tensor.detach() for tensor in output_tensors(self._eager(*args, **kwargs))]
         except Exception as error:
             if required:
                 raise
@@ -99,8 +99,8 @@ class _Comparison:
         if reason := "" if required else _says_nothing(expected, values):
             return self._skip(name, reason)
         try:
-            with torch.inference_mode(), self._poisoned():
-                got = output_tensors(self._compiled(*args, **kwargs))
+            with self._poisoned():
+                got = [tensor.detach() for tensor in output_tensors(self._compiled(*args, **kwargs))]
         except Exception as error:
             if required:
                 raise

@@ -7,15 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from torchserve_openvino.serving.input_spec import Inputs, Signature
+from torchserve_openvino.serving.modes import SERVING, Modes
 from torchserve_openvino.serving.value_sets import ValueSet
 
 logger = logging.getLogger(__name__)
 
 # A worker that needs more than this share of startupTimeout may miss it on a busy day.
 SAFE_SHARE = 0.7
+# Calls of each case: the first compiles.
+ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,14 @@ class Case:
         inputs: Made-up values of one compiled shape, or a sample from the archive.
         compiled_shape: Whether this is the shape to compile, not to be split or padded.
         others: Makes other values of the same shape, which the call is verified on.
+        modes: In which the handler calls the model.
     """
 
     name: str
     inputs: Inputs
     compiled_shape: bool = True
     others: Callable[[], Sequence[ValueSet]] | None = None
+    modes: Modes = SERVING
 
 
 def signatures(batch_sizes: Sequence[int], dims: Mapping[str, Sequence[int]], mode: str) -> list[Signature]:
@@ -53,34 +56,35 @@ def signatures(batch_sizes: Sequence[int], dims: Mapping[str, Sequence[int]], mo
     ]
 
 
-def warm_up(
-    compiled: Callable[..., Any], served: Callable[..., Any], cases: Sequence[Case], *, rounds: int = 2
-) -> tuple[float, float]:
-    """Calls the model with each case; the second round shows what a request will take.
+def run_case(compiled: Callable[..., Any], served: Callable[..., Any], case: Case) -> float:
+    """Calls the model once, and gives the seconds that it took.
 
     Args:
-        compiled: Takes the cases that have a compiled shape.
-        served: Takes the others: pads and splits.
+        compiled: Takes a case that has a compiled shape.
+        served: Takes any other: pads and splits.
+    """
+    args, kwargs = case.inputs
+    start = time.perf_counter()
+    with case.modes.on():
+        (compiled if case.compiled_shape else served)(*args, **kwargs)
+    return time.perf_counter() - start
+
+
+def warm_up(compiled: Callable[..., Any], served: Callable[..., Any], cases: Sequence[Case]) -> float:
+    """Calls the model with each case, as `run_case`; the second round shows what a request will take.
 
     Returns:
-        Seconds for all of it, and for one further call of each case.
+        Seconds for all of it.
     """
     start = time.perf_counter()
-    steady = 0.0
     for position, case in enumerate(cases, 1):
-        args, kwargs = case.inputs
-        model = compiled if case.compiled_shape else served
-        for _ in range(rounds):
-            call = time.perf_counter()
-            with torch.inference_mode():
-                model(*args, **kwargs)
-            last = time.perf_counter() - call
-        steady += last
+        for _ in range(ROUNDS):
+            last = run_case(compiled, served, case)
         logger.info(
             "Warm-up %d of %d: %s, %.1f s so far, %.1f ms a call",
             position, len(cases), case.name, time.perf_counter() - start, last * 1e3,
         )  # fmt: skip
-    return time.perf_counter() - start, steady
+    return time.perf_counter() - start
 
 
 def startup_advice(seconds: float, timeout: int) -> str | None:

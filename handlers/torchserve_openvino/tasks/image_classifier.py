@@ -9,7 +9,6 @@ from ts.utils.util import map_class_to_label
 from torchserve_openvino.config.sections import WarmupInput
 from torchserve_openvino.errors import ItemError
 from torchserve_openvino.serving.input_spec import Inputs
-from torchserve_openvino.serving.served import ServedModel
 from torchserve_openvino.tasks import images
 from torchserve_openvino.tasks.items import ItemHandler, body
 
@@ -44,7 +43,7 @@ class ImageClassifier(ItemHandler):
 
     def predict(self, values: list[torch.Tensor]) -> list[Answer]:
         """``{label: probability}`` for each picture, most probable first."""
-        together = len(values) > 1 and (not isinstance(self.model, ServedModel) or self.model.joins)
+        together = len(values) > 1 and (self.served is None or self.served.joins)
         batches = [torch.stack(values)] if together else [value.unsqueeze(0) for value in values]
         section = self.config.openvino.image
         with torch.inference_mode():

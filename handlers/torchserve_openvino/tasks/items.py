@@ -14,6 +14,7 @@ from torchserve_openvino.errors import (
     NonFiniteOutputError,
     PayloadTooLargeError,
 )  # fmt: skip
+from torchserve_openvino.serving import outside
 from torchserve_openvino.serving.handler import OpenVINOHandler
 from torchserve_openvino.serving.isolation import run_isolated, server_fault
 from torchserve_openvino.serving.streams import Streams
@@ -82,11 +83,12 @@ class ItemHandler(OpenVINOHandler):
 
     def _blame(self, value: Any, error: Exception) -> ItemError:
         """Whether eager refuses the value as well: then it is the request's fault, and its message says why."""
-        if getattr(self.model, "released", False):
+        if self.served is not None and self.served.released:
             # There is no eager model any more; a value out of range is known to be the request's without it.
             return InvalidInputError(str(error)) if isinstance(error, IntegerRangeError) else server_fault(error)
         try:
-            with torch.inference_mode():
+            # No answer comes of it: it is not counted as one.
+            with torch.inference_mode(), outside.compiled():
                 self.run_eager(value)
         except Exception as refusal:
             text = (str(refusal).strip().splitlines() or [type(refusal).__name__])[0]

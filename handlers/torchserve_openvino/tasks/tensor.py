@@ -12,7 +12,6 @@ from torchserve_openvino.serving.batch_answer import finish
 from torchserve_openvino.serving.envelopes import Envelope
 from torchserve_openvino.serving.input_spec import Inputs, parameter_names
 from torchserve_openvino.serving.inputs import Fitted
-from torchserve_openvino.serving.served import ServedModel
 from torchserve_openvino.tasks.items import ItemHandler, body
 from torchserve_openvino.tasks.tensors import TensorRequest, convert, parse, render
 
@@ -38,10 +37,10 @@ class TensorHandler(ItemHandler):
     def decode(self, item: Any) -> TensorCall:
         """A request's tensors, fitted to a compiled shape."""
         request = self._parse(body(item))
-        if not isinstance(self.model, ServedModel):
+        if self.served is None:
             return TensorCall(request, None)
         guess = convert if request.guessed_types else None
-        return TensorCall(request, self.model.fit(request.positional, request.named, guess))
+        return TensorCall(request, self.served.fit(request.positional, request.named, guess))
 
     def _parse(self, value: Any) -> TensorRequest:
         request = parse(value, self.config.openvino.tensor.max_bytes)
@@ -83,7 +82,7 @@ class TensorHandler(ItemHandler):
         return answers
 
     def _groups(self, values: list[TensorCall]) -> list[list[int]]:
-        joins = self.config.openvino.tensor.concatenate and getattr(self.model, "joins", False)
+        joins = self.config.openvino.tensor.concatenate and self.served is not None and self.served.joins
         groups: dict[Any, list[int]] = {}
         for position, call in enumerate(values):
             key = call.fitted.shapes() if joins and call.fitted is not None else position
@@ -91,17 +90,15 @@ class TensorHandler(ItemHandler):
         return list(groups.values())
 
     def _run_group(self, calls: list[TensorCall]) -> list[Outputs]:
+        fitted = [call.fitted for call in calls if call.fitted is not None]
         with torch.inference_mode():
-            if len(calls) > 1:
-                joined = self.model.run_joined([call.fitted for call in calls if call.fitted is not None])
-                return [named_outputs(output) for output in joined]
+            if self.served is not None and fitted:
+                outputs = self.served.run_joined(fitted) if len(fitted) > 1 else [self.served.run(fitted[0])]
+                return [named_outputs(output) for output in outputs]
             (call,) = calls
-            if call.fitted is not None:
-                return [named_outputs(self.model.run(call.fitted))]
             # Fitting it again would refuse or count it a second time.
-            if isinstance(self.model, ServedModel):
-                return [named_outputs(self.model.run_unfitted(call.request.positional, call.request.named))]
-            return [named_outputs(self.model(*call.request.positional, **call.request.named))]
+            run = self.model if self.served is None else self.served.run_once
+            return [named_outputs(run(*call.request.positional, **call.request.named))]
 
     def run_eager(self, value: TensorCall) -> Any:
         """The eager model on the request as it came."""

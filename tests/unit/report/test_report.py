@@ -111,7 +111,7 @@ def test_text_names_everything_that_matters() -> None:
 def test_kinds_are_those_of_the_design(kind: str) -> None:
     design = "graph_break unsupported_op disabled_op conversion_failed compile_failed runtime_failed".split()
     # A piece that is quicker in eager PyTorch is none of those.
-    assert kind in [*design, "tiny_partition"]
+    assert kind in [*design, "outside_compiled", "tiny_partition"]
 
 
 def test_the_comparison_with_eager_fits_on_a_line() -> None:

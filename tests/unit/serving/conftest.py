@@ -18,9 +18,3 @@ def threads_as_before():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def no_fast_precision_but_f32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a test's tolerance does not hang on the CPU: where nobody names a precision, the fastest is chosen."""
-    monkeypatch.setattr("torchserve_openvino.serving.precision.device_capabilities", lambda device: ["FP32"])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from torchserve_openvino.serving.batching import RowRunner, bucket_sizes, split_rows
 from torchserve_openvino.serving.counters import Counters
+from torchserve_openvino.serving.modes import Modes
 from torchserve_openvino.serving.probe import RowFacts
 from torchserve_openvino.serving.served import ServedModel
 from torchserve_openvino.serving.streams import Streams
@@ -60,10 +61,11 @@ def test_streams_run_at_the_same_time_and_keep_the_callers_modes() -> None:
 
     def call(n):
         together.wait()
-        return n, torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        return n, Modes.now()
 
-    with torch.inference_mode():
-        assert Streams(3).run([lambda n=n: call(n) for n in range(3)]) == [(n, True, False) for n in range(3)]
+    modes = Modes(grad=False, autocast=torch.bfloat16)
+    with modes.on():
+        assert Streams(3).run([lambda n=n: call(n) for n in range(3)]) == [(n, modes) for n in range(3)]
 
 
 def test_a_failing_stream_fails_the_batch_after_all_have_ended() -> None:

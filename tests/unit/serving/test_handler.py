@@ -318,7 +318,7 @@ def test_a_users_handler_may_be_frozen(archive) -> None:
     made = archive({"handler": {"openvino": section}}, weights=save_weights)
     handler = Mine()
     handler.initialize(made.context)
-    assert handler.model.frozen == 1 and handler.model.released
+    assert handler.served.compiled.frozen == 1 and handler.served.released
     assert made.handle(handler, b"0.5,-1,2,0.1")[0]["largest"] == int(expected().argmax())
 
 

@@ -1,31 +1,62 @@
-"""The fastest precision that passes, where the user named none."""
+"""One precision for a model: f32, what the YAML names, or what was measured once."""
+
+import random
+from pathlib import Path
 
 import pytest
+import torch
 from serving_worker import WARMUP, save_weights
 
 from torchserve_openvino.config import resolve_options
 from torchserve_openvino.serving import precision
-from torchserve_openvino.serving.precision import Trial, candidates, choose, explain
+from torchserve_openvino.serving.precision import Trial, candidates, choose, explain, sure_median, with_precision
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 
-def trial(name: str, ms: float, passed: bool = True, coverage: float = 1.0) -> Trial:
-    return Trial(name, ms / 1e3, {"passed": passed, "max_abs": 0.1, "cosine": 1.0}, coverage)
+def trial(name: str, gain: float = 1.0, passed: bool = True, coverage: float = 1.0, sure: float | None = None) -> Trial:
+    verify = {"passed": passed, "max_abs": 0.1, "cosine": 1.0}
+    return Trial(name, verify, gain, gain if sure is None else sure, coverage)
+
+
+@pytest.fixture
+def has_bf16(monkeypatch) -> None:
+    monkeypatch.setattr(precision, "device_capabilities", lambda device: ["FP32", "BF16", "INT8"])
+
+
+def gains(monkeypatch, *pairs: float) -> list[int]:
+    """Lets timing find these gains; how often it was asked."""
+    asked: list[int] = []
+
+    def timed(first, second) -> list[float]:
+        first(), second()
+        asked.append(1)
+        return list(pairs) * 10
+
+    monkeypatch.setattr(precision, "timed_pairs", timed)
+    return asked
+
+
+def served(made) -> tuple[dict, torch.Tensor]:
+    handler = TensorHandler()
+    handler.initialize(made.context)
+    return handler.describe_handle(), handler.model(torch.linspace(-1, 1, 4)[None])
 
 
 @pytest.mark.parametrize(
     ("trials", "chosen"),
     [
-        ([trial("f32", 10)], "f32"),
-        ([trial("f32", 10), trial("bf16", 5)], "bf16"),
-        ([trial("f32", 10), trial("bf16", 5, passed=False)], "f32"),
-        ([trial("f32", 10), trial("bf16", 5, passed=False), trial("f16", 6)], "f16"),
-        ([trial("f32", 10), trial("bf16", 6), trial("f16", 5)], "f16"),
-        ([trial("f32", 10), trial("bf16", 9.9)], "f32"),
-        ([trial("f32", 10, passed=False), trial("bf16", 20)], "bf16"),
+        ([trial("f32")], "f32"),
+        ([trial("f32"), trial("bf16", 2)], "bf16"),
+        ([trial("f32"), trial("bf16", 2, passed=False)], "f32"),
+        ([trial("f32"), trial("bf16", 2, passed=False), trial("f16", 1.5)], "f16"),
+        ([trial("f32"), trial("bf16", 1.5), trial("f16", 2)], "f16"),
+        ([trial("f32"), trial("bf16", 1.09)], "f32"),
+        # Faster in the median, but not for sure.
+        ([trial("f32"), trial("bf16", 1.5, sure=1.05)], "f32"),
         # The plugin lacked a kernel: eager PyTorch, quick and right, is not what was asked for.
-        ([trial("f32", 10), trial("f16", 5, coverage=0.0)], "f32"),
-        ([trial("f32", 10, passed=False), trial("bf16", 5, passed=False)], "f32"),
+        ([trial("f32"), trial("f16", 2, coverage=0.0)], "f32"),
+        # A model that is wrong in f32 is refused, not served in what has a wider tolerance.
+        ([trial("f32", passed=False), trial("bf16", 2)], "f32"),
     ],
 )
 def test_choice(trials, chosen) -> None:
@@ -34,23 +65,96 @@ def test_choice(trials, chosen) -> None:
     assert explain(trials, index)["chosen"] == chosen
 
 
-def test_candidates_come_from_the_device_and_a_stated_precision_wins(monkeypatch) -> None:
-    monkeypatch.setattr(precision, "device_capabilities", lambda device: ["FP32", "BF16", "INT8", "BIN"])
+def test_a_sure_median_is_below_the_median_of_the_population_as_often_as_it_says() -> None:
+    draw = random.Random(0)
+    for n in (8, 15, 41):
+        below = sum(sure_median([draw.lognormvariate(0, 1) for _ in range(n)]) <= 1.0 for _ in range(2000))
+        assert 0.94 <= below / 2000 <= 1.0
+    assert sure_median([3.0] * 4) == float("-inf"), "four values can't be 95 % sure"
+    assert sure_median(range(1, 9)) == 2
+
+
+def test_candidates_come_from_the_device_and_a_stated_precision_wins(has_bf16) -> None:
     assert candidates(resolve_options({})) == ["f32", "bf16"]
-    assert candidates(resolve_options({"config": {"INFERENCE_PRECISION_HINT": "f32"}})) == []
-    assert candidates(resolve_options({"config": {"EXECUTION_MODE_HINT": "ACCURACY"}})) == []
-    assert candidates(resolve_options({"device": "AUTO:CPU"})) == []
-    assert candidates(None) == []
+    assert candidates(resolve_options({"device": "AUTO:CPU"})) == ["f32"]
+    assert precision.is_open(resolve_options({}))
+    assert not precision.is_open(resolve_options({"config": {"INFERENCE_PRECISION_HINT": "f32"}}))
+    assert not precision.is_open(resolve_options({"config": {"EXECUTION_MODE_HINT": "ACCURACY"}}))
+    assert not precision.is_open(None)
 
 
-def test_a_worker_says_what_it_tried(archive, monkeypatch) -> None:
-    monkeypatch.setattr(precision, "device_capabilities", lambda device: ["FP32", "BF16"])
-    made = archive({"handler": {"openvino": {"warmup": WARMUP}}}, weights=save_weights)
-    handler = TensorHandler()
-    handler.initialize(made.context)
-    report = handler.describe_handle()
-    choice = report["config"]["precision_choice"]
-    assert set(choice["tried"]) == {"f32", "bf16"} and choice["tried"]["f32"]["passed"]
-    served = report["config"]["options"]["config.INFERENCE_PRECISION_HINT"]
-    assert served["value"] == choice["chosen"] and "fastest" in served["source"]
-    assert report["verify"]["passed"] and report["serving"]["compiles_after_ready"] == 0
+def test_what_the_device_lacks_is_refused_by_name(has_bf16) -> None:
+    assert with_precision(resolve_options({}), "bf16", "x").options.config["INFERENCE_PRECISION_HINT"] == "bf16"
+    with pytest.raises(Exception, match=r"precision.*f16.*CPU.*f32, bf16"):
+        with_precision(resolve_options({}), "f16", "x")
+
+
+def test_f32_is_the_default_and_nothing_is_tried(archive, has_bf16, monkeypatch) -> None:
+    asked = gains(monkeypatch, 2.0)
+    report, _ = served(archive({"handler": {"openvino": {"warmup": WARMUP}}}, weights=save_weights))
+    assert report["summary"]["precision"] == "f32" and not asked
+    assert report["config"]["options"]["config.INFERENCE_PRECISION_HINT"]["value"] == "f32"
+
+
+def test_the_configuration_of_openvino_comes_first(archive, has_bf16) -> None:
+    yaml = {
+        "pt2": {"compile": {"backend": "openvino", "options": {"config": {"INFERENCE_PRECISION_HINT": "f32"}}}},
+        "handler": {"openvino": {"warmup": WARMUP, "precision": "f16"}},
+    }
+    assert served(archive(yaml, weights=save_weights))[0]["summary"]["precision"] == "f32"
+
+
+def test_auto_measures_once_and_all_workers_follow(archive, has_bf16, monkeypatch) -> None:
+    asked = gains(monkeypatch, 1.5, 1.4)
+    made = archive({"handler": {"openvino": {"warmup": WARMUP, "precision": "auto"}}}, weights=save_weights)
+    first, answer = served(made)
+    choice = first["config"]["precision_choice"]
+    assert asked == [1] and set(choice["tried"]) == {"f32", "bf16"} and choice["tried"]["f32"]["passed"]
+    assert choice["chosen"] == "bf16" and choice["tried"]["bf16"]["at_least"] == 1.4
+    option = first["config"]["options"]["config.INFERENCE_PRECISION_HINT"]
+    assert option["value"] == "bf16" and "auto" in option["source"]
+    assert first["verify"]["passed"] and first["serving"]["compiles_after_ready"] == 0
+    # Another worker would measure something else, and follows.
+    monkeypatch.setattr(precision, "timed_pairs", lambda first, second: pytest.fail("measured again"))
+    second, again = served(made)
+    assert second["config"]["precision_choice"]["chosen"] == "bf16" and torch.equal(answer, again)
+    assert second["config"]["precision_choice"]["decided"]
+
+
+def test_a_decision_goes_with_the_cache_and_is_made_again_for_other_weights(
+    archive, has_bf16, monkeypatch, tmp_path
+) -> None:
+    asked = gains(monkeypatch, 1.0)
+    cache = {"model_caching": True, "cache_dir": str(tmp_path / "cache")}
+    yaml = {
+        "pt2": {"compile": {"backend": "openvino", "options": cache}},
+        "handler": {"openvino": {"warmup": WARMUP, "precision": "auto"}},
+    }
+    made = archive(yaml, weights=save_weights)
+    assert served(made)[0]["config"]["precision_choice"]["chosen"] == "f32"
+    # A restart unpacks the archive anew; the cache stays.
+    weights = Path(made.context.system_properties["model_dir"]) / "weights.pth"
+    assert not (weights.parent / precision.FOLDER).exists()
+    served(made)
+    assert asked == [1]
+    torch.manual_seed(7)
+    state = {name: torch.randn_like(v) for name, v in torch.load(weights).items()}
+    torch.save(state, weights)
+    served(made)
+    assert asked == [1, 1]
+
+
+def test_auto_without_verification_is_f32_and_says_so(archive, has_bf16, monkeypatch) -> None:
+    asked = gains(monkeypatch, 2.0)
+    section = {"warmup": WARMUP, "precision": "auto", "verify": {"against": "off"}}
+    report, _ = served(archive({"handler": {"openvino": section}}, weights=save_weights))
+    assert report["summary"]["precision"] == "f32" and not asked
+    assert "against is off" in report["config"]["precision_choice"]["why"]
+
+
+def test_a_decision_that_nobody_could_follow_is_not_taken(archive, has_bf16, monkeypatch) -> None:
+    gains(monkeypatch, 2.0)
+    monkeypatch.setattr(precision.Decisions, "save", lambda self, facts: False)
+    made = archive({"handler": {"openvino": {"warmup": WARMUP, "precision": "auto"}}}, weights=save_weights)
+    choice = served(made)[0]["config"]["precision_choice"]
+    assert choice["chosen"] == "f32" and "can't be kept" in choice["why"]

@@ -120,7 +120,7 @@ def test_refuse_ends_the_worker_at_the_next_request(archive, faulty) -> None:
 
 def test_who_sees_a_mismatch_counted_sees_what_follows_from_it(archive, faulty, monkeypatch) -> None:
     made, handler = started(archive, settings(on_shadow_mismatch="refuse"))
-    shadow, seen = handler.model.shadow, []
+    shadow, seen = handler.served.shadow, []
     broken = PolicyWatch.broken
 
     def observed(self, sentence: str) -> None:
@@ -137,7 +137,7 @@ def test_off_by_default(archive) -> None:
     made, handler = started(archive, {"pt2": F32, "handler": {"openvino": {"warmup": WARMUP}}})
     made.handle(handler, ROW)
     report = handler.describe_handle()
-    assert "shadow" not in report["verify"] and handler.model.shadow is None
+    assert "shadow" not in report["verify"] and handler.served.shadow is None
 
 
 RANDOM = NETWORK.replace(".relu())", ".relu()) + torch.rand(3)")
@@ -244,7 +244,7 @@ def test_an_interrupted_run_does_not_disturb_guarded_calls(archive, monkeypatch)
 
     made.handle(handler, ROW)
     settled(handler, 1)
-    handler.model.shadow._eager = slow
+    handler.served.shadow._eager = slow
     made.handle(handler, ROW)
     assert reached.wait(10)
     for _ in range(3):
@@ -347,7 +347,7 @@ def test_the_thread_ends_when_nothing_waits_and_when_told_to(archive) -> None:
     handler.model(torch.tensor(ROW))
     (thread,) = (thread for thread in threading.enumerate() if thread.name == "openvino-shadow")
     assert thread.daemon
-    handler.model.shadow.stop()
+    handler.served.shadow.stop()
     assert not thread.is_alive()
 
 

@@ -36,7 +36,7 @@ def test_a_sentence_encoder_by_the_shipped_configuration(archive) -> None:
     handler.initialize(made.context)
     report = handler.describe_handle()
     assert report["summary"]["coverage"] == 1.0 and report["fallbacks"] == [] and report["verify"]["cosine"] > 0.999
-    assert handler.model.released
+    assert handler.served.released
 
     namespace: dict = {}
     exec(MODEL, namespace)

@@ -1,0 +1,94 @@
+"""All models of one handler, compiled: ``self.model``, and the modules that it calls by themselves."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchserve_openvino.report import CompileReport, Tracker
+from torchserve_openvino.serving.observe import ROOT, Call, Seen, unique
+from torchserve_openvino.serving.parts import Redirected
+from torchserve_openvino.serving.prepare import Preparation, Prepared
+from torchserve_openvino.serving.served import describe
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Models:
+    """What serves.
+
+    Attributes:
+        root: ``self.model``; None where that is no module.
+        parts: Modules that are called by themselves, by path.
+        report: Of all of them.
+    """
+
+    root: Prepared | None
+    report: CompileReport
+    parts: dict[str, Prepared] = field(default_factory=dict)
+
+    @property
+    def ran(self) -> bool:
+        """Whether anything was run before READY."""
+        return any(prepared.cases for prepared in self._all)
+
+    @property
+    def needs_no_torch(self) -> bool:
+        """Whether every declared call runs on OpenVINO alone."""
+        return self.root is not None and self.root.needs_no_torch and not self.parts
+
+    @property
+    def _all(self) -> list[Prepared]:
+        return [*([self.root] if self.root is not None else []), *self.parts.values()]
+
+    @property
+    def memory(self) -> dict[str, dict[str, int]]:
+        """Before and after the eager weights were freed."""
+        return self.root.memory if self.root is not None else {}
+
+    def describe(self) -> dict[str, Any]:
+        """How requests are shaped, JSON-safe."""
+        shapes = describe(self.root.model, self.root.signatures) if self.root is not None else {}
+        parts = {path: describe(part.model, part.signatures) for path, part in self.parts.items()}
+        return {**shapes, "parts": parts} if parts else shapes
+
+
+def prepare_models(eager: Any, seen: Seen, declared: Sequence[Any], **settings: Any) -> Models:
+    """Compiles, verifies, and sends the handler's calls of parts to what was compiled.
+
+    Args:
+        eager: ``self.model`` as loaded; None where it is no module.
+        seen: What samples showed, and what the YAML names.
+        declared: Inputs of ``self.model``, one item each.
+        settings: As `Preparation` takes them.
+
+    Raises:
+        VerificationError: See `Preparation.run`.
+    """
+    calls = {path: unique(some) for path, some in seen.calls.items()}
+    models = Models(None, CompileReport(Tracker()))
+    if eager is not None:
+        root = Preparation(eager, declared=declared, samples=calls.get(ROOT, []), **settings)
+        # Samples that call something else say nothing of `self.model`.
+        idle = calls and ROOT not in calls and not declared
+        prepared = root.unasked() if idle else root.run()
+        models.root, models.report = prepared, prepared.report
+        if idle:
+            models.report.add_note("no sample calls self.model itself; it compiles at the first request that does")
+    for path, module in seen.parts.items():
+        if module is eager:
+            assert models.root is not None
+            Redirected(module, models.root.model)
+            continue
+        samples: list[Call] = calls.get(path, [])
+        part = Preparation(module, declared=(), samples=samples, part=path, tracker=models.report.tracker, **settings)
+        prepared = part.run() if samples else part.unasked()
+        if not samples:
+            models.report.add_note(f"no sample calls {path}; it compiles at the first request that does")
+        logger.info("%s is compiled by itself: %d call(s) of samples", path, len(samples))
+        models.parts[path] = prepared
+        Redirected(module, prepared.model)
+    for note in seen.notes:
+        models.report.add_note(note)
+    return models
