@@ -1,5 +1,7 @@
 """TorchServe's own tests of handlers and envelopes, with its MockContext, on a handler with the mixin."""
 
+import sys
+
 import pytest
 from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.unit_tests import test_base_handler, test_envelopes
@@ -18,6 +20,8 @@ class Ours(tov.OpenVINOHandler, BaseHandler):
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Upstream's test switches the profiler on for good; pytest puts back what stood here."""
     monkeypatch.setenv("ENABLE_TORCH_PROFILER", "")
+    # Python imports each name once, and other tests have a model.py as well.
+    monkeypatch.delitem(sys.modules, "model", raising=False)
 
 
 @pytest.fixture

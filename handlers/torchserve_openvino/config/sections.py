@@ -141,6 +141,9 @@ class BatchingSection(Section):
     """Compiled lengths of the dimensions that `warmup.inputs` names: `{sequence: [32, 128]}`, or the largest alone."""
     outside: Literal["refuse", "compile"] = "refuse"
     """A request that fits no compiled shape: refuse answers 400, compile compiles for it after READY, counted."""
+    max_shapes: Count = 16
+    """How many shapes are compiled where none are declared, or beyond those that are; further ones share one graph of
+    symbolic sizes."""
 
 
 class OutputsSection(Section):

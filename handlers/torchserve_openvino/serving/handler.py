@@ -162,12 +162,14 @@ class OpenVINOHandler(ArchiveLoading):
             root,
             self._seen(samples, sizes),
             self.warmup_inputs(),
+            learns=self._reads_samples,
             config=self.config,
             threads=threads,
             batch_size=batch_size,
             counters=self.counters,
             freezes=self.freezes,
             model_dir=self.model_dir,
+            modes_for=self._own_code.modes_for,
         )
         self.report = self._own_code.report = models.report
         if models.root is not None:

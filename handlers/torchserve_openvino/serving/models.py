@@ -54,13 +54,14 @@ class Models:
         return {**shapes, "parts": parts} if parts else shapes
 
 
-def prepare_models(eager: Any, seen: Seen, declared: Sequence[Any], **settings: Any) -> Models:
+def prepare_models(eager: Any, seen: Seen, declared: Sequence[Any], *, learns: bool, **settings: Any) -> Models:
     """Compiles, verifies, and sends the handler's calls of parts to what was compiled.
 
     Args:
         eager: ``self.model`` as loaded; None where it is no module.
         seen: What samples showed, and what the YAML names.
         declared: Inputs of ``self.model``, one item each.
+        learns: Whether the samples show all that requests may bring: shapes that differ from theirs are refused.
         settings: As `Preparation` takes them.
 
     Raises:
@@ -69,7 +70,7 @@ def prepare_models(eager: Any, seen: Seen, declared: Sequence[Any], **settings: 
     calls = {path: unique(some) for path, some in seen.calls.items()}
     models = Models(None, CompileReport(Tracker()))
     if eager is not None:
-        root = Preparation(eager, declared=declared, samples=calls.get(ROOT, []), **settings)
+        root = Preparation(eager, declared=declared, samples=calls.get(ROOT, []), learns=learns, **settings)
         # Samples that call something else say nothing of `self.model`.
         idle = calls and ROOT not in calls and not declared
         prepared = root.unasked() if idle else root.run()

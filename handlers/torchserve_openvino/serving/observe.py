@@ -60,17 +60,17 @@ class Observer:
 
     Args:
         handler: The handler, whose ``model`` is the eager one.
-        run: Takes a batch through the handler's own code.
+        run: Takes a batch, or whatever it is asked to observe, through the handler's own code.
         parts: Modules that are known to be called by themselves.
     """
 
-    def __init__(self, handler: Any, run: Callable[[list[Any]], Any], parts: Mapping[str, nn.Module]) -> None:
+    def __init__(self, handler: Any, run: Callable[[Any], Any], parts: Mapping[str, nn.Module]) -> None:
         self._handler, self._run = handler, run
         self._root = handler.eager_model if isinstance(handler.eager_model, nn.Module) else None
         self._paths = paths_of(handler, self._root)
         self.seen = Seen(parts=dict(parts))
 
-    def observe(self, name: str, items: list[Any]) -> None:
+    def observe(self, name: str, items: Any) -> None:
         """Learns from one batch; also where the handler fails in the end.
 
         Raises:

@@ -13,6 +13,7 @@ from torchserve_openvino.errors import ItemError, ModelLoadError
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.base import BaseHandler
 from torchserve_openvino.serving.input_spec import Inputs
+from torchserve_openvino.serving.modes import SERVING, Modes
 from torchserve_openvino.serving.observe import ROOT, Observer, Seen, files_of
 from torchserve_openvino.serving.outside import Eager, Outside
 from torchserve_openvino.serving.parts import KEY, paths_of
@@ -21,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 # The steps of TorchServe's BaseHandler; micro-batching runs them in threads.
 STEPS = ("preprocess", "inference", "postprocess")
-# A handler is not run on more batch sizes than these, each of which takes eager PyTorch's time.
-_MAX_SIZES = 16
+# Of samples, each of which takes eager PyTorch's time; every sample is run once in any case.
+_MAX_BATCHES = 16
 
 Handle = Callable[[list[Any], Any], list[Any]]
 
@@ -85,9 +86,9 @@ class OwnCode:
             ModelLoadError: The handler does not answer a sample.
         """
         observer = Observer(self._handler, run, parts)
-        for name, body in samples:
+        for name, items in _batches(samples, [1]):
             try:
-                observer.observe(name, [{"body": body}])
+                observer.observe(name, items)
             except ItemError as error:
                 raise ModelLoadError(f"the sample {name} is no request that this handler takes: {error}") from error
             except Exception as error:
@@ -95,13 +96,12 @@ class OwnCode:
                     f"this handler does not answer the sample {name}: {type(error).__name__}: {error}. A sample is the "
                     "body of one request."
                 ) from error
-        for count in list(sizes)[:_MAX_SIZES] if samples else ():
-            name, body = samples[0]
+        for name, items in _batches(samples, [size for size in sizes if size > 1]):
             try:
-                observer.observe(f"{name}, {count} times", [{"body": body}] * count)
+                observer.observe(name, items)
             except Exception as error:
                 # Some handlers take one request at a time; TorchServe joins none for them with batchSize: 1.
-                note = f"this handler does not answer {count} requests at once: {type(error).__name__}: {error}"
+                note = f"this handler does not answer {len(items)} requests at once: {type(error).__name__}: {error}"
                 logger.warning("%s", note)
                 observer.seen.notes.append(note)
                 break
@@ -124,19 +124,41 @@ class OwnCode:
             raise ModelLoadError(f"this handler does not show what its model gets for the sample: {reason}")
         return calls[0].inputs
 
+    def modes_for(self, inputs: Inputs) -> Modes:
+        """In which modes the handler calls its model, where only the model's inputs are known, not a request.
+
+        Its `inference` gets them in the forms in which `preprocess` may return them; the first that reaches the model
+        tells. TorchServe's own needs not be asked.
+        """
+        handler = self._handler
+        if type(handler).inference is BaseHandler.inference or handler.eager_model is None:
+            return SERVING
+        args, kwargs = inputs
+        forms: list[Any] = [args[0]] if len(args) == 1 and not kwargs else [kwargs or args, (*args, *kwargs.values())]
+        failed = ""
+        for form in forms:
+            observer = Observer(handler, handler.inference, {})
+            try:
+                observer.observe("as declared", form)
+            except Exception as error:
+                # It takes something else than tensors; what it does before it fails may tell all the same.
+                failed = f"{type(error).__name__}: {error}"
+            if calls := observer.seen.calls.get(ROOT):
+                return calls[0].modes
+        logger.info("The modes in which inference calls the model are not known before the first request: %s", failed)
+        return SERVING
+
     def rehearse(
         self, samples: Sequence[tuple[str, bytes]], sizes: Sequence[int], run: Callable[[list[Any]], Any]
     ) -> None:
         """Answers the samples once more, with everything compiled: what still runs in eager PyTorch is counted."""
-        batches = [[{"body": body}] for _, body in samples]
-        batches += [[{"body": samples[0][1]}] * count for count in list(sizes)[:_MAX_SIZES]] if samples else []
-        for batch in batches:
+        for name, batch in _batches(samples, sorted({1, *sizes})):
             try:
                 self.watch(partial(run, batch))
             except Exception as error:
                 # Eager PyTorch answered the first of them before; what does not answer many was noted then.
                 if len(batch) == 1:
-                    raise ModelLoadError(f"compiled, this handler fails on a sample: {error}") from error
+                    raise ModelLoadError(f"compiled, this handler fails on the sample {name}: {error}") from error
 
     # --- at each request ------------------------------------------------------------------------------------------
 
@@ -161,6 +183,16 @@ def _advice(path: str, eager: Eager) -> str:
     if eager.method:
         return f"{what}: a method runs the model in Python; {KEY}: [{path}] compiles the calls of {path} that it makes"
     return f"{what}; {KEY}: [{path}] compiles it"
+
+
+def _batches(samples: Sequence[tuple[str, bytes]], sizes: Sequence[int]) -> list[tuple[str, list[Any]]]:
+    """Batches of each sample in each size, and what messages call them; the small ones first."""
+    made = [
+        (name if size == 1 else f"{name}, {size} times", [{"body": body} for _ in range(size)])
+        for size in sizes
+        for name, body in samples
+    ]
+    return made[: max(_MAX_BATCHES, len(samples))]
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from torchserve_openvino.config.sections import WarmupInput
 from torchserve_openvino.report import CompileReport, Tracker
 from torchserve_openvino.serving import precision, verify
 from torchserve_openvino.serving.admission import Admission
+from torchserve_openvino.serving.bounded import BoundedShapes
 from torchserve_openvino.serving.counters import Counters
-from torchserve_openvino.serving.input_spec import Signature
+from torchserve_openvino.serving.input_spec import Inputs, Signature
 from torchserve_openvino.serving.memory import release_weights
+from torchserve_openvino.serving.modes import Modes
 from torchserve_openvino.serving.observe import Call
 from torchserve_openvino.serving.served import ServedModel
 from torchserve_openvino.serving.shapes import shapes_of
@@ -67,7 +70,9 @@ class Preparation:
         batch_size: TorchServe's batchSize.
         declared: The model's inputs, one item each; empty where they are unknown.
         samples: Calls that real requests make, from files of the archive.
-        part: Path of a module that a handler calls by itself; empty for the model. Its inputs are taken as they come.
+        modes_for: Says in which modes the handler calls ``self.model``, given its inputs.
+        part: Path of a module that a handler calls by itself; empty for the model.
+        learns: Whether samples show what the inputs are, where nothing is declared; else they are taken as they come.
         tracker: Where everything is counted; a new one if None.
         counters: What happens to requests.
         freezes: Whether calls run without guards, where the YAML says ``freeze: auto``.
@@ -86,7 +91,9 @@ class Preparation:
         counters: Counters,
         freezes: bool = False,
         model_dir: Path,
+        modes_for: Callable[[Inputs], Modes],
         part: str = "",
+        learns: bool = False,
         tracker: Tracker | None = None,
     ) -> None:
         self._eager = eager
@@ -101,7 +108,7 @@ class Preparation:
         self._packaged = model_dir / PACKAGED_FOLDER if self._section.cache.packaged else None
         self._shapes = shapes_of(
             eager, self._section, batch_size=batch_size, streams=threads.streams, declared=declared, samples=samples,
-            learns=not part,
+            learns=learns, modes_for=modes_for,
         )  # fmt: skip
         self._admission = Admission(eager, self._section, self._shapes.cases, part)
 
@@ -199,7 +206,7 @@ class Preparation:
         pt2, mode = self._config.pt2, self._section.batching.mode
         if resolved is not None and not cached:
             resolved = replace(resolved, options=replace(resolved.options, model_caching=False))
-        dynamic = True if mode == "dynamic" else bool(pt2.dynamic)
+        dynamic = mode == "dynamic" or bool(pt2.dynamic) or self._shapes.varies
         compiled = compile(
             self._eager,
             dynamic=dynamic,
@@ -213,6 +220,11 @@ class Preparation:
             own_weights=self._section.release_weights and self._freezes,
             cache=self._cache_settings() if cached else CacheSettings(),
         )
+        make = partial(
+            compile, self._eager, options=pt2.options or None, backend="openvino", resolved=resolved, dynamic=True,
+            tracker=compiled.report.tracker,
+        )  # fmt: skip
+        bounded = BoundedShapes(compiled, make, self._section.batching.max_shapes)
         if self._freezes and self._shapes.cases:
             # Before the first call: what is verified is then what will be served, and it may come from the cache.
             compiled.freeze()
@@ -230,6 +242,7 @@ class Preparation:
             axes=self._shapes.axes,
             streams=self._streams,
             counters=self._counters,
+            beyond=None if dynamic else bounded,
         )
         if self._shapes.cases:
             seconds = warm_up(compiled, served, self._shapes.cases)

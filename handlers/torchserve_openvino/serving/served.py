@@ -39,6 +39,7 @@ class ServedModel:
         axes: Which axes of each output follow a named dimension.
         streams: Runs the parts of a batch.
         counters: What happened to requests.
+        beyond: Takes the calls whose shape was not declared, instead of ``compiled``.
 
     Attributes:
         shadow: Sees the calls that are answered; set once the worker is READY.
@@ -57,6 +58,7 @@ class ServedModel:
         axes: Axes | None = None,
         streams: Streams | None = None,
         counters: Counters | None = None,
+        beyond: Callable[..., Any] | None = None,
     ) -> None:
         self.compiled = compiled
         self.inputs = inputs
@@ -67,7 +69,10 @@ class ServedModel:
         self._compiles_outside = compiles_outside
         self._only_sizes = frozenset(only_sizes) if only_sizes else None
         self._axes = axes or {}
-        self._rows = RowRunner(compiled, sizes, streams or Streams(), self.counters)
+        self._any_shape = beyond or compiled
+        self._rows = RowRunner(
+            self._any_shape if inputs is None else compiled, sizes, streams or Streams(), self.counters
+        )
 
     @property
     def joins(self) -> bool:
@@ -131,7 +136,7 @@ class ServedModel:
 
     def _alone(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         with outside.compiled(), Modes.now().on():
-            return self.compiled(*args, **kwargs)
+            return self._any_shape(*args, **kwargs)
 
     def run_joined(self, calls: Sequence[Fitted]) -> list[Any]:
         """Runs fitted calls of the same shapes together; an answer for each."""

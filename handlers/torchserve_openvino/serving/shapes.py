@@ -1,16 +1,18 @@
 """What is to be compiled: which batch sizes and lengths, learned from what was declared and from eager PyTorch."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from torchserve_openvino.backend.compare import output_tensors
 from torchserve_openvino.config.sections import OpenVINOSection, WarmupInput
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving import loading, probe
 from torchserve_openvino.serving.batching import bucket_sizes
 from torchserve_openvino.serving.input_spec import (
+    Inputs,
     InputSpec,
     Signature,
     declared_specs,
@@ -18,6 +20,7 @@ from torchserve_openvino.serving.input_spec import (
     specs_of_sample,
 )
 from torchserve_openvino.serving.inputs import DeclaredInputs
+from torchserve_openvino.serving.modes import SERVING, Modes
 from torchserve_openvino.serving.observe import Call
 from torchserve_openvino.serving.value_sets import richest, sample_sets, value_sets
 from torchserve_openvino.serving.warmup import Case, signatures
@@ -36,6 +39,7 @@ class Shapes:
         axes: Which axes of each output follow a named dimension.
         signatures: Compiled shapes.
         cases: Calls to warm up and to verify with: one for each signature, and the samples.
+        varies: Whether one graph of symbolic sizes serves all shapes from the start, as texts of any length need.
         notes: What the reader of the report should know of it.
     """
 
@@ -45,6 +49,7 @@ class Shapes:
     axes: probe.Axes = field(default_factory=dict)
     signatures: list[Signature] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
+    varies: bool = False
     notes: list[str] = field(default_factory=list)
 
 
@@ -57,6 +62,7 @@ def shapes_of(
     declared: Sequence[WarmupInput],
     samples: Sequence[Call],
     learns: bool = True,
+    modes_for: Callable[[Inputs], Modes] = lambda inputs: SERVING,
 ) -> Shapes:
     """Decides, asking the eager model.
 
@@ -67,13 +73,15 @@ def shapes_of(
         streams: Parts that a batch is split into.
         declared: The model's inputs, one item each; empty where they are unknown.
         samples: Calls that real requests make.
+        modes_for: Says in which modes the model will be called with its inputs, where no sample tells.
         learns: Whether the first sample shows what the inputs are, so that others are refused.
 
     Raises:
         ModelLoadError: The model can't be padded, or takes none of the batch sizes, as configured.
     """
     shapes = Shapes(_inputs(eager, section, declared, samples if learns else ()))
-    if section.batching.mode == "bucket":
+    shapes.varies = shapes.inputs is None and _varies([sample.inputs for sample in samples])
+    if section.batching.mode == "bucket" and not shapes.varies:
         shapes.sizes = bucket_sizes(section.batching.buckets, batch_size, streams)
     if shapes.inputs is not None:
         shapes.facts, shapes.axes = _probe(eager, section, shapes.inputs)
@@ -84,12 +92,24 @@ def shapes_of(
         taken = _taken(eager, section, shapes, wanted)
         shapes.signatures = signatures(taken, shapes.inputs.dims, section.batching.mode)
         rich = richest(shapes.signatures)
-        shapes.cases = [_case(shapes.inputs, s, rich=str(s) in rich) for s in shapes.signatures]
+        modes = samples[0].modes if samples else modes_for(shapes.inputs.make(shapes.signatures[0]))
+        shapes.cases = [_case(shapes.inputs, s, modes, rich=str(s) in rich) for s in shapes.signatures]
     shapes.cases += [
         Case(f"sample {s.name}", s.inputs, compiled_shape=False, others=partial(sample_sets, s.inputs), modes=s.modes)
         for s in samples
     ]
     return shapes
+
+
+def _varies(samples: Sequence[Inputs]) -> bool:
+    """Whether samples look like text, ids of tokens by sequence, or differ in more than the batch."""
+    shapes = set()
+    for sample in samples:
+        tensors = output_tensors(sample)
+        if tensors and all(not t.is_floating_point() and not t.is_complex() and t.dim() >= 2 for t in tensors):
+            return True
+        shapes.add(tuple(tuple(t.shape[1:]) for t in tensors))
+    return len(shapes) > 1
 
 
 def _inputs(
@@ -177,6 +197,6 @@ def _weights_of(eager: Any) -> str:
     return f" (the weights are {', '.join(kinds)})" if kinds else ""
 
 
-def _case(inputs: DeclaredInputs, signature: Signature, *, rich: bool) -> Case:
+def _case(inputs: DeclaredInputs, signature: Signature, modes: Modes, *, rich: bool) -> Case:
     others = partial(value_sets, inputs, signature, rich=rich)
-    return Case(str(signature), inputs.make(signature), others=others)
+    return Case(str(signature), inputs.make(signature), others=others, modes=modes)

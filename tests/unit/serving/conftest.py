@@ -13,6 +13,13 @@ __all__ = ["archive"]
 
 
 @pytest.fixture(autouse=True)
+def nobody_states_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs the tests may, and workers follow that."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
 def threads_as_before():
     """A worker sets its process's threads, which Dynamo's guards look at; the next test finds them as they were."""
     before = torch.get_num_threads()

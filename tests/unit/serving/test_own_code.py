@@ -150,6 +150,17 @@ def report_of(handler):
     return report, {f["op"]: f for f in report["fallbacks"] if f["kind"] == "outside_compiled"}
 
 
+@pytest.mark.parametrize("handler_class", [NoGrad, WithGrad, Autocast])
+def test_declared_inputs_are_compiled_in_the_modes_of_the_handler(archive, handler_class) -> None:
+    made, handler = start(archive, handler_class, sample=False, warmup=WARMUP, batch_size=2)
+    expected = eager_answer(handler_class, handler, OTHER, BODY)
+    got = made.handle(handler, OTHER, BODY)
+    tolerance = 0.02 if handler_class is Autocast else 1e-4
+    torch.testing.assert_close(torch.tensor(got), torch.tensor(expected), atol=tolerance, rtol=tolerance)
+    report, _ = report_of(handler)
+    assert report["serving"]["compiles_after_ready"] == 0, report["recompiles"]
+
+
 @pytest.mark.parametrize("handler_class", [Parts, Second, NoGrad, WithGrad, Autocast])
 def test_what_a_sample_shows_is_compiled_for_every_batch_and_nothing_compiles_later(archive, handler_class) -> None:
     made, handler = start(archive, handler_class, batch_size=4)
@@ -381,3 +392,79 @@ def test_a_handler_that_computes_nothing_by_itself_is_left_alone(archive) -> Non
     made.handle(handler, BODY)
     report, outside = report_of(handler)
     assert not outside and report["summary"]["fallbacks"] == 0
+
+
+TEXT = """
+import torch
+class Network(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(50, 8)
+        self.first, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 3)
+    def forward(self, ids, mask):
+        hidden = self.first(self.embed(ids)).relu() * mask[..., None]
+        return self.last(hidden.sum(1) / mask.sum(1, keepdim=True))
+"""
+
+
+def save_text(path) -> None:
+    space: dict = {}
+    exec(TEXT, space)
+    torch.manual_seed(0)
+    torch.save(space["Network"]().state_dict(), path)
+
+
+class Text(Plain):
+    """Pads the requests of a batch to the longest."""
+
+    def preprocess(self, data):
+        rows = [[int(float(v) * 10) % 50 for v in row["body"].decode().split(",")] for row in data]
+        longest = max(map(len, rows))
+        ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+        mask = torch.tensor([[1.0] * len(row) + [0.0] * (longest - len(row)) for row in rows])
+        return {"ids": ids, "mask": mask.long()}
+
+    def inference(self, data, *args, **kwargs):
+        with torch.no_grad():
+            return self.model(**data)
+
+
+def test_texts_of_any_length_share_one_graph_that_is_compiled_before_ready(archive) -> None:
+    made, handler = start(archive, Text, batch_size=4, model=TEXT, save=save_text)
+    for length in (2, 3, 5, 17, 40, 41, 99):
+        for count in (1, 2, 3, 4):
+            bodies = [",".join(str(n % 5) for n in range(length - k % 2)).encode() for k in range(count)]
+            got = made.handle(handler, *bodies)
+            torch.testing.assert_close(torch.tensor(got), torch.tensor(eager_answer(Text, handler, *bodies)))
+    report, outside = report_of(handler)
+    assert report["serving"]["compiles_after_ready"] == 0 and not outside
+
+
+class Sum(Plain):
+    def inference(self, data, *args, **kwargs):
+        with torch.no_grad():
+            return self.model(data)
+
+
+def test_beyond_max_shapes_one_graph_serves_all(archive) -> None:
+    model = """
+import torch
+class Network(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(1))
+    def forward(self, x):
+        return (x * self.scale).exp().sum(1, keepdim=True)
+"""
+    made, handler = start(
+        archive, Sum, model=model, save=lambda path: torch.save({"scale": torch.ones(1)}, path),
+        batching={"max_shapes": 3},
+    )  # fmt: skip
+    compiled = []
+    for length in range(5, 25):
+        body = ",".join("0.5" for _ in range(length)).encode()
+        got = made.handle(handler, body)
+        torch.testing.assert_close(torch.tensor(got), torch.tensor(eager_answer(Sum, handler, body)))
+        compiled.append(handler.describe_handle()["serving"]["compiles_after_ready"])
+    # The sample's shape, two more, and the graph of all others.
+    assert compiled[-1] == compiled[4] == 3
