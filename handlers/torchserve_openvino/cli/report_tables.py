@@ -16,6 +16,11 @@ def _field(name: str) -> Callable[[Mapping[str, Any]], Any]:
     return lambda entry: entry.get(name)
 
 
+def _of(entry: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = entry.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
 def _seconds(name: str) -> Callable[[Mapping[str, Any]], Any]:
     return lambda entry: f"{float(entry.get(name) or 0):.2f}"
 
@@ -39,6 +44,17 @@ RECOMPILES: tuple[Column, ...] = (
     ("graph", _field("compile_id")),
     ("where", _field("where")),
     ("reason", _field("reason")),
+)
+WORKERS: tuple[Column, ...] = (
+    ("pid", _field("pid")),
+    ("worker", _field("worker")),
+    ("coverage", lambda worker: f"{float(_of(worker, 'summary').get('coverage') or 0):.1%}"),
+    ("precision", lambda worker: _of(worker, "summary").get("precision")),
+    ("verified", lambda worker: "yes" if worker.get("verified") else "no"),
+    ("requests", lambda worker: _of(worker, "counts").get("requests", 0)),
+    ("fallbacks", lambda worker: ", ".join(f"{k} {n}" for k, n in _of(worker, "fallbacks").items()) or 0),
+    ("compiles after READY", _field("compiles_after_ready")),
+    ("policy", lambda worker: "holds" if _of(worker, "policy").get("holds") else "violated"),
 )
 GRAPHS: tuple[Column, ...] = (
     ("graph", _field("index")),
@@ -72,6 +88,8 @@ def print_report(report: Mapping[str, Any], title: str, console: Console) -> Non
         console: Where to.
     """
     console.print(_summary(report, title))
+    if len(workers := report.get("workers") or []) > 1:
+        _print(console, "Workers (the tables below are of the one that answered)", WORKERS, workers)
     graphs = [graph for graph in report.get("graphs") or [] if isinstance(graph, Mapping)]
     parts = [{"graph": graph.get("index"), **part} for graph in graphs for part in graph.get("partitions") or []]
     _print(console, "Fallbacks", FALLBACKS, report.get("fallbacks") or [])

@@ -42,6 +42,8 @@ def verify_line(verify: dict[str, Any]) -> str:
         if isinstance(value, (int, float)):
             words.append(f"{name.replace('_', ' ')} {value:.3g}" if name.startswith("max") else f"{name} {value:.6g}")
     words += [str(problem) for problem in (verify.get("problems") or [])[:3]]
+    for path, part in verify.get("parts", {}).items():
+        words.append(f"{path} {'passed' if part.get('passed') else part.get('skipped') or 'FAILED'}")
     if shadow := verify.get("shadow"):
         words.append(
             f"{shadow['checked']} request(s) checked, {shadow['mismatches']} differed, worst {shadow['worst']}"

@@ -29,6 +29,7 @@ from torchserve_openvino.serving.policy import PolicyWatch, admit
 from torchserve_openvino.serving.ready import ReadyState, shadow_for
 from torchserve_openvino.serving.served import ServedModel
 from torchserve_openvino.serving.shapes import batch_sizes
+from torchserve_openvino.serving.siblings import Board, sibling_pids
 from torchserve_openvino.serving.threads import ThreadPlan, plan_threads
 from torchserve_openvino.serving.warmup import startup_advice
 
@@ -117,7 +118,8 @@ class OpenVINOHandler(ArchiveLoading):
         verify = self.config.openvino.verify
         shadow = shadow_for(self.eager_model, verify, models, self.report, model_name(context))
         ends = verify.on_shadow_mismatch == "refuse"
-        self.state = ReadyState(self.report, self.counters, watch, metrics, models, shadow, ends)
+        self.state = ReadyState(self.report, self.counters, watch, metrics, models, Board(self.model_dir), shadow, ends)
+        self.state.post()
         self.state.emit(context)
         logger.info("%s: %s", model_name(context), self._summary(models))
         self.initialized = True
@@ -138,7 +140,8 @@ class OpenVINOHandler(ArchiveLoading):
         keys, section, backend = self.config.torchserve, self.config.openvino, self.config.backend
         return plan_threads(
             section.threads,
-            workers=int(keys.get("maxWorkers", keys.get("minWorkers", 1))),
+            # TorchServe's default, and what is set while it runs, are more than the YAML says.
+            workers=max(int(keys.get("maxWorkers", keys.get("minWorkers", 1))), len(sibling_pids())),
             streams=section.execution.streams,
             throughput=section.execution.mode == "throughput",
             ov_config=backend.options.config if backend is not None else {},
@@ -305,5 +308,6 @@ class OpenVINOHandler(ArchiveLoading):
             "pid": os.getpid(),
             "model": model_name(self.context),
             "settings": self.config.summary,
+            "workers": self.state.workers() if self.state is not None else [],
         }
         return {**self.report.to_dict(), **own}

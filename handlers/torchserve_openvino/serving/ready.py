@@ -1,7 +1,9 @@
 """A worker after READY: what it has to say of itself, and when it asks to be replaced."""
 
+import dataclasses
 import logging
 import socket
+import sys
 import time
 from typing import Any
 
@@ -10,13 +12,16 @@ from torchserve_openvino.config.sections import VerifySection
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.base import model_name
 from torchserve_openvino.serving.counters import Counters
-from torchserve_openvino.serving.metrics import SECONDS_BETWEEN, MetricsEmitter, metrics_of
+from torchserve_openvino.serving.metrics import SECONDS_BETWEEN, MetricsEmitter, metrics_of, worker_name
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.policy import PolicyWatch
 from torchserve_openvino.serving.shadow import Shadow
+from torchserve_openvino.serving.siblings import Board
 from torchserve_openvino.serving.step_aside import why_not
 
 logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_POSTS = 5.0
 
 
 class ReadyState:
@@ -28,6 +33,7 @@ class ReadyState:
         watch: Of the policy.
         metrics: Sends what changed.
         models: What serves; None in eager.
+        board: Where this worker says how it fares.
         shadow: Runs some requests again; None where ``verify.shadow`` is 0.
         ends: Whether a worker whose answer differed from eager's ends, to be replaced.
     """
@@ -39,6 +45,7 @@ class ReadyState:
         watch: PolicyWatch,
         metrics: MetricsEmitter,
         models: Models | None,
+        board: Board,
         shadow: Shadow | None = None,
         ends: bool = False,
     ) -> None:
@@ -46,7 +53,8 @@ class ReadyState:
         self._report = report
         self._counters = counters
         self._metrics = metrics
-        self._models = models
+        self._models, self._board = models, board
+        self._next_post = 0.0
         self._builds = report.builds
         self._seen = report.builds
         self._shadow, self._ends = shadow, ends
@@ -83,6 +91,8 @@ class ReadyState:
         if self._report.builds != self._seen:
             self._seen = self._report.builds
             logger.warning("%s compiled after READY: %s", model_name(context), self._report.summary_line())
+        if time.monotonic() >= self._next_post:
+            self.post()
         self.emit(context)
 
     def emit(self, context: Any) -> None:
@@ -90,6 +100,25 @@ class ReadyState:
         self._context = context
         if (metrics := metrics_of(context)) is not None:
             self._metrics.emit(metrics, self.compiles_after_ready, bool(self.watch.violations))
+
+    def post(self) -> None:
+        """Says how this worker fares, for whoever asks any worker of the model."""
+        self._next_post = time.monotonic() + SECONDS_BETWEEN_POSTS
+        facts = self.to_dict()
+        self._board.post(
+            {
+                "worker": worker_name(sys.argv),
+                "summary": dataclasses.asdict(self._report.summary),
+                "fallbacks": self._report.fallback_counts(),
+                "verified": self._report.verified,
+                **{name: facts[name] for name in ("compiles_after_ready", "counts", "policy")},
+            }
+        )
+
+    def workers(self) -> list[dict[str, Any]]:
+        """How each worker of the model fares, JSON-safe; this one as of now, others as of some seconds ago."""
+        self.post()
+        return self._board.read()
 
     def publish(self) -> None:
         """Brings the report up to date with what was found beside the requests."""

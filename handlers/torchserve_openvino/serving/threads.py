@@ -174,7 +174,7 @@ def plan_threads(
 
     Args:
         setting: ``handler.openvino.threads``.
-        workers: ``maxWorkers``.
+        workers: ``maxWorkers``, or those that run.
         streams: ``handler.openvino.execution.streams``.
         throughput: Whether ``handler.openvino.execution.mode`` is throughput.
         ov_config: OpenVINO properties as the user stated them, checked.

@@ -204,3 +204,18 @@ def test_an_unknown_version_suggests_no_other_model(run, server):
     result = run("net/9.9", "--management", server.url)
     assert result.exit_code == 1
     assert "Did you mean" not in result.stderr
+
+
+def test_every_worker_is_shown_where_there_are_several(run, tmp_path) -> None:
+    workers = [
+        {"pid": pid, "worker": name, "summary": {"coverage": 0.5, "precision": "f32"},
+         "fallbacks": {"graph_break": pid}, "verified": True, "compiles_after_ready": 0, "counts": {"requests": 7}, "policy": {"holds": pid == 11}}
+        for pid, name in ((11, "9000"), (12, "9001"))
+    ]  # fmt: skip
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps({"schema": 1, "summary": {"coverage": 1.0}, "workers": workers}))
+    text = run(path).stdout
+    for word in ("Workers", "9000", "9001", "graph_break 12", "violated", "holds", "50.0%"):
+        assert word in text, text
+    path.write_text(json.dumps({"schema": 1, "summary": {"coverage": 1.0}, "workers": workers[:1]}))
+    assert "Workers" not in run(path).stdout

@@ -1,0 +1,99 @@
+"""The other workers of a model: how many TorchServe runs, and what each says of itself.
+
+TorchServe starts all workers of a model in the folder of its unpacked archive, as children of one process, and tells
+none of the others.
+"""
+
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+PROC = Path("/proc")
+# In the folder of the unpacked archive: a file for each worker.
+FOLDER = ".torchserve-openvino-workers"
+# Larger files than a report can be were not written by a worker.
+_MAX_BYTES = 1 << 20
+
+
+def sibling_pids(proc: Path = PROC) -> list[int]:
+    """Processes of this model's workers, this one included; only this one where the system does not tell."""
+    own = os.getpid()
+    parent, folder = _parent(proc, own), _folder(proc, own)
+    if parent is None or folder is None:
+        return [own]
+    pids = (int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal())
+    found = {pid for pid in pids if _parent(proc, pid) == parent and _folder(proc, pid) == folder}
+    return sorted(found | {own})
+
+
+def _parent(proc: Path, pid: int) -> int | None:
+    try:
+        text = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        # The name of the process stands in brackets, and may hold some itself.
+        return int(text.rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _folder(proc: Path, pid: int) -> Path | None:
+    try:
+        return (proc / str(pid) / "cwd").readlink()
+    except OSError:
+        return None
+
+
+class Board:
+    """Where the workers of a model leave what they say of themselves.
+
+    Args:
+        model_dir: The unpacked archive.
+    """
+
+    def __init__(self, model_dir: Path) -> None:
+        self._folder = model_dir / FOLDER
+        self._failed = False
+
+    def post(self, facts: dict[str, Any]) -> None:
+        """Replaces what this worker said before; a folder that can't be written to is told once."""
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self._folder, delete=False, encoding="utf-8") as file:
+                json.dump(facts, file)
+            Path(file.name).replace(self._folder / f"{os.getpid()}.json")
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                logger.warning("The other workers' reports won't show this one: %s", error)
+
+    def read(self) -> list[dict[str, Any]]:
+        """What each living worker said last, by process; files of those that ended are removed."""
+        found = []
+        for path in sorted(self._folder.glob("*.json")) if self._folder.is_dir() else ():
+            if not path.stem.isdecimal() or not _lives(int(path.stem)):
+                path.unlink(missing_ok=True)
+                continue
+            try:
+                if path.stat().st_size > _MAX_BYTES:
+                    raise ValueError("it is too large")
+                facts = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                logger.warning("The report of worker %s can't be read: %s", path.stem, error)
+                continue
+            if isinstance(facts, dict):
+                found.append({"pid": int(path.stem), **facts})
+        return found
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
