@@ -78,12 +78,30 @@ def test_two_workers_compile_once_and_new_weights_are_never_served_stale(
             assert (report["cache"]["traces"], report["cache"]["compiles"]) == (0, 0)
             assert report["summary"]["coverage"] == 1.0 and report["summary"]["fallbacks"] == 0
             assert report["graphs"][0]["partitions"][0]["execution_devices"] == ["CPU"]
+            # Each worker shows both.
+            workers = report["workers"]
+            assert len({worker["pid"] for worker in workers}) == 2 and all(worker["verified"] for worker in workers)
     # The same name, the same shapes, the same cache: retrained.
     other = weights_at(tmp_path / "weights.pth", seed=2)
     with loaded(server, "shared", **arguments):
         right(server, "shared", other)
         nearest = [report["cache"]["nearest"] for report in reports(server, "shared", 2).values()]
         assert {"weights"} in [set(differs) for differs in nearest]
+
+
+def test_a_worker_that_is_added_while_serving_shares_the_cores(server: TorchServeProcess, tmp_path: Path) -> None:
+    model = weights_at(tmp_path / "weights.pth", seed=4)
+    silent = CONFIG.replace("minWorkers: {workers}\nmaxWorkers: {workers}\n", "").format(options=f"{{{F32}}}")
+    arguments: dict[str, Any] = {"model_file": ENCODER, "serialized_file": tmp_path / "weights.pth"}
+    with loaded(server, "grown", handler=handler_path("tensor"), config=silent, **arguments):
+        first = server.describe("grown")
+        assert first["config"]["threads"]["workers"] == len(first["workers"]) == 1
+        url = f"{server.management_url}/models/grown?min_worker=2&synchronous=true"
+        assert server.http.put(url).status_code == 200
+        found = reports(server, "grown", 2)
+        (added,) = (report for pid, report in found.items() if pid != first["pid"])
+        assert added["config"]["threads"]["workers"] == 2 and len(added["workers"]) == 2
+        right(server, "grown", model)
 
 
 def test_a_packaged_archive_starts_every_worker_warm(server: TorchServeProcess, tmp_path: Path) -> None:
