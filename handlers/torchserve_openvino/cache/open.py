@@ -9,6 +9,8 @@ from torchserve_openvino.cache.store import LIMIT_BYTES, Store
 
 # Where `torchserve-openvino package` puts entries into a model archive.
 PACKAGED_FOLDER = "torchserve-openvino-cache"
+# How folders begin that workers make in an unpacked archive, and that are none of its own.
+WORKERS_PREFIX = ".torchserve-openvino-"
 # How `torchserve-openvino package --precompile` tells the worker that it starts where to store.
 PRECOMPILE_ENV = "TORCHSERVE_OPENVINO_PRECOMPILE"
 FOR_LEVEL_ENV = "TORCHSERVE_OPENVINO_PRECOMPILE_FOR_LEVEL"

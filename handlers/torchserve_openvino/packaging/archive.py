@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+from torchserve_openvino.cache.open import WORKERS_PREFIX
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.serving.load_archive import MANIFEST
 
@@ -77,8 +78,9 @@ def _check_name(path: Path, info: zipfile.ZipInfo) -> None:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """All files below a folder, sorted by name."""
-    return sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    """All files below a folder that belong into an archive, sorted by name."""
+    found = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return sorted(path for path in found if not path.relative_to(folder).parts[0].startswith(WORKERS_PREFIX))
 
 
 def write(folder: Path, target: Path) -> None:

@@ -14,6 +14,7 @@ from torchserve_openvino.backend.build import device_capabilities, device_facts
 from torchserve_openvino.cache.fingerprint import fingerprint
 from torchserve_openvino.cache.key import RUN_PROPERTIES, make_key
 from torchserve_openvino.cache.layers import Layers
+from torchserve_openvino.cache.open import WORKERS_PREFIX
 from torchserve_openvino.cache.store import Store
 from torchserve_openvino.cache.versions import versions
 from torchserve_openvino.config import ResolvedOptions
@@ -35,7 +36,7 @@ MIN_PAIRS, MAX_PAIRS = 8, 41
 # Of timing, for each pair of precisions; the least number of pairs is timed in any case.
 MAX_SECONDS = 20.0
 # Where a worker without a cache keeps its decision for the model's other workers: in the unpacked archive.
-FOLDER = ".torchserve-openvino-precision"
+FOLDER = f"{WORKERS_PREFIX}precision"
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from torchserve_openvino.cache.open import WORKERS_PREFIX
+
 logger = logging.getLogger(__name__)
 
 PROC = Path("/proc")
 # In the folder of the unpacked archive: a file for each worker.
-FOLDER = ".torchserve-openvino-workers"
+FOLDER = f"{WORKERS_PREFIX}workers"
 # Larger files than a report can be were not written by a worker.
 _MAX_BYTES = 1 << 20
 

@@ -207,11 +207,11 @@ def test_an_unknown_version_suggests_no_other_model(run, server):
 
 
 def test_every_worker_is_shown_where_there_are_several(run, tmp_path) -> None:
+    common = {"summary": {"coverage": 0.5, "precision": "f32"}, "verified": True, "counts": {"requests": 7}}
     workers = [
-        {"pid": pid, "worker": name, "summary": {"coverage": 0.5, "precision": "f32"},
-         "fallbacks": {"graph_break": pid}, "verified": True, "compiles_after_ready": 0, "counts": {"requests": 7}, "policy": {"holds": pid == 11}}
+        {"pid": pid, "worker": name, "fallbacks": {"graph_break": pid}, "policy": {"holds": pid == 11}, **common}
         for pid, name in ((11, "9000"), (12, "9001"))
-    ]  # fmt: skip
+    ]
     path = tmp_path / "report.json"
     path.write_text(json.dumps({"schema": 1, "summary": {"coverage": 1.0}, "workers": workers}))
     text = run(path).stdout
