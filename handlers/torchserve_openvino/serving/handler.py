@@ -64,12 +64,22 @@ class OpenVINOHandler(ArchiveLoading):
         self._own_code = OwnCode(self)
         for name, step in self._own_code.watched_steps().items():
             setattr(self, name, step)
+        # Around whatever a subclass does in its `initialize`, before or after ours, or without it.
+        self.initialize = self._until_ready  # type: ignore[method-assign]
         # TorchServe wraps this handler in an envelope next, before it calls `initialize`.
         take_over()
 
     # --- loading ----------------------------------------------------------------------------------------------
 
     def initialize(self, context: Any) -> None:
+        """Loads the model; a subclass may call this, and set up what else it needs before or after.
+
+        What TorchServe calls is `_until_ready`, which runs this or a subclass's own, and then compiles ``self.model``.
+        """
+        with self.without_pt2(context):
+            super().initialize(context)
+
+    def _until_ready(self, context: Any) -> None:
         """Checks the configuration, loads, compiles, warms up, verifies; a READY worker has done all of it.
 
         Raises:
@@ -78,7 +88,7 @@ class OpenVINOHandler(ArchiveLoading):
                 the precise one.
         """
         try:
-            self._initialize(context)
+            self._serve(context)
         except Exception as error:
             # TorchServe logs whatever a worker writes as INFO: the word has to be in the line. One line, before the
             # traceback, for those who look for it (`torchserve-openvino why`).
@@ -91,7 +101,7 @@ class OpenVINOHandler(ArchiveLoading):
             refusal = error if isinstance(error, RuntimeError) else ModelLoadError(f"{type(error).__name__}: {error}")
             raise refusal.with_traceback(None) from None
 
-    def _initialize(self, context: Any) -> None:
+    def _serve(self, context: Any) -> None:
         start = time.perf_counter()
         self.model_dir = Path(context.system_properties.get("model_dir") or ".")
         load_archived_mappings(self.model_dir, context.model_yaml_config)
@@ -99,8 +109,7 @@ class OpenVINOHandler(ArchiveLoading):
         threads = self._plan_threads()
         threads.apply()
         self.find_weights(context)
-        with self.without_pt2(context):
-            super().initialize(context)
+        type(self).initialize(self, context)
         loaded = time.perf_counter() - start
         self.initialized = False
         self.context = context
@@ -282,6 +291,14 @@ class OpenVINOHandler(ArchiveLoading):
                 return self.watched(lambda: handle([item for _, item in some], context))
 
         return run_isolated(list(enumerate(items)), run, lambda _, error: server_fault(error), self.counters)
+
+    def explain_handle(self, data_preprocess: Any, raw_data: Any) -> Any:
+        """TorchServe's explanations, on the eager model: they hook into its layers and need gradients."""
+        served, self.model = self.model, self.eager_model
+        try:
+            return super().explain_handle(data_preprocess, raw_data)
+        finally:
+            self.model = served
 
     def watched(self, run: Callable[[], Any]) -> Any:
         """What ``run`` returns, unless it fell back in a way that the policy refuses.

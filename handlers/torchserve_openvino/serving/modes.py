@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+
+from torchserve_openvino.backend.compare import output_tensors
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,15 @@ class Modes:
         """Those of the calling thread."""
         kind = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
         return cls(torch.is_grad_enabled(), kind)
+
+    @classmethod
+    def of_call(cls, inputs: Any) -> "Modes":
+        """Those in which a handler's call of its model is served: gradients only where an input asks for them.
+
+        Many handlers forget `torch.no_grad`, and nobody asks their answers for gradients.
+        """
+        found = cls.now()
+        return replace(found, grad=found.grad and any(tensor.requires_grad for tensor in output_tensors(inputs)))
 
     @contextmanager
     def on(self) -> Iterator[None]:

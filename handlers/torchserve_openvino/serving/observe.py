@@ -129,7 +129,7 @@ class Observer:
                 self.seen.notes.append(note)
                 logger.warning("%s", note)
             return
-        calls.setdefault(path, []).append(Call(name, inputs, Modes.now()))
+        calls.setdefault(path, []).append(Call(name, inputs, Modes.of_call((args, kwargs))))
 
 
 def files_of(handler: Any) -> list[str]:

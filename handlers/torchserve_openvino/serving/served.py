@@ -135,7 +135,7 @@ class ServedModel:
         return self._shadowed(lambda: (args, kwargs), lambda: self._alone(args, kwargs))
 
     def _alone(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        with outside.compiled(), Modes.now().on():
+        with outside.compiled(), Modes.of_call((args, kwargs)).on():
             return self._any_shape(*args, **kwargs)
 
     def run_joined(self, calls: Sequence[Fitted]) -> list[Any]:
@@ -176,7 +176,7 @@ class ServedModel:
 
     def run_rows(self, fitted: Fitted) -> Any:
         """Runs a fitted call; named dimensions of the answer still have their padding."""
-        with outside.compiled(), Modes.now().on():
+        with outside.compiled(), Modes.of_call((fitted.args, fitted.kwargs)).on():
             return self._rows(fitted.args, fitted.kwargs, fitted.rows)
 
     def cut(self, output: Any, fitted: Fitted) -> Any:

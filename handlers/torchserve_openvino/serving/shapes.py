@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
+
 from torchserve_openvino.backend.compare import output_tensors
 from torchserve_openvino.config.sections import OpenVINOSection, WarmupInput
 from torchserve_openvino.errors import ModelLoadError
@@ -101,12 +103,16 @@ def shapes_of(
     return shapes
 
 
+# Of tokens and their masks; pictures have others.
+_IDS = frozenset({torch.int64, torch.int32, torch.bool})
+
+
 def _varies(samples: Sequence[Inputs]) -> bool:
     """Whether samples look like text, ids of tokens by sequence, or differ in more than the batch."""
     shapes = set()
     for sample in samples:
         tensors = output_tensors(sample)
-        if tensors and all(not t.is_floating_point() and not t.is_complex() and t.dim() >= 2 for t in tensors):
+        if tensors and all(t.dtype in _IDS and t.dim() for t in tensors):
             return True
         shapes.add(tuple(tuple(t.shape[1:]) for t in tensors))
     return len(shapes) > 1

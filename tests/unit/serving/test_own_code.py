@@ -225,6 +225,32 @@ def test_a_method_is_counted_and_its_calls_are_compiled_where_the_model_is_named
     assert not outside and report["summary"]["coverage"] == 1.0 and report["serving"]["compiles_after_ready"] == 0
 
 
+class Explains(Plain):
+    def get_insights(self, data, raw, target):
+        rows = data.requires_grad_()
+        self.model(rows).sum().backward()
+        return rows.grad.tolist()
+
+
+def test_explanations_have_gradients_of_the_eager_model_and_are_counted(archive) -> None:
+    made, handler = start(archive, Explains)
+    (got,) = made.handle(handler, BODY, explain="True")
+    rows = torch.tensor([[float(v) for v in BODY.decode().split(",")]], requires_grad=True)
+    handler.eager_model(rows).sum().backward()
+    torch.testing.assert_close(torch.tensor([got]), rows.grad)
+    _, outside = report_of(handler)
+    assert "model" in outside
+    answer = made.handle(handler, BODY)
+    torch.testing.assert_close(torch.tensor(answer), torch.tensor(eager_answer(Plain, handler, BODY)))
+
+
+def test_a_handler_that_forgets_no_grad_is_served_without_gradients(archive) -> None:
+    made, handler = start(archive, WithGrad)
+    made.handle(handler, BODY)
+    stages = {graph["stage"] for graph in handler.describe_handle()["graphs"]}
+    assert stages == {"inference"}
+
+
 def test_an_operator_on_weights_is_counted(archive) -> None:
     made, handler = start(archive, Weights)
     made.handle(handler, BODY)
