@@ -16,6 +16,8 @@ from torchserve_openvino.cache.open import WORKERS_PREFIX
 logger = logging.getLogger(__name__)
 
 PROC = Path("/proc")
+# What TorchServe starts for each worker.
+_PROGRAM = b"model_service_worker.py"
 # In the folder of the unpacked archive: a file for each worker.
 FOLDER = f"{WORKERS_PREFIX}workers"
 # Larger files than a report can be were not written by a worker.
@@ -26,11 +28,21 @@ def sibling_pids(proc: Path = PROC) -> list[int]:
     """Processes of this model's workers, this one included; only this one where the system does not tell."""
     own = os.getpid()
     parent, folder = _parent(proc, own), _folder(proc, own)
-    if parent is None or folder is None:
+    if parent is None or folder is None or not _is_worker(proc, own):
         return [own]
     pids = (int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal())
-    found = {pid for pid in pids if _parent(proc, pid) == parent and _folder(proc, pid) == folder}
-    return sorted(found | {own})
+    return [
+        pid
+        for pid in sorted(pids)
+        if _parent(proc, pid) == parent and _folder(proc, pid) == folder and _is_worker(proc, pid)
+    ]
+
+
+def _is_worker(proc: Path, pid: int) -> bool:
+    try:
+        return _PROGRAM in (proc / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _parent(proc: Path, pid: int) -> int | None:

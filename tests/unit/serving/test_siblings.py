@@ -15,6 +15,9 @@ WAIT = "import sys; print('up', flush=True); sys.stdin.read()"
 
 def test_children_of_one_process_in_one_folder_are_siblings(tmp_path) -> None:
     ask = "from torchserve_openvino.serving.siblings import sibling_pids; print(sibling_pids())"
+    # As TorchServe calls its workers.
+    script = tmp_path / "model_service_worker.py"
+    script.write_text("import sys\nexec(sys.argv[1])\n")
     other = tmp_path / "other"
     other.mkdir()
     started = [
@@ -25,9 +28,11 @@ def test_children_of_one_process_in_one_folder_are_siblings(tmp_path) -> None:
     ]
     try:
         assert all(process.stdout.readline() == "up\n" for process in started)
-        asking = subprocess.run([sys.executable, "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True)
-        pids = json.loads(asking.stdout)
+        run = {"cwd": tmp_path, "capture_output": True, "text": True, "check": True}
+        pids = json.loads(subprocess.run([sys.executable, script, ask], **run).stdout)
         assert {started[0].pid, started[1].pid} < set(pids) and len(pids) == 3
+        # Whatever else runs there is no worker, and has none.
+        assert len(json.loads(subprocess.run([sys.executable, "-c", ask], **run).stdout)) == 1
     finally:
         for process in started:
             process.communicate("")
