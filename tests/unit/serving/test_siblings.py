@@ -22,17 +22,19 @@ def test_children_of_one_process_in_one_folder_are_siblings(tmp_path) -> None:
     other.mkdir()
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", WAIT], cwd=cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, script, WAIT], cwd=cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         for cwd in (tmp_path, tmp_path, other)
     ]
     try:
         assert all(process.stdout.readline() == "up\n" for process in started)
-        run = {"cwd": tmp_path, "capture_output": True, "text": True, "check": True}
-        pids = json.loads(subprocess.run([sys.executable, script, ask], **run).stdout)
-        assert {started[0].pid, started[1].pid} < set(pids) and len(pids) == 3
+        found = [
+            json.loads(subprocess.check_output([sys.executable, *program, ask], cwd=tmp_path, text=True))
+            for program in ([script], ["-c"])
+        ]
+        assert {started[0].pid, started[1].pid} < set(found[0]) and len(found[0]) == 3
         # Whatever else runs there is no worker, and has none.
-        assert len(json.loads(subprocess.run([sys.executable, "-c", ask], **run).stdout)) == 1
+        assert len(found[1]) == 1
     finally:
         for process in started:
             process.communicate("")
