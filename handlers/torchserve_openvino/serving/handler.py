@@ -306,7 +306,7 @@ class OpenVINOHandler(ArchiveLoading):
         Raises:
             ForbiddenFallbackError: It did.
         """
-        result = self._own_code.watch(run) if self._own_code.report is not None else run()
+        result = self._own_code.watch(run)
         assert self.state is not None
         self.state.watch.check()
         return result
