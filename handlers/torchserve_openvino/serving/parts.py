@@ -95,8 +95,8 @@ def _modules(value: Any, path: str, depth: int, seen: set[int]) -> Iterator[tupl
 class Redirected:
     """Calls of a module go elsewhere while a handler's own code makes them; everybody else's stay as they are.
 
-    torch has a place for that, which `nn.Module.compile` uses: neither Dynamo nor torch.export looks at it, so that a
-    model which the module belongs to is compiled with its code.
+    torch has a place for that, which `nn.Module.compile` uses (tests/contract/test_modules.py). Dynamo does not look at
+    it, so that a model which the module belongs to is compiled with its code.
 
     Args:
         module: The module.
