@@ -196,6 +196,10 @@ def watch_frames(
     callback._torchdynamo_orig_backend = _Watch(convert, observer, place, keeps_going, region, around)
 
 
+# Torch looks for the guard among what was compiled in a region, and has one variable for it in the whole process.
+_NO_GUARD = "torch does not say which guard failed: another thread called a compiled model at the same time"
+
+
 class _Watch:
     """Dynamo's conversion of one frame, and what it says of it; called under Dynamo's own lock."""
 
@@ -253,7 +257,7 @@ class _Watch:
         if answer.guarded_code is not None:
             effects = get_compiled_code_side_effects(answer.guarded_code.code) or ()
             # Another model of the same code is no earlier compilation of this one.
-            guard = entry.recompile_reason if self in notes else None
+            guard = (entry.recompile_reason or _NO_GUARD) if self in notes else None
             notes[self] = None
             ops = int(entry.graph_op_count or 0)
             self._observer.compiled(FrameFact(str(entry.compile_id), where, ops, guard, tuple(effects)))
