@@ -223,6 +223,3 @@ def _request(context: Any, count: int) -> Iterator[None]:
         yield
     finally:
         context.request_processor, context.request_ids = before
-
-
-__all__ = ["ROOT", "STEPS", "OwnCode", "Seen"]

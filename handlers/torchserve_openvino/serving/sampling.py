@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torchserve_openvino.backend.compare import output_tensors
 from torchserve_openvino.cache.tensors import tensor_digest
 from torchserve_openvino.serving.input_spec import Inputs
+from torchserve_openvino.serving.modes import Modes
 
 _PLAIN = (type(None), bool, int, float, str)
 
@@ -102,11 +103,12 @@ def copied(inputs: Inputs, model: Callable[..., Any]) -> Sample:
     Raises:
         TypeError: An input is of a kind that is not copied.
     """
+    modes = Modes.now()
     return Sample(
         inputs=copied_inputs(inputs),
         inference=torch.is_inference_mode_enabled(),
-        grad=torch.is_grad_enabled(),
-        autocast=torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None,
+        grad=modes.grad,
+        autocast=modes.autocast,
         weights=weight_versions(model),
         size=tensor_bytes(inputs),
     )

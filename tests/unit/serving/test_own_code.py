@@ -3,151 +3,40 @@
 import copy
 import io
 
+import own_handlers
 import pytest
 import torch
+from own_handlers import (
+    BODY,
+    COMPILE,
+    OTHER,
+    TEXT,
+    Autocast,
+    Container,
+    Explains,
+    ListOnly,
+    Method,
+    Micro,
+    MicroParts,
+    Nested,
+    NoGrad,
+    Parts,
+    Plain,
+    Second,
+    Sum,
+    Text,
+    Weights,
+    WithGrad,
+    X,
+    eager_answer,
+    report_of,
+    save_text,
+    start,
+)
 from serving_worker import WARMUP
 from torch import nn
-from ts.handler_utils.micro_batching import MicroBatching
 
-from torchserve_openvino import OpenVINOHandler
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.serving.base import BaseHandler
-
-X = torch.linspace(-1, 1, 4)
-NET = """
-import torch
-class Network(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.encoder = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
-        self.head = torch.nn.Linear(8, 3)
-    def forward(self, x):
-        return self.head(self.encoder(x))
-    def twice(self, x):
-        return self(x) + self(x)
-    def scaled(self, x):
-        return x @ self.head.weight
-"""
-COMPILE = "handler.openvino.compile"
-
-
-def weights(path) -> None:
-    """Of `NET`."""
-    space: dict = {}
-    exec(NET, space)
-    torch.manual_seed(0)
-    torch.save(space["Network"]().state_dict(), path)
-
-
-class Plain(OpenVINOHandler, BaseHandler):
-    """Takes a list of numbers."""
-
-    def preprocess(self, data):
-        return torch.tensor([[float(v) for v in row["body"].decode().split(",")] for row in data])
-
-    def postprocess(self, data):
-        return data.tolist()
-
-
-class Parts(Plain):
-    def inference(self, data, *args, **kwargs):
-        with torch.no_grad():
-            hidden = self.model.encoder(data)
-            return self.model.head(hidden)
-
-
-class Method(Plain):
-    def inference(self, data, *args, **kwargs):
-        with torch.no_grad():
-            return self.model.twice(data)
-
-
-class Weights(Plain):
-    def inference(self, data, *args, **kwargs):
-        with torch.no_grad():
-            return self.model(data) + torch.nn.functional.linear(data, self.model.encoder[0].weight[:3])
-
-
-class Second(Plain):
-    """Two models, one of them in a list."""
-
-    def _load_pickled_model(self, *args):
-        model = super()._load_pickled_model(*args)
-        torch.manual_seed(1)
-        self.others = [nn.Linear(3, 2).eval()]
-        return model
-
-    def inference(self, data, *args, **kwargs):
-        with torch.no_grad():
-            return self.others[0](self.model(data))
-
-
-class NoGrad(Plain):
-    def inference(self, data, *args, **kwargs):
-        with torch.no_grad():
-            return self.model(data)
-
-
-class WithGrad(Plain):
-    def inference(self, data, *args, **kwargs):
-        return self.model(data)
-
-    def postprocess(self, data):
-        return data.detach().tolist()
-
-
-class Autocast(Plain):
-    def inference(self, data, *args, **kwargs):
-        with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
-            return self.model(data).float()
-
-
-class Nested(Plain):
-    def inference(self, data, *args, **kwargs):
-        with torch.inference_mode():
-            return self.model({"x": data, "more": (data, [data])}, flag=True)
-
-
-class Micro(Plain):
-    def __init__(self):
-        super().__init__()
-        self.handle = MicroBatching(self, micro_batch_size=2)
-
-
-BODY = ",".join(str(float(v)) for v in X).encode()
-OTHER = b"0.5,-2,3,0.25"
-
-
-def start(archive, handler_class, *, sample=True, batch_size=1, model=NET, save=weights, **section):
-    folder_of = []
-
-    def write(path) -> None:
-        save(path)
-        if sample:
-            (path.parent / "sample.txt").write_bytes(BODY)
-        folder_of.append(path.parent)
-
-    own = {"warmup": {"samples": ["sample.txt"]} if sample else {}, **section}
-    made = archive({"handler": {"openvino": own}}, model_file=model, weights=write, batch_size=batch_size)
-    handler = handler_class()
-    handler.initialize(made.context)
-    return made, handler
-
-
-def eager_answer(handler_class, made_handler, *bodies):
-    """The same handler without this package, on the same model."""
-    one = object.__new__(handler_class)
-    vars(one).update(
-        model=made_handler.eager_model, others=getattr(made_handler, "others", None), context=made_handler.context,
-        device=made_handler.device,
-    )  # fmt: skip
-    data = handler_class.preprocess(one, [{"body": body} for body in bodies])
-    return handler_class.postprocess(one, handler_class.inference(one, data))
-
-
-def report_of(handler):
-    report = handler.describe_handle()
-    return report, {f["op"]: f for f in report["fallbacks"] if f["kind"] == "outside_compiled"}
 
 
 @pytest.mark.parametrize("handler_class", [NoGrad, WithGrad, Autocast])
@@ -198,7 +87,7 @@ def test_without_samples_eager_parts_are_counted_with_line_time_and_advice(archi
     assert set(outside) == {"model.encoder", "model.head"} and before == 1.0
     entry = outside["model.encoder"]
     line = Parts.inference.__code__.co_firstlineno + 2
-    assert entry["where"].endswith(f"{__file__}:{line}") and entry["count"] == 2 and entry["seconds"] > 0
+    assert entry["where"].endswith(f"{own_handlers.__file__}:{line}") and entry["count"] == 2 and entry["seconds"] > 0
     assert f"{COMPILE}: [model.encoder]" in entry["reason"] and entry["to"] == "eager"
     assert report["summary"]["coverage"] < 1.0 and report["summary"]["fallbacks"] == 4
     assert made.metric("openvino_fallbacks_total") is not None
@@ -225,13 +114,6 @@ def test_a_method_is_counted_and_its_calls_are_compiled_where_the_model_is_named
     assert not outside and report["summary"]["coverage"] == 1.0 and report["serving"]["compiles_after_ready"] == 0
 
 
-class Explains(Plain):
-    def get_insights(self, data, raw, target):
-        rows = data.requires_grad_()
-        self.model(rows).sum().backward()
-        return rows.grad.tolist()
-
-
 def test_explanations_have_gradients_of_the_eager_model_and_are_counted(archive) -> None:
     made, handler = start(archive, Explains)
     (got,) = made.handle(handler, BODY, explain="True")
@@ -256,7 +138,7 @@ def test_an_operator_on_weights_is_counted(archive) -> None:
     made.handle(handler, BODY)
     _, outside = report_of(handler)
     (entry,) = outside.values()
-    assert entry["where"].startswith(__file__) and "move that into the model's forward" in entry["reason"]
+    assert entry["where"].startswith(own_handlers.__file__) and "move that into the model's forward" in entry["reason"]
 
 
 def test_the_policy_holds_for_it(archive) -> None:
@@ -312,10 +194,6 @@ def test_micro_batching_keeps_its_threads_and_our_books(archive) -> None:
         handler._own_handle.shutdown()
 
 
-class MicroParts(Micro):
-    inference = Parts.inference
-
-
 def test_eager_computation_in_the_threads_of_micro_batching_is_counted(archive) -> None:
     made, handler = start(archive, MicroParts, sample=False, warmup=WARMUP, batch_size=4)
     try:
@@ -342,22 +220,6 @@ def test_a_path_that_is_not_there_is_told_with_the_nearest(archive) -> None:
         start(archive, Parts, compile=["model.encodr"])
     with pytest.raises(ModelLoadError, match="which is a str, not a torch.nn.Module"):
         start(archive, Parts, compile=["model.__module__"])
-
-
-class ListOnly(Plain):
-    def initialize(self, context):
-        super().initialize(context)
-
-    def loaded_model(self):
-        model = super().loaded_model()
-        self.model = [model.encoder, model.head]
-        return self.model
-
-    def inference(self, data, *args, **kwargs):
-        with torch.no_grad():
-            for each in self.model:
-                data = each(data)
-            return data
 
 
 def test_a_list_of_models_is_served_where_something_tells_what_is_called(archive) -> None:
@@ -394,16 +256,6 @@ def test_the_model_behaves_as_the_module_it_stands_for(archive) -> None:
     assert copy.copy(model.encoder)
 
 
-class Container(Plain):
-    def _load_pickled_model(self, *args):
-        model = super()._load_pickled_model(*args)
-        return nn.ModuleDict({"encoder": model.encoder, "head": model.head})
-
-    def inference(self, data, *args, **kwargs):
-        with torch.no_grad():
-            return self.model["head"](self.model["encoder"](data))
-
-
 def test_a_module_dict_is_a_container_and_its_modules_are_compiled(archive) -> None:
     made, handler = start(archive, Container)
     assert list(handler.model) == ["encoder", "head"] and len(handler.model) == 2 and "head" in handler.model
@@ -420,41 +272,6 @@ def test_a_handler_that_computes_nothing_by_itself_is_left_alone(archive) -> Non
     assert not outside and report["summary"]["fallbacks"] == 0
 
 
-TEXT = """
-import torch
-class Network(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = torch.nn.Embedding(50, 8)
-        self.first, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 3)
-    def forward(self, ids, mask):
-        hidden = self.first(self.embed(ids)).relu() * mask[..., None]
-        return self.last(hidden.sum(1) / mask.sum(1, keepdim=True))
-"""
-
-
-def save_text(path) -> None:
-    space: dict = {}
-    exec(TEXT, space)
-    torch.manual_seed(0)
-    torch.save(space["Network"]().state_dict(), path)
-
-
-class Text(Plain):
-    """Pads the requests of a batch to the longest."""
-
-    def preprocess(self, data):
-        rows = [[int(float(v) * 10) % 50 for v in row["body"].decode().split(",")] for row in data]
-        longest = max(map(len, rows))
-        ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
-        mask = torch.tensor([[1.0] * len(row) + [0.0] * (longest - len(row)) for row in rows])
-        return {"ids": ids, "mask": mask.long()}
-
-    def inference(self, data, *args, **kwargs):
-        with torch.no_grad():
-            return self.model(**data)
-
-
 def test_texts_of_any_length_share_one_graph_that_is_compiled_before_ready(archive) -> None:
     made, handler = start(archive, Text, batch_size=4, model=TEXT, save=save_text)
     for length in (2, 3, 5, 17, 40, 41, 99):
@@ -464,12 +281,6 @@ def test_texts_of_any_length_share_one_graph_that_is_compiled_before_ready(archi
             torch.testing.assert_close(torch.tensor(got), torch.tensor(eager_answer(Text, handler, *bodies)))
     report, outside = report_of(handler)
     assert report["serving"]["compiles_after_ready"] == 0 and not outside
-
-
-class Sum(Plain):
-    def inference(self, data, *args, **kwargs):
-        with torch.no_grad():
-            return self.model(data)
 
 
 def test_beyond_max_shapes_one_graph_serves_all(archive) -> None:
