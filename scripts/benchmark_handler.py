@@ -36,11 +36,25 @@ RAW = "raw OpenVINO: infer()"
 PHOTO_MODELS = ("efficientnet-lite0", "resnet50")
 
 
-def started(model: BenchModel, folder: Path, options: dict[str, Any]) -> Any:
-    """The shipped handler, initialized on an unpacked archive, with the context that a worker gives it."""
+def context_for(folder: Path, settings: dict[str, Any]) -> Any:
+    """The context that TorchServe gives a worker for an unpacked archive with this model-config.yaml."""
     from ts.context import Context, RequestProcessor
     from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 
+    (folder / "model-config.yaml").write_text(yaml.safe_dump(settings))
+    manifest = {"model": {"modelName": "bench", "modelFile": "model.py", "configFile": "model-config.yaml"}}
+    metrics_file = Path(__file__).resolve().parents[1] / "model-config" / "metrics.yaml"
+    metrics = MetricsCacheYamlImpl(str(metrics_file))
+    metrics.initialize_cache()
+    metrics.model_name = "bench"
+    metrics.set_request_ids({0: "load"})
+    context = Context("bench", str(folder), manifest, 1, None, "0.12", True, metrics, settings)
+    context.request_processor, context.request_ids = [RequestProcessor({})], {0: "request"}
+    return context
+
+
+def started(model: BenchModel, folder: Path, options: dict[str, Any]) -> Any:
+    """The shipped handler, initialized on an unpacked archive, with the context that a worker gives it."""
     from torchserve_openvino.entrypoints.image_classifier import OpenVINOImageClassifier
 
     class Entry(OpenVINOImageClassifier):
@@ -51,15 +65,7 @@ def started(model: BenchModel, folder: Path, options: dict[str, Any]) -> Any:
         "pt2": {"compile": {"backend": "openvino", "options": {"config": {"INFERENCE_PRECISION_HINT": "f32"}}}},
         "handler": {"openvino": options},
     }
-    (folder / "model-config.yaml").write_text(yaml.safe_dump(settings))
-    manifest = {"model": {"modelName": "bench", "modelFile": "model.py", "configFile": "model-config.yaml"}}
-    metrics_file = Path(__file__).resolve().parents[1] / "model-config" / "metrics.yaml"
-    metrics = MetricsCacheYamlImpl(str(metrics_file))
-    metrics.initialize_cache()
-    metrics.model_name = "bench"
-    metrics.set_request_ids({0: "load"})
-    context = Context("bench", str(folder), manifest, 1, None, "0.12", True, metrics, settings)
-    context.request_processor, context.request_ids = [RequestProcessor({})], {0: "request"}
+    context = context_for(folder, settings)
     handler = Entry()
     handler.initialize(context)
     handler.context = context

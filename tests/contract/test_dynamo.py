@@ -281,3 +281,29 @@ def test_encoders_ask_one_function_whether_a_mask_is_causal() -> None:
     assert list(inspect.signature(transformer._detect_is_causal_mask).parameters) == ["mask", "is_causal", "size"]
     causal = nn.Transformer.generate_square_subsequent_mask(4)
     assert transformer._detect_is_causal_mask(causal, None, 4) and not transformer._detect_is_causal_mask(None)
+
+
+def test_a_size_that_is_marked_stays_open_even_at_1() -> None:
+    """torch 2.13: `_torch_sizes` marks tensors, takes the marks off, and lets a size of 1 be one like others."""
+    from torch.fx.experimental import _config as shape_config
+
+    def compiled_for(oblivious: bool) -> int:
+        graphs = []
+
+        def backend(gm, example_inputs):
+            graphs.append(gm)
+            return gm.forward
+
+        torch._dynamo.reset()
+        model = torch.compile(lambda x: x + 1, backend=backend, dynamic=False)
+        for size in (1, 4, 2):
+            x = torch.rand(size, 3)
+            torch._dynamo.maybe_mark_dynamic(x, (0,))
+            assert {"_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking"} == set(vars(x))
+            with shape_config.patch(backed_size_oblivious=oblivious):
+                assert torch.equal(model(x), x + 1)
+        # A tensor without marks goes the same way.
+        model(torch.rand(3, 3))
+        return len(graphs)
+
+    assert compiled_for(True) == 1 and compiled_for(False) == 2

@@ -5,5 +5,6 @@ That is capture -> partition -> convert -> build -> execute. It knows nothing of
 
 from torchserve_openvino.backend.compiled import CompiledModule
 from torchserve_openvino.backend.entry import compile, openvino_serving
+from torchserve_openvino.backend.open_axes import OpenAxes
 
-__all__ = ["CompiledModule", "compile", "openvino_serving"]
+__all__ = ["CompiledModule", "OpenAxes", "compile", "openvino_serving"]

@@ -53,17 +53,17 @@ class CallCache:
     Args:
         model: The model; its weights and code must not change any more.
         settings: Of the model, with a cache.
-        dynamic: As given to ``torch.compile``.
+        shapes: What decides for which sizes a graph is made, JSON-safe.
     """
 
-    def __init__(self, model: Any, settings: BackendSettings, dynamic: bool | None) -> None:
+    def __init__(self, model: Any, settings: BackendSettings, shapes: Mapping[str, Any]) -> None:
         assert settings.partitions is not None
         self._model = model
         self._settings = settings
         self._partitions: PartitionCache = settings.partitions
         self._store = settings.partitions.store
         self._record = settings.tracker.cache
-        self._dynamic = dynamic
+        self._shapes = shapes
         self._print: Fingerprint | None = None
         self._runs: dict[str, _Built] = {}
         # Key of an entry to the identity of its graph.
@@ -91,7 +91,7 @@ class CallCache:
             "weights": self._print.weights,
             "signature": form,
             "options": graph_options(json_safe(self._settings.resolved.values())),
-            "arguments": {"dynamic": self._dynamic, "backend": self._settings.backend},
+            "arguments": {**self._shapes, "backend": self._settings.backend},
             "mappings": self._partitions.mappings,
             "torch_state": torch_state(),
         }

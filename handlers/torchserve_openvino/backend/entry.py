@@ -2,12 +2,14 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchserve_openvino.backend.call_cache import CallCache
 from torchserve_openvino.backend.compiled import CompiledModule, Traced
+from torchserve_openvino.backend.open_axes import OpenAxes
 from torchserve_openvino.backend.probes import NO_PROBES, Probes
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.cache.open import CacheSettings, open_cache
@@ -39,6 +41,7 @@ def compile(
     cache: CacheSettings = DEFAULT_CACHE,
     probes: Probes = NO_PROBES,
     tracker: Tracker | None = None,
+    open_axes: OpenAxes | None = None,
 ) -> CompiledModule:
     """Compiles a model through ``torch.compile``, with OpenVINO as the backend, and keeps the books.
 
@@ -58,6 +61,7 @@ def compile(
         resolved: Options that were validated before, instead of ``options``.
         probes: Hooks of a diagnosis; the cache must be off where they leave nodes out.
         tracker: Where everything is counted, beside what else is counted there; a new one if None.
+        open_axes: Sizes that one graph leaves open; `export` makes one for each shape all the same.
 
     Raises:
         ConfigError: An option is unknown or can't be used, before anything is compiled.
@@ -74,6 +78,7 @@ def compile(
     remake = functools.partial(
         compile, dynamic=dynamic, options=dict(options) if options is not None else None, fullgraph=fullgraph,
         mode=mode, backend=backend, resolved=resolved, own_weights=own_weights, cache=cache, probes=probes,
+        open_axes=open_axes,
     )  # fmt: skip
     tracker = tracker or Tracker()
     if backend not in OWN_BACKENDS:
@@ -96,7 +101,7 @@ def compile(
 
         make = functools.partial(
             compile, model, dynamic=dynamic, fullgraph=fullgraph, resolved=resolved, own_weights=own_weights,
-            cache=cache, probes=probes,
+            cache=cache, probes=probes, open_axes=open_axes,
         )  # fmt: skip
         makers = {name: functools.partial(make, backend=name) for name in CANDIDATES}
         return ChoosingModule(model, makers, remake)
@@ -123,16 +128,23 @@ def compile(
         # Both are in torch 2.13's signature (tests/contract), not in its type stubs.
         limits: Any = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True, "dynamic": dynamic}
         compiled = torch.compile(traced, backend=ours, fullgraph=fullgraph, **limits)
-        private.watch_frames(compiled, books, keeps_going=not fullgraph, around=kept_whole)
-        whole = capture_whole(traced, ours, books, **limits)
+        around: Callable[[], AbstractContextManager[None]] = kept_whole
+        mark: Callable[[Callable[..., Any]], Callable[..., Any]] = functools.partial
+        if open_axes is not None:
+            from torchserve_openvino.backend._torch_sizes import marking, open_sizes
+
+            around, mark = open_sizes(kept_whole), functools.partial(marking, open_axes=open_axes)
+        private.watch_frames(compiled, books, keeps_going=not fullgraph, around=around)
+        whole = capture_whole(traced, ours, books, around, **limits)
         return Traced(
-            functools.partial(books.run, sync(compiled)),
+            mark(functools.partial(books.run, sync(compiled))),
             ours.release_weights,
             ours.drop,
-            functools.partial(books.run, sync(whole)),
+            mark(functools.partial(books.run, sync(whole))),
         )
 
-    calls = CallCache(model, settings, dynamic) if settings.partitions is not None else None
+    shapes = {"dynamic": dynamic} | ({"open_axes": open_axes.to_plain()} if open_axes is not None else {})
+    calls = CallCache(model, settings, shapes) if settings.partitions is not None else None
     capture = export if backend == "export" else trace
     return CompiledModule(model, capture, tracker, settings=settings, calls=calls, proves=cache.proves, remake=remake)
 

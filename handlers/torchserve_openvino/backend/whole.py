@@ -7,20 +7,24 @@ numbers.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
 from torchserve_openvino.backend import _torch_private as private
-from torchserve_openvino.backend._torch_kept import kept_whole
 from torchserve_openvino.backend.frozen import NotWholeError
 
 _REASON_CHARACTERS = 300
 
 
 def capture_whole(
-    model: Callable[..., Any], backend: Callable[..., Any], observer: private.FrameObserver, **limits: Any
+    model: Callable[..., Any],
+    backend: Callable[..., Any],
+    observer: private.FrameObserver,
+    around: Callable[[], AbstractContextManager[None]],
+    **limits: Any,
 ) -> Callable[..., Any]:
     """The model through ``torch.compile``, raising wherever a call can't be captured whole.
 
@@ -28,6 +32,7 @@ def capture_whole(
         model: The model.
         backend: For the graph.
         observer: Is told of the frame.
+        around: Surrounds its tracing.
         **limits: Further arguments of ``torch.compile``.
     """
 
@@ -48,7 +53,7 @@ def capture_whole(
     # Dynamo counts compilations by code object: models are not to share one.
     entire.__code__ = entire.__code__.replace()
     compiled = torch.compile(entire, backend=checked, fullgraph=True, **limits)
-    private.watch_frames(compiled, observer, place=place, keeps_going=False, around=kept_whole)
+    private.watch_frames(compiled, observer, place=place, keeps_going=False, around=around)
     return compiled
 
 

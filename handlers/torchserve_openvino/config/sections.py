@@ -139,6 +139,9 @@ class BatchingSection(Section):
     """Compiled batch sizes; auto takes the powers of two up to batchSize, and batchSize."""
     dims: dict[str, Lengths] = {}
     """Compiled lengths of the dimensions that `warmup.inputs` names: `{sequence: [32, 128]}`, or the largest alone."""
+    one_graph: Freeze = "auto"
+    """Whether all compiled batch sizes and lengths share one graph of symbolic sizes, and with it one copy of the
+    weights. TODO"""
     outside: Literal["refuse", "compile"] = "refuse"
     """A request that fits no compiled shape: refuse answers 400, compile compiles for it after READY, counted."""
     max_shapes: Count = 16

@@ -1,11 +1,13 @@
 """All inputs of a model as declared: which calls fit, how they are brought into one form, and made-up ones."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from torchserve_openvino.backend import OpenAxes
 from torchserve_openvino.errors import OutsideDeclaredError, UndeclaredInputError
 from torchserve_openvino.serving.input_spec import Inputs, InputSpec, Signature, declaration_of
 
@@ -76,6 +78,15 @@ class DeclaredInputs:
     def names(self) -> list[str]:
         """Names of the inputs, in order."""
         return [spec.name for spec in self.specs]
+
+    def open_axes(self) -> OpenAxes:
+        """The batch of every input, and its named dimensions."""
+        positions = itertools.count()
+        return OpenAxes({
+            spec.name if spec.keyword else next(positions):
+            (0, *(axis for axis, size in enumerate(spec.shape, 1) if isinstance(size, str)))
+            for spec in self.specs
+        })  # fmt: skip
 
     def make(self, signature: Signature, seed: int = 0) -> Inputs:
         """Made-up inputs of one compiled shape, the same in every worker."""

@@ -1,63 +1,33 @@
 """From an eager model to one that is compiled for every declared shape, verified and allowed, before READY."""
 
 import logging
-import os
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from torchserve_openvino.backend import CompiledModule, compile
-from torchserve_openvino.cache.open import PACKAGED_FOLDER, CacheSettings, open_cache
+from torchserve_openvino.backend import CompiledModule
+from torchserve_openvino.cache.open import PACKAGED_FOLDER, open_cache
 from torchserve_openvino.config import ResolvedOptions, ServingConfig
 from torchserve_openvino.config.sections import WarmupInput
-from torchserve_openvino.report import CompileReport, Tracker
-from torchserve_openvino.serving import precision, verify
+from torchserve_openvino.report import Tracker
+from torchserve_openvino.serving import one_graph, precision, verify
 from torchserve_openvino.serving.admission import Admission
-from torchserve_openvino.serving.bounded import BoundedShapes
+from torchserve_openvino.serving.compilation import Compilation, Prepared
 from torchserve_openvino.serving.counters import Counters
-from torchserve_openvino.serving.input_spec import Inputs, Signature
+from torchserve_openvino.serving.input_spec import Inputs
 from torchserve_openvino.serving.memory import release_weights
 from torchserve_openvino.serving.modes import Modes
 from torchserve_openvino.serving.observe import Call
-from torchserve_openvino.serving.served import ServedModel
 from torchserve_openvino.serving.shapes import shapes_of
 from torchserve_openvino.serving.streams import Streams
 from torchserve_openvino.serving.threads import ThreadPlan
-from torchserve_openvino.serving.warmup import Case, run_case, warm_up
+from torchserve_openvino.serving.warmup import run_case
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Prepared:
-    """What serves.
-
-    Attributes:
-        model: Answers requests.
-        report: What ran where, and why.
-        cases: What was run before READY; empty where nothing is known of the inputs.
-        signatures: Compiled shapes.
-        memory: Before and after the eager weights were freed; empty where they were not.
-    """
-
-    model: ServedModel
-    report: CompileReport
-    cases: list[Case]
-    signatures: list[Signature]
-    memory: dict[str, dict[str, int]] = field(default_factory=dict)
-
-    @property
-    def needs_no_torch(self) -> bool:
-        """Whether every declared call runs on OpenVINO alone, and without Dynamo, whose guards know torch's threads."""
-        compiled, summary = self.model.compiled, self.report.summary
-        covered = summary.graphs > 0 and summary.coverage == 1.0 and summary.fallbacks == 0
-        frozen = isinstance(compiled, CompiledModule) and compiled.frozen >= len(self.signatures) > 0
-        return covered and frozen and not any(graph["dynamic"] for graph in self.report.to_dict()["graphs"])
 
 
 class Preparation:
@@ -97,20 +67,24 @@ class Preparation:
         tracker: Tracker | None = None,
     ) -> None:
         self._eager = eager
-        self._part, self._tracker = part, tracker
+        self._part = part
         self._config = config
         self._section = config.openvino
-        self._streams = Streams(threads.streams)
         self._threads = threads
-        self._counters = counters
         self._freezes = freezes if self._section.freeze == "auto" else self._section.freeze
         self._model_dir = model_dir
-        self._packaged = model_dir / PACKAGED_FOLDER if self._section.cache.packaged else None
         self._shapes = shapes_of(
             eager, self._section, batch_size=batch_size, streams=threads.streams, declared=declared, samples=samples,
             learns=learns, modes_for=modes_for,
         )  # fmt: skip
         self._admission = Admission(eager, self._section, self._shapes.cases, part)
+        self._compilation = Compilation(
+            eager, config, self._shapes, streams=Streams(threads.streams), counters=counters, freezes=self._freezes,
+            packaged=model_dir / PACKAGED_FOLDER if self._section.cache.packaged else None,
+            # Verification compares every compiled shape with eager; no need to do so twice.
+            proves=bool(self._admission.skipped), part=part, tracker=tracker,
+        )  # fmt: skip
+        self._graph = one_graph.choose(eager, self._section, config.backend, self._shapes, part)
 
     # --- compilation ----------------------------------------------------------------------------------------
 
@@ -130,7 +104,7 @@ class Preparation:
 
     def unasked(self) -> Prepared:
         """Compiled at the first request that calls it: nothing is known of its inputs."""
-        return self._compile(self._with_threads())
+        return self._compilation.make(self._with_threads())
 
     def _in_precision(self, resolved: ResolvedOptions | None) -> Prepared:
         """Compiled in the precision that the configuration asks for."""
@@ -144,7 +118,7 @@ class Preparation:
         if len(tried) < 2 or self._admission.skipped:
             why = self._admission.skipped or f"{resolved.options.device} computes nothing faster, as far as is known"
             return self._chosen(resolved, {"chosen": "f32", "why": why, "tried": {}})
-        settings = self._cache_settings()
+        settings = self._compilation.cache_settings()
         store = open_cache(resolved.options.cache_dir if resolved.options.model_caching else None, settings)
         names = [case.name for case in self._shapes.cases]
         decisions = precision.Decisions(store, self._model_dir, self._eager, resolved, names)
@@ -166,11 +140,24 @@ class Preparation:
 
     def _admitted(self, resolved: ResolvedOptions | None) -> Prepared:
         """Compiled, and compared with eager PyTorch where that can be done."""
-        prepared = self._compile(resolved)
-        if not self._admission.skipped:
-            return self._verified(prepared, resolved)
-        self._admission.note_skipped(prepared.report, type(self._eager).__name__)
+        prepared = self._compilation.make(resolved, shared=self._graph.shared)
+        if flaw := self._graph.flaw(prepared.report.summary):
+            prepared = self._one_for_each(prepared, resolved, flaw)
+        if self._admission.skipped:
+            self._admission.note_skipped(prepared.report, type(self._eager).__name__)
+        else:
+            prepared = self._verified(prepared, resolved)
+        if self._shapes.inputs is not None:
+            prepared.report.set_config("one_graph", self._graph.to_plain())
         return prepared
+
+    def _one_for_each(self, prepared: Prepared, resolved: ResolvedOptions | None, flaw: str) -> Prepared:
+        """Compiled with a graph for each shape, since the one for all has a flaw."""
+        logger.warning("A graph is compiled for each shape instead of one for all: %s", flaw)
+        self._graph = one_graph.Choice(False, f"one graph for all: {flaw}")
+        if isinstance(prepared.model.compiled, CompiledModule):
+            prepared.model.compiled.drop()
+        return self._compilation.make(resolved)
 
     def _verified(self, prepared: Prepared, resolved: ResolvedOptions | None) -> Prepared:
         """The model once its answers were compared with eager's; a wrong one from the cache is made again."""
@@ -179,11 +166,14 @@ class Preparation:
         if not result["passed"] and isinstance(compiled, CompiledModule) and compiled.reject_cached():
             problem = verify.failure(result)
             logger.warning("Answers from the cache differ from eager's, compiling again: %s", problem)
-            prepared = self._compile(resolved)
+            prepared = self._compilation.make(resolved, shared=self._graph.shared)
             prepared.report.add_note(f"entries of the cache were rejected: {problem}")
             result = self._admission.compare(prepared.model, prepared.report)
         elif isinstance(compiled, CompiledModule):
             compiled.confirm_cached()
+        if not result["passed"] and self._graph.copies:
+            prepared = self._one_for_each(prepared, resolved, verify.failure(result))
+            result = self._admission.compare(prepared.model, prepared.report)
         self._admission.judge(prepared.report, result)
         return prepared
 
@@ -202,53 +192,6 @@ class Preparation:
             sources={**resolved.sources, **sources},
         )
 
-    def _compile(self, resolved: ResolvedOptions | None, *, cached: bool = True) -> Prepared:
-        pt2, mode = self._config.pt2, self._section.batching.mode
-        if resolved is not None and not cached:
-            resolved = replace(resolved, options=replace(resolved.options, model_caching=False))
-        dynamic = mode == "dynamic" or bool(pt2.dynamic) or self._shapes.varies
-        compiled = compile(
-            self._eager,
-            dynamic=dynamic,
-            options=pt2.options or None,
-            fullgraph=pt2.fullgraph,
-            mode=pt2.mode,
-            # What `auto` tries keeps books of its own.
-            backend="openvino" if self._part and pt2.backend == "auto" else pt2.backend,
-            tracker=self._tracker if cached else None,
-            resolved=resolved,
-            own_weights=self._section.release_weights and self._freezes,
-            cache=self._cache_settings() if cached else CacheSettings(),
-        )
-        make = partial(
-            compile, self._eager, options=pt2.options or None, backend="openvino", resolved=resolved, dynamic=True,
-            tracker=compiled.report.tracker,
-        )  # fmt: skip
-        bounded = BoundedShapes(compiled, make, self._section.batching.max_shapes)
-        if self._freezes and self._shapes.cases:
-            # Before the first call: what is verified is then what will be served, and it may come from the cache.
-            compiled.freeze()
-        only = None
-        if self._shapes.sizes is None and mode != "dynamic" and not dynamic:
-            only = [signature.batch for signature in self._shapes.signatures]
-        served = ServedModel(
-            compiled,
-            self._eager,
-            inputs=self._shapes.inputs,
-            compiles_outside=self._section.batching.outside == "compile",
-            sizes=self._shapes.sizes,
-            only_sizes=only,
-            facts=self._shapes.facts,
-            axes=self._shapes.axes,
-            streams=self._streams,
-            counters=self._counters,
-            beyond=None if dynamic else bounded,
-        )
-        if self._shapes.cases:
-            seconds = warm_up(compiled, served, self._shapes.cases)
-            compiled.report.add_timing("warmup_seconds", seconds)
-        return Prepared(served, compiled.report, self._shapes.cases, self._shapes.signatures)
-
     def _measure(self, resolved: ResolvedOptions, tried: Sequence[str]) -> dict[str, Any]:
         """Compiles each precision, verifies it, and times it against f32, in turns; what came of it, JSON-safe."""
         base: Prepared | None = None
@@ -256,7 +199,8 @@ class Preparation:
         for name in tried:
             logger.info("Precision %s: compiling, verifying, timing", name)
             # Without the cache, which an archive may carry: what loses would lie in it for nothing.
-            prepared = self._compile(precision.with_precision(resolved, name, f"{precision.KEY}: auto"), cached=False)
+            options = precision.with_precision(resolved, name, f"{precision.KEY}: auto")
+            prepared = self._compilation.make(options, shared=self._graph.shared, cached=False)
             result = self._admission.compare(prepared.model, prepared.report, name)
             trial = precision.Trial(name, result, coverage=prepared.report.summary.coverage)
             if base is None:
@@ -276,17 +220,6 @@ class Preparation:
     def _calls(self, prepared: Prepared) -> Callable[[], object]:
         """One call of each case."""
         return lambda: [run_case(prepared.model.compiled, prepared.model, case) for case in self._shapes.cases]
-
-    def _cache_settings(self) -> CacheSettings:
-        section = self._section.cache
-        settings = CacheSettings(
-            limit_bytes=int(section.limit_gb * 1e9),
-            lock_seconds=float(section.wait_seconds),
-            packaged=self._packaged,
-            # Verification compares every compiled shape with eager; no need to do so twice.
-            proves=bool(self._admission.skipped),
-        )
-        return settings.while_packaging(os.environ)
 
     def _release(self, prepared: Prepared) -> None:
         compiled = prepared.model.compiled

@@ -1,0 +1,153 @@
+"""One compilation of a model for serving: compiled, frozen, warmed up, behind the door through which requests come."""
+
+import os
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torchserve_openvino.backend import CompiledModule, compile
+from torchserve_openvino.cache.open import CacheSettings
+from torchserve_openvino.config import ResolvedOptions, ServingConfig
+from torchserve_openvino.report import CompileReport, Tracker
+from torchserve_openvino.serving.bounded import BoundedShapes
+from torchserve_openvino.serving.counters import Counters
+from torchserve_openvino.serving.input_spec import Signature
+from torchserve_openvino.serving.served import ServedModel
+from torchserve_openvino.serving.shapes import Shapes
+from torchserve_openvino.serving.streams import Streams
+from torchserve_openvino.serving.warmup import Case, warm_up
+
+
+@dataclass
+class Prepared:
+    """What serves.
+
+    Attributes:
+        model: Answers requests.
+        report: What ran where, and why.
+        cases: What was run before READY; empty where nothing is known of the inputs.
+        signatures: Compiled shapes.
+        shared: Whether they were to share one graph.
+        memory: Before and after the eager weights were freed; empty where they were not.
+    """
+
+    model: ServedModel
+    report: CompileReport
+    cases: list[Case]
+    signatures: list[Signature]
+    shared: bool = False
+    memory: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    @property
+    def needs_no_torch(self) -> bool:
+        """Whether every declared call runs on OpenVINO alone, and without Dynamo, whose guards know torch's threads."""
+        compiled, summary = self.model.compiled, self.report.summary
+        covered = summary.graphs > 0 and summary.coverage == 1.0 and summary.fallbacks == 0
+        frozen = isinstance(compiled, CompiledModule) and compiled.frozen >= len(self.signatures) > 0
+        closed = self.shared or not any(graph["dynamic"] for graph in self.report.to_dict()["graphs"])
+        return covered and frozen and closed
+
+
+class Compilation:
+    """Makes what serves, as often as asked: in another precision, or without the cache, for comparison.
+
+    Args:
+        eager: The model.
+        config: Its settings.
+        shapes: What it is compiled for.
+        streams: Runs the parts of a batch.
+        counters: What happens to requests.
+        freezes: Whether calls run without guards.
+        packaged: Folder of compiled graphs that came with the archive; None takes none.
+        proves: Whether what comes from the cache is compared with eager by itself.
+        part: Path of a module that a handler calls by itself; empty for the model.
+        tracker: Where everything is counted; a new one if None.
+    """
+
+    def __init__(
+        self,
+        eager: Any,
+        config: ServingConfig,
+        shapes: Shapes,
+        *,
+        streams: Streams,
+        counters: Counters,
+        freezes: bool,
+        packaged: Path | None,
+        proves: bool,
+        part: str,
+        tracker: Tracker | None,
+    ) -> None:
+        self._eager, self._config, self._shapes = eager, config, shapes
+        self._section = config.openvino
+        self._streams, self._counters = streams, counters
+        self._freezes, self._packaged, self._proves = freezes, packaged, proves
+        self._part, self._tracker = part, tracker
+
+    def make(self, resolved: ResolvedOptions | None, *, shared: bool = False, cached: bool = True) -> Prepared:
+        """Compiles, and warms up.
+
+        Args:
+            resolved: The backend's options; None where a foreign backend compiles.
+            shared: Whether all shapes share one graph.
+            cached: Whether it may come from the cache, go there, and count for the report; else it is a trial.
+        """
+        pt2, mode = self._config.pt2, self._section.batching.mode
+        if resolved is not None and not cached:
+            resolved = replace(resolved, options=replace(resolved.options, model_caching=False))
+        dynamic = mode == "dynamic" or bool(pt2.dynamic) or self._shapes.varies
+        compiled = compile(
+            self._eager,
+            dynamic=dynamic,
+            options=pt2.options or None,
+            fullgraph=pt2.fullgraph,
+            mode=pt2.mode,
+            # What `auto` tries keeps books of its own.
+            backend="openvino" if self._part and pt2.backend == "auto" else pt2.backend,
+            tracker=self._tracker if cached else None,
+            resolved=resolved,
+            own_weights=self._section.release_weights and self._freezes,
+            cache=self.cache_settings() if cached else CacheSettings(),
+            open_axes=self._shapes.inputs.open_axes() if shared and self._shapes.inputs is not None else None,
+        )
+        make = partial(
+            compile, self._eager, options=pt2.options or None, backend="openvino", resolved=resolved, dynamic=True,
+            tracker=compiled.report.tracker,
+        )  # fmt: skip
+        bounded = BoundedShapes(compiled, make, self._section.batching.max_shapes)
+        if self._freezes and self._shapes.cases:
+            # Before the first call: what is verified is then what will be served, and it may come from the cache.
+            compiled.freeze()
+        only = None
+        if self._shapes.sizes is None and mode != "dynamic" and not dynamic:
+            only = [signature.batch for signature in self._shapes.signatures]
+        served = ServedModel(
+            compiled,
+            self._eager,
+            inputs=self._shapes.inputs,
+            compiles_outside=self._section.batching.outside == "compile",
+            sizes=self._shapes.sizes,
+            only_sizes=only,
+            facts=self._shapes.facts,
+            axes=self._shapes.axes,
+            streams=self._streams,
+            counters=self._counters,
+            beyond=None if dynamic else bounded,
+        )
+        if self._shapes.cases:
+            seconds = warm_up(compiled, served, self._shapes.cases)
+            compiled.report.add_timing("warmup_seconds", seconds)
+        return Prepared(served, compiled.report, self._shapes.cases, self._shapes.signatures, shared)
+
+    def cache_settings(self) -> CacheSettings:
+        """The cache that the configuration asks for, with what came in the archive."""
+        section = self._section.cache
+        settings = CacheSettings(
+            limit_bytes=int(section.limit_gb * 1e9),
+            lock_seconds=float(section.wait_seconds),
+            packaged=self._packaged,
+            # Verification compares every compiled shape with eager; no need to do so twice.
+            proves=self._proves,
+        )
+        return settings.while_packaging(os.environ)

@@ -1,0 +1,199 @@
+"""All compiled shapes in one graph of symbolic sizes, with one copy of the weights; or a graph for each."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from serving_worker import NETWORK, WARMUP, network, save_weights
+
+from encoder import ENCODER, encoder
+from torchserve_openvino.config import resolve_options
+from torchserve_openvino.config.sections import OpenVINOSection
+from torchserve_openvino.serving import one_graph
+from torchserve_openvino.tasks.tensor import TensorHandler
+
+BY_SIZE = NETWORK.replace("return self", "x = x * 2 if x.shape[0] == 1 else x\n        return self")
+# An operator whose output's size hangs on values: it runs in eager.
+REPEATED = NETWORK.replace("relu())", "relu()).repeat_interleave(torch.ones(3, dtype=torch.int64), dim=1)")
+
+
+@pytest.fixture
+def large(monkeypatch) -> None:
+    """Any weights are worth sharing."""
+    monkeypatch.setattr(one_graph, "WORTH_BYTES", 1)
+
+
+def settings(one="auto", backend="openvino", options=None, **section) -> dict:
+    batching = {"one_graph": one, **section.pop("batching", {})}
+    return {
+        "pt2": {"compile": {"backend": backend, "options": options or {}}},
+        "handler": {"openvino": {"warmup": WARMUP, "batching": batching, **section}},
+    }
+
+
+def started(archive, config, batch_size=4, model_file=NETWORK, weights=save_weights):
+    made = archive(config, model_file=model_file, weights=weights, batch_size=batch_size)
+    handler = TensorHandler()
+    handler.initialize(made.context)
+    return made, handler, handler.describe_handle()
+
+
+def rows(count: int) -> list:
+    return torch.linspace(-1, 1, 4 * count).reshape(count, 4).tolist()
+
+
+def check(made, handler, model, sizes=(1, 2, 3, 4)) -> None:
+    for size in sizes:
+        for _ in range(2):
+            (answer,) = made.handle(handler, {"data": rows(size)})
+            with torch.no_grad():
+                torch.testing.assert_close(torch.tensor(answer), model(torch.tensor(rows(size))))
+
+
+def test_several_batch_sizes_share_a_graph(archive, large) -> None:
+    made, handler, report = started(archive, settings())
+    assert report["summary"]["graphs"] == 1 and report["summary"]["coverage"] == 1.0
+    assert report["config"]["one_graph"]["shared"] and "3 copies" in report["config"]["one_graph"]["why"]
+    assert len(report["serving"]["shapes"]["signatures"]) == 3
+    assert report["serving"]["shapes"]["frozen"] == 3, report["serving"]["shapes"]["guarded"]
+    check(made, handler, network())
+    after = handler.describe_handle()
+    assert after["serving"]["compiles_after_ready"] == 0 and after["fallbacks"] == []
+
+
+def test_lengths_share_it_too(archive, large) -> None:
+    def save(path) -> None:
+        torch.save(encoder().state_dict(), path)
+
+    ids = {"name": "ids", "shape": ["sequence"], "dtype": "int64", "low": 0, "high": 50}
+    mask = {"name": "mask", "shape": ["sequence"], "dtype": "int64", "mask": True}
+    config = settings(batching={"dims": {"sequence": [4, 8, 16]}}, warmup={"inputs": [ids, mask]})
+    made, handler, report = started(archive, config, 2, ENCODER, save)
+    assert report["summary"]["graphs"] == 1 and report["summary"]["coverage"] == 1.0
+    assert report["serving"]["shapes"]["frozen"] == 2 * 3
+    for length in (1, 4, 7, 16):
+        tokens = [[(7 * i + length) % 50 for i in range(length)]]
+        (answer,) = made.handle(handler, {"inputs": {"ids": tokens}})
+        with torch.no_grad():
+            for name, value in encoder()(torch.tensor(tokens)).items():
+                torch.testing.assert_close(torch.tensor(answer[name]), value, rtol=1e-4, atol=1e-5)
+    assert handler.describe_handle()["serving"]["compiles_after_ready"] == 0
+
+
+def test_a_graph_for_each_where_it_is_asked_for_or_copies_are_small(archive) -> None:
+    for config in (settings(one=False), settings()):
+        made, handler, report = started(archive, config)
+        assert report["summary"]["graphs"] == 3 and not report["config"]["one_graph"]["shared"]
+        check(made, handler, network())
+    made, handler, report = started(archive, settings(one=True))
+    assert report["summary"]["graphs"] == 1 and report["config"]["one_graph"]["shared"]
+    check(made, handler, network())
+
+
+def test_a_model_that_asks_for_the_size_gets_a_graph_for_each(archive, large) -> None:
+    # Its items depend on the size of their batch, so that no batch is padded.
+    def by_size(x: torch.Tensor) -> torch.Tensor:
+        return network()(x * 2 if x.shape[0] == 1 else x)
+
+    made, handler, report = started(archive, settings(), 2, BY_SIZE)
+    assert not report["config"]["one_graph"]["shared"], report["config"]["one_graph"]
+    assert "needs to know a size" in report["config"]["one_graph"]["why"]
+    assert report["summary"]["graphs"] == 2 and report["summary"]["recompiles"] == 1
+    check(made, handler, by_size, sizes=(1, 2))
+
+
+def test_what_does_not_convert_is_compiled_for_each_shape_and_counted_once(archive, large) -> None:
+    made, handler, report = started(archive, settings(), 2, REPEATED)
+    one = report["config"]["one_graph"]
+    assert not one["shared"] and "%" in one["why"]
+    # The books of the trial are closed: what it counted is not in this report.
+    assert report["summary"]["recompiles"] > 0 and all(not graph["dynamic"] for graph in report["graphs"])
+
+    def repeated(x: torch.Tensor) -> torch.Tensor:
+        return network()(x).repeat_interleave(torch.ones(3, dtype=torch.int64), dim=1)
+
+    check(made, handler, repeated, sizes=(1, 2))
+
+
+def test_wrong_answers_in_one_graph_are_compiled_for_each_shape(archive, large, monkeypatch) -> None:
+    from torchserve_openvino.serving.admission import Admission
+
+    compared: list[int] = []
+    compare = Admission.compare
+
+    def first_fails(self, model, report, precision=None):
+        compared.append(report.summary.graphs)
+        result = compare(self, model, report, precision)
+        return {**result, "passed": len(compared) > 1 and result["passed"]}
+
+    monkeypatch.setattr(Admission, "compare", first_fails)
+    made, handler, report = started(archive, settings())
+    assert compared == [1, 3] and not report["config"]["one_graph"]["shared"] and report["verify"]["passed"]
+    check(made, handler, network())
+
+
+def test_a_warm_start_reads_one_compiled_model_and_answers_the_same(archive, large, tmp_path) -> None:
+    options = {"model_caching": True, "cache_dir": str(tmp_path / "cache")}
+    answers = []
+    for start in range(2):
+        made, handler, report = started(archive, settings(options=options))
+        assert report["config"]["one_graph"]["shared"] and report["summary"]["graphs"] == 1
+        answers.append([made.handle(handler, {"data": rows(size)}) for size in (1, 2, 4)])
+        cache = report["cache"]
+        if start:
+            assert cache["calls"] == {"hits": 3, "misses": 0} and cache["imports"] == 1
+    assert answers[0] == answers[1]
+
+
+def test_the_cache_tells_one_graph_from_a_graph_for_each(archive, tmp_path) -> None:
+    options = {"model_caching": True, "cache_dir": str(tmp_path / "cache")}
+    started(archive, settings(one=True, options=options))
+    _, _, report = started(archive, settings(one=False, options=options))
+    assert report["cache"]["calls"]["hits"] == 0 and report["summary"]["graphs"] == 3
+
+
+@pytest.mark.parametrize(
+    ("section", "device", "count", "part", "shared", "why"),
+    [
+        ({}, "CPU", 3, "", True, "3 copies of 80 MB"),
+        ({}, "CPU", 1, "", False, "one shape"),
+        ({}, "GPU", 3, "", False, "GPU runs static"),
+        ({}, "CPU", 3, "encoder", False, "part of a model"),
+        ({"batching": {"one_graph": True}}, "GPU", 1, "encoder", True, "one_graph: true"),
+        ({"batching": {"one_graph": False}}, "CPU", 3, "", False, "one_graph: false"),
+        ({"batching": {"mode": "dynamic"}}, "CPU", 3, "", False, "dynamic anyway"),
+    ],
+)
+def test_the_choice_and_its_reason(section, device, count, part, shared, why) -> None:
+    shapes = SimpleNamespace(inputs=object(), signatures=[None] * count)
+    resolved = resolve_options({"device": "CPU"})
+    options = SimpleNamespace(options=SimpleNamespace(device=device)) if device != "CPU" else resolved
+    eager = torch.nn.Embedding(1000, 20_000, _weight=torch.empty(1000, 20_000))
+    choice = one_graph.choose(eager, OpenVINOSection(**section), options, shapes, part)
+    assert choice.shared is shared and why in choice.why
+    assert bool(choice.copies) is (shared and "one_graph" not in section.get("batching", {}))
+
+
+def test_small_weights_and_foreign_backends_keep_a_graph_for_each() -> None:
+    shapes, small = SimpleNamespace(inputs=object(), signatures=[None] * 3), torch.nn.Linear(4, 4)
+    assert "which is little" in one_graph.choose(small, OpenVINOSection(), resolve_options({}), shapes).why
+    assert "another backend" in one_graph.choose(small, OpenVINOSection(), None, shapes).why
+    nothing = SimpleNamespace(inputs=None, signatures=[])
+    assert "no inputs" in one_graph.choose(small, OpenVINOSection(), resolve_options({}), nothing).why
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ({}, ""),
+        ({"coverage": 0.5}, "50.0%"),
+        ({"fallbacks": 1}, "1 fallback"),
+        ({"recompiles": 1}, ""),
+        ({"recompiles": 2}, "know a size"),
+    ],
+)
+def test_flaws(facts, text) -> None:
+    summary = SimpleNamespace(**{"coverage": 1.0, "fallbacks": 0, "recompiles": 0, "graphs": 1, **facts})
+    found = one_graph.Choice(True, "", copies=2).flaw(summary)
+    assert (text in found) if text else not found
+    assert not one_graph.Choice(True, "asked for").flaw(summary)
