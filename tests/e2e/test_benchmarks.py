@@ -112,3 +112,14 @@ def test_benchmark_partitions(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_benchmark_lengths() -> None:
     assert "MB for one" in run("benchmark_lengths.py", "--lengths", "10", "--calls", "5", "--capacities", "50")
+
+
+@pytest.mark.slow
+def test_benchmark_memory(tmp_path: Path) -> None:
+    figures = tmp_path / "memory.json"
+    arguments = ("--buckets", "1,2,4", "--only", "raw-all,ours-one,ours-all-warm,each-all", "--json", str(figures))
+    assert "one / each" in run("benchmark_memory.py", *arguments, "--length", "8", "--speed", "--runs", "2")
+    rows = {row["contender"]: row for row in json.loads(figures.read_text())}
+    assert rows["ours-all-warm"]["graphs"] == 1 and rows["each-all"]["graphs"] == 3
+    assert rows["ours-all-warm"]["cache"]["calls"] == {"hits": 3, "misses": 0}
+    assert all(row["rss"] > 200 for row in rows.values())
