@@ -49,7 +49,7 @@ def _named(name: str | int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     return args[name] if name < len(args) else None
 
 
-def open_sizes(tracing: Callable[[], AbstractContextManager[None]]) -> Callable[[], AbstractContextManager[None]]:
+def open_ones(tracing: Callable[[], AbstractContextManager[None]]) -> Callable[[], AbstractContextManager[None]]:
     """What is to surround tracing: ``tracing`` itself, and that a size of 1 is one like others."""
 
     @contextmanager

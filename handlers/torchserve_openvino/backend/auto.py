@@ -107,6 +107,10 @@ class ChoosingModule(CompiledModule):
         """See `CompiledModule.frozen`."""
         return self._chosen.frozen if self._chosen is not None else 0
 
+    def give_memory_back(self) -> int:
+        """See `CompiledModule.give_memory_back`."""
+        return self._chosen.give_memory_back() if self._chosen is not None else 0
+
     @property
     def guarded_reasons(self) -> dict[str, int]:
         """See `CompiledModule.guarded_reasons`."""

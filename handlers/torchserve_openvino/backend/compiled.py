@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.call_cache import CallCache
 from torchserve_openvino.backend.frozen import FrozenCalls, GraphCall, Key, Route
+from torchserve_openvino.backend.pages import give_pages_back
 from torchserve_openvino.backend.proof import Proof
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.stand_in import StandIn
@@ -262,6 +263,15 @@ class CompiledModule(StandIn):
         for tensor in (*self.eager.parameters(), *self.eager.buffers()):
             tensor.data = torch.empty(0, dtype=tensor.dtype)
         return self
+
+    def give_memory_back(self) -> int:
+        """Gives back memory that holds the cache's files; call it once each shape has run, and weights are packed.
+
+        Returns:
+            Bytes.
+        """
+        partitions = self._settings.partitions if self._settings is not None else None
+        return give_pages_back(partitions.mapped) if partitions is not None else 0
 
     def in_cache(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call of this frozen model would be taken from the cache."""

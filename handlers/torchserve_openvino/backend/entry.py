@@ -131,9 +131,10 @@ def compile(
         around: Callable[[], AbstractContextManager[None]] = kept_whole
         mark: Callable[[Callable[..., Any]], Callable[..., Any]] = functools.partial
         if open_axes is not None:
-            from torchserve_openvino.backend._torch_sizes import marking, open_sizes
+            from torchserve_openvino.backend._torch_sizes import marking, open_ones
 
-            around, mark = open_sizes(kept_whole), functools.partial(marking, open_axes=open_axes)
+            around = open_ones(kept_whole) if open_axes.ones else kept_whole
+            mark = functools.partial(marking, open_axes=open_axes)
         private.watch_frames(compiled, books, keeps_going=not fullgraph, around=around)
         whole = capture_whole(traced, ours, books, around, **limits)
         return Traced(

@@ -72,6 +72,7 @@ class PartitionCache:
 
     Attributes:
         mappings: The same.
+        mapped: Files that compiled models were read from, and are still mapped.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class PartitionCache:
         self._record = record
         self._for_level = for_level
         self.mappings = mappings
+        self.mapped: set[Path] = set()
 
     def fields(self, part: "Part", constants: Mapping[int, "torch.Tensor"]) -> dict[str, Any] | None:
         """The key's fields; None where the graph has no plain form."""
@@ -128,7 +130,9 @@ class PartitionCache:
             interface = Interface.of_plain(entry.body["interface"])
             built = self._from_blob(key)
             if built is None:
-                built = build_from_ir(entry.read("model.xml"), entry.path("model.bin"), self._device, self._config)
+                weights = entry.path("model.bin")
+                built = build_from_ir(entry.read("model.xml"), weights, self._device, self._config)
+                self.mapped.add(weights.resolve())
                 self._record.compiles += 1
                 self._store_blob(key, built.compiled)
         except (DamagedEntryError, LookupError, TypeError, ValueError, OSError, RuntimeError) as error:
@@ -155,6 +159,7 @@ class PartitionCache:
                 self.store.discard("blob", blob_key)
                 continue
             self._record.imports += 1
+            self.mapped.add(entry.path("blob").resolve())
             return built
         return None
 

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torchserve_openvino.backend import CompiledModule, compile
+from torchserve_openvino.backend import CompiledModule, OpenAxes, compile
 from torchserve_openvino.cache.open import CacheSettings
 from torchserve_openvino.config import ResolvedOptions, ServingConfig
 from torchserve_openvino.report import CompileReport, Tracker
@@ -28,7 +28,7 @@ class Prepared:
         report: What ran where, and why.
         cases: What was run before READY; empty where nothing is known of the inputs.
         signatures: Compiled shapes.
-        shared: Whether they were to share one graph.
+        closed: Whether no other shapes are served by the same graphs.
         memory: Before and after the eager weights were freed; empty where they were not.
     """
 
@@ -36,7 +36,7 @@ class Prepared:
     report: CompileReport
     cases: list[Case]
     signatures: list[Signature]
-    shared: bool = False
+    closed: bool = False
     memory: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
@@ -45,7 +45,7 @@ class Prepared:
         compiled, summary = self.model.compiled, self.report.summary
         covered = summary.graphs > 0 and summary.coverage == 1.0 and summary.fallbacks == 0
         frozen = isinstance(compiled, CompiledModule) and compiled.frozen >= len(self.signatures) > 0
-        closed = self.shared or not any(graph["dynamic"] for graph in self.report.to_dict()["graphs"])
+        closed = self.closed or not any(graph["dynamic"] for graph in self.report.to_dict()["graphs"])
         return covered and frozen and closed
 
 
@@ -85,12 +85,14 @@ class Compilation:
         self._freezes, self._packaged, self._proves = freezes, packaged, proves
         self._part, self._tracker = part, tracker
 
-    def make(self, resolved: ResolvedOptions | None, *, shared: bool = False, cached: bool = True) -> Prepared:
+    def make(
+        self, resolved: ResolvedOptions | None, *, open_axes: OpenAxes | None = None, cached: bool = True
+    ) -> Prepared:
         """Compiles, and warms up.
 
         Args:
             resolved: The backend's options; None where a foreign backend compiles.
-            shared: Whether all shapes share one graph.
+            open_axes: Sizes that a graph leaves open.
             cached: Whether it may come from the cache, go there, and count for the report; else it is a trial.
         """
         pt2, mode = self._config.pt2, self._section.batching.mode
@@ -109,7 +111,7 @@ class Compilation:
             resolved=resolved,
             own_weights=self._section.release_weights and self._freezes,
             cache=self.cache_settings() if cached else CacheSettings(),
-            open_axes=self._shapes.inputs.open_axes() if shared and self._shapes.inputs is not None else None,
+            open_axes=open_axes,
         )
         make = partial(
             compile, self._eager, options=pt2.options or None, backend="openvino", resolved=resolved, dynamic=True,
@@ -138,7 +140,7 @@ class Compilation:
         if self._shapes.cases:
             seconds = warm_up(compiled, served, self._shapes.cases)
             compiled.report.add_timing("warmup_seconds", seconds)
-        return Prepared(served, compiled.report, self._shapes.cases, self._shapes.signatures, shared)
+        return Prepared(served, compiled.report, self._shapes.cases, self._shapes.signatures, open_axes is not None)
 
     def cache_settings(self) -> CacheSettings:
         """The cache that the configuration asks for, with what came in the archive."""

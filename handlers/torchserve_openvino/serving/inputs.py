@@ -79,14 +79,14 @@ class DeclaredInputs:
         """Names of the inputs, in order."""
         return [spec.name for spec in self.specs]
 
-    def open_axes(self) -> OpenAxes:
-        """The batch of every input, and its named dimensions."""
+    def open_axes(self, *, ones: bool) -> OpenAxes:
+        """The batch of every input, and its named dimensions; see `OpenAxes.ones`."""
         positions = itertools.count()
         return OpenAxes({
             spec.name if spec.keyword else next(positions):
             (0, *(axis for axis, size in enumerate(spec.shape, 1) if isinstance(size, str)))
             for spec in self.specs
-        })  # fmt: skip
+        }, ones)  # fmt: skip
 
     def make(self, signature: Signature, seed: int = 0) -> Inputs:
         """Made-up inputs of one compiled shape, the same in every worker."""

@@ -53,6 +53,13 @@ def release_weights(
     return {"before_release": before, "after_release": after}
 
 
+def tidy(compiled: object) -> None:
+    """Gives back what a worker needed until it was READY and does not need any more."""
+    if isinstance(compiled, CompiledModule):
+        compiled.give_memory_back()
+    _trim()
+
+
 def _run(compiled: CompiledModule, case: Case) -> list[torch.Tensor]:
     args, kwargs = case.inputs
     with torch.inference_mode():

@@ -1,22 +1,24 @@
-"""Whether all compiled shapes of a model share one graph of symbolic sizes, and with it one copy of the weights.
+"""Whether all compiled shapes of a model share a graph of symbolic sizes, and with it one copy of the weights.
 
 OpenVINO packs the weights into a layout of its own for each compiled model. Five batch sizes in five graphs are five
-copies; in one graph they are one, and what differs by size are kernels.
+copies; in one graph they are one, and what differs by size are kernels. Finding out the sizes at each call costs about
+a millisecond for 300 operators, which a lone item feels and a batch does not: unless one graph is asked for by name, a
+batch of 1 keeps a graph of its own.
 """
 
 import math
 from dataclasses import dataclass
 from typing import Any
 
+from torchserve_openvino.backend import OpenAxes
 from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.config.sections import OpenVINOSection
 from torchserve_openvino.report import Summary
 from torchserve_openvino.serving.shapes import Shapes
 
 KEY = "handler.openvino.batching.one_graph"
-# Below this many bytes of further copies a graph for each shape costs less than one that finds out its sizes at each
-# call.
-WORTH_BYTES = 64 * 2**20
+# Saving less than this is not worth the time.
+WORTH_BYTES = 128 * 2**20
 
 
 @dataclass(frozen=True)
@@ -24,32 +26,34 @@ class Choice:
     """What was decided, and on what grounds.
 
     Attributes:
-        shared: Whether there is one graph.
         why: For the report.
-        copies: How many graphs at most are still worth it; 0 where somebody asked for one by name.
+        open_axes: What graphs leave open; None makes one for each shape.
+        limit: How many graphs at most are still worth it; 0 where somebody asked for one by name.
     """
 
-    shared: bool
     why: str
-    copies: int = 0
+    open_axes: OpenAxes | None = None
+    limit: int = 0
 
     def to_plain(self) -> dict[str, Any]:
         """JSON-safe, for the report."""
-        return {"shared": self.shared, "why": self.why}
+        shared = self.open_axes is not None
+        alone = self.open_axes is not None and not self.open_axes.ones
+        graphs = "one for all shapes" if shared else "one for each shape"
+        return {"shared": shared, "graphs": f"{graphs} but a batch of 1" if alone else graphs, "why": self.why}
 
     def flaw(self, summary: Summary) -> str:
-        """What a graph for each shape may do better, once one for all was compiled; empty if nothing.
+        """What a graph for each shape may do better, once fewer were compiled; empty if nothing.
 
         Args:
             summary: Of the compiled model.
         """
-        if not self.copies:
+        if not self.limit:
             return ""
         if summary.coverage < 1.0 or summary.fallbacks:
             return f"{summary.coverage:.1%} of the operators run on OpenVINO, with {summary.fallbacks} fallback(s)"
-        # Torch makes another graph where it needs to know a size; many layers tell a batch of 1 from others.
-        if summary.recompiles >= self.copies:
-            return f"torch needs to know a size, and made {summary.graphs} graphs"
+        if summary.recompiles >= self.limit:
+            return f"torch needs to know more sizes, and made {summary.graphs} graphs"
         return ""
 
 
@@ -67,24 +71,24 @@ def choose(
     """
     wanted, count = section.batching.one_graph, len(shapes.signatures)
     if wanted is False:
-        return Choice(False, f"{KEY}: false")
+        return Choice(f"{KEY}: false")
     if shapes.inputs is None:
-        return Choice(False, "no inputs are declared")
+        return Choice("no inputs are declared")
     if section.batching.mode == "dynamic" or resolved is None:
-        return Choice(False, "the graph is dynamic anyway" if resolved is not None else "another backend compiles")
+        return Choice("the graph is dynamic anyway" if resolved is not None else "another backend compiles")
     if wanted is True:
-        return Choice(True, f"{KEY}: true")
+        return Choice(f"{KEY}: true", shapes.inputs.open_axes(ones=True))
     if part:
         # Its books are kept with those of other parts, so that nothing can be tried.
-        return Choice(False, "it is a part of a model")
-    if count < 2:
-        return Choice(False, "one shape is compiled")
+        return Choice("it is a part of a model")
     if resolved.options.device != "CPU":
-        return Choice(False, f"{resolved.options.device} runs static shapes best")
+        return Choice(f"{resolved.options.device} runs static shapes best")
     weights = weight_bytes(eager)
-    why = f"{count} shapes would hold {count} copies of {weights / 1e6:.0f} MB of weights"
-    copies = count - math.ceil(WORTH_BYTES / max(weights, 1))
-    return Choice(True, why, copies) if copies > 0 else Choice(False, f"{why}, which is little")
+    why = f"{count} shape(s) would hold {count} cop{'y' if count == 1 else 'ies'} of {weights / 1e6:.0f} MB of weights"
+    limit = count - math.ceil(WORTH_BYTES / max(weights, 1))
+    if len({signature.batch == 1 for signature in shapes.signatures}) > limit:
+        return Choice(f"{why}, which is little to save")
+    return Choice(why, shapes.inputs.open_axes(ones=False), limit)
 
 
 def weight_bytes(eager: Any) -> int:

@@ -19,7 +19,7 @@ from torchserve_openvino.serving.admission import Admission
 from torchserve_openvino.serving.compilation import Compilation, Prepared
 from torchserve_openvino.serving.counters import Counters
 from torchserve_openvino.serving.input_spec import Inputs
-from torchserve_openvino.serving.memory import release_weights
+from torchserve_openvino.serving.memory import release_weights, tidy
 from torchserve_openvino.serving.modes import Modes
 from torchserve_openvino.serving.observe import Call
 from torchserve_openvino.serving.shapes import shapes_of
@@ -100,6 +100,7 @@ class Preparation:
         for note in self._shapes.notes:
             prepared.report.add_note(note)
         self._release(prepared)
+        tidy(prepared.model.compiled)
         return prepared
 
     def unasked(self) -> Prepared:
@@ -140,7 +141,7 @@ class Preparation:
 
     def _admitted(self, resolved: ResolvedOptions | None) -> Prepared:
         """Compiled, and compared with eager PyTorch where that can be done."""
-        prepared = self._compilation.make(resolved, shared=self._graph.shared)
+        prepared = self._compilation.make(resolved, open_axes=self._graph.open_axes)
         if flaw := self._graph.flaw(prepared.report.summary):
             prepared = self._one_for_each(prepared, resolved, flaw)
         if self._admission.skipped:
@@ -152,9 +153,9 @@ class Preparation:
         return prepared
 
     def _one_for_each(self, prepared: Prepared, resolved: ResolvedOptions | None, flaw: str) -> Prepared:
-        """Compiled with a graph for each shape, since the one for all has a flaw."""
-        logger.warning("A graph is compiled for each shape instead of one for all: %s", flaw)
-        self._graph = one_graph.Choice(False, f"one graph for all: {flaw}")
+        """Compiled with a graph for each shape, since fewer have a flaw."""
+        logger.warning("A graph is compiled for each shape, since with fewer %s", flaw)
+        self._graph = one_graph.Choice(f"with fewer graphs {flaw}")
         if isinstance(prepared.model.compiled, CompiledModule):
             prepared.model.compiled.drop()
         return self._compilation.make(resolved)
@@ -166,12 +167,12 @@ class Preparation:
         if not result["passed"] and isinstance(compiled, CompiledModule) and compiled.reject_cached():
             problem = verify.failure(result)
             logger.warning("Answers from the cache differ from eager's, compiling again: %s", problem)
-            prepared = self._compilation.make(resolved, shared=self._graph.shared)
+            prepared = self._compilation.make(resolved, open_axes=self._graph.open_axes)
             prepared.report.add_note(f"entries of the cache were rejected: {problem}")
             result = self._admission.compare(prepared.model, prepared.report)
         elif isinstance(compiled, CompiledModule):
             compiled.confirm_cached()
-        if not result["passed"] and self._graph.copies:
+        if not result["passed"] and self._graph.limit:
             prepared = self._one_for_each(prepared, resolved, verify.failure(result))
             result = self._admission.compare(prepared.model, prepared.report)
         self._admission.judge(prepared.report, result)
@@ -200,7 +201,7 @@ class Preparation:
             logger.info("Precision %s: compiling, verifying, timing", name)
             # Without the cache, which an archive may carry: what loses would lie in it for nothing.
             options = precision.with_precision(resolved, name, f"{precision.KEY}: auto")
-            prepared = self._compilation.make(options, shared=self._graph.shared, cached=False)
+            prepared = self._compilation.make(options, open_axes=self._graph.open_axes, cached=False)
             result = self._admission.compare(prepared.model, prepared.report, name)
             trial = precision.Trial(name, result, coverage=prepared.report.summary.coverage)
             if base is None:

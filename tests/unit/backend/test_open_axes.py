@@ -121,4 +121,14 @@ def test_names_and_axes_that_a_call_lacks_are_passed_over() -> None:
     model = Attention().eval()
     compiled = compile(model, open_axes=OpenAxes({0: (0,), 3: (0,), "mask": (0, 5), "none": (0,)}))
     check(compiled, model, (torch.randn(2, 5, 8),), {"mask": torch.zeros(2, 5, dtype=torch.bool)})
-    assert OpenAxes({"b": (1, 0), 0: (0,)}).to_plain() == [["0", [0]], ["b", [0, 1]]]
+    assert OpenAxes({"b": (1, 0), 0: (0,)}).to_plain() == [True, [["0", [0]], ["b", [0, 1]]]]
+
+
+def test_one_item_may_keep_a_graph_of_its_own() -> None:
+    model = Pictures().eval()
+    compiled = compile(model, open_axes=OpenAxes({0: (0,)}, ones=False)).freeze()
+    for size in SIZES:
+        for _ in range(2):
+            check(compiled, model, (torch.randn(size, 3, 9, 9),), {})
+    assert [graph["dynamic"] for graph in compiled.report.to_dict()["graphs"]] == [False, True]
+    assert compiled.frozen == len(set(SIZES)), compiled.guarded_reasons

@@ -8,11 +8,14 @@ from serving_worker import NETWORK, WARMUP, network, save_weights
 
 from encoder import ENCODER, encoder
 from torchserve_openvino.config import resolve_options
-from torchserve_openvino.config.sections import OpenVINOSection
+from torchserve_openvino.config.sections import OpenVINOSection, WarmupInput
 from torchserve_openvino.serving import one_graph
+from torchserve_openvino.serving.input_spec import Signature, declared_specs
+from torchserve_openvino.serving.inputs import DeclaredInputs
+from torchserve_openvino.serving.shapes import Shapes
 from torchserve_openvino.tasks.tensor import TensorHandler
 
-BY_SIZE = NETWORK.replace("return self", "x = x * 2 if x.shape[0] == 1 else x\n        return self")
+BY_SIZE = NETWORK.replace("return self", "x = x * x.shape[0] if x.shape[0] % 2 == 1 else x\n        return self")
 # An operator whose output's size hangs on values: it runs in eager.
 REPEATED = NETWORK.replace("relu())", "relu()).repeat_interleave(torch.ones(3, dtype=torch.int64), dim=1)")
 
@@ -52,8 +55,9 @@ def check(made, handler, model, sizes=(1, 2, 3, 4)) -> None:
 
 def test_several_batch_sizes_share_a_graph(archive, large) -> None:
     made, handler, report = started(archive, settings())
-    assert report["summary"]["graphs"] == 1 and report["summary"]["coverage"] == 1.0
-    assert report["config"]["one_graph"]["shared"] and "3 copies" in report["config"]["one_graph"]["why"]
+    assert report["summary"]["graphs"] == 2 and report["summary"]["coverage"] == 1.0
+    one = report["config"]["one_graph"]
+    assert one["shared"] and one["graphs"] == "one for all shapes but a batch of 1" and "3 copies" in one["why"]
     assert len(report["serving"]["shapes"]["signatures"]) == 3
     assert report["serving"]["shapes"]["frozen"] == 3, report["serving"]["shapes"]["guarded"]
     check(made, handler, network())
@@ -69,7 +73,7 @@ def test_lengths_share_it_too(archive, large) -> None:
     mask = {"name": "mask", "shape": ["sequence"], "dtype": "int64", "mask": True}
     config = settings(batching={"dims": {"sequence": [4, 8, 16]}}, warmup={"inputs": [ids, mask]})
     made, handler, report = started(archive, config, 2, ENCODER, save)
-    assert report["summary"]["graphs"] == 1 and report["summary"]["coverage"] == 1.0
+    assert report["summary"]["graphs"] == 2 and report["summary"]["coverage"] == 1.0
     assert report["serving"]["shapes"]["frozen"] == 2 * 3
     for length in (1, 4, 7, 16):
         tokens = [[(7 * i + length) % 50 for i in range(length)]]
@@ -86,24 +90,25 @@ def test_a_graph_for_each_where_it_is_asked_for_or_copies_are_small(archive) -> 
         assert report["summary"]["graphs"] == 3 and not report["config"]["one_graph"]["shared"]
         check(made, handler, network())
     made, handler, report = started(archive, settings(one=True))
-    assert report["summary"]["graphs"] == 1 and report["config"]["one_graph"]["shared"]
+    one = report["config"]["one_graph"]
+    assert report["summary"]["graphs"] == 1 and one["shared"] and one["graphs"] == "one for all shapes"
     check(made, handler, network())
 
 
 def test_a_model_that_asks_for_the_size_gets_a_graph_for_each(archive, large) -> None:
     # Its items depend on the size of their batch, so that no batch is padded.
     def by_size(x: torch.Tensor) -> torch.Tensor:
-        return network()(x * 2 if x.shape[0] == 1 else x)
+        return network()(x * x.shape[0] if x.shape[0] % 2 == 1 else x)
 
-    made, handler, report = started(archive, settings(), 2, BY_SIZE)
+    made, handler, report = started(archive, settings(), 3, BY_SIZE)
     assert not report["config"]["one_graph"]["shared"], report["config"]["one_graph"]
-    assert "needs to know a size" in report["config"]["one_graph"]["why"]
-    assert report["summary"]["graphs"] == 2 and report["summary"]["recompiles"] == 1
-    check(made, handler, by_size, sizes=(1, 2))
+    assert "needs to know more sizes" in report["config"]["one_graph"]["why"]
+    assert report["summary"]["graphs"] == 3 and report["summary"]["recompiles"] == 2
+    check(made, handler, by_size, sizes=(1, 2, 3))
 
 
 def test_what_does_not_convert_is_compiled_for_each_shape_and_counted_once(archive, large) -> None:
-    made, handler, report = started(archive, settings(), 2, REPEATED)
+    made, handler, report = started(archive, settings(), 3, REPEATED)
     one = report["config"]["one_graph"]
     assert not one["shared"] and "%" in one["why"]
     # The books of the trial are closed: what it counted is not in this report.
@@ -128,7 +133,7 @@ def test_wrong_answers_in_one_graph_are_compiled_for_each_shape(archive, large, 
 
     monkeypatch.setattr(Admission, "compare", first_fails)
     made, handler, report = started(archive, settings())
-    assert compared == [1, 3] and not report["config"]["one_graph"]["shared"] and report["verify"]["passed"]
+    assert compared == [2, 3] and not report["config"]["one_graph"]["shared"] and report["verify"]["passed"]
     check(made, handler, network())
 
 
@@ -137,11 +142,11 @@ def test_a_warm_start_reads_one_compiled_model_and_answers_the_same(archive, lar
     answers = []
     for start in range(2):
         made, handler, report = started(archive, settings(options=options))
-        assert report["config"]["one_graph"]["shared"] and report["summary"]["graphs"] == 1
+        assert report["config"]["one_graph"]["shared"] and report["summary"]["graphs"] == 2
         answers.append([made.handle(handler, {"data": rows(size)}) for size in (1, 2, 4)])
         cache = report["cache"]
         if start:
-            assert cache["calls"] == {"hits": 3, "misses": 0} and cache["imports"] == 1
+            assert cache["calls"] == {"hits": 3, "misses": 0} and cache["imports"] == 2
     assert answers[0] == answers[1]
 
 
@@ -153,33 +158,39 @@ def test_the_cache_tells_one_graph_from_a_graph_for_each(archive, tmp_path) -> N
 
 
 @pytest.mark.parametrize(
-    ("section", "device", "count", "part", "shared", "why"),
+    ("section", "device", "batches", "part", "graphs", "why"),
     [
-        ({}, "CPU", 3, "", True, "3 copies of 80 MB"),
-        ({}, "CPU", 1, "", False, "one shape"),
-        ({}, "GPU", 3, "", False, "GPU runs static"),
-        ({}, "CPU", 3, "encoder", False, "part of a model"),
-        ({"batching": {"one_graph": True}}, "GPU", 1, "encoder", True, "one_graph: true"),
-        ({"batching": {"one_graph": False}}, "CPU", 3, "", False, "one_graph: false"),
-        ({"batching": {"mode": "dynamic"}}, "CPU", 3, "", False, "dynamic anyway"),
+        ({}, "CPU", (1, 2, 4, 8), "", "one for all shapes but a batch of 1", "4 copies of 80 MB"),
+        ({}, "CPU", (2, 4, 8), "", "one for all shapes but a batch of 1", "3 copies of 80 MB"),
+        # A graph for a batch of 1 and one for others save one copy: little.
+        ({}, "CPU", (1, 2, 4), "", "one for each shape", "little"),
+        ({}, "CPU", (1,), "", "one for each shape", "1 copy"),
+        ({}, "GPU", (1, 2, 4, 8), "", "one for each shape", "GPU runs static"),
+        ({}, "CPU", (1, 2, 4, 8), "encoder", "one for each shape", "part of a model"),
+        ({"batching": {"one_graph": True}}, "GPU", (1,), "encoder", "one for all shapes", "one_graph: true"),
+        ({"batching": {"one_graph": False}}, "CPU", (1, 2, 4, 8), "", "one for each shape", "one_graph: false"),
+        ({"batching": {"mode": "dynamic"}}, "CPU", (1, 2, 4, 8), "", "one for each shape", "dynamic anyway"),
     ],
 )
-def test_the_choice_and_its_reason(section, device, count, part, shared, why) -> None:
-    shapes = SimpleNamespace(inputs=object(), signatures=[None] * count)
-    resolved = resolve_options({"device": "CPU"})
-    options = SimpleNamespace(options=SimpleNamespace(device=device)) if device != "CPU" else resolved
+def test_the_choice_and_its_reason(section, device, batches, part, graphs, why) -> None:
+    shapes = Shapes(inputs(), signatures=[Signature(batch) for batch in batches])
+    options = SimpleNamespace(options=SimpleNamespace(device=device))
     eager = torch.nn.Embedding(1000, 20_000, _weight=torch.empty(1000, 20_000))
-    choice = one_graph.choose(eager, OpenVINOSection(**section), options, shapes, part)
-    assert choice.shared is shared and why in choice.why
-    assert bool(choice.copies) is (shared and "one_graph" not in section.get("batching", {}))
+    choice = one_graph.choose(eager, OpenVINOSection(**section), options, shapes, part)  # type: ignore[arg-type]
+    plain = choice.to_plain()
+    assert plain["graphs"] == graphs and why in plain["why"] and plain["shared"] == (graphs != "one for each shape")
+    assert bool(choice.limit) is ("but" in graphs)
+
+
+def inputs() -> DeclaredInputs:
+    return DeclaredInputs(declared_specs([WarmupInput(shape=[4])], ["x"]), ["x"])
 
 
 def test_small_weights_and_foreign_backends_keep_a_graph_for_each() -> None:
-    shapes, small = SimpleNamespace(inputs=object(), signatures=[None] * 3), torch.nn.Linear(4, 4)
+    shapes, small = Shapes(inputs(), signatures=[Signature(n) for n in (1, 2, 4)]), torch.nn.Linear(4, 4)
     assert "which is little" in one_graph.choose(small, OpenVINOSection(), resolve_options({}), shapes).why
     assert "another backend" in one_graph.choose(small, OpenVINOSection(), None, shapes).why
-    nothing = SimpleNamespace(inputs=None, signatures=[])
-    assert "no inputs" in one_graph.choose(small, OpenVINOSection(), resolve_options({}), nothing).why
+    assert "no inputs" in one_graph.choose(small, OpenVINOSection(), resolve_options({}), Shapes(None)).why
 
 
 @pytest.mark.parametrize(
@@ -189,11 +200,11 @@ def test_small_weights_and_foreign_backends_keep_a_graph_for_each() -> None:
         ({"coverage": 0.5}, "50.0%"),
         ({"fallbacks": 1}, "1 fallback"),
         ({"recompiles": 1}, ""),
-        ({"recompiles": 2}, "know a size"),
+        ({"recompiles": 2}, "know more sizes"),
     ],
 )
 def test_flaws(facts, text) -> None:
     summary = SimpleNamespace(**{"coverage": 1.0, "fallbacks": 0, "recompiles": 0, "graphs": 1, **facts})
-    found = one_graph.Choice(True, "", copies=2).flaw(summary)
+    found = one_graph.Choice("", inputs().open_axes(ones=False), limit=2).flaw(summary)  # type: ignore[arg-type]
     assert (text in found) if text else not found
-    assert not one_graph.Choice(True, "asked for").flaw(summary)
+    assert not one_graph.Choice("asked for", inputs().open_axes(ones=True)).flaw(summary)  # type: ignore[arg-type]
