@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchserve_openvino.backend import OpenAxes
-from torchserve_openvino.config import ResolvedOptions
-from torchserve_openvino.config.sections import OpenVINOSection
+from torchserve_openvino.config import ServingConfig
 from torchserve_openvino.report import Summary
 from torchserve_openvino.serving.shapes import Shapes
 
 KEY = "handler.openvino.batching.one_graph"
+# `export` makes a graph for each shape whatever it is told, and `auto` may choose it.
+_BACKENDS = frozenset({"openvino", "openvino_serving", "openvino_ts"})
 # Saving less than this is not worth the time.
 WORTH_BYTES = 128 * 2**20
 
@@ -57,25 +58,25 @@ class Choice:
         return ""
 
 
-def choose(
-    eager: Any, section: OpenVINOSection, resolved: ResolvedOptions | None, shapes: Shapes, part: str = ""
-) -> Choice:
+def choose(eager: Any, config: ServingConfig, shapes: Shapes, part: str = "") -> Choice:
     """Decides before anything is compiled.
 
     Args:
         eager: The model.
-        section: ``handler.openvino``.
-        resolved: The backend's options; None where a foreign backend compiles.
+        config: Its settings.
         shapes: What is to be compiled.
         part: Path of a module that a handler calls by itself; empty for the model.
     """
+    section, pt2, resolved = config.openvino, config.pt2, config.backend
     wanted, count = section.batching.one_graph, len(shapes.signatures)
     if wanted is False:
         return Choice(f"{KEY}: false")
     if shapes.inputs is None:
         return Choice("no inputs are declared")
-    if section.batching.mode == "dynamic" or resolved is None:
-        return Choice("the graph is dynamic anyway" if resolved is not None else "another backend compiles")
+    if resolved is None or pt2.backend not in _BACKENDS:
+        return Choice(f"the backend {pt2.backend} compiles")
+    if section.batching.mode == "dynamic" or pt2.dynamic:
+        return Choice("the graph is dynamic anyway")
     if wanted is True:
         return Choice(f"{KEY}: true", shapes.inputs.open_axes(ones=True))
     if part:

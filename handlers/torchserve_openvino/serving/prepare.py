@@ -84,7 +84,7 @@ class Preparation:
             # Verification compares every compiled shape with eager; no need to do so twice.
             proves=bool(self._admission.skipped), part=part, tracker=tracker,
         )  # fmt: skip
-        self._graph = one_graph.choose(eager, self._section, config.backend, self._shapes, part)
+        self._graph = one_graph.choose(eager, config, self._shapes, part)
 
     # --- compilation ----------------------------------------------------------------------------------------
 

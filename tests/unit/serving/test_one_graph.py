@@ -1,13 +1,13 @@
 """All compiled shapes in one graph of symbolic sizes, with one copy of the weights; or a graph for each."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from serving_worker import NETWORK, WARMUP, network, save_weights
 
 from encoder import ENCODER, encoder
-from torchserve_openvino.config import resolve_options
 from torchserve_openvino.config.sections import OpenVINOSection, WarmupInput
 from torchserve_openvino.serving import one_graph
 from torchserve_openvino.serving.input_spec import Signature, declared_specs
@@ -174,12 +174,17 @@ def test_the_cache_tells_one_graph_from_a_graph_for_each(archive, tmp_path) -> N
 )
 def test_the_choice_and_its_reason(section, device, batches, part, graphs, why) -> None:
     shapes = Shapes(inputs(), signatures=[Signature(batch) for batch in batches])
-    options = SimpleNamespace(options=SimpleNamespace(device=device))
     eager = torch.nn.Embedding(1000, 20_000, _weight=torch.empty(1000, 20_000))
-    choice = one_graph.choose(eager, OpenVINOSection(**section), options, shapes, part)  # type: ignore[arg-type]
+    choice = one_graph.choose(eager, config(section, device), shapes, part)
     plain = choice.to_plain()
     assert plain["graphs"] == graphs and why in plain["why"] and plain["shared"] == (graphs != "one for each shape")
     assert bool(choice.limit) is ("but" in graphs)
+
+
+def config(section=None, device="CPU", backend="openvino", dynamic=None) -> Any:
+    resolved = SimpleNamespace(options=SimpleNamespace(device=device)) if backend != "inductor" else None
+    pt2 = SimpleNamespace(backend=backend, dynamic=dynamic)
+    return SimpleNamespace(openvino=OpenVINOSection(**(section or {})), pt2=pt2, backend=resolved)
 
 
 def inputs() -> DeclaredInputs:
@@ -188,9 +193,11 @@ def inputs() -> DeclaredInputs:
 
 def test_small_weights_and_foreign_backends_keep_a_graph_for_each() -> None:
     shapes, small = Shapes(inputs(), signatures=[Signature(n) for n in (1, 2, 4)]), torch.nn.Linear(4, 4)
-    assert "which is little" in one_graph.choose(small, OpenVINOSection(), resolve_options({}), shapes).why
-    assert "another backend" in one_graph.choose(small, OpenVINOSection(), None, shapes).why
-    assert "no inputs" in one_graph.choose(small, OpenVINOSection(), resolve_options({}), Shapes(None)).why
+    assert "which is little" in one_graph.choose(small, config(), shapes).why
+    assert "inductor compiles" in one_graph.choose(small, config(backend="inductor"), shapes).why
+    assert "export compiles" in one_graph.choose(small, config(backend="export"), shapes).why
+    assert "dynamic anyway" in one_graph.choose(small, config(dynamic=True), shapes).why
+    assert "no inputs" in one_graph.choose(small, config(), Shapes(None)).why
 
 
 @pytest.mark.parametrize(
