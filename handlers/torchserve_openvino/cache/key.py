@@ -86,6 +86,7 @@ ARGUMENTS: dict[str, str] = {
     "cache": "nowhere",
     "probes": "nowhere",  # A diagnosis, without a cache.
     "tracker": "nowhere",
+    "open_axes": "graph",
 }
 
 # OpenVINO properties that say how a compiled model is run, not what it computes: `import_model` takes them anew, so
