@@ -48,7 +48,9 @@ def context_for(folder: Path, settings: dict[str, Any]) -> Any:
     metrics.initialize_cache()
     metrics.model_name = "bench"
     metrics.set_request_ids({0: "load"})
-    context = Context("bench", str(folder), manifest, 1, None, "0.12", True, metrics, settings)
+    context = Context(
+        "bench", str(folder), manifest, settings.get("batchSize", 1), None, "0.12", True, metrics, settings
+    )
     context.request_processor, context.request_ids = [RequestProcessor({})], {0: "request"}
     return context
 

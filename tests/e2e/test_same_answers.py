@@ -28,7 +28,13 @@ handler:
 """
 
 
-@pytest.mark.parametrize(("precision", "one_graph"), [("f32", "auto"), ("auto", "true")])
+@pytest.mark.parametrize(
+    ("precision", "one_graph"),
+    [
+        ("f32", "auto"),
+        pytest.param("auto", "true", marks=pytest.mark.slow),
+    ],
+)
 def test_all_registrations_answer_the_same(
     server: TorchServeProcess, tmp_path: Path, precision: str, one_graph: str
 ) -> None:

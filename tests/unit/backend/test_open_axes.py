@@ -42,8 +42,7 @@ def check(compiled, model, args, kwargs) -> None:
         assert a.stride() == b.stride()
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
+@pytest.mark.parametrize(("frozen", "backend"), [(False, "openvino"), (True, "openvino"), (False, "openvino_ts")])
 def test_one_graph_for_all_batch_sizes(frozen, backend) -> None:
     cases = [
         (Attention().eval(), {0: (0,), "mask": (0,)}, lambda n: ((torch.randn(n, 5, 8),),
