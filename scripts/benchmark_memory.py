@@ -6,9 +6,9 @@
 
 Each contender is a process of its own: it loads a random BERT (144 MB of weights), compiles, answers a request of each
 batch size, frees what it can (`malloc_trim`), and tells its resident memory. `ours` is the handler tensor as a worker
-loads it, `each` the same with `batching.one_graph: false`; `raw` is an OpenVINO program that converted the model and
-dropped PyTorch's. With --speed also how fast one graph for all batch sizes is, next to one for each, in turns. Needs
-the extra `hf`.
+loads it, `each` and `shared` the same with `batching.one_graph: false` and `true`; `raw` is an OpenVINO program that
+converted the model and dropped PyTorch's. With --speed also how fast one graph for all batch sizes is, next to one for
+each, in turns. Needs the extra `hf`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ OURS = {
     "ours-all": (True, "auto"),
     "ours-one-warm": (False, "auto"),
     "ours-all-warm": (True, "auto"),
+    "shared-all": (True, True),
     "each-all": (True, False),
     "each-all-warm": (True, False),
 }
