@@ -2,6 +2,7 @@
 
 import inspect
 
+import pytest
 import torch
 from torch import nn
 
@@ -248,6 +249,27 @@ def test_settings_of_dynamo_belong_to_a_thread() -> None:
         thread.start()
         thread.join()
     assert seen == [False]
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_what_dynamic_sets_at_each_call(dynamic) -> None:
+    from torch._dynamo.eval_frame import make_set_enable_dynamic
+
+    from torchserve_openvino.backend._torch_kept import kept_whole_with
+
+    names = ("assume_static_by_default", "automatic_dynamic_shapes")
+
+    def settings():
+        return [getattr(torch._dynamo.config, name) for name in names]
+
+    # Something else than what either of them sets.
+    with torch._dynamo.config.patch(assume_static_by_default=dynamic, automatic_dynamic_shapes=True):
+        with kept_whole_with(dynamic)():
+            ours = settings()
+        revert = make_set_enable_dynamic(dynamic)()
+        theirs = settings()
+        revert()
+        assert ours == theirs != settings()
 
 
 def test_an_operator_without_fake_tensors_breaks_the_graph() -> None:

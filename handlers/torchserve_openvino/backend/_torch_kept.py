@@ -8,7 +8,7 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -29,6 +29,11 @@ _SETTINGS = {
     "skip_nnmodule_hook_guards": False,
     # Modules none of whose tables changed are not looked through at each call: a third of the time of all guards.
     "use_recursive_dict_tags_for_guards": True,
+}
+# As `torch._dynamo.eval_frame.make_set_enable_dynamic` sets them (tests/contract/test_dynamo.py).
+_SHAPES: dict[bool, dict[str, Any]] = {
+    True: {"assume_static_by_default": False},
+    False: {"automatic_dynamic_shapes": False, "assume_static_by_default": True},
 }
 
 
@@ -83,3 +88,14 @@ def kept_whole() -> Iterator[None]:
             yield
     finally:
         _KEEPS_WHOLE.reset(token)
+
+
+def kept_whole_with(dynamic: bool | None) -> Callable[[], AbstractContextManager[None]]:
+    """`kept_whole`, and what ``dynamic`` means to ``torch.compile``, which would set it at each call, traced or not."""
+
+    @contextmanager
+    def tracing() -> Iterator[None]:
+        with kept_whole(), dynamo_config.patch(_SHAPES[dynamic]) if dynamic is not None else nullcontext():
+            yield
+
+    return tracing

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -119,26 +118,26 @@ def compile(
 
     def trace() -> Traced:
         from torchserve_openvino.backend import _torch_private as private
-        from torchserve_openvino.backend._torch_kept import kept_whole
+        from torchserve_openvino.backend._torch_kept import kept_whole_with
         from torchserve_openvino.backend.books import FrameBooks
         from torchserve_openvino.backend.capture import OpenVINOBackend
         from torchserve_openvino.backend.whole import capture_whole
 
         ours, books = OpenVINOBackend(settings, traced), FrameBooks(tracker)
         # Both are in torch 2.13's signature (tests/contract), not in its type stubs.
-        limits: Any = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True, "dynamic": dynamic}
+        limits: Any = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
         compiled = torch.compile(traced, backend=ours, fullgraph=fullgraph, **limits)
-        around: Callable[[], AbstractContextManager[None]] = kept_whole
+        around = kept_whole_with(dynamic)
         mark: Callable[[Callable[..., Any]], Callable[..., Any]] = functools.partial
         if open_axes is not None:
             from torchserve_openvino.backend._torch_sizes import marking, open_ones
 
-            around = open_ones(kept_whole) if open_axes.ones else kept_whole
+            around = open_ones(around) if open_axes.ones else around
             mark = functools.partial(marking, open_axes=open_axes)
         private.watch_frames(compiled, books, keeps_going=not fullgraph, around=around)
         whole = capture_whole(traced, ours, books, around, **limits)
         return Traced(
-            mark(functools.partial(books.run, sync(compiled))),
+            mark(functools.partial(books.run, sync(private.without_wrapper(compiled)))),
             ours.release_weights,
             ours.drop,
             mark(functools.partial(books.run, sync(whole))),

@@ -164,3 +164,20 @@ def test_as_a_part_of_another_model(backend: str | None, inner_backend: str, fre
 def test_compiling_a_compiled_model_compiles_the_model() -> None:
     compiled = tov.compile(tov.compile(net()))
     assert isinstance(compiled.eager, nn.Sequential)
+
+
+def test_global_hooks_are_called_as_often_as_in_eager() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU()).eval()
+    seen: list[str] = []
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, args, out: seen.append(type(module).__name__)
+    )
+    try:
+        compiled, x = tov.compile(model), torch.ones(2, 3)
+        with torch.no_grad():
+            model(x)
+            eager, seen[:] = list(seen), []
+            compiled(x)
+            assert seen == eager
+    finally:
+        handle.remove()
