@@ -45,7 +45,6 @@ __all__ = [
     "python_implementation",
     "reads_values",
     "watch_frames",
-    "without_wrapper",
 ]
 
 # How Dynamo names what it reaches through a module.
@@ -195,14 +194,6 @@ def watch_frames(
     callback = context.callback
     convert, region = callback._torchdynamo_orig_backend, context._isolate_recompiles_id
     callback._torchdynamo_orig_backend = _Watch(convert, observer, place, keeps_going, region, around)
-
-
-def without_wrapper(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """What ``torch.compile`` made of a module, without the module around it.
-
-    That one would call global hooks once more than eager does, and costs 40 us.
-    """
-    return compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
 
 
 # Torch looks for the guard among what was compiled in a region, and has one variable for it in the whole process.

@@ -137,7 +137,7 @@ def compile(
         private.watch_frames(compiled, books, keeps_going=not fullgraph, around=around)
         whole = capture_whole(traced, ours, books, around, **limits)
         return Traced(
-            mark(functools.partial(books.run, sync(private.without_wrapper(compiled)))),
+            mark(functools.partial(books.run, sync(_without_wrapper(compiled)))),
             ours.release_weights,
             ours.drop,
             mark(functools.partial(books.run, sync(whole))),
@@ -147,6 +147,14 @@ def compile(
     calls = CallCache(model, settings, shapes) if settings.partitions is not None else None
     capture = export if backend == "export" else trace
     return CompiledModule(model, capture, tracker, settings=settings, calls=calls, proves=cache.proves, remake=remake)
+
+
+def _without_wrapper(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """What ``torch.compile`` made of a module, without the module around it.
+
+    That one would call global hooks once more than eager does, and costs 40 us.
+    """
+    return compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
 
 
 def _twin(model: Callable[..., Any], mappings: Mappings) -> tuple[Callable[..., Any], Callable[..., Any]]:
