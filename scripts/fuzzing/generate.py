@@ -18,9 +18,12 @@ from fuzzing.registry import ENTRIES
 
 BACKENDS = ("openvino", "openvino_ts", "export")
 SHAPES = ("static", "dynamic", "both")
+OPEN = ("sizes", "ones")
 GRADS = ("no_grad", "inference_mode", "grad")
 _SHAPES = (["B", 4], ["B", "S"], ["B", "S", 4], ["B", "S", 6], ["B", 2, "S", 5], ["B", 3, 4, 4], [4], [3, 5], ["S"], [])
 _LEAST, _MOST = 3, 25
+# Share of programs with two sets of sizes that are run with open ones.
+_OPEN = 0.2
 # Attempts for each line: most operators fit some value.
 _ATTEMPTS = 12
 
@@ -60,7 +63,24 @@ def generate(seed: int, index: int) -> Program:
         mode = draw_mode(rng)
         program = _write(rng, mode, rng.randrange(1 << 30))
         if program is not None:
-            return program
+            break
+    mode = program.mode
+    # Chosen apart, so that what a seed stood for before there were open sizes is what it stands for.
+    apart = random.Random(f"{seed}:{index}:open")
+    if mode.backend != "export" and mode.sizes[0] != mode.sizes[1] and apart.random() < _OPEN:
+        return opened(program, apart.choice(OPEN))
+    return program
+
+
+def opened(program: Program, kind: str) -> Program:
+    """The same program in one graph for several sizes; see `Mode.open`."""
+    mode, (first, second) = program.mode, program.mode.sizes
+    if first == second:
+        second = {name: size + 1 for name, size in first.items()}
+    steps = "AACBCDA" if mode.frozen else "ACDBA"
+    changes = "WACB" if "W" in mode.steps and not mode.frozen else ""
+    beyond = "X" if "X" in mode.steps else ""
+    return program.with_mode(dynamic=False, open=kind, sizes=(first, second), steps=steps + changes + beyond)
 
 
 @functools.lru_cache(maxsize=1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fuzzing.generate import BACKENDS, GRADS, SHAPES
+from fuzzing.generate import BACKENDS, GRADS, OPEN, SHAPES, opened
 from fuzzing.program import Program
 
 _DYNAMIC = {"static": False, "dynamic": True, "both": None}
-NAMES = (*BACKENDS, *SHAPES, *GRADS, "frozen", "guarded", "train", "eval")
+NAMES = (*BACKENDS, *SHAPES, *GRADS, "frozen", "guarded", "train", "eval", *(f"open_{kind}" for kind in OPEN))
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -23,6 +23,8 @@ def parse(text: str) -> dict[str, Any]:
             filters["backend"] = name
         elif name in SHAPES:
             filters["dynamic"] = _DYNAMIC[name]
+        elif name.startswith("open_") and name in NAMES:
+            filters["open"] = name.removeprefix("open_")
         elif name in GRADS:
             filters["grad"] = name
         elif name in {"frozen", "guarded"}:
@@ -36,4 +38,5 @@ def parse(text: str) -> dict[str, Any]:
 
 def changed(program: Program, filters: dict[str, Any]) -> Program:
     """The program as the filters want it run."""
-    return program.with_mode(**filters) if filters else program
+    program = program.with_mode(**filters) if filters else program
+    return opened(program, filters["open"]) if "open" in filters else program

@@ -62,11 +62,13 @@ def _same_memory(new: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
 
 
 def _captured_in_parts(_: Any) -> Callable[..., Any]:
-    def capture(model: Callable[..., Any], backend: Callable[..., Any], observer: Any, **limits: Any) -> Any:
-        from torchserve_openvino.backend import _torch_kept, _torch_private
+    def capture(
+        model: Callable[..., Any], backend: Callable[..., Any], observer: Any, around: Any, **limits: Any
+    ) -> Any:
+        from torchserve_openvino.backend import _torch_private
 
         compiled = torch.compile(model, backend=backend, **limits)
-        _torch_private.watch_frames(compiled, observer, around=_torch_kept.kept_whole)
+        _torch_private.watch_frames(compiled, observer, around=around)
         return compiled
 
     return capture
@@ -127,6 +129,10 @@ MUTANTS: dict[str, Mutant] = {
     "packed_once": Mutant(
         "weights that are used as they are and transposed are packed once",
         (("convert.keep_orientations_apart", _does(None)),),
+    ),
+    "chains_fused": Mutant(
+        "OpenVINO fuses elementwise operators next to a chain that it fused before: the process ends",
+        (("build.crashes_plugin", _does("")),),
     ),
     "copy_unwritten": Mutant(
         "what copy_ writes stays memory that nobody wrote",

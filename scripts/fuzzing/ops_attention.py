@@ -27,6 +27,16 @@ def attention(g: Context) -> Draft:
     return Draft("F.scaled_dot_product_attention({0}, {1}, {1}, attn_mask={2})", [query, value, made])
 
 
+@op(0.7)
+def attention_of_tokens(g: Context) -> Draft:
+    """Attention over the second dimension, heads in the third, as projections lay them out."""
+    value = _attended(g, 4)
+    heads = "{0}.transpose(1, 2)"
+    form = g.choice(["{1}", "{0} + {1}", "torch.sigmoid({0}) * {1}"])
+    attended = f"F.scaled_dot_product_attention({heads}, {heads}, {heads}).transpose(1, 2)"
+    return Draft(form.replace("{1}", attended), [value])
+
+
 @op(1.0)
 def attention_by_hand(g: Context) -> Draft:
     query = _attended(g, 3)

@@ -22,6 +22,17 @@ def linear(g: Context) -> Draft:
 
 
 @op(1.0)
+def mlp(g: Context) -> Draft:
+    """Two layers, which OpenVINO fuses into one kernel where there are two dimensions."""
+    value = g.take(floating, at_least(2), lambda v: v.shape[-1] > 0)
+    last, kind = value.shape[-1], _dtype(value)
+    layers = [f"torch.nn.Linear({last}, 6{kind})", "torch.nn.ReLU()", f"torch.nn.Linear(6, {last}{kind})"]
+    name = g.attribute("m", f"torch.nn.Sequential({', '.join(layers)})")
+    form = g.choice(["{1}", "{0} + {1}", "torch.tanh({1}) + {0}", "torch.sigmoid({0}) * {1}"])
+    return Draft(form.replace("{1}", f"self.{name}({{0}})"), [value], uses=(name,))
+
+
+@op(1.0)
 def parameter(g: Context) -> Draft:
     value = g.take(floating, at_least(1), lambda v: v.shape[-1] > 0)
     name = g.attribute("p", f"torch.nn.Parameter(torch.randn({value.shape[-1]}{_dtype(value)}))")

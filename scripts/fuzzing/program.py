@@ -75,6 +75,8 @@ class Mode:
         steps: What happens: ``A`` and ``B`` are calls with other values of the first sizes, ``C`` and ``D`` of the
             second, ``W`` changes the weights, ``X`` is a call with an index beyond the end.
         options: Of `tov.compile`.
+        open: Which sizes one graph leaves open: ``sizes`` is those that have names, where they are not 1; ``ones`` is
+            1 too; empty is none.
     """
 
     backend: str = "openvino"
@@ -85,6 +87,7 @@ class Mode:
     sizes: tuple[dict[str, int], dict[str, int]] = field(default_factory=lambda: ({}, {}))
     steps: str = "ABA"
     options: dict[str, Any] = field(default_factory=dict)
+    open: str = ""
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,15 @@ class Program:
         if self.form == "nested":
             return f"({parts[0]}, [{', '.join(parts[1:])}])"
         return ", ".join(parts)
+
+    @property
+    def open_axes(self) -> dict[int, tuple[int, ...]]:
+        """Positions of inputs to the axes whose sizes have a name."""
+        found = {
+            position: tuple(axis for axis, size in enumerate(each.shape) if isinstance(size, str))
+            for position, each in enumerate(self.inputs)
+        }
+        return {position: axes for position, axes in found.items() if axes}
 
     @property
     def results(self) -> frozenset[str]:

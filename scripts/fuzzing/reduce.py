@@ -60,8 +60,8 @@ def simpler_modes(program: Program, failing: int) -> Iterator[Program]:
         if len(text) < len(steps):
             yield program.with_mode(steps=text)
     for change in (
-        {"train": False}, {"frozen": False}, {"backend": "openvino"}, {"dynamic": False}, {"dynamic": True},
-        {"grad": "no_grad"}, {"options": {"min_partition_us": 0}},
+        {"open": ""}, {"train": False}, {"frozen": False}, {"backend": "openvino"}, {"dynamic": False},
+        {"dynamic": True}, {"grad": "no_grad"}, {"options": {"min_partition_us": 0}},
     ):  # fmt: skip
         if any(getattr(mode, key) != value for key, value in change.items()) and not (
             change == {"dynamic": True} and mode.dynamic is False
@@ -159,5 +159,6 @@ def signature(program: Program, kind: str) -> str:
 def mode_text(mode: Mode) -> str:
     """A mode in few words."""
     shapes = {False: "static", True: "dynamic", None: "static then dynamic"}[mode.dynamic]
+    shapes = {"sizes": "open sizes", "ones": "open sizes, 1 too"}.get(mode.open, shapes)
     parts = [mode.backend, shapes, mode.grad, *(["frozen"] if mode.frozen else []), *(["train"] if mode.train else [])]
     return f"{', '.join(parts)}, calls {mode.steps}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,6 +22,8 @@ from fuzzing.program import Program
 from fuzzing.promised import promised_strides
 from fuzzing.uncounted import Books
 from fuzzing.values import arguments
+from torchserve_openvino.backend._torch_sizes import marking, open_ones
+from torchserve_openvino.backend.open_axes import OpenAxes
 
 # What another order of summation, another approximation or another place of rounding does to one operator's result.
 _NOISE = {torch.float32: 3e-6, torch.float16: 1.5e-3, torch.bfloat16: 1.2e-2}
@@ -149,8 +151,14 @@ def compiled(program: Program, module: torch.nn.Module) -> Callable[..., Any]:
     """The module as its mode asks for."""
     mode = program.mode
     options = {"config": {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}, **mode.options}
-    made = tov.compile(module, dynamic=mode.dynamic, backend=mode.backend, options=options)
+    made = tov.compile(
+        module, dynamic=mode.dynamic, backend=mode.backend, options=options, open_axes=_open_axes(program)
+    )
     return made.freeze() if mode.frozen else made
+
+
+def _open_axes(program: Program) -> OpenAxes | None:
+    return OpenAxes(program.open_axes, program.mode.open == "ones") if program.mode.open else None
 
 
 def module_of(program: Program, noise: int = -1, compiled: bool = False) -> torch.nn.Module:
@@ -177,7 +185,17 @@ def _by_torch(program: Program, module: torch.nn.Module, decomposed: bool) -> Ca
     backend: Any = "aot_eager"
     if decomposed:
         backend = aot_autograd(fw_compiler=_as_it_is, decompositions=core_aten_decompositions())
-    return torch.compile(module, backend=backend, dynamic=program.mode.dynamic)
+    call = torch.compile(module, backend=backend, dynamic=program.mode.dynamic)
+    open_axes = _open_axes(program)
+    if open_axes is None:
+        return call
+    around = open_ones(nullcontext) if open_axes.ones else nullcontext
+
+    def traced(*args: Any) -> Any:
+        with around():
+            return call(*args)
+
+    return marking(traced, open_axes)
 
 
 def _as_it_is(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:

@@ -20,7 +20,8 @@ def script(program: Program, title: str) -> str:
     mode = program.mode
     comment = "\n".join(f"# {line}" for line in title.splitlines())
     options = {"min_partition_us": 0, **mode.options}
-    compiled = f"tov.compile(model, dynamic={mode.dynamic}, backend={mode.backend!r}, options={options!r})"
+    axes = f", open_axes=OpenAxes({program.open_axes}, {mode.open == 'ones'})" if mode.open else ""
+    compiled = f"tov.compile(model, dynamic={mode.dynamic}, backend={mode.backend!r}, options={options!r}{axes})"
     context = {"no_grad": "torch.no_grad()", "inference_mode": "torch.inference_mode()", "grad": "torch.enable_grad()"}
     calls = [f"    ({_call(program, step)}),  # {step}" for step in mode.steps if step != "W"]
     change = "\n# The weights change between the calls where the list of steps has a W." if "W" in mode.steps else ""
@@ -31,6 +32,7 @@ import torch.nn.functional as F
 from torch import cond
 
 import torchserve_openvino as tov
+from torchserve_openvino.backend.open_axes import OpenAxes
 
 
 {program.source()}

@@ -299,3 +299,38 @@ def test_the_number_of_kernels_kept_is_taken_though_no_list_names_it() -> None:
     CORE.compile_model(model, "CPU", F32 | {name: 10})
     with pytest.raises(RuntimeError, match=name):
         CORE.compile_model(model, "CPU", F32 | {name: "x"})
+
+
+CRASH = """
+import numpy as np, openvino as ov, sys
+from openvino import opset15 as ops
+
+def weights(*shape):
+    return ops.constant(np.ones(shape, dtype=np.float32))
+
+x = ops.parameter([8, 16], ov.Type.f32)
+h = ops.exp(x)
+mlp = ops.matmul(ops.relu(ops.matmul(h, weights(16, 32), False, False)), weights(32, 16), False, False)
+# `h` and the chain meet, and the chain has a second consumer.
+model = ov.Model([ops.multiply(ops.add(h, mlp), ops.tanh(mlp))], [x])
+device, config = sys.argv[1], {"SNIPPETS_MODE": sys.argv[2]} if len(sys.argv) > 2 else {}
+core = ov.Core()
+if device != "CPU" and config:
+    core.set_property("CPU", config)
+    config = {}
+core.compile_model(model, device, config)
+"""
+
+
+@pytest.mark.parametrize("device", ["CPU", "AUTO", "HETERO:CPU"])
+def test_fusing_elementwise_operators_with_a_finished_chain_ends_the_process(device) -> None:
+    import signal
+    import subprocess
+    import sys
+
+    def status(*arguments: str) -> int:
+        command = [sys.executable, "-c", CRASH, device, *arguments]
+        return subprocess.run(command, check=False, capture_output=True).returncode
+
+    assert status() == -signal.SIGSEGV, "OpenVINO has mended it: fused_chains.py can go"
+    assert status("DISABLE") == 0

@@ -13,6 +13,7 @@ import openvino as ov
 import torch
 
 from torchserve_openvino.backend._openvino_private import core
+from torchserve_openvino.backend.fused_chains import NO_FUSION, crashes_plugin
 from torchserve_openvino.backend.own_weights import compile_from_file
 from torchserve_openvino.backend.spec import Interface
 from torchserve_openvino.report.tracker import PartitionRecord, Tracker
@@ -29,6 +30,7 @@ class Built:
     Attributes:
         from_cache: Nothing was compiled: it was imported, or OpenVINO's own CACHE_DIR had it.
         keep_alive: Memory that the compiled model uses.
+        unfused_at: An operator for which fusing is left out; see `fused_chains.py`.
     """
 
     compiled: ov.CompiledModel
@@ -36,6 +38,7 @@ class Built:
     from_cache: bool
     execution_devices: list[str]
     keep_alive: Any = None
+    unfused_at: str = ""
 
 
 def build(model: ov.Model, device: str, config: Mapping[str, Any], own_weights: bool = False) -> Built:
@@ -49,21 +52,41 @@ def build(model: ov.Model, device: str, config: Mapping[str, Any], own_weights: 
     """
     start = time.perf_counter()
 
+    unfused_at = _crashes(model, device)
+
     def compile(ready: ov.Model) -> ov.CompiledModel:
-        return core().compile_model(ready, device, _properties(device, config))
+        return core().compile_model(ready, device, _properties(device, config, unfused_at))
 
     compiled = compile_from_file(model, compile) if own_weights else compile(model)
     # Every device has it, none lists it.
-    return _built(compiled, start, bool(compiled.get_property("LOADED_FROM_CACHE")))
+    return _built(compiled, start, bool(compiled.get_property("LOADED_FROM_CACHE")), unfused_at=unfused_at)
 
 
-def _properties(device: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    return {**(_KEPT_KERNELS if device.partition(".")[0] == "CPU" else {}), **config}
+def _is_cpu(device: str) -> bool:
+    return device.partition(".")[0] == "CPU"
 
 
-def _built(compiled: ov.CompiledModel, start: float, from_cache: bool, keep_alive: Any = None) -> Built:
+def _crashes(model: ov.Model, device: str) -> str:
+    """Where the CPU plugin might crash on a model (`fused_chains.py`), if it is to see it."""
+    if device.startswith(("GPU", "NPU")) or not (operator := crashes_plugin(model)):
+        return ""
+    if not _is_cpu(device):
+        # AUTO, HETERO and others pass no property on: all that this process compiles from now on goes without.
+        core().set_property("CPU", NO_FUSION)
+    return operator
+
+
+def _properties(device: str, config: Mapping[str, Any], unfused_at: str = "") -> dict[str, Any]:
+    if not _is_cpu(device):
+        return dict(config)
+    return {**_KEPT_KERNELS, **(NO_FUSION if unfused_at else {}), **config}
+
+
+def _built(
+    compiled: ov.CompiledModel, start: float, from_cache: bool, keep_alive: Any = None, unfused_at: str = ""
+) -> Built:
     devices = [str(name) for name in _property(compiled, "EXECUTION_DEVICES", [])]
-    return Built(compiled, time.perf_counter() - start, from_cache, devices, keep_alive)
+    return Built(compiled, time.perf_counter() - start, from_cache, devices, keep_alive, unfused_at)
 
 
 def build_from_ir(xml: bytes, weights: Path, device: str, config: Mapping[str, Any]) -> Built:
@@ -75,7 +98,9 @@ def build_from_ir(xml: bytes, weights: Path, device: str, config: Mapping[str, A
     start = time.perf_counter()
     mapped = _mapped(weights)
     model = core().read_model(xml, mapped)
-    return _built(core().compile_model(model, device, _properties(device, config)), start, False, mapped)
+    unfused_at = _crashes(model, device)
+    compiled = core().compile_model(model, device, _properties(device, config, unfused_at))
+    return _built(compiled, start, False, mapped, unfused_at)
 
 
 def import_blob(path: Path, device: str, config: Mapping[str, Any]) -> Built:
@@ -113,6 +138,10 @@ def note_built(built: Built, interface: Interface, record: PartitionRecord, trac
     record.compile_seconds += built.seconds
     record.from_cache = built.from_cache
     record.execution_devices = built.execution_devices
+    if built.unfused_at:
+        tracker.add_note(
+            f"OpenVINO would crash while it fuses elementwise operators at {built.unfused_at}: compiled without that"
+        )
     if precision := effective_precision(built.compiled):
         tracker.config["effective_precision"] = precision
 

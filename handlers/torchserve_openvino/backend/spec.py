@@ -207,9 +207,9 @@ def _layout(tensor: torch.Tensor) -> tuple[int, ...] | None:
 
     Gaps between elements, as in a slice of a value, are not kept; the order is what later operators go by.
     """
-    if tensor.dim() < 2 or tensor.is_contiguous():
+    if tensor.dim() < 2:
         return None
-    strides, sizes = (tuple(symbol_free_hint(value) for value in values) for values in (tensor.stride(), tensor.shape))
+    strides, sizes = (tuple(map(example_of, values)) for values in (tensor.stride(), tensor.shape))
     several = [i for i, size in enumerate(sizes) if size != 1]
     by_stride = sorted(several, key=lambda i: (-strides[i], i))
     # Elements that share memory, as in an expanded value, have no order.
@@ -220,9 +220,12 @@ def _layout(tensor: torch.Tensor) -> tuple[int, ...] | None:
     return tuple(i if size == 1 else next(places) for i, size in enumerate(sizes))
 
 
-def symbol_free_hint(value: Any) -> int:
-    """A size or stride as a number; for a symbol that of the example."""
-    return value if isinstance(value, int) else int(value.node.hint or 0)
+def example_of(value: Any) -> int:
+    """A size or stride as a number; a symbol stands for the example's, but for 2 at least: 1 would hide an order."""
+    if isinstance(value, int):
+        return value
+    known = value.node.shape_env.backed_var_to_val
+    return int(value.node.expr.subs({name: max(2, int(known.get(name, 2))) for name in value.node.expr.free_symbols}))
 
 
 def spec_of(value: Any) -> ValueSpec:

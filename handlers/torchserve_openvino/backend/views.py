@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from torchserve_openvino.backend.spec import symbol_free_hint
+from torchserve_openvino.backend.spec import example_of
 from torchserve_openvino.ops.names import HANDED_OUT, is_symbolic_scalar, value_of
 
 
@@ -67,13 +67,10 @@ def _is_dense(value: Any) -> bool:
     """Whether a tensor fills memory from its start without gaps, in whatever order of its dimensions."""
     if not isinstance(value, torch.Tensor):
         return True
-    if symbol_free_hint(value.storage_offset()) != 0:
+    if example_of(value.storage_offset()) != 0:
         return False
     expected = 1
-    sizes = [
-        (symbol_free_hint(stride), symbol_free_hint(size))
-        for stride, size in zip(value.stride(), value.shape, strict=True)
-    ]
+    sizes = [(example_of(stride), example_of(size)) for stride, size in zip(value.stride(), value.shape, strict=True)]
     for stride, size in sorted(pair for pair in sizes if pair[1] != 1):
         if stride != expected:
             return False

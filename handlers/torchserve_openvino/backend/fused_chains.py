@@ -1,0 +1,106 @@
+"""Models that OpenVINO's CPU plugin crashes on while it fuses operators, found before they are compiled.
+
+The plugin fuses two kinds of chains into one kernel first: matrix multiplications of two dimensions by constants with
+elementwise operators in between (a small MLP), and attention. Then it fuses the elementwise operators that are left.
+Where one of these takes both a finished chain and another fused operator, it follows a null pointer, and the process
+ends: ``h + tanh(linear(relu(linear(h))))`` with ``h`` computed is enough. OpenVINO 2026.4,
+``src/common/snippets/src/utils/tokenization_utils.cpp``: ``clones[input_node]`` of a subgraph marked ``Completed``
+(tests/contract/test_openvino.py). Such a model is compiled without this fusion, `NO_FUSION`; it costs up to a fifth of
+the time of small MLPs, and mostly nothing.
+"""
+
+from collections.abc import Iterator
+
+import openvino as ov
+
+NO_FUSION = {"SNIPPETS_MODE": "DISABLE"}
+
+# Between two matrix multiplications of a chain, and behind the last one.
+_ELEMENTWISE = frozenset({
+    "Abs", "Add", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Ceiling", "Clamp", "Convert", "Cos", "Divide",
+    "Elu", "Equal", "Erf", "Exp", "FakeQuantize", "Floor", "FloorMod", "Gelu", "Greater", "GreaterEqual", "HSigmoid",
+    "HSwish", "IsFinite", "IsInf", "IsNaN", "Less", "LessEqual", "Log", "LogicalAnd", "LogicalNot", "LogicalOr",
+    "LogicalXor", "Maximum", "Minimum", "Mish", "Mod", "Multiply", "Negative", "NotEqual", "PRelu", "Power", "ReLU",
+    "Relu", "Round", "Select", "Sigmoid", "Sign", "Sin", "SoftPlus", "Softmax", "Sqrt", "SquaredDifference", "Subtract",
+    "Swish", "Tanh",
+})  # fmt: skip
+# The plugin makes an Einsum into the other.
+_MULTIPLICATIONS = frozenset({"MatMul", "Einsum"})
+_IN_ATTENTION = _ELEMENTWISE | {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Broadcast"}
+
+
+def crashes_plugin(model: ov.Model) -> str:
+    """Name of an operator at which the CPU plugin might crash; empty where there is none."""
+    ends = (node for node in model.get_ops() if _ends_chain(node))
+    return next((found for node in ends if (found := _meeting(node))), "")
+
+
+def _ends_chain(node: ov.Node) -> bool:
+    """Whether an operator might end a chain: a matrix multiplication, and another of its kind stands before it."""
+    kind = node.get_type_name()
+    if kind not in _MULTIPLICATIONS:
+        return kind == "ScaledDotProductAttention"
+    by_constant = _by_constant(node)
+    rank = node.get_output_partial_shape(0).rank
+    if by_constant and rank.is_static and rank.get_length() > 2:
+        return False
+    between = _ELEMENTWISE if by_constant else _IN_ATTENTION
+    waiting, seen = [node.input_value(0).get_node()], set()
+    while waiting:
+        each = waiting.pop()
+        kind = each.get_type_name()
+        if kind in _MULTIPLICATIONS and _by_constant(each) == by_constant:
+            return True
+        if kind in between and (name := each.get_name()) not in seen:
+            seen.add(name)
+            waiting += [value.get_node() for value in each.input_values()]
+    return False
+
+
+def _by_constant(multiplication: ov.Node) -> bool:
+    return any(_is_constant(value.get_node()) for value in multiplication.input_values()[1:])
+
+
+def _meeting(node: ov.Node) -> str:
+    """Where the end of a chain meets the result of another elementwise operator, in an elementwise operator."""
+    waiting, seen = [node], set()
+    while waiting:
+        source = waiting.pop()
+        name = source.get_name()
+        if name in seen:
+            continue
+        seen.add(name)
+        for consumer in _consumers(source):
+            kind = consumer.get_type_name()
+            if kind == "Transpose":
+                waiting.append(consumer)
+            elif kind in _ELEMENTWISE:
+                others = [value.get_node() for value in consumer.input_values()]
+                if any(each.get_name() != name and _is_fused(each) for each in others):
+                    return str(consumer.get_friendly_name())
+                waiting.append(consumer)
+    return ""
+
+
+def _consumers(node: ov.Node) -> Iterator[ov.Node]:
+    return (target.get_node() for target in node.output(0).get_target_inputs())
+
+
+def _is_fused(node: ov.Node) -> bool:
+    """Whether the plugin might fuse an operator on its own."""
+    while node.get_type_name() == "Convert" and node.get_input_element_type(0) == node.get_output_element_type(0):
+        node = node.input_value(0).get_node()
+    return node.get_type_name() in _ELEMENTWISE and not _is_constant(node)
+
+
+def _is_constant(node: ov.Node) -> bool:
+    """Whether the plugin folds it into a constant."""
+    waiting, seen = [node], set()
+    while waiting:
+        each = waiting.pop()
+        if each.get_type_name() in {"Parameter", "ReadValue"}:
+            return False
+        if (name := each.get_name()) not in seen:
+            seen.add(name)
+            waiting += [value.get_node() for value in each.input_values()]
+    return True

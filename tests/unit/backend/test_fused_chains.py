@@ -1,0 +1,140 @@
+"""Models that crash OpenVINO's CPU plugin while it fuses operators; where one gets through, the process ends."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import openvino as ov
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import torchserve_openvino as tov
+from helpers import assert_same
+from torchserve_openvino.backend.fused_chains import crashes_plugin
+from torchserve_openvino.cache.open import CacheSettings
+
+Tensor = torch.Tensor
+# What follows a chain: its end is `a`, computed elsewhere are `v` and what is made of it.
+TAILS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "gate": lambda a, v: v.sigmoid() * a - a,
+    "residual": lambda a, v: torch.tanh(a) + v.exp(),
+    "highway": lambda a, v: v.sigmoid() * a + (1 - v.sigmoid()) * v,
+    "where": lambda a, v: torch.where(v > 0, a, 0.0),
+    "compare": lambda a, v: (a > v.exp()).float(),
+    "twice": lambda a, v: (a - v) * a.exp(),
+    "many": lambda a, v: a + v.exp() + v.tanh() + v.abs() + v.sin() + v.cos() + v.sigmoid() + torch.erf(v),
+    "loss": lambda a, v: F.binary_cross_entropy_with_logits(a, v.sigmoid()),
+}
+
+
+class Layers(nn.Module):
+    def __init__(self, tail: str) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 10))
+        self.tail = TAILS[tail]
+
+    def forward(self, x: Tensor, v: Tensor) -> Tensor:
+        return self.tail(self.layers(x), v)
+
+
+class Attention(nn.Module):
+    """Heads in the third dimension, as projections lay them out."""
+
+    def __init__(self, tail: str) -> None:
+        super().__init__()
+        self.tail = TAILS[tail]
+
+    def forward(self, x: Tensor, v: Tensor) -> Tensor:
+        heads = x.transpose(1, 2)
+        return self.tail(F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2), v)
+
+
+class Residual(nn.Module):
+    """Blocks as in a network for tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + torch.tanh(block(x))
+        return x
+
+
+CASES = [(Layers, tail) for tail in TAILS] + [(Attention, tail) for tail in TAILS]
+
+
+def _inputs(kind: type, seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(8, 16), (8, 10)] if kind is Layers else [(2, 16, 4, 32)] * 2
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("kind", "tail"), CASES)
+def test_a_chain_and_what_follows(kind: type, tail: str, dynamic: bool) -> None:
+    model = kind(tail).eval()
+    compiled = tov.compile(model, dynamic=dynamic, options={"config": {"INFERENCE_PRECISION_HINT": "f32"}})
+    with torch.no_grad():
+        for seed in (0, 1):
+            inputs = _inputs(kind, seed)
+            assert_same(compiled(*inputs), model(*inputs))
+    assert compiled.report.summary.fallbacks == 0
+
+
+@pytest.mark.parametrize("device", ["CPU", "AUTO"])
+@pytest.mark.parametrize("backend", ["openvino", "openvino_ts", "export"])
+def test_residual_blocks(backend: str, device: str) -> None:
+    model, x = Residual().eval(), torch.randn(8, 64)
+    options = {"device": device, "config": {"INFERENCE_PRECISION_HINT": "f32"}}
+    compiled = tov.compile(model, backend=backend, options=options)
+    with torch.no_grad():
+        assert_same(compiled(x), model(x))
+    assert any("would crash" in note for note in compiled.report.to_dict()["notes"])
+
+
+@pytest.mark.parametrize("for_level", [False, True])
+def test_from_the_cache(tmp_path: Path, for_level: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Residual().eval(), torch.randn(8, 64)
+    options = {"model_caching": True, "cache_dir": str(tmp_path), "config": {"INFERENCE_PRECISION_HINT": "f32"}}
+    for warm in (False, True):
+        compiled = tov.compile(model, options=options, cache=CacheSettings(for_level=for_level))
+        with torch.no_grad():
+            assert_same(compiled(x), model(x))
+        assert bool(compiled.report.cache.hits) is warm
+
+
+def _model_of(compiled_module: nn.Module, *inputs: Tensor) -> ov.Model:
+    return ov.convert_model(torch.export.export(compiled_module, inputs))
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.layer(x)[:, 0]))
+
+
+def test_everyday_models_are_fused() -> None:
+    layers = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)).eval()
+    assert crashes_plugin(_model_of(layers, torch.randn(8, 16))) == ""
+    assert crashes_plugin(_model_of(Encoder().eval(), torch.randn(2, 7, 32))) == ""
+    assert crashes_plugin(_model_of(Residual().eval(), torch.randn(8, 64))) != ""
+
+
+def test_attention_with_a_mask_is_fused() -> None:
+    class Masked(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    x, mask = torch.randn(2, 4, 16, 32), torch.ones(2, 1, 16, 16, dtype=torch.bool)
+    compiled = tov.compile(Masked())
+    with torch.no_grad():
+        assert_same(compiled(x, mask), Masked()(x, mask))
+    assert not any("would crash" in note for note in compiled.report.to_dict()["notes"])
