@@ -1,10 +1,11 @@
-"""What one symbolic graph keeps in memory for each length that it was called with, and what a length costs again.
+"""What a worker keeps in memory for each length that one symbolic graph was called with, and what a length costs again.
 
     python scripts/benchmark_lengths.py
-    python scripts/benchmark_lengths.py --lengths 1200 --capacities 5000,1000,100 --layers 6 --width 384
+    python scripts/benchmark_lengths.py --calls 1000 --capacities 1000,100,10 --layers 6 --width 384
 
 OpenVINO's CPU plugin keeps the kernels that it made for a size. Each contender is a ``CPU_RUNTIME_CACHE_CAPACITY`` in a
-process of its own: 5000 is OpenVINO's default, 1000 ours. First each length is called once, then some at random.
+process of its own: 5000 is OpenVINO's default, 100 ours. Lengths are random, the longest comes first, so that what
+grows is not the room for activations. At last eight lengths take turns, and then any of all, each timed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Annotated
 
@@ -28,52 +30,66 @@ from torch import nn
 
 import torchserve_openvino as tov
 
+_FEW = range(8, 40, 4)
+_TIMED = 150
 
-def _megabytes() -> float:
+
+def _megabytes() -> int:
     """Resident memory of this process, without what the allocator only keeps for later."""
     ctypes.CDLL(None).malloc_trim(0)
-    return psutil.Process().memory_info().rss / 1e6
+    return round(psutil.Process().memory_info().rss / 1e6)
 
 
-def measure(capacity: int, lengths: int, layers: int, width: int, calls: int) -> tuple[float, float]:
-    """Megabytes for all lengths together, and the median milliseconds of a call with one of them."""
+def _milliseconds(call: Callable[[int], object], lengths: Sequence[int]) -> float:
+    """The median of a call, its length drawn from these."""
+    seconds = []
+    for length in random.Random(0).choices(lengths, k=_TIMED):
+        start = time.perf_counter()
+        call(length)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds) * 1e3
+
+
+def measure(capacity: int, calls: int, longest: int, layers: int, width: int) -> tuple[list[int], float, float]:
+    """Megabytes after warm-up and after each quarter of the calls; milliseconds with few lengths, and with all."""
     layer = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True)
     model = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).eval()
     compiled = tov.compile(model, dynamic=True, options={"config": {"CPU_RUNTIME_CACHE_CAPACITY": capacity}})
-    seconds = []
+
+    def call(length: int) -> object:
+        return compiled(torch.randn(1, length, width))
+
+    lengths = range(3, longest + 1)
     with torch.inference_mode():
-        compiled(torch.randn(1, 3, width))
-        before = _megabytes()
-        for length in range(2, lengths + 2):
-            compiled(torch.randn(1, length, width))
-        kept = _megabytes() - before
-        for length in random.Random(0).choices(range(2, lengths + 2), k=calls):
-            x = torch.randn(1, length, width)
-            start = time.perf_counter()
-            compiled(x)
-            seconds.append(time.perf_counter() - start)
-    return kept, statistics.median(seconds) * 1e3
+        call(longest), call(lengths[0])
+        grown = [_megabytes()]
+        for position, length in enumerate(random.Random(0).choices(lengths, k=calls), 1):
+            call(length)
+            if position % (calls // 4) == 0:
+                grown.append(_megabytes())
+        return grown, _milliseconds(call, _FEW), _milliseconds(call, lengths)
 
 
 def main(
-    lengths: Annotated[int, typer.Option(help="How many, from 2 on.")] = 400,
-    capacities: Annotated[str, typer.Option(help="Contenders, by comma.")] = "5000,1000,100",
-    layers: Annotated[int, typer.Option(help="Of the encoder.")] = 1,
-    width: Annotated[int, typer.Option(help="Of the encoder.")] = 64,
-    calls: Annotated[int, typer.Option(help="Timed, with lengths at random.")] = 300,
+    calls: Annotated[int, typer.Option(help="Each of a random length.", min=4)] = 1000,
+    longest: Annotated[int, typer.Option(help="Lengths go from 3 to this.", min=40)] = 512,
+    capacities: Annotated[str, typer.Option(help="Contenders, by comma.")] = "1000,100,10",
+    layers: Annotated[int, typer.Option(help="Of the encoder.")] = 6,
+    width: Annotated[int, typer.Option(help="Of the encoder.")] = 384,
 ) -> None:
     """Measures memory and time by the number of kernels that OpenVINO keeps.
 
-    Examples: benchmark_lengths.py; benchmark_lengths.py --lengths 1200 --capacities 5000,100
+    Examples: benchmark_lengths.py; benchmark_lengths.py --calls 400 --capacities 5000,100 --layers 1 --width 64
     """
     console = Console()
-    table = Table("kernels kept", "MB for all lengths", "MB for one", "ms for a call")
+    table = Table("kernels kept", "MB", "1/4", "2/4", "3/4", "all calls", "ms, 8 lengths", "ms, any length")
     context = multiprocessing.get_context("spawn")
     chosen = [int(each) for each in capacities.split(",")]
     for capacity in track(chosen, "contenders", console=Console(stderr=True), disable=not sys.stderr.isatty()):
         with ProcessPoolExecutor(1, mp_context=context) as own_process:
-            kept, call = own_process.submit(measure, capacity, lengths, layers, width, calls).result()
-        table.add_row(str(capacity), f"{kept:.0f}", f"{kept / lengths:.2f}", f"{call:.2f}")
+            arguments = (capacity, calls, longest, layers, width)
+            grown, few, any_length = own_process.submit(measure, *arguments).result()
+        table.add_row(str(capacity), *map(str, grown), f"{few:.2f}", f"{any_length:.2f}")
     console.print(table)
 
 
