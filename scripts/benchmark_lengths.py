@@ -81,7 +81,8 @@ def main(
 
     Examples: benchmark_lengths.py; benchmark_lengths.py --calls 400 --capacities 5000,100 --layers 1 --width 64
     """
-    console = Console()
+    # A file or a pipe has no width: no cell is cut.
+    console = Console() if sys.stdout.isatty() else Console(width=120)
     table = Table("kernels kept", "MB", "1/4", "2/4", "3/4", "all calls", "ms, 8 lengths", "ms, any length")
     context = multiprocessing.get_context("spawn")
     chosen = [int(each) for each in capacities.split(",")]
