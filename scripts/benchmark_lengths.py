@@ -61,7 +61,8 @@ def measure(capacity: int, calls: int, longest: int, layers: int, width: int) ->
 
     lengths = range(3, longest + 1)
     with torch.inference_mode():
-        call(longest), call(lengths[0])
+        call(longest)
+        call(lengths[0])
         grown = [_megabytes()]
         for position, length in enumerate(random.Random(0).choices(lengths, k=calls), 1):
             call(length)

@@ -65,7 +65,7 @@ def generate(seed: int, index: int) -> Program:
         if program is not None:
             break
     mode = program.mode
-    # Chosen apart, so that what a seed stood for before there were open sizes is what it stands for.
+    # Drawn apart: the programs of a seed stay whatever share of them is run so.
     apart = random.Random(f"{seed}:{index}:open")
     if mode.backend != "export" and mode.sizes[0] != mode.sizes[1] and apart.random() < _OPEN:
         return opened(program, apart.choice(OPEN))

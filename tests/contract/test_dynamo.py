@@ -255,7 +255,7 @@ def test_settings_of_dynamo_belong_to_a_thread() -> None:
 def test_what_dynamic_sets_at_each_call(dynamic) -> None:
     from torch._dynamo.eval_frame import make_set_enable_dynamic
 
-    from torchserve_openvino.backend._torch_kept import kept_whole_with
+    from torchserve_openvino.backend._torch_kept import kept_whole
 
     names = ("assume_static_by_default", "automatic_dynamic_shapes")
 
@@ -264,7 +264,7 @@ def test_what_dynamic_sets_at_each_call(dynamic) -> None:
 
     # Something else than what either of them sets.
     with torch._dynamo.config.patch(assume_static_by_default=dynamic, automatic_dynamic_shapes=True):
-        with kept_whole_with(dynamic)():
+        with kept_whole(dynamic):
             ours = settings()
         revert = make_set_enable_dynamic(dynamic)()
         theirs = settings()

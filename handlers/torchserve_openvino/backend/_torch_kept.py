@@ -8,7 +8,7 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -31,7 +31,8 @@ _SETTINGS = {
     "use_recursive_dict_tags_for_guards": True,
 }
 # As `torch._dynamo.eval_frame.make_set_enable_dynamic` sets them (tests/contract/test_dynamo.py).
-_SHAPES: dict[bool, dict[str, Any]] = {
+_SHAPES: dict[bool | None, dict[str, Any]] = {
+    None: {},
     True: {"assume_static_by_default": False},
     False: {"automatic_dynamic_shapes": False, "assume_static_by_default": True},
 }
@@ -77,25 +78,17 @@ def _kernel(op: torch._ops.OpOverload, apart: Callable[..., Any], whole: Callabl
 
 
 @contextmanager
-def kept_whole() -> Iterator[None]:
+def kept_whole(dynamic: bool | None = None) -> Iterator[None]:
     """While it lasts, Dynamo traces by this package's settings, and this thread traces stand-ins.
 
     Where gradients are recorded, Dynamo breaks the graph at such an operator, and torch runs it.
+
+    Args:
+        dynamic: As in ``torch.compile``, which would set it at each call, traced or not; None leaves it as it is.
     """
     token = _KEEPS_WHOLE.set(True)
     try:
-        with dynamo_config.patch(_SETTINGS):
+        with dynamo_config.patch(_SETTINGS | _SHAPES[dynamic]):
             yield
     finally:
         _KEEPS_WHOLE.reset(token)
-
-
-def kept_whole_with(dynamic: bool | None) -> Callable[[], AbstractContextManager[None]]:
-    """`kept_whole`, and what ``dynamic`` means to ``torch.compile``, which would set it at each call, traced or not."""
-
-    @contextmanager
-    def tracing() -> Iterator[None]:
-        with kept_whole(), dynamo_config.patch(_SHAPES[dynamic]) if dynamic is not None else nullcontext():
-            yield
-
-    return tracing

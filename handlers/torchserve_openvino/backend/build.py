@@ -52,7 +52,6 @@ def build(model: ov.Model, device: str, config: Mapping[str, Any], own_weights: 
         RuntimeError: The plugin refused the model; its own message.
     """
     start = time.perf_counter()
-
     unfused_at = _crashes(model, device)
 
     def compile(ready: ov.Model) -> ov.CompiledModel:

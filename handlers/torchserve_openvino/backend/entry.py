@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -118,7 +119,7 @@ def compile(
 
     def trace() -> Traced:
         from torchserve_openvino.backend import _torch_private as private
-        from torchserve_openvino.backend._torch_kept import kept_whole_with
+        from torchserve_openvino.backend._torch_kept import kept_whole
         from torchserve_openvino.backend.books import FrameBooks
         from torchserve_openvino.backend.capture import OpenVINOBackend
         from torchserve_openvino.backend.whole import capture_whole
@@ -127,7 +128,7 @@ def compile(
         # Both are in torch 2.13's signature (tests/contract), not in its type stubs.
         limits: Any = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
         compiled = torch.compile(traced, backend=ours, fullgraph=fullgraph, **limits)
-        around = kept_whole_with(dynamic)
+        around: Callable[[], AbstractContextManager[None]] = functools.partial(kept_whole, dynamic)
         mark: Callable[[Callable[..., Any]], Callable[..., Any]] = functools.partial
         if open_axes is not None:
             from torchserve_openvino.backend._torch_sizes import marking, open_ones

@@ -20,7 +20,7 @@ _ELEMENTWISE = frozenset({
     "Abs", "Add", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Ceiling", "Clamp", "Convert", "Cos", "Divide",
     "Elu", "Equal", "Erf", "Exp", "FakeQuantize", "Floor", "FloorMod", "Gelu", "Greater", "GreaterEqual", "HSigmoid",
     "HSwish", "IsFinite", "IsInf", "IsNaN", "Less", "LessEqual", "Log", "LogicalAnd", "LogicalNot", "LogicalOr",
-    "LogicalXor", "Maximum", "Minimum", "Mish", "Mod", "Multiply", "Negative", "NotEqual", "PRelu", "Power", "ReLU",
+    "LogicalXor", "Maximum", "Minimum", "Mish", "Mod", "Multiply", "Negative", "NotEqual", "PRelu", "Power",
     "Relu", "Round", "Select", "Sigmoid", "Sign", "Sin", "SoftPlus", "Softmax", "Sqrt", "SquaredDifference", "Subtract",
     "Swish", "Tanh",
 })  # fmt: skip
@@ -45,16 +45,10 @@ def _ends_chain(node: ov.Node) -> bool:
     if by_constant and rank.is_static and rank.get_length() > 2:
         return False
     between = _ELEMENTWISE if by_constant else _IN_ATTENTION
-    waiting, seen = [node.input_value(0).get_node()], set()
-    while waiting:
-        each = waiting.pop()
-        kind = each.get_type_name()
-        if kind in _MULTIPLICATIONS and _by_constant(each) == by_constant:
-            return True
-        if kind in between and (name := each.get_name()) not in seen:
-            seen.add(name)
-            waiting += [value.get_node() for value in each.input_values()]
-    return False
+    return any(
+        each.get_type_name() in _MULTIPLICATIONS and _by_constant(each) == by_constant
+        for each in _upstream(node.input_value(0).get_node(), between)
+    )
 
 
 def _by_constant(multiplication: ov.Node) -> bool:
@@ -70,20 +64,17 @@ def _meeting(node: ov.Node) -> str:
         if name in seen:
             continue
         seen.add(name)
-        for consumer in _consumers(source):
+        for target in source.output(0).get_target_inputs():
+            consumer = target.get_node()
             kind = consumer.get_type_name()
             if kind == "Transpose":
                 waiting.append(consumer)
             elif kind in _ELEMENTWISE:
-                others = [value.get_node() for value in consumer.input_values()]
+                others = (value.get_node() for value in consumer.input_values())
                 if any(each.get_name() != name and _is_fused(each) for each in others):
                     return str(consumer.get_friendly_name())
                 waiting.append(consumer)
     return ""
-
-
-def _consumers(node: ov.Node) -> Iterator[ov.Node]:
-    return (target.get_node() for target in node.output(0).get_target_inputs())
 
 
 def _is_fused(node: ov.Node) -> bool:
@@ -95,12 +86,17 @@ def _is_fused(node: ov.Node) -> bool:
 
 def _is_constant(node: ov.Node) -> bool:
     """Whether the plugin folds it into a constant."""
+    return all(each.get_type_name() not in {"Parameter", "ReadValue"} for each in _upstream(node))
+
+
+def _upstream(node: ov.Node, through: frozenset[str] | None = None) -> Iterator[ov.Node]:
+    """A node and those that its value is made of, each once; with ``through`` only behind operators of these types."""
     waiting, seen = [node], set()
     while waiting:
         each = waiting.pop()
-        if each.get_type_name() in {"Parameter", "ReadValue"}:
-            return False
-        if (name := each.get_name()) not in seen:
-            seen.add(name)
+        if (name := each.get_name()) in seen:
+            continue
+        seen.add(name)
+        yield each
+        if through is None or each.get_type_name() in through:
             waiting += [value.get_node() for value in each.input_values()]
-    return True
