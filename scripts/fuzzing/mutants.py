@@ -134,6 +134,10 @@ MUTANTS: dict[str, Mutant] = {
         "OpenVINO fuses elementwise operators next to a chain that it fused before: the process ends",
         (("build.crashes_plugin", _does("")),),
     ),
+    "reductions_joined": Mutant(
+        "OpenVINO computes what stands behind a reduction in its kernel, at other channels",
+        (("kernel_users._is_joined_reduction", _does(False)),),
+    ),
     "copy_unwritten": Mutant(
         "what copy_ writes stays memory that nobody wrote",
         (("convert_ts._WHOLE", _without("aten.copy.default")),),

@@ -32,11 +32,15 @@ def mlp(g: Context) -> Draft:
     return Draft(form.replace("{1}", f"self.{name}({{0}})"), [value], uses=(name,))
 
 
-@op(1.0)
+@op(1.5)
 def parameter(g: Context) -> Draft:
-    value = g.take(floating, at_least(1), lambda v: v.shape[-1] > 0)
-    name = g.attribute("p", f"torch.nn.Parameter(torch.randn({value.shape[-1]}{_dtype(value)}))")
-    return Draft(g.choice([f"{{0}} * self.{name}", f"{{0}} + self.{name}"]), [value], uses=(name,))
+    """Numbers along one dimension, which OpenVINO computes in the kernel of what stands before where it can."""
+    value = g.take(floating, at_least(1), lambda v: v.tensor.numel() > 0)
+    along = g.choice([value.dim - 1, g.integer(0, value.dim - 1)])
+    shape = ", ".join([str(value.shape[along])] + ["1"] * (value.dim - 1 - along))
+    name = g.attribute("p", f"torch.nn.Parameter(torch.randn({shape}{_dtype(value)}))")
+    forms = ["{0} * P", "{0} + P", "{0} - P", "torch.relu({0}) * P", "torch.where({0} > 0, {0}, {0} * P)"]
+    return Draft(g.choice(forms).replace("P", f"self.{name}"), [value], uses=(name,))
 
 
 @op(0.8)

@@ -268,6 +268,20 @@ def test_a_reduction_of_integers_computes_what_is_behind_it_for_its_first_values
     assert run(build, x).reshape(-1).tolist() != [9] * 5
 
 
+def test_a_reduction_of_three_dimensions_takes_numbers_of_other_channels() -> None:
+    """Why `backend/kernel_users.py` keeps the two apart; reductions of four dimensions are right."""
+    x = np.random.default_rng(0).standard_normal((2, 3, 4, 1)).astype(np.float32)
+    numbers = np.array([1, 10, 100], dtype=np.float32)
+
+    def build(p: ov.Node) -> ov.Node:
+        total = ops.reduce_sum(p, ops.constant(np.array([2])), False)
+        return ops.multiply(total, ops.constant(numbers.reshape(3, *[1] * (len(p.shape) - 3))))
+
+    expected = x.sum(2) * numbers[:, None]
+    assert np.allclose(run(build, x), expected, atol=1e-3)
+    assert not np.allclose(run(build, x[..., 0]), expected[..., 0], atol=1e-3)
+
+
 def test_the_absolute_value_of_a_concatenation_is_taken_of_its_parts() -> None:
     """Why `backend/kernel_users.py` keeps the two apart."""
     x = np.array([-1.0, 2.0], dtype=np.float32)
@@ -308,28 +322,39 @@ from openvino import opset15 as ops
 def weights(*shape):
     return ops.constant(np.ones(shape, dtype=np.float32))
 
-x = ops.parameter([8, 16], ov.Type.f32)
-h = ops.exp(x)
-mlp = ops.matmul(ops.relu(ops.matmul(h, weights(16, 32), False, False)), weights(32, 16), False, False)
-# `h` and the chain meet, and the chain has a second consumer.
-model = ov.Model([ops.multiply(ops.add(h, mlp), ops.tanh(mlp))], [x])
-device, config = sys.argv[1], {"SNIPPETS_MODE": sys.argv[2]} if len(sys.argv) > 2 else {}
+def of_layers():
+    x = ops.parameter([8, 16], ov.Type.f32)
+    h = ops.exp(x)
+    mlp = ops.matmul(ops.relu(ops.matmul(h, weights(16, 32), False, False)), weights(32, 16), False, False)
+    # `h` and the chain meet, and the chain has a second consumer.
+    return ov.Model([ops.multiply(ops.add(h, mlp), ops.tanh(mlp))], [x])
+
+def minus_an_input():
+    # The plugin makes it the sum with the input's negative.
+    x, y = ops.parameter([4, 2, 2, 4], ov.Type.f32), ops.parameter([4], ov.Type.f32)
+    order = ops.constant(np.array([0, 2, 1, 3]))
+    heads = ops.transpose(x, order)
+    attended = ops.transpose(ops.scaled_dot_product_attention(heads, heads, heads), order)
+    return ov.Model([ops.subtract(attended, y)], [x, y])
+
+model, device = globals()[sys.argv[1]](), sys.argv[2]
 core = ov.Core()
-if device != "CPU" and config:
-    core.set_property("CPU", config)
-    config = {}
-core.compile_model(model, device, config)
+core.set_property("CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+if len(sys.argv) > 3:
+    core.set_property("CPU", {"SNIPPETS_MODE": sys.argv[3]})
+core.compile_model(model, device)
 """
 
 
+@pytest.mark.parametrize("model", ["of_layers", "minus_an_input"])
 @pytest.mark.parametrize("device", ["CPU", "AUTO", "HETERO:CPU"])
-def test_fusing_elementwise_operators_with_a_finished_chain_ends_the_process(device) -> None:
+def test_fusing_elementwise_operators_with_a_finished_chain_ends_the_process(device, model) -> None:
     import signal
     import subprocess
     import sys
 
     def status(*arguments: str) -> int:
-        command = [sys.executable, "-c", CRASH, device, *arguments]
+        command = [sys.executable, "-c", CRASH, model, device, *arguments]
         return subprocess.run(command, check=False, capture_output=True).returncode
 
     assert status() == -signal.SIGSEGV, "OpenVINO has mended it: fused_chains.py can go"

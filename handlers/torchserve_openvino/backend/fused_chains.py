@@ -16,7 +16,7 @@ import openvino as ov
 NO_FUSION = {"SNIPPETS_MODE": "DISABLE"}
 
 # Between two matrix multiplications of a chain, and behind the last one.
-_ELEMENTWISE = frozenset({
+ELEMENTWISE = frozenset({
     "Abs", "Add", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Ceiling", "Clamp", "Convert", "Cos", "Divide",
     "Elu", "Equal", "Erf", "Exp", "FakeQuantize", "Floor", "FloorMod", "Gelu", "Greater", "GreaterEqual", "HSigmoid",
     "HSwish", "IsFinite", "IsInf", "IsNaN", "Less", "LessEqual", "Log", "LogicalAnd", "LogicalNot", "LogicalOr",
@@ -24,9 +24,11 @@ _ELEMENTWISE = frozenset({
     "Relu", "Round", "Select", "Sigmoid", "Sign", "Sin", "SoftPlus", "Softmax", "Sqrt", "SquaredDifference", "Subtract",
     "Swish", "Tanh",
 })  # fmt: skip
+# The plugin makes the sum with a negative, and the product with a power, of them.
+_TURN_THE_SECOND = frozenset({"Subtract", "Divide"})
 # The plugin makes an Einsum into the other.
 _MULTIPLICATIONS = frozenset({"MatMul", "Einsum"})
-_IN_ATTENTION = _ELEMENTWISE | {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Broadcast"}
+_IN_ATTENTION = ELEMENTWISE | {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Broadcast"}
 
 
 def crashes_plugin(model: ov.Model) -> str:
@@ -44,7 +46,7 @@ def _ends_chain(node: ov.Node) -> bool:
     rank = node.get_output_partial_shape(0).rank
     if by_constant and rank.is_static and rank.get_length() > 2:
         return False
-    between = _ELEMENTWISE if by_constant else _IN_ATTENTION
+    between = ELEMENTWISE if by_constant else _IN_ATTENTION
     return any(
         each.get_type_name() in _MULTIPLICATIONS and _by_constant(each) == by_constant
         for each in _upstream(node.input_value(0).get_node(), between)
@@ -52,7 +54,7 @@ def _ends_chain(node: ov.Node) -> bool:
 
 
 def _by_constant(multiplication: ov.Node) -> bool:
-    return any(_is_constant(value.get_node()) for value in multiplication.input_values()[1:])
+    return any(is_constant(value.get_node()) for value in multiplication.input_values()[1:])
 
 
 def _meeting(node: ov.Node) -> str:
@@ -69,9 +71,13 @@ def _meeting(node: ov.Node) -> str:
             kind = consumer.get_type_name()
             if kind == "Transpose":
                 waiting.append(consumer)
-            elif kind in _ELEMENTWISE:
+            elif kind in ELEMENTWISE:
+                turned = 1 if kind in _TURN_THE_SECOND else -1
                 others = (value.get_node() for value in consumer.input_values())
-                if any(each.get_name() != name and _is_fused(each) for each in others):
+                if any(
+                    each.get_name() != name and (_is_fused(each) or (at == turned and not is_constant(each)))
+                    for at, each in enumerate(others)
+                ):
                     return str(consumer.get_friendly_name())
                 waiting.append(consumer)
     return ""
@@ -81,10 +87,10 @@ def _is_fused(node: ov.Node) -> bool:
     """Whether the plugin might fuse an operator on its own."""
     while node.get_type_name() == "Convert" and node.get_input_element_type(0) == node.get_output_element_type(0):
         node = node.input_value(0).get_node()
-    return node.get_type_name() in _ELEMENTWISE and not _is_constant(node)
+    return node.get_type_name() in ELEMENTWISE and not is_constant(node)
 
 
-def _is_constant(node: ov.Node) -> bool:
+def is_constant(node: ov.Node) -> bool:
     """Whether the plugin folds it into a constant."""
     return all(each.get_type_name() not in {"Parameter", "ReadValue"} for each in _upstream(node))
 
@@ -98,5 +104,8 @@ def _upstream(node: ov.Node, through: frozenset[str] | None = None) -> Iterator[
             continue
         seen.add(name)
         yield each
-        if through is None or each.get_type_name() in through:
+        kind = each.get_type_name()
+        # A known shape is a constant, whatever it is the shape of.
+        known = kind == "ShapeOf" and each.get_input_partial_shape(0).is_static
+        if not known and (through is None or kind in through):
             waiting += [value.get_node() for value in each.input_values()]

@@ -6,8 +6,9 @@
   compiles, and the process is gone without a word: with attention where its result has several users, with group
   normalization where a user has a second input.
   Behind one operator that moves nothing there is nothing to join.
-- A reduction of integers of three dimensions takes the product or sum with a constant behind it along, and computes
-  that for its first values only: ``mask.sum(-1) - 1``. It does not where it has two users.
+- A reduction of three dimensions takes the product or sum with a constant behind it along, and computes that wrongly:
+  of integers for the first values only, ``mask.sum(-1) - 1``; of floats with a number for each channel at other
+  channels, ``batch_norm(x.mean(-1))``. It does not where it has two users.
 - An absolute value of a concatenation is taken of its parts instead, for all users of the concatenation; and in one
   dimension it is left out where OpenVINO believes that nothing is below 0, of weights times a constant for example.
 
@@ -20,10 +21,14 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
+from torchserve_openvino.backend.fused_chains import ELEMENTWISE, is_constant
+
 _PRODUCTS = frozenset({"MatMul", "ScaledDotProductAttention"})
 _ENDS = _PRODUCTS | {"Softmax"}
 # Of the reductions that OpenVINO joins wrongly.
 _RANK = 3
+# What the plugin computes element by element, with numbers for each channel.
+_JOINS = ELEMENTWISE | {"BatchNormInference"}
 _MOVES = frozenset({"Broadcast", "Convert", "ConvertLike", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
@@ -36,7 +41,7 @@ def keep_kernels_apart(model: ov.Model) -> None:
             found += [shared] if shared is not None else []
         elif node.get_type_name() == "GroupNormalization" and _has_a_joining_user(node.output(0)):
             found.append(node.output(0))
-        elif _is_reduction_of_integers(node):
+        elif _is_joined_reduction(node):
             _put_behind(node.output(0), lambda value: ops.maximum(value, value))
         elif node.get_type_name() == "Abs" and (_is_row(node.input_value(0)) or _is_concatenation(node.input_value(0))):
             node.input(0).replace_source_output(_rolled_by_nothing(node.input_value(0)).output(0))
@@ -60,18 +65,32 @@ def _put_behind(value: ov.Output, make: Callable[[ov.Output], ov.Node]) -> None:
         user.replace_source_output(made)
 
 
-def _is_reduction_of_integers(node: ov.Node) -> bool:
-    """Whether OpenVINO would join what is computed of such a reduction with it."""
-    kind = node.get_type_name()
-    if not kind.startswith("Reduce") or not node.get_output_element_type(0).is_integral_number():
+def _is_joined_reduction(node: ov.Node) -> bool:
+    """Whether OpenVINO would join what is computed of such a reduction with it, and get it wrong."""
+    rank = node.input_value(0).get_partial_shape().rank if node.get_type_name().startswith("Reduce") else None
+    if rank is None or rank.is_dynamic or rank.get_length() != _RANK:
         return False
-    rank = node.input_value(0).get_partial_shape().rank
-    users = node.output(0).get_target_inputs()
-    return (
-        rank.is_static
-        and rank.get_length() == _RANK
-        and any(port.get_node().get_type_name() != "Result" for port in users)
-    )
+    if node.get_output_element_type(0).is_integral_number():
+        return any(port.get_node().get_type_name() != "Result" for port in node.output(0).get_target_inputs())
+    return _meets_numbers(node.output(0))
+
+
+def _meets_numbers(value: ov.Output) -> bool:
+    """Whether operators on single elements, behind a value, take it together with a constant of several numbers."""
+    for port in value.get_target_inputs():
+        user = port.get_node()
+        kind = user.get_type_name()
+        others = [other for at, other in enumerate(user.input_values()) if at != port.get_index()]
+        if kind in _JOINS:
+            if not all(is_constant(other.get_node()) for other in others):
+                continue
+            if any(
+                other.get_partial_shape() != ov.PartialShape([1] * len(other.get_partial_shape())) for other in others
+            ):
+                return True
+        if kind in _JOINS | _MOVES and _meets_numbers(user.output(0)):
+            return True
+    return False
 
 
 def _is_row(value: ov.Output) -> bool:

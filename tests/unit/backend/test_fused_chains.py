@@ -23,6 +23,9 @@ TAILS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "where": lambda a, v: torch.where(v > 0, a, 0.0),
     "compare": lambda a, v: (a > v.exp()).float(),
     "twice": lambda a, v: (a - v) * a.exp(),
+    "minus": lambda a, v: a - v,
+    "over": lambda a, v: torch.tanh(a / v),
+    "centred": lambda a, v: a - a.mean(-1, keepdim=True),
     "many": lambda a, v: a + v.exp() + v.tanh() + v.abs() + v.sin() + v.cos() + v.sigmoid() + torch.erf(v),
     "loss": lambda a, v: F.binary_cross_entropy_with_logits(a, v.sigmoid()),
 }

@@ -98,6 +98,53 @@ def test_what_is_computed_of_a_sum_of_integers(name, kind, dynamic) -> None:
     assert compiled.report.summary.coverage == 1.0
 
 
+def _norm() -> torch.nn.Module:
+    norm = torch.nn.BatchNorm1d(3).eval()
+    for tensor in (norm.weight, norm.bias, norm.running_mean):
+        torch.nn.init.normal_(tensor)
+    return norm
+
+
+# Of (2, 3, 4): the numbers `w` stand along the channels.
+SCALED = {
+    "a head over time": lambda x, w, norm: norm(x.mean(-1)),
+    "behind another": lambda x, w, norm: norm(x.mean(-1).relu()),
+    "with its dimensions": lambda x, w, norm: norm(x.amax(-1, keepdim=True)),
+    "times": lambda x, w, norm: x.norm(dim=-1) * w,
+    "minus": lambda x, w, norm: x.sum(-1).tanh() * 2 - w,
+    "over": lambda x, w, norm: x.mean(-1, keepdim=True) / w[:, None],
+    "over the batch": lambda x, w, norm: x.mean(0) + w[:, None],
+    "unsqueezed": lambda x, w, norm: x.mean(-1).unsqueeze(-1) * w[:, None],
+    "a slope": lambda x, w, norm: F.prelu(x.sum(-1), w),
+    "computed of numbers": lambda x, w, norm: x.mean(-1) * (w.exp() + 1),
+    "a similarity": lambda x, w, norm: F.cosine_similarity(x, x.flip(0), dim=-1) + w,
+    "a variance": lambda x, w, norm: x.var(-1).relu() * w,
+    "counted": lambda x, w, norm: x.ne(0).float().sum(-1).relu() * w,
+}
+
+
+@pytest.mark.many(4)
+@pytest.mark.parametrize("backend", ["openvino", "openvino_ts", "export"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", SCALED)
+def test_numbers_for_each_channel_behind_a_reduction(name, dynamic, backend) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.weight = _norm(), torch.nn.Parameter(torch.randn(3))
+
+        def forward(self, x):
+            return SCALED[name](x, self.weight, self.norm)
+
+    model = Model().eval()
+    compiled = tov.compile(model, dynamic=dynamic, backend=backend, options={"min_partition_us": 0})
+    with torch.no_grad():
+        for sizes in ((2, 4), (5, 7), (2, 4)):
+            x = torch.randn(sizes[0], 3, sizes[1])
+            torch.testing.assert_close(compiled(x), model(x))
+    assert compiled.report.summary.coverage == 1.0
+
+
 CONCATENATED = {
     "returned": lambda x, y: ((c := torch.cat([x, x])), c.abs() * 2),
     "used": lambda x, y: (c := torch.cat([x, y])) + c.abs(),
