@@ -173,10 +173,15 @@ def value_branch(g: Context) -> Draft:
     return Draft("{1} * 2 if {0}.sum() > 0 else {1} + 1", [predicate, g.take(floating)], "arith")
 
 
-@op(0.2)
+@op(0.4)
 def python_value(g: Context) -> Draft:
-    predicate = g.take(lambda v: v.exact and v.dim == 0 and v.is_float)
-    return Draft("{1} * {0}.item()", [predicate, g.take(floating)])
+    """A number that Python read from a tensor goes on with the computation."""
+    source = g.take(lambda v: (v.exact or not v.is_float) and v.tensor.numel() > 0)
+    number = g.choice([
+        "{0}.reshape(-1)[0].item()", "{0}.reshape(-1).tolist()[0]", "float({0}.reshape(-1)[-1])", "int({0}.sum())",
+        "len({0}.nonzero())",
+    ])  # fmt: skip
+    return Draft(f"{{1}} * {number}", [source, g.take(floating)])
 
 
 @op(0.15)
