@@ -282,6 +282,18 @@ def test_a_reduction_of_three_dimensions_takes_numbers_of_other_channels() -> No
     assert not np.allclose(run(build, x[..., 0]), expected[..., 0], atol=1e-3)
 
 
+def test_a_product_of_tiny_matrices_mixes_up_the_numbers_for_each_column() -> None:
+    """Why `backend/kernel_users.py` keeps the two apart."""
+
+    def differs(size: int) -> bool:
+        x, y = np.random.default_rng(0).uniform(0.5, 1, (2, size, size)).astype(np.float32)
+        numbers = np.arange(1, 1 + size, dtype=np.float32)
+        got = run(lambda a, b: ops.multiply(ops.relu(ops.matmul(a, b, False, False)), ops.constant(numbers)), x, y)
+        return not np.allclose(got, x @ y * numbers, atol=1e-3)
+
+    assert [differs(size) for size in (2, 3, 4)] == [True, False, False]
+
+
 def test_the_absolute_value_of_a_concatenation_is_taken_of_its_parts() -> None:
     """Why `backend/kernel_users.py` keeps the two apart."""
     x = np.array([-1.0, 2.0], dtype=np.float32)

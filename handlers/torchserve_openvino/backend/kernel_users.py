@@ -9,6 +9,8 @@
 - A reduction of three dimensions takes the product or sum with a constant behind it along, and computes that wrongly:
   of integers for the first values only, ``mask.sum(-1) - 1``; of floats with a number for each channel at other
   channels, ``batch_norm(x.mean(-1))``. It does not where it has two users.
+- Matrices of at most 2 by 2 that both come in at run time are multiplied by a kernel that takes what follows along and
+  mixes up the numbers for each column: ``relu(x @ y) * scale``.
 - An absolute value of a concatenation is taken of its parts instead, for all users of the concatenation; and in one
   dimension it is left out where OpenVINO believes that nothing is below 0, of weights times a constant for example.
 
@@ -27,6 +29,7 @@ _PRODUCTS = frozenset({"MatMul", "ScaledDotProductAttention"})
 _ENDS = _PRODUCTS | {"Softmax"}
 # Of the reductions that OpenVINO joins wrongly.
 _RANK = 3
+_TINY = 2
 # What the plugin computes element by element, with numbers for each channel.
 _JOINS = ELEMENTWISE | {"BatchNormInference"}
 _MOVES = frozenset({"Broadcast", "Convert", "ConvertLike", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
@@ -36,13 +39,13 @@ def keep_kernels_apart(model: ov.Model) -> None:
     """Puts an operator behind each result that OpenVINO would join with others; changes the model in place."""
     found: list[ov.Output] = []
     for node in model.get_ordered_ops():
+        if _is_joined_reduction(node) or _is_joined_product(node):
+            _put_behind(node.output(0), lambda value: ops.maximum(value, value))
         if node.get_type_name() in _PRODUCTS and _is_attention(node):
             shared = _first_shared(node.output(0))
             found += [shared] if shared is not None else []
         elif node.get_type_name() == "GroupNormalization" and _has_a_joining_user(node.output(0)):
             found.append(node.output(0))
-        elif _is_joined_reduction(node):
-            _put_behind(node.output(0), lambda value: ops.maximum(value, value))
         elif node.get_type_name() == "Abs" and (_is_row(node.input_value(0)) or _is_concatenation(node.input_value(0))):
             node.input(0).replace_source_output(_rolled_by_nothing(node.input_value(0)).output(0))
     for value in found:
@@ -73,6 +76,14 @@ def _is_joined_reduction(node: ov.Node) -> bool:
     if node.get_output_element_type(0).is_integral_number():
         return any(port.get_node().get_type_name() != "Result" for port in node.output(0).get_target_inputs())
     return _meets_numbers(node.output(0))
+
+
+def _is_joined_product(node: ov.Node) -> bool:
+    if node.get_type_name() != "MatMul" or is_constant(node.input_value(1).get_node()):
+        return False
+    shapes = [value.get_partial_shape() for value in node.input_values()]
+    tiny = all(shape.rank.is_dynamic or max(list(shape.get_min_shape())[-2:]) <= _TINY for shape in shapes)
+    return tiny and _meets_numbers(node.output(0))
 
 
 def _meets_numbers(value: ov.Output) -> bool:

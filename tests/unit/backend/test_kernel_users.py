@@ -145,6 +145,33 @@ def test_numbers_for_each_channel_behind_a_reduction(name, dynamic, backend) -> 
     assert compiled.report.summary.coverage == 1.0
 
 
+# `x` and `y` are (rows, 2), `w` has a number for each column.
+MULTIPLIED = {
+    "scaled": lambda x, y, w: (x @ y).relu() * w,
+    "shifted": lambda x, y, w: (x @ y).tanh() + w,
+    "turned": lambda x, y, w: (x @ y.mT).relu() * w,
+    "in a batch": lambda x, y, w: torch.bmm(x.expand(3, -1, -1), y.expand(3, -1, -1)).sigmoid() - w,
+    "a power": lambda x, y, w: torch.linalg.matrix_power(y, 3).relu() * w,
+    "attention": lambda x, y, w: attend(x, y, y).relu() * w,
+}
+
+
+@pytest.mark.many(3)
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("rows", [2, 1])
+@pytest.mark.parametrize("name", MULTIPLIED)
+def test_numbers_for_each_column_behind_a_tiny_product(name, rows, dynamic) -> None:
+    weight = torch.nn.Parameter(torch.tensor([0.5, -3.0]))
+    compiled = tov.compile(
+        lambda x, y: MULTIPLIED[name](x, y, weight), dynamic=dynamic, options={"min_partition_us": 0}
+    )
+    with torch.no_grad():
+        for _ in range(2):
+            x, y = torch.randn(rows, 2), torch.randn(2, 2)
+            torch.testing.assert_close(compiled(x, y), MULTIPLIED[name](x, y, weight))
+    assert compiled.report.summary.coverage == 1.0
+
+
 CONCATENATED = {
     "returned": lambda x, y: ((c := torch.cat([x, x])), c.abs() * 2),
     "used": lambda x, y: (c := torch.cat([x, y])) + c.abs(),
