@@ -87,6 +87,9 @@ def _is_fused(node: ov.Node) -> bool:
     """Whether the plugin might fuse an operator on its own."""
     while node.get_type_name() == "Convert" and node.get_input_element_type(0) == node.get_output_element_type(0):
         node = node.input_value(0).get_node()
+    if node.get_type_name() == "Parameter":
+        # The plugin converts it to float32 first, element by element.
+        return bool(node.get_output_element_type(0) == ov.Type.f16)
     return node.get_type_name() in ELEMENTWISE and not is_constant(node)
 
 

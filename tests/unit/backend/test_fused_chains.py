@@ -23,6 +23,7 @@ TAILS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "where": lambda a, v: torch.where(v > 0, a, 0.0),
     "compare": lambda a, v: (a > v.exp()).float(),
     "twice": lambda a, v: (a - v) * a.exp(),
+    "plus": lambda a, v: a + v,
     "minus": lambda a, v: a - v,
     "over": lambda a, v: torch.tanh(a / v),
     "centred": lambda a, v: a - a.mean(-1, keepdim=True),
@@ -84,6 +85,19 @@ def test_a_chain_and_what_follows(kind: type, tail: str, dynamic: bool) -> None:
         for seed in (0, 1):
             inputs = _inputs(kind, seed)
             assert_same(compiled(*inputs), model(*inputs))
+    assert compiled.report.summary.fallbacks == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", [Layers, Attention])
+def test_a_residual_of_an_input_that_is_converted(kind: type, dtype: torch.dtype) -> None:
+    model = kind("plus").eval().to(dtype)
+    compiled = tov.compile(model, options={"min_partition_us": 0, "config": {"INFERENCE_PRECISION_HINT": "f32"}})
+    with torch.no_grad():
+        for seed in (0, 1):
+            inputs = [each.to(dtype) for each in _inputs(kind, seed)]
+            torch.testing.assert_close(compiled(*inputs), model(*inputs), rtol=0.02, atol=0.02)
+    assert compiled.report.summary.coverage == 1.0
     assert compiled.report.summary.fallbacks == 0
 
 
