@@ -282,6 +282,20 @@ def test_a_reduction_of_three_dimensions_takes_numbers_of_other_channels() -> No
     assert not np.allclose(run(build, x[..., 0]), expected[..., 0], atol=1e-3)
 
 
+@pytest.mark.parametrize(("shape", "wrong"), [((9, 3, 5), True), ((9, 5), False)])
+def test_a_reduction_divided_by_a_number(shape, wrong) -> None:
+    """Why `backend/kernel_users.py` keeps the two apart. The frontend's own divisions stay divisions."""
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sum(-1) / 3
+
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    model = ov.convert_model(torch.export.export(Model(), (x,)))
+    got = CORE.compile_model(model, "CPU", F32)([x.numpy()])[0]
+    assert np.allclose(got, Model()(x).numpy(), atol=1e-4) is not wrong
+
+
 def test_a_product_of_tiny_matrices_mixes_up_the_numbers_for_each_column() -> None:
     """Why `backend/kernel_users.py` keeps the two apart."""
 

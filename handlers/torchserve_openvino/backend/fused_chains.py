@@ -24,6 +24,8 @@ ELEMENTWISE = frozenset({
     "Relu", "Round", "Select", "Sigmoid", "Sign", "Sin", "SoftPlus", "Softmax", "Sqrt", "SquaredDifference", "Subtract",
     "Swish", "Tanh",
 })  # fmt: skip
+# The plugin takes them apart, and the last part is elementwise.
+_BECOME_ELEMENTWISE = frozenset({"BatchNormInference", "LogSoftmax", "NormalizeL2", "SoftSign"})
 # The plugin makes the sum with a negative, and the product with a power, of them.
 _TURN_THE_SECOND = frozenset({"Subtract", "Divide"})
 # The plugin makes an Einsum into the other.
@@ -90,7 +92,7 @@ def _is_fused(node: ov.Node) -> bool:
     if node.get_type_name() == "Parameter":
         # The plugin converts it to float32 first, element by element.
         return bool(node.get_output_element_type(0) == ov.Type.f16)
-    return node.get_type_name() in ELEMENTWISE and not is_constant(node)
+    return node.get_type_name() in ELEMENTWISE | _BECOME_ELEMENTWISE and not is_constant(node)
 
 
 def is_constant(node: ov.Node) -> bool:

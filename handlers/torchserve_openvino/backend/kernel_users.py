@@ -8,7 +8,8 @@
   Behind one operator that moves nothing there is nothing to join.
 - A reduction of three dimensions takes the product or sum with a constant behind it along, and computes that wrongly:
   of integers for the first values only, ``mask.sum(-1) - 1``; of floats with a number for each channel at other
-  channels, ``batch_norm(x.mean(-1))``. It does not where it has two users.
+  channels, ``batch_norm(x.mean(-1))``, and of a single channel a quotient for the first only, ``x.mean(-1) / 3``. It
+  does not where it has two users.
 - Matrices of at most 2 by 2 that both come in at run time are multiplied by a kernel that takes what follows along and
   mixes up the numbers for each column: ``relu(x @ y) * scale``.
 - An absolute value of a concatenation is taken of its parts instead, for all users of the concatenation; and in one
@@ -70,12 +71,13 @@ def _put_behind(value: ov.Output, make: Callable[[ov.Output], ov.Node]) -> None:
 
 def _is_joined_reduction(node: ov.Node) -> bool:
     """Whether OpenVINO would join what is computed of such a reduction with it, and get it wrong."""
-    rank = node.input_value(0).get_partial_shape().rank if node.get_type_name().startswith("Reduce") else None
-    if rank is None or rank.is_dynamic or rank.get_length() != _RANK:
+    if not node.get_type_name().startswith("Reduce"):
         return False
-    if node.get_output_element_type(0).is_integral_number():
-        return any(port.get_node().get_type_name() != "Result" for port in node.output(0).get_target_inputs())
-    return _meets_numbers(node.output(0))
+    value, rank = node.output(0), node.input_value(0).get_partial_shape().rank
+    three = rank.is_static and rank.get_length() == _RANK
+    if three and value.get_element_type().is_integral_number():
+        return any(port.get_node().get_type_name() != "Result" for port in value.get_target_inputs())
+    return _meets_numbers(value, only_divisors=not three)
 
 
 def _is_joined_product(node: ov.Node) -> bool:
@@ -86,20 +88,19 @@ def _is_joined_product(node: ov.Node) -> bool:
     return tiny and _meets_numbers(node.output(0))
 
 
-def _meets_numbers(value: ov.Output) -> bool:
-    """Whether operators on single elements, behind a value, take it together with a constant of several numbers."""
+def _meets_numbers(value: ov.Output, only_divisors: bool = False) -> bool:
+    """Whether operators on single elements, behind a value, divide it by a constant or take several numbers in."""
     for port in value.get_target_inputs():
         user = port.get_node()
         kind = user.get_type_name()
-        others = [other for at, other in enumerate(user.input_values()) if at != port.get_index()]
         if kind in _JOINS:
+            others = [other for at, other in enumerate(user.input_values()) if at != port.get_index()]
             if not all(is_constant(other.get_node()) for other in others):
                 continue
-            if any(
-                other.get_partial_shape() != ov.PartialShape([1] * len(other.get_partial_shape())) for other in others
-            ):
+            several = any(set(other.get_partial_shape().get_min_shape()) - {1} for other in others)
+            if kind == "Divide" or (several and not only_divisors):
                 return True
-        if kind in _JOINS | _MOVES and _meets_numbers(user.output(0)):
+        if kind in _JOINS | _MOVES and _meets_numbers(user.output(0), only_divisors):
             return True
     return False
 

@@ -27,6 +27,9 @@ TAILS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "minus": lambda a, v: a - v,
     "over": lambda a, v: torch.tanh(a / v),
     "centred": lambda a, v: a - a.mean(-1, keepdim=True),
+    "beside a distribution": lambda a, v: a + v.log_softmax(-1),
+    "beside a unit": lambda a, v: torch.tanh(a * F.normalize(v, dim=-1)),
+    "beside softsign": lambda a, v: a + F.softsign(v),
     "many": lambda a, v: a + v.exp() + v.tanh() + v.abs() + v.sin() + v.cos() + v.sigmoid() + torch.erf(v),
     "loss": lambda a, v: F.binary_cross_entropy_with_logits(a, v.sigmoid()),
 }
@@ -98,6 +101,24 @@ def test_a_residual_of_an_input_that_is_converted(kind: type, dtype: torch.dtype
             inputs = [each.to(dtype) for each in _inputs(kind, seed)]
             torch.testing.assert_close(compiled(*inputs), model(*inputs), rtol=0.02, atol=0.02)
     assert compiled.report.summary.coverage == 1.0
+    assert compiled.report.summary.fallbacks == 0
+
+
+def test_beside_a_batch_norm() -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm2d(16)
+
+        def forward(self, x: Tensor, v: Tensor) -> Tensor:
+            heads = x.transpose(1, 2)
+            return F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2) + self.norm(v)
+
+    model = Normed().eval()
+    compiled = tov.compile(model, options={"config": {"INFERENCE_PRECISION_HINT": "f32"}})
+    with torch.no_grad():
+        inputs = _inputs(Attention, 0)
+        assert_same(compiled(*inputs), model(*inputs))
     assert compiled.report.summary.fallbacks == 0
 
 

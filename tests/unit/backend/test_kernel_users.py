@@ -145,6 +145,38 @@ def test_numbers_for_each_channel_behind_a_reduction(name, dynamic, backend) -> 
     assert compiled.report.summary.coverage == 1.0
 
 
+OF_ONE_CHANNEL = {
+    "divided": lambda x: x.mean(-1) / 3,
+    "after another": lambda x: x.mean(-1).relu() / 3,
+    "of two dimensions": lambda x: x[:, 0].mean(-1) / 3,
+    "of four dimensions": lambda x: x[None].mean(-1) / 3,
+    "of four, two at once": lambda x: x[None].sum((-1, -2)) / 3,
+    "of five dimensions": lambda x: x[None, None].amax(-1) / 3,
+    "a norm": lambda x: x.norm(dim=-1) / 3,
+    "a variance": lambda x: torch.var_mean(x, dim=-1, correction=0)[0] / 3,
+    "with its dimensions": lambda x: x.sum(-1, keepdim=True) / 3,
+    "over the batch": lambda x: x.sum(0) / 7,
+    "root of it": lambda x: ((x * x).mean(-1) + 1e-5).sqrt(),
+    "bounded": lambda x: x.sum(-1).clamp(-0.1, 0.1) * 2 - 1,
+    "a power": lambda x: (x.mean(-1) + 5) ** 2,
+    "rounded": lambda x: (x.sum(-1) * 3).floor(),
+    "under": lambda x: 3 / (x.mean(-1) + 9),
+}
+
+
+@pytest.mark.many(4)
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", OF_ONE_CHANNEL)
+def test_numbers_behind_a_reduction_of_one_channel(name, dynamic, channels) -> None:
+    function = OF_ONE_CHANNEL[name]
+    compiled = tov.compile(function, dynamic=dynamic, options={"min_partition_us": 0})
+    for sizes in ((2, 6), (9, 5), (2, 6)):
+        x = torch.randn(sizes[0], channels, sizes[1])
+        torch.testing.assert_close(compiled(x), function(x))
+    assert compiled.report.summary.coverage == 1.0
+
+
 # `x` and `y` are (rows, 2), `w` has a number for each column.
 MULTIPLIED = {
     "scaled": lambda x, y, w: (x @ y).relu() * w,
