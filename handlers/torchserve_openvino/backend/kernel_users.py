@@ -8,8 +8,8 @@
   Behind one operator that moves nothing there is nothing to join.
 - A reduction of three dimensions takes the product or sum with a constant behind it along, and computes that wrongly:
   of integers for the first values only, ``mask.sum(-1) - 1``; of floats with a number for each channel at other
-  channels, ``batch_norm(x.mean(-1))``, and of a single channel a quotient for the first only, ``x.mean(-1) / 3``. It
-  does not where it has two users.
+  channels, ``batch_norm(x.mean(-1))``. One of any dimensions takes a division by a constant along wrongly, if OpenVINO
+  itself makes three of them: ``x.mean(-1) / 3``. None does where it has two users.
 - Matrices of at most 2 by 2 that both come in at run time are multiplied by a kernel that takes what follows along and
   mixes up the numbers for each column: ``relu(x @ y) * scale``.
 - An absolute value of a concatenation is taken of its parts instead, for all users of the concatenation; and in one
@@ -81,6 +81,7 @@ def _is_joined_reduction(node: ov.Node) -> bool:
 
 
 def _is_joined_product(node: ov.Node) -> bool:
+    """Whether these may be tiny matrices, and OpenVINO would join what is computed of their product with it."""
     if node.get_type_name() != "MatMul" or is_constant(node.input_value(1).get_node()):
         return False
     shapes = [value.get_partial_shape() for value in node.input_values()]
