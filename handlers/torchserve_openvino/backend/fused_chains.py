@@ -44,18 +44,19 @@ def _ends_chain(node: ov.Node) -> bool:
     kind = node.get_type_name()
     if kind not in _MULTIPLICATIONS:
         return kind == "ScaledDotProductAttention"
-    by_constant = _by_constant(node)
+    constant = by_constant(node)
     rank = node.get_output_partial_shape(0).rank
-    if by_constant and rank.is_static and rank.get_length() > 2:
+    if constant and rank.is_static and rank.get_length() > 2:
         return False
-    between = ELEMENTWISE if by_constant else _IN_ATTENTION
+    between = ELEMENTWISE if constant else _IN_ATTENTION
     return any(
-        each.get_type_name() in _MULTIPLICATIONS and _by_constant(each) == by_constant
+        each.get_type_name() in _MULTIPLICATIONS and by_constant(each) == constant
         for each in _upstream(node.input_value(0).get_node(), between)
     )
 
 
-def _by_constant(multiplication: ov.Node) -> bool:
+def by_constant(multiplication: ov.Node) -> bool:
+    """Whether an operand but the first is a constant."""
     return any(is_constant(value.get_node()) for value in multiplication.input_values()[1:])
 
 
@@ -74,15 +75,19 @@ def _meeting(node: ov.Node) -> str:
             if kind == "Transpose":
                 waiting.append(consumer)
             elif kind in ELEMENTWISE:
-                turned = 1 if kind in _TURN_THE_SECOND else -1
-                others = (value.get_node() for value in consumer.input_values())
-                if any(
-                    each.get_name() != name and (_is_fused(each) or (at == turned and not is_constant(each)))
-                    for at, each in enumerate(others)
-                ):
+                if _takes_another(consumer, name):
                     return str(consumer.get_friendly_name())
                 waiting.append(consumer)
     return ""
+
+
+def _takes_another(consumer: ov.Node, name: str) -> bool:
+    """Whether an operator takes what the plugin might fuse on its own, beside the node of this name."""
+    operands = [value.get_node() for value in consumer.input_values()]
+    others = [each for each in operands if each.get_name() != name]
+    if consumer.get_type_name() in _TURN_THE_SECOND and operands[1].get_name() != name and not is_constant(operands[1]):
+        return True
+    return any(map(_is_fused, others))
 
 
 def _is_fused(node: ov.Node) -> bool:

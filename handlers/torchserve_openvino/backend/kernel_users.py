@@ -8,8 +8,8 @@
   Behind one operator that moves nothing there is nothing to join.
 - A reduction of three dimensions takes the product or sum with a constant behind it along, and computes that wrongly:
   of integers for the first values only, ``mask.sum(-1) - 1``; of floats with a number for each channel at other
-  channels, ``batch_norm(x.mean(-1))``. One of any dimensions takes a division by a constant along wrongly, if OpenVINO
-  itself makes three of them: ``x.mean(-1) / 3``. None does where it has two users.
+  channels, ``batch_norm(x.mean(-1))``. A division by a constant is computed wrongly too, ``x.mean(-1) / 3``, and
+  of more dimensions where OpenVINO drops some first. None does it where it has two users.
 - Matrices of at most 2 by 2 that both come in at run time are multiplied by a kernel that takes what follows along and
   mixes up the numbers for each column: ``relu(x @ y) * scale``.
 - An absolute value of a concatenation is taken of its parts instead, for all users of the concatenation; and in one
@@ -24,12 +24,13 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
-from torchserve_openvino.backend.fused_chains import ELEMENTWISE, is_constant
+from torchserve_openvino.backend.fused_chains import ELEMENTWISE, by_constant, is_constant
 
 _PRODUCTS = frozenset({"MatMul", "ScaledDotProductAttention"})
 _ENDS = _PRODUCTS | {"Softmax"}
 # Of the reductions that OpenVINO joins wrongly.
 _RANK = 3
+# Rows and columns at most, of the products that it joins wrongly.
 _TINY = 2
 # What the plugin computes element by element, with numbers for each channel.
 _JOINS = ELEMENTWISE | {"BatchNormInference"}
@@ -82,11 +83,11 @@ def _is_joined_reduction(node: ov.Node) -> bool:
 
 def _is_joined_product(node: ov.Node) -> bool:
     """Whether these may be tiny matrices, and OpenVINO would join what is computed of their product with it."""
-    if node.get_type_name() != "MatMul" or is_constant(node.input_value(1).get_node()):
+    if node.get_type_name() != "MatMul":
         return False
     shapes = [value.get_partial_shape() for value in node.input_values()]
     tiny = all(shape.rank.is_dynamic or max(list(shape.get_min_shape())[-2:]) <= _TINY for shape in shapes)
-    return tiny and _meets_numbers(node.output(0))
+    return tiny and not by_constant(node) and _meets_numbers(node.output(0))
 
 
 def _meets_numbers(value: ov.Output, only_divisors: bool = False) -> bool:

@@ -145,7 +145,7 @@ def test_numbers_for_each_channel_behind_a_reduction(name, dynamic, backend) -> 
     assert compiled.report.summary.coverage == 1.0
 
 
-OF_ONE_CHANNEL = {
+NUMBERED = {
     "divided": lambda x: x.mean(-1) / 3,
     "after another": lambda x: x.mean(-1).relu() / 3,
     "of two dimensions": lambda x: x[:, 0].mean(-1) / 3,
@@ -167,9 +167,9 @@ OF_ONE_CHANNEL = {
 @pytest.mark.many(4)
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", OF_ONE_CHANNEL)
-def test_numbers_behind_a_reduction_of_one_channel(name, dynamic, channels) -> None:
-    function = OF_ONE_CHANNEL[name]
+@pytest.mark.parametrize("name", NUMBERED)
+def test_a_number_behind_a_reduction(name, dynamic, channels) -> None:
+    function = NUMBERED[name]
     compiled = tov.compile(function, dynamic=dynamic, options={"min_partition_us": 0})
     for sizes in ((2, 6), (9, 5), (2, 6)):
         x = torch.randn(sizes[0], channels, sizes[1])
