@@ -45,7 +45,7 @@ def judge(report: tov.CompileReport, decomposed: bool) -> Outcome:
         return Outcome("not_traceable", reasons)
     empty = sum(f.count for f in report.fallbacks if _EMPTY in f.reason)
     total = summary.ops_total - empty
-    if total <= 0:
+    if total <= 0 and not any(f.kind == "conversion_failed" for f in report.fallbacks):
         return Outcome("no_work")
     if not reasons and summary.ops_on_openvino == total:
         return Outcome("decomposed" if decomposed else "openvino")

@@ -13,6 +13,8 @@ from torchserve_openvino.backend.compare import largest_allowed, widened
 _ILL_CONDITIONED = 0.2
 # Disturbances are random; real roundings are correlated and of other sizes.
 _NOISE_FACTOR = 16.0
+# Said of NaN where eager has a number.
+MADE_NAN = "NaN that eager does not have"
 # These are looked for once everything else is right.
 SOFT = frozenset({"stride", "alias"})
 KINDS = (
@@ -117,9 +119,9 @@ def _values(mine: torch.Tensor, theirs: torch.Tensor, noise: float) -> str:
     wrong |= (apart > limit) & ~infinite
     if not bool(wrong.any()):
         return ""
-    return (
-        f"{_short(mine)} instead of {_short(theirs)} ({int(wrong.sum())} of {wrong.numel()} differ, limit {limit:.2g})"
-    )
+    made = f", {MADE_NAN}" if bool((mine.isnan() & ~theirs.isnan()).any()) else ""
+    counted = f"{int(wrong.sum())} of {wrong.numel()} differ, limit {limit:.2g}{made}"
+    return f"{_short(mine)} instead of {_short(theirs)} ({counted})"
 
 
 def _largest(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -43,6 +43,23 @@ def parameter(g: Context) -> Draft:
     return Draft(g.choice(forms).replace("P", f"self.{name}"), [value], uses=(name,))
 
 
+@op(1.0)
+def scaled_reduction(g: Context) -> Draft:
+    """Means, sums, norms and the numbers that follow them, for all or for each channel."""
+    value = wide_value(g, g.choice([3, 3, 4]))
+    dim = g.integer(-value.dim, -1)
+    left = [size for at, size in enumerate(value.shape) if at != value.dim + dim]
+    along = g.integer(0, len(left) - 1)
+    shape = ", ".join([str(left[along])] + ["1"] * (len(left) - 1 - along))
+    reduced = g.choice(["{0}.mean(D)", "{0}.sum(D)", "{0}.amax(D)", "{0}.square().sum(D)", "torch.norm({0}, dim=D)"])
+    form = g.choice(["R / 3", "R / 3", "R * P", "R + P", "R / 2 - P", "torch.relu(R) * P", "R / (P * P + 1)"])
+    names: tuple[str, ...] = ()
+    if "P" in form:
+        names = (g.attribute("p", f"torch.nn.Parameter(torch.randn({shape}{_dtype(value)}))"),)
+        form = form.replace("P", f"self.{names[0]}")
+    return Draft(form.replace("R", reduced.replace("D", str(dim))), [value], uses=names)
+
+
 @op(0.8)
 def tied_weight(g: Context) -> Draft:
     value = g.take(floating, at_least(2), lambda v: v.shape[-1] > 0)

@@ -1,17 +1,28 @@
-"""Strides that torch promises: those of its own meta functions, which every compiled model lays its answers out by.
+"""What a difference is held against before it counts: torch's own strides, its own tracing, eager's own NaN.
 
+Strides that torch promises are those of its own meta functions, which every compiled model lays its answers out by.
 A few of torch's CPU kernels answer in another order of dimensions than their meta function says (batch_norm,
 logsigmoid, an index with permuted strides): what a compiler that trusts torch answers then differs from eager.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
 import torch
+from functorch.compile import make_boxed_func
+from torch._decomp import core_aten_decompositions
+from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuzzing.program import Program
 from fuzzing.values import arguments
+from torchserve_openvino.backend._torch_sizes import marking, open_ones
+from torchserve_openvino.backend.open_axes import OpenAxes
 
 
 def promised_strides(module: torch.nn.Module, program: Program, letter: str) -> dict[str, tuple[int, ...]]:
@@ -27,3 +38,61 @@ def promised_strides(module: torch.nn.Module, program: Program, letter: str) -> 
         # Whatever a program asks of values that are not there.
         return {}
     return {f"output {i}": tuple(leaf.stride()) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+
+
+def traced(
+    module: torch.nn.Module, dynamic: bool | None, open_axes: OpenAxes | None, decomposed: bool
+) -> Callable[..., Any]:
+    """The module's call by Dynamo and AOTAutograd alone; with what they find needless left out if ``decomposed``."""
+    backend: Any = "aot_eager"
+    if decomposed:
+        backend = aot_autograd(fw_compiler=_as_it_is, decompositions=core_aten_decompositions())
+    call = torch.compile(module, backend=backend, dynamic=dynamic)
+    if open_axes is None:
+        return call
+    around = open_ones(nullcontext) if open_axes.ones else nullcontext
+
+    def run(*args: Any) -> Any:
+        with around():
+            return call(*args)
+
+    return marking(run, open_axes)
+
+
+def _as_it_is(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return make_boxed_func(graph.forward)
+
+
+def exported(module: torch.nn.Module) -> Callable[..., Any]:
+    """The module's call by torch.export's own program for arguments of these shapes, and nothing of this package."""
+    programs: dict[tuple[torch.Size, ...], Callable[..., Any]] = {}
+
+    def call(*args: torch.Tensor) -> Any:
+        shapes = tuple(tensor.shape for tensor in args)
+        if shapes not in programs:
+            programs[shapes] = torch.export.export(module, args, strict=False).module(check_guards=False)
+        return programs[shapes](*args)
+
+    return call
+
+
+class LooksForNaN(TorchDispatchMode):
+    """Sees whether an operator's result has NaN.
+
+    Attributes:
+        found: Whether one had.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in pytree.tree_leaves(result):
+            # Memory that nobody wrote yet holds anything.
+            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and "empty" not in str(func):
+                self.found |= bool(leaf.isnan().any())
+        return result

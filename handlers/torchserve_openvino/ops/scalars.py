@@ -41,7 +41,7 @@ def _repeat(x: Tensor, repeats: list[int]) -> Tensor:
 
 def _squeeze(x: Tensor, dim: list[int]) -> Tensor:
     """OpenVINO squeezes all dimensions where none is named, and takes a named one of symbolic size for gone."""
-    going = [d for d in dim if x.shape[d] == 1]
+    going = [d for d in dim if x.dim() and x.shape[d] == 1]
     if len(going) == len(dim) and dim:
         return NotImplemented
     return aten.squeeze.dims(x, going) if going else aten.alias.default(x)

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from unittest import mock
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ from fuzzing import modes
 from fuzzing.context import plain_cond
 from fuzzing.describe import describe
 from fuzzing.generate import generate
-from fuzzing.judge import difference, noise_of
+from fuzzing.judge import MADE_NAN, difference, noise_of
 from fuzzing.observe import Observation, observe
-from fuzzing.program import Program
+from fuzzing.program import Input, Line, Mode, Program
 from fuzzing.registry import ENTRIES
 from fuzzing.run import module_of, run
 from fuzzing.script import script
@@ -97,3 +98,18 @@ def test_plain_cond_is_pythons_if() -> None:
 def test_a_simple_program_is_as_in_eager() -> None:
     program = modes.changed(generate(1, 13), modes.parse("openvino,static,no_grad,guarded,eval"))
     assert run(program).outcome == "ok"
+
+
+def _program(code: str, *inputs: Input) -> Program:
+    line = Line("line", code, tuple(spec.name for spec in inputs), ("v0",))
+    return Program(3, inputs, {}, (line,), ("v0",), "", Mode(steps="A", options={"min_partition_us": 0}))
+
+
+def test_nan_of_eager_that_openvino_does_not_hand_on_is_no_failure_and_one_of_ours_is() -> None:
+    x = Input("x0", (4,), "float32")
+    lost = run(_program("torch.relu(({0} - {0}) / ({0} - {0}))", x))
+    assert (lost.outcome, lost.kind) == ("nan", "value")
+    with mock.patch("torchserve_openvino.backend.execute._relayout", lambda tensor, layout: tensor * float("nan")):
+        made = run(_program("{0}.t().exp()", Input("x0", (4, 3), "float32")))
+    assert (made.outcome, made.kind) == ("failed", "value")
+    assert MADE_NAN in made.detail

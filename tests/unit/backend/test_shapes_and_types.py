@@ -134,6 +134,11 @@ def test_scalar_output() -> None:
     check(lambda x: x.argmax(), torch.randn(9))
 
 
+@pytest.mark.parametrize("dims", [0, -1, (0,)])
+def test_a_scalar_is_squeezed(dims: int | tuple[int, ...]) -> None:
+    check(lambda x: torch.squeeze(x.sum() * 2, dims) * 3, torch.randn(4))
+
+
 @pytest.mark.parametrize("shape", [(0, 8), (3, 0, 8)])
 def test_zero_size_batches(shape: tuple[int, ...]) -> None:
     model = net()

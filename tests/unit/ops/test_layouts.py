@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from helpers import check
+import torchserve_openvino as tov
+from helpers import assert_same, check
 
 OPTIONS = {"min_partition_us": 0}
 TURNED = torch.randn(4, 2, 6).transpose(0, 1)
@@ -40,6 +41,8 @@ CASES = {
     "stack": (lambda x: torch.stack([x, x], 0), TURNED),
     "pad": (lambda x: F.pad(x, (1, 1)), TURNED),
     "where": (lambda x: torch.where(x > 0, x, 1), TURNED),
+    "take": (lambda i: torch.take(i.float(), i), torch.arange(24).reshape(4, 6).T),
+    "loss of each pixel": (lambda x: F.nll_loss(x, (x[:, 0] > 0).long(), reduction="none"), IMAGE.transpose(2, 3)),
 }
 
 
@@ -49,6 +52,19 @@ CASES = {
 def test_layout(name: str, dynamic: bool) -> None:
     model, x = CASES[name]
     check(model.eval() if isinstance(model, nn.Module) else model, x, options=OPTIONS, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_is_taken_can_be_viewed(backend: str, dynamic: bool) -> None:
+    """In eager PyTorch too, where an index of the operator's decomposition would lie in the order of its positions."""
+    values, positions = torch.randn(2, 3, 3), torch.arange(8).reshape(2, 4).T
+
+    def model(values: Tensor, positions: Tensor) -> Tensor:
+        return torch.take(values.reshape(-1), positions).view(-1)
+
+    compiled = tov.compile(model, options=OPTIONS, dynamic=dynamic, backend=backend)
+    assert_same(compiled(values, positions), model(values, positions))
 
 
 TAKEN: dict[str, Callable[[Tensor], Tensor]] = {
