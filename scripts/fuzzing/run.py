@@ -145,7 +145,7 @@ def _torchs_own(program: Program, strict: bool, decomposed: bool = False, parted
         for layer in module.modules() if parted else ():
             if isinstance(layer, torch.nn.RNNBase):
                 layer.forward = torch._dynamo.disable(layer.forward)
-        if program.mode.backend == "export":
+        if program.mode.backend == "export" and not decomposed:
             return exported(module)
         return traced(module, program.mode.dynamic, _open_axes(program), decomposed)
 

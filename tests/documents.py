@@ -1,0 +1,45 @@
+"""README.md and docs/: their pages, and the code that they show."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+_FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Fenced code.
+
+    Attributes:
+        page: Where it stands, relative to the root.
+        language: What follows the fence.
+        text: The code.
+    """
+
+    page: str
+    language: str
+    text: str
+
+
+def pages() -> dict[str, str]:
+    """Text of each page, by its path relative to the root."""
+    paths = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+
+
+def blocks(language: str) -> list[Block]:
+    """All code of one language, each text once."""
+    found: dict[str, Block] = {}
+    for page, text in pages().items():
+        for name, code in _FENCED.findall(text):
+            if name == language:
+                found.setdefault(code, Block(page, name, code))
+    return list(found.values())
+
+
+def commands() -> list[str]:
+    """The lines of all shell code, continued ones joined, each once."""
+    joined = [re.sub(r"\\\n\s*", "", block.text) for block in blocks("sh")]
+    return list(dict.fromkeys(line.strip() for text in joined for line in text.splitlines() if line.strip()))

@@ -1,0 +1,122 @@
+"""The documents: short where they have to be, links that lead somewhere, and code that runs.
+
+Shell commands run in tests/e2e/test_readme.py.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+import torchserve_openvino as tov
+from documents import ROOT, Block, blocks, pages
+from torchserve_openvino.config import load_serving_config
+from torchserve_openvino.config.sections import OpenVINOSection, Section
+from torchserve_openvino.serving.mismatches import MismatchFolder
+
+PAGES = pages()
+
+
+def test_the_readme_is_short() -> None:
+    assert len(PAGES["README.md"].split()) <= 1200
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    assert [page for page in PAGES if page.startswith("docs/") and f"({page})" not in PAGES["README.md"]] == []
+
+
+def anchors(text: str) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    folder = (ROOT / page).parent
+    for link in re.findall(r"\]\(([^)]+)\)", PAGES[page]):
+        path, _, anchor = link.partition("#")
+        target = (folder / path).resolve() if path else ROOT / page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target.read_text(encoding="utf-8")), link
+
+
+@pytest.mark.parametrize("block", blocks("yaml"), ids=lambda block: block.page)
+def test_yaml_is_valid(block: Block) -> None:
+    assert load_serving_config(yaml.safe_load(block.text), check_device=False)
+
+
+def rows() -> dict[str, str]:
+    """Keys below handler.openvino, as the reference names them, to what it says of them."""
+    reference = PAGES["docs/configuration.md"].split("## handler.openvino")[1]
+    found = re.findall(r"^\| (`[^|]*`) \|(.*)\|$", reference, re.MULTILINE)
+    return {key: text for cell, text in found for key in re.findall(r"`(.*?)`", cell)}
+
+
+def sections() -> dict[str, list[str]]:
+    """Each key of handler.openvino, with the keys below it."""
+    fields = OpenVINOSection.model_fields.items()
+    made = {name: (field.default_factory or type(field.default))() for name, field in fields if not field.is_required()}
+    return {name: list(type(value).model_fields) if isinstance(value, Section) else [] for name, value in made.items()}
+
+
+def test_the_reference_has_every_key_and_no_other() -> None:
+    known = {f"{section}.{key}" if keys else section for section, keys in sections().items() for key in keys or [""]}
+    whole = {section for section in sections() if section in rows()}
+    listed = {f"{section}.{key}" for section in whole for key in re.findall(r"`(\w+)`", rows()[section])}
+    named = {key for key in rows() if key not in whole or not sections()[key]} | listed
+    assert known - named == set()
+    assert named - known - listed == set()
+
+
+def python(start: str) -> str:
+    (found,) = [block.text for block in blocks("python") if block.text.startswith(start)]
+    return found
+
+
+def test_compile() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 2), nn.ReLU()).eval(), torch.ones(1, 4)
+    with torch.no_grad():
+        space = {"model": model, "x": x}
+        exec(python("import torchserve_openvino as tov"), space)
+        torch.testing.assert_close(space["y"], model(x))
+
+
+def test_mapping() -> None:
+    library = torch.library.Library("mylib", "DEF")
+    library.define("scaled_tanh(Tensor x, float scale=1.0) -> Tensor")
+    library.impl("scaled_tanh", lambda x, scale=1.0: x.tanh() * scale, "CompositeExplicitAutograd")
+    try:
+        exec(python("import openvino.opset13 as ops"), {})
+        compiled, x = tov.compile(lambda x: torch.ops.mylib.scaled_tanh(x, 3.0)), torch.randn(4)
+        with torch.inference_mode():
+            torch.testing.assert_close(compiled(x), 3 * x.tanh())
+        assert compiled.report.summary.coverage == 1.0
+    finally:
+        tov.forget_mappings()
+
+
+def test_own_handler() -> None:
+    from ts.torch_handler.base_handler import BaseHandler
+
+    space = {"TheirHandler": BaseHandler}
+    exec(python("from torchserve_openvino import OpenVINOHandler"), space)
+    assert issubclass(space["Mine"], tov.OpenVINOHandler)
+
+
+def test_a_kept_mismatch_is_run_again(tmp_path: Path) -> None:
+    model, x = nn.Linear(4, 2).eval(), torch.ones(1, 4)
+    answer = model(x).detach()
+    assert MismatchFolder(tmp_path).keep("DIGEST", ((x,), {}), [answer + 1], [answer], {}) == ""
+    code = python("from pathlib import Path").replace("/var/lib/torchserve-openvino/mismatches", str(tmp_path))
+    space = {"model": model}
+    exec(code, space)
+    assert torch.equal(space["kept"].answer[0], answer + 1)
+    assert torch.equal(space["kept"].expected[0], answer)
+
+
+def test_no_python_block_is_left_out() -> None:
+    assert len(blocks("python")) == 4
