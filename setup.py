@@ -62,7 +62,7 @@ EXAMPLES = [
 ]
 VISION = ["torchvision>=0.28,<0.29"]
 HF = ["transformers>=5,<6"]
-# What scripts/benchmark_serving.py loads servers with, compares with, and draws with.
+# What scripts/benchmarks/serving.py loads servers with, compares with, and draws with.
 BENCH = [
     "aiohttp>=3.10,<4",
     "litserve>=0.2.19,<0.3",

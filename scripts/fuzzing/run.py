@@ -105,9 +105,8 @@ def run(program: Program, strict: bool = False) -> Result:
     """Compares the program's calls with eager."""
     result = _compared(program, lambda module: compiled(program, module), strict)
     if result.outcome == "failed" and result.kind != "uncounted":
-        # Where gradients are recorded a recurrent layer breaks the graph here, and is counted.
-        for parted in (False, True) if program.mode.grad == "grad" else (False,):
-            theirs = _torchs_own(program, strict, parted=parted)
+        for way in _ways(program):
+            theirs = _torchs_own(program, strict, way)
             if theirs.outcome == "failed" and (theirs.kind, theirs.step) == (result.kind, result.step):
                 result.outcome = "torch"
                 break
@@ -134,20 +133,34 @@ def _needless(program: Program, step: int, strict: bool) -> bool:
     """Whether only values that no answer is made of are refused; ``empty_like`` takes no more of one than its shape."""
     if _answers(program.living(), step):
         return True
-    theirs = _torchs_own(program, strict, decomposed=True)
+    theirs = _torchs_own(program, strict, "decomposed")
     return (theirs.outcome, theirs.kind, theirs.step) == ("failed", "no_error", step)
 
 
-def _torchs_own(program: Program, strict: bool, decomposed: bool = False, parted: bool = False) -> Result:
-    """What torch's tracing alone makes of it; with recurrent layers in graphs, or between them if ``parted``."""
+def _ways(program: Program) -> list[str]:
+    """How torch alone may come to what this package does."""
+    # Where gradients are recorded a recurrent layer breaks the graph here, and is counted.
+    parted = ["parted"] if program.mode.grad == "grad" else []
+    return ["traced", *parted, *(["exported"] if program.mode.backend == "export" else [])]
+
+
+def _torchs_own(program: Program, strict: bool, way: str) -> Result:
+    """What torch's tracing alone makes of it.
+
+    Args:
+        program: To be run.
+        strict: As in `difference`.
+        way: ``traced`` by Dynamo and AOTAutograd; ``parted``: with recurrent layers between graphs; ``decomposed``:
+            without what they find needless; ``exported`` by torch.export.
+    """
 
     def compile_(module: torch.nn.Module) -> Callable[..., Any]:
-        for layer in module.modules() if parted else ():
+        for layer in module.modules() if way == "parted" else ():
             if isinstance(layer, torch.nn.RNNBase):
                 layer.forward = torch._dynamo.disable(layer.forward)
-        if program.mode.backend == "export" and not decomposed:
+        if way == "exported":
             return exported(module)
-        return traced(module, program.mode.dynamic, _open_axes(program), decomposed)
+        return traced(module, program.mode.dynamic, _open_axes(program), way == "decomposed")
 
     with torch._dynamo.config.patch(allow_rnn=True):
         return _compared(program, compile_, strict)

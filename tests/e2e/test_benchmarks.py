@@ -10,7 +10,7 @@ import pytest
 import torch
 from torchserve_process import ROOT
 
-from startup_bench.models import SOURCES
+from benchmarks.startups.models import SOURCES
 
 
 def run(script: str, *arguments: str) -> str:
@@ -24,7 +24,7 @@ def run(script: str, *arguments: str) -> str:
 def test_benchmark_handler(tmp_path: Path) -> None:
     figures = tmp_path / "handler.json"
     arguments = ("--models", "efficientnet-lite0", "--runs", "10", "--warmup", "1", "--json", str(figures))
-    assert "handler.predict" in run("benchmark_handler.py", *arguments, "--options", "{image: {fold: true}}")
+    assert "handler.predict" in run("benchmarks/handler.py", *arguments, "--options", "{image: {fold: true}}")
     (result,) = json.loads(figures.read_text())["results"]
     assert {step["step"] for step in result["steps"]} >= {"handler.model(tensor)", "handler.handle(jpeg)"}
     assert all(step["median_ms"] > 0 for step in result["steps"])
@@ -34,7 +34,7 @@ def test_benchmark_handler(tmp_path: Path) -> None:
 def test_benchmark_shadow(tmp_path: Path) -> None:
     figures = tmp_path / "shadow.json"
     arguments = ("--blocks", "3", "--requests", "20", "--share", "0.2", "--budget", "1", "--json", str(figures))
-    assert "checked" in run("benchmark_shadow.py", *arguments)
+    assert "checked" in run("benchmarks/shadow.py", *arguments)
     result = json.loads(figures.read_text())
     assert result["shadow"]["checked"] > 0 and result["shadow"]["mismatches"] == 0
     assert {row["figure"] for row in result["rows"]} >= {"requests/s", "p50 ms", "p99 ms"}
@@ -47,7 +47,7 @@ def test_benchmark_serving(tmp_path: Path) -> None:
         pytest.importorskip(extra)
     figures, picture = tmp_path / "serving.json", tmp_path / "serving.png"
     load = ("--only", "ours", "--concurrency", "2", "--rates", "5", "--seconds", "1", "--warmup", "0.5")
-    assert "ours" in run("benchmark_serving.py", *load, "--json", str(figures), "--plot", str(picture))
+    assert "ours" in run("benchmarks/serving.py", *load, "--json", str(figures), "--plot", str(picture))
     assert figures.stat().st_size > 500 and picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -55,7 +55,7 @@ def test_benchmark_serving(tmp_path: Path) -> None:
 def test_benchmark_startup(tmp_path: Path) -> None:
     figures = tmp_path / "startup.json"
     arguments = ("--models", "efficientnet-lite0", "--only", "bare-blob,ours-cold,ours-warm", "--rounds", "1")
-    assert "ours-cold / ours-warm" in run("benchmark_startup.py", *arguments, "--json", str(figures))
+    assert "ours-cold / ours-warm" in run("benchmarks/startup.py", *arguments, "--json", str(figures))
     (model,) = json.loads(figures.read_text())["models"]
     bare, cold, warm = model["contenders"]
     assert model["bare"] == bare["contender"] == "bare-blob"
@@ -70,7 +70,7 @@ def test_benchmark_startup(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_benchmark_depth(tmp_path: Path) -> None:
     figures = tmp_path / "depth.json"
-    assert "exponent" in run("benchmark_depth.py", "--depths", "2,4,8,16", "--rounds", "1", "--json", str(figures))
+    assert "exponent" in run("benchmarks/depth.py", "--depths", "2,4,8,16", "--rounds", "1", "--json", str(figures))
     result = json.loads(figures.read_text())
     assert result["nodes"] == sorted(result["nodes"])
     assert all(len(times) == 4 and min(times) > 0 for times in result["seconds"].values())
@@ -81,7 +81,7 @@ def test_benchmark_depth(tmp_path: Path) -> None:
 def test_benchmark_startup_of_servers(tmp_path: Path) -> None:
     figures = tmp_path / "startup.json"
     arguments = ("--models", "none", "--serve", "--only", "ours-cold,ours-warm", "--rounds", "1")
-    assert "register to READY" in run("benchmark_startup.py", *arguments, "--json", str(figures))
+    assert "register to READY" in run("benchmarks/startup.py", *arguments, "--json", str(figures))
     cold, warm = json.loads(figures.read_text())["servers"]
     work = [[(one["traces"], one["compiles"]) for one in c["rounds"][0]["workers"].values()] for c in (cold, warm)]
     assert work == [[(1, 1), (0, 0)], [(0, 0)]]
@@ -104,7 +104,7 @@ def test_the_plain_minilm_is_the_one_of_transformers() -> None:
 @pytest.mark.slow
 def test_benchmark_partitions(tmp_path: Path) -> None:
     figures = tmp_path / "pieces.json"
-    assert "break-even" in run("benchmark_partitions.py", "--rounds", "1", "--json", str(figures))
+    assert "break-even" in run("benchmarks/partitions.py", "--rounds", "1", "--json", str(figures))
     pieces = json.loads(figures.read_text())["pieces"]
     assert len(pieces) == 30 and all(piece["openvino"] > 0 and piece["eager"] > 0 for piece in pieces)
 
@@ -112,14 +112,14 @@ def test_benchmark_partitions(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_benchmark_lengths() -> None:
     sizes = ["--calls", "8", "--longest", "40", "--layers", "1", "--width", "64"]
-    assert "any length" in run("benchmark_lengths.py", *sizes, "--capacities", "50")
+    assert "any length" in run("benchmarks/lengths.py", *sizes, "--capacities", "50")
 
 
 @pytest.mark.slow
 def test_benchmark_memory(tmp_path: Path) -> None:
     figures = tmp_path / "memory.json"
     arguments = ("--buckets", "1,2,4", "--only", "raw-all,ours-one,ours-all-warm,each-all", "--json", str(figures))
-    assert "one / each" in run("benchmark_memory.py", *arguments, "--length", "8", "--speed", "--runs", "2")
+    assert "one / each" in run("benchmarks/memory.py", *arguments, "--length", "8", "--speed", "--runs", "2")
     rows = {row["contender"]: row for row in json.loads(figures.read_text())}
     assert rows["ours-all-warm"]["graphs"] == 2 and rows["each-all"]["graphs"] == 3
     assert rows["ours-all-warm"]["cache"]["calls"] == {"hits": 3, "misses": 0}

@@ -78,7 +78,7 @@ class Outcome:
 @pytest.fixture(scope="module")
 def photos() -> Photos:
     sys.path.append(str(ROOT / "scripts" / "lib"))
-    from bench_models import efficientnet_lite0
+    from benchmarks.models import efficientnet_lite0
 
     names = json.loads((EXAMPLE / "index_to_name.json").read_text())
     return Photos(efficientnet_lite0().module, [names[str(i)] for i in range(len(names))])

@@ -2,7 +2,7 @@
 
 A call of a partition costs about 100 microseconds whatever it computes. A graph that falls into pieces may have
 pieces whose few light operators eager PyTorch computes in less. The figures are those of
-scripts/benchmark_partitions.py: up to 100 microseconds eager PyTorch won in every case, above it depends on how many
+scripts/benchmarks/partitions.py: up to 100 microseconds eager PyTorch won in every case, above it depends on how many
 operators OpenVINO fuses. A graph that runs on OpenVINO as a whole crosses once and is handed over whatever its
 size, unless the user states a size.
 """

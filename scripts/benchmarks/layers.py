@@ -1,17 +1,15 @@
 """Times layers that other backends leave in eager PyTorch: recurrent, bags, masks, spectra; ours against eager.
 
-    python scripts/benchmark_layers.py
-    python scripts/benchmark_layers.py --only lstm,gru --rounds 30 --threads 1 --json layers.json
+    python scripts/benchmarks/layers.py
+    python scripts/benchmarks/layers.py --only lstm,gru --rounds 30 --threads 1 --json layers.json
 
-Each layer runs in eager PyTorch and through a frozen compiled model, in turns, so that whatever else the machine does
-hits both; a line says the medians, their ratio and the coverage. Trust no figure of a machine that others use.
+Each layer runs in eager PyTorch and as a frozen compiled model, interleaved; a line gives the medians, their ratio and
+the coverage. Measure on a machine that nobody else uses.
 """
 
 from __future__ import annotations
 
-import json
-import statistics
-import time
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,15 +17,15 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from torch import Tensor, nn
 
-import torchserve_openvino as tov
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-# A call is too short to be timed by itself.
-CALL_SECONDS = 0.02
+import torchserve_openvino as tov
+from benchmarks import output
+from benchmarks.harness import enough_repeats, interleave
+
 VOCABULARY = 20_000
 
 
@@ -104,48 +102,34 @@ class Timing:
     coverage: float
 
 
-def _per_call(run: Callable[..., Any], args: tuple[Any, ...], calls: int) -> float:
-    start = time.perf_counter()
-    for _ in range(calls):
-        run(*args)
-    return (time.perf_counter() - start) / calls
-
-
 def measure(name: str, rounds: int, threads: int) -> Timing:
     torch._dynamo.reset()
     model, args = LAYERS[name]()
     model.eval()
     compiled = tov.compile(model, options={"config": {"INFERENCE_NUM_THREADS": threads}}).freeze()
+    calls = {"eager": lambda: model(*args), "openvino": lambda: compiled(*args)}
     with torch.inference_mode():
-        for _ in range(3):
-            model(*args)
-            compiled(*args)
-        calls = max(1, int(CALL_SECONDS / _per_call(model, args, 3)))
-        found = [(_per_call(model, args, calls), _per_call(compiled, args, calls)) for _ in range(rounds)]
-    eager, ours = (statistics.median(each) * 1e3 for each in zip(*found, strict=True))
-    ratio = statistics.median(a / b for a, b in found)
-    return Timing(name, eager, ours, ratio, compiled.report.summary.coverage)
+        interleave(calls, 3)
+        times = interleave(calls, rounds, repeats=enough_repeats(calls))
+    ratio = times.ratio("eager", "openvino") or 0.0
+    return Timing(name, times.median("eager"), times.median("openvino"), ratio, compiled.report.summary.coverage)
 
 
 def main(
     only: Annotated[str, typer.Option(help="Names that begin with one of these, separated by commas.")] = "",
     rounds: Annotated[int, typer.Option(help="Turns of each layer.")] = 20,
     threads: Annotated[int, typer.Option(help="Of both.")] = 1,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Where to write the figures.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures here")] = None,
 ) -> None:
-    """Times layers in eager PyTorch and on OpenVINO, in turns."""
+    """Times layers in eager PyTorch and on OpenVINO, interleaved."""
     torch.set_num_threads(threads)
     begins = tuple(name.strip() for name in only.split(",") if name.strip())
     names = [name for name in LAYERS if not begins or name.startswith(begins)]
-    timings = [measure(name, rounds, threads) for name in track(names, console=Console(stderr=True))]
-    table = Table("layer", "eager ms", "OpenVINO ms", "times faster", "coverage")
-    for each in timings:
-        table.add_row(
-            each.layer, f"{each.eager:.3f}", f"{each.openvino:.3f}", f"{each.ratio:.2f}", f"{each.coverage:.0%}"
-        )
-    Console().print(table)
-    if json_file is not None:
-        json_file.write_text(json.dumps([asdict(each) for each in timings], indent=1) + "\n", encoding="utf-8")
+    timings = [measure(name, rounds, threads) for name in track(names, console=output.progress)]
+    cells = [(t.layer, f"{t.eager:.3f}", f"{t.openvino:.3f}", f"{t.ratio:.2f}", f"{t.coverage:.0%}") for t in timings]
+    columns = ("layer", "eager ms", "OpenVINO ms", "times faster", "coverage")
+    output.results().print(output.table("", columns, cells))
+    output.write_json(json_path, {"layers": [asdict(each) for each in timings]})
 
 
 if __name__ == "__main__":

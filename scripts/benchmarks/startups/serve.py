@@ -18,9 +18,9 @@ import yaml
 from rich.console import Console
 from server import TorchServeProcess
 
+from benchmarks.servers.photos import Photo
+from benchmarks.startups.rounds import OURS_COLD, OURS_WARM
 from build_efficientnet_mar import EXAMPLE, build
-from serving_bench.photos import Photo
-from startup_bench.rounds import OURS_COLD, OURS_WARM
 
 # As `package` names a model, and as a worker finds it.
 MODEL = "startup"

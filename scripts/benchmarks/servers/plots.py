@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from serving_bench.cycle import Result
-from serving_bench.tables import loads_of, median
+from benchmarks.servers.cycle import Result
+from benchmarks.servers.tables import loads_of, median
 
 COLOURS = ("#888888", "#d08020", "#1060c0", "#20a060", "#903090")
 

@@ -1,17 +1,16 @@
-"""What `verify.shadow` costs the requests: one worker's handler under an open load, with and without it, in turns.
+"""What `verify.shadow` costs the requests: one worker's handler under an open load, with and without it, interleaved.
 
-    python scripts/benchmark_shadow.py
-    python scripts/benchmark_shadow.py --share 0.01 --utilisation 0.5 --blocks 20 --json shadow.json
+    python scripts/benchmarks/shadow.py
+    python scripts/benchmarks/shadow.py --share 0.01 --utilisation 0.5 --blocks 20 --json shadow.json
 
 Requests arrive at random times (Poisson), whether the one before is answered or not, at a stated share of what the
 handler can answer. Blocks without and with the shadow take turns, on the same arrival times. The handler is the shipped
-image_classifier, as in benchmark_handler.py; needs the extras `examples` and `hf`. A machine that others use as well
+image_classifier, as in handler.py; needs the extras `examples` and `hf`. A machine that others use as well
 tells nothing here.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import sys
@@ -23,17 +22,14 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent / "lib"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench_models import MODELS
+from benchmarks import output
+from benchmarks.models import MODELS
+from benchmarks.workers import jpeg, started
 
-from benchmark_handler import jpeg, started
-
-console = Console(stderr=True)
 # Arrivals and answers of a block are this far apart at most before the load counts as more than the handler can take.
 SATURATED = 1.1
 
@@ -114,12 +110,8 @@ def compared(without: list[dict[str, Any]], with_shadow: list[dict[str, Any]]) -
 
 
 def table(title: str, rows: list[dict[str, Any]]) -> Table:
-    result = Table(title=title)
-    for column in ("", "shadow 0", "with shadow", "ratio"):
-        result.add_column(column, justify="right" if column else "left")
-    for row in rows:
-        result.add_row(row["figure"], f"{row['without']:.2f}", f"{row['with']:.2f}", f"{row['ratio']:.4f}")
-    return result
+    cells = [(r["figure"], f"{r['without']:.2f}", f"{r['with']:.2f}", f"{r['ratio']:.4f}") for r in rows]
+    return output.table(title, ("", "shadow 0", "with shadow", "ratio"), cells)
 
 
 def main(
@@ -133,10 +125,8 @@ def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures here")] = None,
 ) -> None:
     """Measures the price of verify.shadow."""
-    from torchserve_openvino.report.environment import environment
-
     warnings.filterwarnings("ignore")
-    out = Console() if sys.stdout.isatty() else Console(width=120)
+    out = output.results()
     torch.manual_seed(0)
     chosen, body = MODELS[model](), [{"body": jpeg()}]
     results: dict[str, list[dict[str, Any]]] = {"without": [], "with": []}
@@ -145,12 +135,12 @@ def main(
         for name, value in (("without", 0.0), ("with", share)):
             place = Path(folder) / name
             place.mkdir()
-            console.print(f"{model}: preparing, shadow {value:g}", highlight=False)
+            output.progress.print(f"{model}: preparing, shadow {value:g}")
             handlers[name] = started(chosen, place, {"verify": {"shadow": value, "shadow_budget": budget}})
         for handler in handlers.values():
             capacity(handler, body, 1.0)
         rate = capacity(handlers["without"], body, 3.0)
-        console.print(f"capacity {rate:.1f} requests/s, sending {utilisation * rate:.1f}/s", highlight=False)
+        output.progress.print(f"capacity {rate:.1f} requests/s, sending {utilisation * rate:.1f}/s")
         arrivals = random.Random(seed)
         for turn in range(blocks):
             gaps = [arrivals.expovariate(utilisation * rate) for _ in range(requests)]
@@ -169,11 +159,8 @@ def main(
     late = statistics.median(one["late"] for one in results["without"])
     if late > SATURATED:
         out.print(f"The handler could not keep up ({late:.2f} of the time): the figures say nothing about idle time.")
-    if json_path is not None:
-        facts = {"model": model, "share": share, "budget": budget, "utilisation": utilisation, "capacity": rate}
-        plain = {"environment": environment(), **facts, "rows": rows, "shadow": shadow, "blocks": results}
-        json_path.write_text(json.dumps(plain, indent=2))
-        console.print(f"wrote {json_path}")
+    facts = {"model": model, "share": share, "budget": budget, "utilisation": utilisation, "capacity": rate}
+    output.write_json(json_path, {**facts, "rows": rows, "shadow": shadow, "blocks": results})
 
 
 if __name__ == "__main__":

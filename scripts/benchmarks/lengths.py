@@ -1,7 +1,7 @@
 """What a worker keeps in memory for each length that one symbolic graph was called with, and what a length costs again.
 
-    python scripts/benchmark_lengths.py
-    python scripts/benchmark_lengths.py --calls 1000 --capacities 1000,100,10 --layers 6 --width 384
+    python scripts/benchmarks/lengths.py
+    python scripts/benchmarks/lengths.py --calls 1000 --capacities 1000,100,10 --layers 6 --width 384
 
 OpenVINO's CPU plugin keeps the kernels that it made for a size. Each contender is a ``CPU_RUNTIME_CACHE_CAPACITY`` in a
 process of its own: 5000 is OpenVINO's default, 100 ours. Lengths are random, the longest comes first, so that what
@@ -18,17 +18,19 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Annotated
 
 import psutil
 import torch
 import typer
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import torchserve_openvino as tov
+from benchmarks import output
 
 _FEW = range(8, 40, 4)
 _TIMED = 150
@@ -77,22 +79,24 @@ def main(
     capacities: Annotated[str, typer.Option(help="Contenders, by comma.")] = "1000,100,10",
     layers: Annotated[int, typer.Option(help="Of the encoder.")] = 6,
     width: Annotated[int, typer.Option(help="Of the encoder.")] = 384,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures here")] = None,
 ) -> None:
     """Measures memory and time by the number of kernels that OpenVINO keeps.
 
-    Examples: benchmark_lengths.py; benchmark_lengths.py --calls 400 --capacities 5000,100 --layers 1 --width 64
+    Examples: lengths.py; lengths.py --calls 400 --capacities 5000,100 --layers 1 --width 64
     """
-    # A file or a pipe has no width: no cell is cut.
-    console = Console() if sys.stdout.isatty() else Console(width=120)
-    table = Table("kernels kept", "MB", "1/4", "2/4", "3/4", "all calls", "ms, 8 lengths", "ms, any length")
+    cells, figures = [], []
     context = multiprocessing.get_context("spawn")
-    chosen = [int(each) for each in capacities.split(",")]
-    for capacity in track(chosen, "contenders", console=Console(stderr=True), disable=not sys.stderr.isatty()):
+    wanted = [int(each) for each in capacities.split(",")]
+    for capacity in track(wanted, "contenders", console=output.progress, disable=not sys.stderr.isatty()):
         with ProcessPoolExecutor(1, mp_context=context) as own_process:
             arguments = (capacity, calls, longest, layers, width)
             grown, few, any_length = own_process.submit(measure, *arguments).result()
-        table.add_row(str(capacity), *map(str, grown), f"{few:.2f}", f"{any_length:.2f}")
-    console.print(table)
+        cells.append((str(capacity), *map(str, grown), f"{few:.2f}", f"{any_length:.2f}"))
+        figures.append({"capacity": capacity, "megabytes": grown, "few_ms": few, "any_ms": any_length})
+    columns = ("kernels kept", "MB", "1/4", "2/4", "3/4", "all calls", "ms, 8 lengths", "ms, any length")
+    output.results().print(output.table("", columns, cells, left=0))
+    output.write_json(json_path, {"contenders": figures})
 
 
 if __name__ == "__main__":

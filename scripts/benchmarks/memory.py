@@ -1,14 +1,14 @@
 """What a worker keeps in memory: one compiled batch size and several, cold and from a warm cache, and raw OpenVINO.
 
-    python scripts/benchmark_memory.py
-    python scripts/benchmark_memory.py --buckets 1,2,4,8,16 --length 64 --json memory.json
-    python scripts/benchmark_memory.py --only ours-one,ours-all,each-all --speed
+    python scripts/benchmarks/memory.py
+    python scripts/benchmarks/memory.py --buckets 1,2,4,8,16 --length 64 --json memory.json
+    python scripts/benchmarks/memory.py --only ours-one,ours-all,each-all --speed
 
 Each contender is a process of its own: it loads a random BERT (144 MB of weights), compiles, answers a request of each
 batch size, frees what it can (`malloc_trim`), and tells its resident memory. `ours` is the handler tensor as a worker
 loads it, `each` and `shared` the same with `batching.one_graph: false` and `true`; `raw` is an OpenVINO program that
 converted the model and dropped PyTorch's. With --speed also how fast one graph for all batch sizes is, next to one for
-each, in turns. Needs the extra `hf`.
+each, interleaved. Needs the extra `hf`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 
-console = Console(stderr=True)
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import output
+from benchmarks.harness import interleave
+
 # Contender to whether it compiles all batch sizes, and what `batching.one_graph` is.
 OURS = {
     "ours-one": (False, "auto"),
@@ -103,7 +105,7 @@ def raw(buckets: list[int], length: int) -> Any:
 
 def handler(buckets: list[int], length: int, one_graph: bool | str, cache: Path | None) -> Any:
     """The handler tensor on a random BERT, initialized as TorchServe's worker does it; each batch size answered."""
-    from benchmark_handler import context_for
+    from benchmarks.workers import context_for
     from torchserve_openvino.entrypoints.tensor import OpenVINOTensorHandler
 
     class Entry(OpenVINOTensorHandler):
@@ -168,44 +170,38 @@ def measured(name: str, buckets: list[int], length: int, cache: Path) -> dict[st
     for _ in range(2 if warm else 1):
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode:
-            console.print(done.stderr[-3000:], markup=False)
+            output.progress.print(done.stderr[-3000:], markup=False)
             raise typer.Exit(1)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def speed(buckets: list[int], length: int, runs: int) -> Table:
-    """One graph for all sizes next to one for each: medians in ms, taking turns."""
-    entries = {one: handler(buckets, length, one, None) for one in (True, False)}
-    result = Table(title="the model's call")
-    for column in ("batch", "one graph, ms", "one for each, ms", "one / each"):
-        result.add_column(column, justify="right")
+    """One graph for all sizes against one for each: medians in ms, interleaved."""
+    one_graph, each = (handler(buckets, length, one, None) for one in (True, False))
+    cells = []
     for size in buckets:
         ids = torch.ones(size, length, dtype=torch.long)
-        times: dict[bool, list[float]] = {True: [], False: []}
-        for turn in range(runs):
-            for one in (True, False) if turn % 2 else (False, True):
-                start = time.perf_counter()
-                with torch.no_grad():
-                    entries[one].model(input_ids=ids, attention_mask=ids)
-                times[one].append((time.perf_counter() - start) * 1e3)
-        ratio = statistics.median(a / b for a, b in zip(times[True], times[False], strict=True))
-        result.add_row(
-            str(size), *(f"{statistics.median(times[one]):.2f}" for one in (True, False)), f"{ratio:.3f}"
-        )  # fmt: skip
-    return result
+
+        def call(entry: Any, ids: torch.Tensor = ids) -> Callable[[], Any]:
+            return lambda: entry.model(input_ids=ids, attention_mask=ids)
+
+        with torch.no_grad():
+            times = interleave({"one": call(one_graph), "each": call(each)}, runs)
+        medians = (f"{times.median(name):.2f}" for name in ("one", "each"))
+        cells.append((str(size), *medians, output.number(times.ratio("one", "each"), ".3f")))
+    columns = ("batch", "one graph, ms", "one for each, ms", "one / each")
+    return output.table("the model's call", columns, cells, left=0)
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    result = Table(title="resident memory, MB")
-    for column in ("contender", "RSS", "anonymous", "x ours-one", "x raw-all", "graphs"):
-        result.add_column(column, justify="left" if column == "contender" else "right")
     by_name = {row["contender"]: row["rss"] for row in rows}
+    cells = []
     for row in rows:
         ratios = [f"{row['rss'] / by_name[name]:.2f}" if name in by_name else "" for name in ("ours-one", "raw-all")]
-        result.add_row(
-            row["contender"], f"{row['rss']:.0f}", f"{row['anonymous']:.0f}", *ratios, str(row.get("graphs", ""))
-        )  # fmt: skip
-    return result
+        megabytes = (f"{row['rss']:.0f}", f"{row['anonymous']:.0f}")
+        cells.append((row["contender"], *megabytes, *ratios, str(row.get("graphs", ""))))
+    columns = ("contender", "RSS", "anonymous", "x ours-one", "x raw-all", "graphs")
+    return output.table("resident memory, MB", columns, cells)
 
 
 def main(
@@ -214,7 +210,7 @@ def main(
     only: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(NAMES)}")] = ",".join(NAMES),
     with_speed: Annotated[bool, typer.Option("--speed", help="Also time one graph next to one for each size")] = False,
     runs: Annotated[int, typer.Option(help="Timed turns of --speed", min=1)] = 40,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures here")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures here")] = None,
     child_name: Annotated[str, typer.Option("--child", hidden=True)] = "",
     cache: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
@@ -223,20 +219,16 @@ def main(
     if child_name:
         child(child_name, sizes, length, cache)
         return
-    unknown = set(only.split(",")) - set(NAMES)
-    if unknown:
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: choose from {', '.join(NAMES)}", param_hint="--only")
     rows = []
     with tempfile.TemporaryDirectory(prefix="tsov-memory-") as folder:
-        for name in only.split(","):
-            console.print(f"{name} ...", highlight=False)
+        for name in output.chosen(only, NAMES, "--only"):
+            output.progress.print(f"{name} ...")
             rows.append(measured(name, sizes, length, Path(folder)))
-    out = Console()
+    out = output.results()
     out.print(table(rows))
     if with_speed:
         out.print(speed(sizes, length, runs))
-    if json_path is not None:
-        json_path.write_text(json.dumps(rows, indent=2), encoding="utf-8")
+    output.write_json(json_path, {"contenders": rows})
 
 
 if __name__ == "__main__":

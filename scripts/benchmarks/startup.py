@@ -7,20 +7,18 @@ with eager PyTorch's. Quote the ratios. Needs the extras `examples` and `hf`, an
 
 With --serve also whole servers: from registering EfficientNet-Lite0 to READY, and to the first answer.
 
-    python scripts/benchmark_startup.py --quick
-    python scripts/benchmark_startup.py --rounds 9 --json startup.json
-    python scripts/benchmark_startup.py --models minilm,minilm-hf --only bare-ir,bare-blob,ours-cold,ours-warm
-    python scripts/benchmark_startup.py --models none --serve --only ours-cold,ours-warm,packaged
+    python scripts/benchmarks/startup.py --quick
+    python scripts/benchmarks/startup.py --rounds 9 --json startup.json
+    python scripts/benchmarks/startup.py --models minilm,minilm-hf --only bare-ir,bare-blob,ours-cold,ours-warm
+    python scripts/benchmarks/startup.py --models none --serve --only ours-cold,ours-warm,packaged
 """
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -28,22 +26,15 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from startup_bench import models, rounds, serve, serve_tables, tables
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import output
+from benchmarks.startups import models, rounds, serve, serve_tables, tables
 
 QUICK_MODELS = ("efficientnet-lite0",)
 SLOW = ("inductor-cold", "inductor-warm", serve.TWO)
 NAMES = tuple(dict.fromkeys((*rounds.CONTENDERS, *serve.NAMES)))
-console = Console(stderr=True)
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-
-def chosen(text: str | None, known: Sequence[str], default: Sequence[str], option: str) -> list[str]:
-    """Comma-separated names, in the order of the tables."""
-    wanted = list(default) if text is None else text.split(",")
-    unknown = [name for name in wanted if name not in known]
-    if unknown:
-        raise typer.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(known)}", param_hint=option)
-    return [name for name in known if name in wanted]
 
 
 def stop_by_signal(number: int, _: FrameType | None) -> None:
@@ -74,9 +65,11 @@ def main(
     ] = False,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures here")] = None,
 ) -> None:
-    contenders = chosen(only, NAMES, [name for name in NAMES if not (quick and name in SLOW)], "--only")
+    default = [name for name in NAMES if not (quick and name in SLOW)]
+    contenders = default if only is None else output.chosen(only, NAMES, "--only")
     wanted = QUICK_MODELS if quick else models.DEFAULT
-    names = [] if model_names == "none" else chosen(model_names, tuple(models.SOURCES), wanted, "--models")
+    asked = ",".join(wanted) if model_names is None else model_names
+    names = [] if asked == "none" else output.chosen(asked, models.SOURCES, "--models")
     count = count or (1 if quick else 5)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop_by_signal)
@@ -96,17 +89,14 @@ def byte_compile() -> None:
 
 def run(names: list[str], contenders: list[str], count: int, with_servers: bool, json_path: Path | None) -> int:
     """Measures, prints, writes; the exit status: 1 when ours failed, answered wrong, or a warm start did work."""
-    from torchserve_openvino.report.environment import environment
-
-    # A file or a pipe has no width: wide enough for the tables, so that no cell is cut.
-    out = Console() if sys.stdout.isatty() else Console(width=190)
+    out = output.results(width=190)
     byte_compile()
-    written: dict[str, Any] = {"environment": environment(), "rounds": count, "models": [], "servers": []}
+    written: dict[str, Any] = {"rounds": count, "models": [], "servers": []}
     bad = False
     in_processes = [name for name in contenders if name in rounds.CONTENDERS]
     for name in names if in_processes else []:
         with tempfile.TemporaryDirectory(prefix="tsov-startup-") as folder:
-            results = rounds.Rounds(name, in_processes, Path(folder), console).run(count)
+            results = rounds.Rounds(name, in_processes, Path(folder), output.progress).run(count)
         out.print(tables.process_table(results))
         _print_lines(out, tables.notes(results))
         written["models"].append(tables.as_json(results))
@@ -118,20 +108,18 @@ def run(names: list[str], contenders: list[str], count: int, with_servers: bool,
         _print_lines(out, serve_tables.notes(served))
         written["servers"] = serve.as_json(served)
         bad |= serve_tables.problem(served)
-    if json_path is not None:
-        json_path.write_text(json.dumps(written, indent=2, default=str))
-        console.print(f"wrote {json_path}", highlight=False)
+    output.write_json(json_path, written)
     return int(bad)
 
 
 def _serve(names: list[str], count: int) -> list[serve.Served]:
-    from serving_bench import photos
+    from benchmarks.servers import photos
 
-    with console.status("what eager PyTorch answers"):
+    with output.progress.status("what eager PyTorch answers"):
         # The one about which it is surest.
         photo = max(photos.load(), key=lambda one: one.margin)
     with tempfile.TemporaryDirectory(prefix="tsov-startup-") as folder:
-        return serve.Servers(names, photo, Path(folder), console).run(count)
+        return serve.Servers(names, photo, Path(folder), output.progress).run(count)
 
 
 def _print_lines(out: Console, lines: list[str]) -> None:

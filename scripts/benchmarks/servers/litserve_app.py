@@ -1,6 +1,6 @@
 """The contender LitServe with raw OpenVINO, as a program of its own.
 
-    python scripts/serving_bench/litserve_app.py --port 9000 --workers 2 --batch 1 --state FOLDER
+    python scripts/benchmarks/servers/litserve_app.py --port 9000 --workers 2 --batch 1 --state FOLDER
 
 Each worker writes a file named after its pid into FOLDER when it is ready: LitServe answers as soon as one is.
 """
@@ -18,7 +18,7 @@ from fastapi import Body, Response
 
 # LitServe's workers are spawned: they import this file again, under another name.
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
-from serving_bench.photos import LABELS  # noqa: E402
+from benchmarks.servers.photos import LABELS  # noqa: E402
 
 PATH = "/predict"
 IR = "model.xml"
@@ -107,7 +107,8 @@ def convert(folder: Path) -> None:
     """The model by torch.export, once for all workers."""
     import openvino as ov
     import torch
-    from bench_models import efficientnet_lite0
+
+    from benchmarks.models import efficientnet_lite0
 
     model = efficientnet_lite0()
     batch = torch.export.Dim("batch", min=1, max=1024)

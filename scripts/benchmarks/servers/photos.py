@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "efficientnet_lite0"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "efficientnet_lite0"
 LABELS = EXAMPLE / "index_to_name.json"
 # Those that scikit-image's wheel carries; its others would be downloaded.
 NAMES = (
@@ -62,8 +62,8 @@ def _jpegs() -> dict[str, bytes]:
 def load() -> list[Photo]:
     """Every photo with the answer of eager float32, batch 1."""
     import torch
-    from bench_models import efficientnet_lite0
 
+    from benchmarks.models import efficientnet_lite0
     from torchserve_openvino.config.sections import ImageSection
     from torchserve_openvino.tasks.images import to_tensor
 

@@ -1,20 +1,20 @@
 """Times how conversion grows with the depth of a model: this package against OpenVINO's own FX decoder.
 
-Layers of linear, relu and layer norm are lowered as for serving, and each graph is converted by both, in turns.
-OpenVINO's decoder looks nodes up with ``list.index``, so that its time grows with the square of the graph in the end;
-ours should be linear.
+Layers of linear, relu and layer norm are lowered as for serving, and each graph is converted by both, interleaved.
+OpenVINO's decoder looks nodes up with ``list.index``, so its time grows with the square of the graph in the end; ours
+should be linear.
 The exponent is the slope of log(seconds) over log(depth), for the whole range and for its second half.
 
-    python scripts/benchmark_depth.py
-    python scripts/benchmark_depth.py --depths 10,20,40,80 --rounds 3 --json depth.json
+    python scripts/benchmarks/depth.py
+    python scripts/benchmarks/depth.py --depths 10,20,40,80 --rounds 3 --json depth.json
 """
 
 from __future__ import annotations
 
-import json
+import functools
 import math
 import statistics
-import time
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,18 +23,19 @@ import torch
 import typer
 from openvino.frontend import FrontEndManager
 from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import torchserve_openvino as tov
+from benchmarks import output
+from benchmarks.harness import Call, interleave
 from torchserve_openvino.backend._openvino_private import fx_to_model
 from torchserve_openvino.backend.probes import Observation, Probes
 
 OURS, UPSTREAM = "this package", "OpenVINO's decoder"
 WIDTH = 16
 Convert = Callable[[torch.fx.GraphModule, list[list[int]], list[torch.dtype]], Any]
-console = Console(stderr=True)
 
 
 def network(depth: int) -> nn.Module:
@@ -63,12 +64,11 @@ def upstream(gm: torch.fx.GraphModule, shapes: list[list[int]], dtypes: list[tor
 CONTENDERS: dict[str, Convert] = {OURS: fx_to_model, UPSTREAM: upstream}
 
 
-def seconds(convert: Convert, gm: torch.fx.GraphModule) -> float:
+def calls(gm: torch.fx.GraphModule) -> dict[str, Call]:
+    """Each contender's conversion of a graph."""
     values = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
     shapes, dtypes = [list(value.shape) for value in values], [value.dtype for value in values]
-    start = time.perf_counter()
-    convert(gm, shapes, dtypes)
-    return time.perf_counter() - start
+    return {name: functools.partial(convert, gm, shapes, dtypes) for name, convert in CONTENDERS.items()}
 
 
 def slope(depths: Sequence[int], times: Sequence[float]) -> float:
@@ -84,16 +84,11 @@ def measure(depths: Sequence[int], rounds: int) -> dict[str, Any]:
     for depth in depths:
         gm = lowered(depth)
         nodes.append(len(gm.graph.nodes))
-        found: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-        for turn in range(rounds + 1):
-            for name, convert in CONTENDERS.items():
-                took = seconds(convert, gm)
-                # The first turn loads libraries.
-                if turn:
-                    found[name].append(took)
-        for name, values in found.items():
-            medians[name].append(statistics.median(values))
-        console.print(f"depth {depth}: " + ", ".join(f"{n} {m[-1] * 1e3:.1f} ms" for n, m in medians.items()))
+        # The first turn loads libraries.
+        times = interleave(calls(gm), rounds, warmup=1)
+        for name in CONTENDERS:
+            medians[name].append(times.median(name) / 1e3)
+        output.progress.print(f"depth {depth}: " + ", ".join(f"{n} {m[-1] * 1e3:.1f} ms" for n, m in medians.items()))
     half = len(depths) // 2
     exponents = {
         name: {"all": slope(depths, values), "second_half": slope(depths[half:], values[half:])}
@@ -103,15 +98,15 @@ def measure(depths: Sequence[int], rounds: int) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    table = Table("depth", "nodes", *(f"{name}, ms" for name in CONTENDERS), "ratio")
+    cells = []
     for i, depth in enumerate(result["depths"]):
         ours, theirs = (result["seconds"][name][i] for name in (OURS, UPSTREAM))
-        row = (str(depth), str(result["nodes"][i]), f"{ours * 1e3:.1f}", f"{theirs * 1e3:.1f}", f"{theirs / ours:.2f}")
-        table.add_row(*row)
-    output = Console()
-    output.print(table)
+        both = (f"{ours * 1e3:.1f}", f"{theirs * 1e3:.1f}", f"{theirs / ours:.2f}")
+        cells.append((str(depth), str(result["nodes"][i]), *both))
+    out = output.results()
+    out.print(output.table("", ("depth", "nodes", *(f"{name}, ms" for name in CONTENDERS), "ratio"), cells, left=0))
     for name, exponent in result["exponent"].items():
-        output.print(f"{name}: exponent {exponent['all']:.2f}, in the second half {exponent['second_half']:.2f}")
+        out.print(f"{name}: exponent {exponent['all']:.2f}, in the second half {exponent['second_half']:.2f}")
 
 
 def main(
@@ -120,13 +115,12 @@ def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
 ) -> None:
     """Prints medians for each depth, and how they grow."""
-    chosen = [int(depth) for depth in depths.split(",")]
-    if len(chosen) < 4 or sorted(set(chosen)) != chosen:
+    wanted = [int(depth) for depth in depths.split(",")]
+    if len(wanted) < 4 or sorted(set(wanted)) != wanted:
         raise typer.BadParameter("at least four growing numbers are needed for two slopes", param_hint="--depths")
-    result = measure(chosen, rounds)
+    result = measure(wanted, rounds)
     show(result)
-    if json_path is not None:
-        json_path.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    output.write_json(json_path, result)
 
 
 if __name__ == "__main__":

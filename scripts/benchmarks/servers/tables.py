@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.table import Table
 
-from serving_bench import contenders
-from serving_bench.cycle import Result, errors
-from serving_bench.load import Load
+from benchmarks.servers import contenders
+from benchmarks.servers.cycle import Result, errors
+from benchmarks.servers.load import Load
 
 BASES = {
     contenders.EAGER: "ours / eager",

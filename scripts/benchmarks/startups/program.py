@@ -1,6 +1,6 @@
 """One contender: from the start of the process to its first answer. Prints one JSON line, as the last one.
 
-python -m startup_bench.program ORDER      (in scripts/; ORDER is JSON, see `Order`)
+python -m benchmarks.startups.program ORDER      (in scripts/; ORDER is JSON, see `Order`)
 """
 
 import json
@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from startup_bench.clock import Clock
-from startup_bench.models import BLOB, INPUTS, IR, OV_CONFIG, SOURCES
+from benchmarks.startups.clock import Clock
+from benchmarks.startups.models import BLOB, INPUTS, IR, OV_CONFIG, SOURCES
 
 if TYPE_CHECKING:
     import torch
@@ -231,7 +231,8 @@ def main() -> None:
     answer = PROGRAMS[order["contender"]](program)
     total = program.clock.total
     import torch
-    from bench_models import tensors
+
+    from benchmarks.models import tensors
 
     torch.save([tensor.clone() for tensor in tensors(answer)], order["answer"])
     phases = {name: seconds for name, seconds in program.clock.phases.items() if seconds}

@@ -1,30 +1,30 @@
 """Measures from which size on a piece of a graph is worth the way into OpenVINO: the figure behind min_partition_us.
 
-    python scripts/benchmark_partitions.py
-    python scripts/benchmark_partitions.py --rounds 15 --json pieces.json
+    python scripts/benchmarks/partitions.py
+    python scripts/benchmarks/partitions.py --rounds 15 --json pieces.json
 
 Each piece is a chain of light operators over some number of elements. It runs as a partition of ours and as the same
-graph in eager PyTorch, in turns; a line says what each takes, what backend/worthwhile.py estimates for eager, and who
-is faster. The break-even is the estimate at which most larger pieces gain and most smaller ones lose.
+graph in eager PyTorch, interleaved; a line gives both times, the estimate of backend/worthwhile.py for eager, and their
+ratio. The break-even is the estimate at which most larger pieces gain and most smaller ones lose.
 """
 
 from __future__ import annotations
 
-import json
-import statistics
-import time
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torchserve_openvino as tov
+from benchmarks import output
+from benchmarks.harness import Call, enough_repeats, interleave
 from torchserve_openvino.backend.probes import Observation, Probes
 from torchserve_openvino.backend.worthwhile import PIECE_US, eager_us
 
@@ -37,8 +37,6 @@ CHAINS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "8 x arithmetic": lambda x: ((((x + 1) * x - 2) * x + 3) * x - 4).clamp(-9, 9).abs(),
     "sum": lambda x: x.sum(0),
 }
-# A call is too short to be timed by itself.
-CALL_SECONDS = 0.02
 
 
 @dataclass
@@ -62,22 +60,11 @@ def piece(chain: str, elements: int, rounds: int) -> Piece:
         (observation,) = seen
         (part,) = observation.partitioned.parts
         partition, eager = observation.calls[part.name], part.graph.forward
-        calls: dict[str, Callable[[], Any]] = {"openvino": lambda: partition(x), "eager": lambda: eager(x)}
-        times: dict[str, list[float]] = {name: [] for name in calls}
-        repeats = {name: max(1, int(CALL_SECONDS / _time(call, 3))) for name, call in calls.items()}
-        for _ in range(rounds):
-            for name, call in calls.items():
-                times[name].append(_time(call, repeats[name]) * 1e6)
+        calls: dict[str, Call] = {"openvino": lambda: partition(x), "eager": lambda: eager(x)}
+        times = interleave(calls, rounds, repeats=enough_repeats(calls))
     estimate = eager_us([node for node in part.graph.graph.nodes if node.op == "call_function"])
     assert estimate is not None
-    return Piece(chain, elements, estimate, *(statistics.median(times[name]) for name in ("openvino", "eager")))
-
-
-def _time(call: Callable[[], Any], repeats: int) -> float:
-    start = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    return (time.perf_counter() - start) / repeats
+    return Piece(chain, elements, estimate, *(times.median(name) * 1e3 for name in ("openvino", "eager")))
 
 
 def break_even(pieces: list[Piece]) -> float:
@@ -87,26 +74,26 @@ def break_even(pieces: list[Piece]) -> float:
 
 
 def main(
-    rounds: Annotated[int, typer.Option(help="Times of each piece, in turns; medians are printed.", min=1)] = 9,
+    rounds: Annotated[int, typer.Option(help="Measurements of each piece; medians are printed.", min=1)] = 9,
     threads: Annotated[int, typer.Option(help="Torch's threads; 0 leaves torch's own number.", min=0)] = 0,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures here")] = None,
 ) -> None:
     """Measure which pieces of a graph gain by OpenVINO."""
     if threads:
         torch.set_num_threads(threads)
     todo = [(chain, size) for chain in CHAINS for size in SIZES]
-    progress = track(todo, "pieces", console=Console(stderr=True), transient=True)
+    progress = track(todo, "pieces", console=output.progress, transient=True)
     pieces = [piece(chain, size, rounds) for chain, size in progress]
-    table = Table("operators", "elements", "estimate us", "OpenVINO us", "eager us", "eager / OpenVINO")
-    for p in pieces:
-        cells = (f"{p.elements:,}", f"{p.estimate:.1f}", f"{p.openvino:.1f}", f"{p.eager:.1f}")
-        table.add_row(p.chain, *cells, f"{p.eager / p.openvino:.2f}")
-    console = Console(width=None if Console().is_terminal else 120, highlight=False)
-    console.print(table)
-    least = break_even(pieces)
-    console.print(f"break-even at an estimate of {least:.0f} us (the default of min_partition_us is {PIECE_US:.0f})")
-    if json_path is not None:
-        json_path.write_text(json.dumps({"break_even_us": least, "pieces": [asdict(p) for p in pieces]}, indent=1))
+    cells = [
+        (p.chain, f"{p.elements:,}", f"{p.estimate:.1f}", f"{p.openvino:.1f}", f"{p.eager:.1f}",
+         f"{p.eager / p.openvino:.2f}")
+        for p in pieces
+    ]  # fmt: skip
+    columns = ("operators", "elements", "estimate us", "OpenVINO us", "eager us", "eager / OpenVINO")
+    out, least = output.results(), break_even(pieces)
+    out.print(output.table("", columns, cells))
+    out.print(f"break-even at an estimate of {least:.0f} us (the default of min_partition_us is {PIECE_US:.0f})")
+    output.write_json(json_path, {"break_even_us": least, "pieces": [asdict(p) for p in pieces]})
 
 
 if __name__ == "__main__":

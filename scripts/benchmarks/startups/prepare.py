@@ -1,6 +1,6 @@
 """Before the clock runs, in a process of its own: the inputs, eager's answer, and the model made ready for `bare`.
 
-python -m startup_bench.prepare MODEL FOLDER      (in scripts/)
+python -m benchmarks.startups.prepare MODEL FOLDER      (in scripts/)
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from pathlib import Path
 
 import torch
 
-from startup_bench.models import ANSWER, BLOB, INPUTS, IR, OV_CONFIG, SOURCES
+from benchmarks.startups.models import ANSWER, BLOB, INPUTS, IR, OV_CONFIG, SOURCES
 
 
 def prepare(model: str, folder: Path) -> None:
     """Writes `INPUTS`, `ANSWER`, `IR` and `BLOB`."""
     import openvino as ov
-    from bench_models import tensors
+
+    from benchmarks.models import tensors
 
     source = SOURCES[model]
     torch.manual_seed(0)

@@ -10,10 +10,10 @@ from typing import Any
 
 from rich.console import Console
 
-from serving_bench import contenders, load, usage
-from serving_bench.contenders import Options, SkippedError
-from serving_bench.load import Load, Order
-from serving_bench.photos import Photo
+from benchmarks.servers import contenders, load, usage
+from benchmarks.servers.contenders import Options, SkippedError
+from benchmarks.servers.load import Load, Order
+from benchmarks.servers.photos import Photo
 
 SHARES = (0.5, 0.8)
 

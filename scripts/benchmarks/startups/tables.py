@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from startup_bench.models import SOURCES
-from startup_bench.rounds import BARE, OURS_COLD, OURS_WARM, Result
+from benchmarks.startups.models import SOURCES
+from benchmarks.startups.rounds import BARE, OURS_COLD, OURS_WARM, Result
 
 # In the order in which they happen.
 PHASES = (

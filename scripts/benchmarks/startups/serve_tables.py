@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from startup_bench.rounds import OURS_COLD, OURS_WARM
-from startup_bench.serve import EAGER, PACKAGED, TWO, Served
+from benchmarks.startups.rounds import OURS_COLD, OURS_WARM
+from benchmarks.startups.serve import EAGER, PACKAGED, TWO, Served
 
 
 def median(result: Served | None, key: str) -> float | None:

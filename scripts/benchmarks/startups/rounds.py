@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from startup_bench.models import ANSWER, SOURCES, TOLERANCE
-from startup_bench.program import Order
+from benchmarks.startups.models import ANSWER, SOURCES, TOLERANCE
+from benchmarks.startups.program import Order
 
-SCRIPTS = Path(__file__).resolve().parents[1]
+SCRIPTS = Path(__file__).resolve().parents[2]
 PATIENCE = 900.0
 BARE = ("bare-ir", "bare-blob")
 OURS_COLD, OURS_WARM = "ours-cold", "ours-warm"
@@ -109,7 +109,7 @@ class Rounds:
     def run(self, rounds: int) -> list[Result]:
         """Prepares, fills the caches, and takes turns; a contender that failed is not tried again."""
         with self.console.status(f"{self.model}: eager's answer, and a ready model"):
-            _python(["startup_bench.prepare", self.model, str(self.work)], {})
+            _python(["benchmarks.startups.prepare", self.model, str(self.work)], {})
         self.expected = torch.load(self.work / ANSWER, weights_only=True)
         filled: set[Contender] = set()
         for name, result in self.results.items():
@@ -154,7 +154,7 @@ class Rounds:
             "answer": str(answer),
             "started": time.time(),
         }
-        said = _python(["startup_bench.program", json.dumps(order)], environment)
+        said = _python(["benchmarks.startups.program", json.dumps(order)], environment)
         one: dict[str, Any] = json.loads(said.splitlines()[-1])
         one["difference"] = self._difference(torch.load(answer, weights_only=True))
         one["wrong"] = not one["difference"] <= TOLERANCE

@@ -3,17 +3,16 @@
 Each is started on free loopback ports, gets the same photos for the same EfficientNet-Lite0 from a client in a process
 of its own, and is stopped before the next one starts. Every answer is compared with eager PyTorch's. The client shares
 the machine with the servers; quote the ratios. Needs the extra `examples`, `pip install litserve aiohttp matplotlib`,
-and a C++ compiler for Inductor. How the TorchServes are configured: scripts/serving_bench/*.yaml.
+and a C++ compiler for Inductor. How the TorchServes are configured: scripts/benchmarks/servers/*.yaml.
 
-    python scripts/benchmark_serving.py --quick
-    python scripts/benchmark_serving.py --rounds 3 --json serving.json --plot serving.png
-    python scripts/benchmark_serving.py --only ours,litserve-openvino --concurrency 1,32 --rates 20,40
-    python scripts/benchmark_serving.py --only ours --ours-config my-model-config.yaml
+    python scripts/benchmarks/serving.py --quick
+    python scripts/benchmarks/serving.py --rounds 3 --json serving.json --plot serving.png
+    python scripts/benchmarks/serving.py --only ours,litserve-openvino --concurrency 1,32 --rates 20,40
+    python scripts/benchmarks/serving.py --only ours --ours-config my-model-config.yaml
 """
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import tempfile
@@ -23,13 +22,14 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from serving_bench import cycle, photos, plots, tables
-from serving_bench.contenders import NAMES, OURS, Options
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import output
+from benchmarks.servers import cycle, photos, plots, tables
+from benchmarks.servers.contenders import NAMES, OURS, Options
 
 QUICK_SECONDS, SECONDS = 3.0, 10.0
-console = Console(stderr=True)
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -42,15 +42,6 @@ def listed(text: str, kind: type, option: str) -> list[Any]:
     if not values or any(value <= 0 for value in values):
         raise typer.BadParameter(f"comma-separated numbers above 0, not {text!r}", param_hint=option)
     return values
-
-
-def chosen(text: str) -> list[str]:
-    """The contenders' names, in the order of the tables."""
-    wanted = text.split(",")
-    unknown = [name for name in wanted if name not in NAMES]
-    if unknown:
-        raise typer.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(NAMES)}", param_hint="--only")
-    return [name for name in NAMES if name in wanted]
 
 
 def properties(lines: list[str]) -> dict[str, str]:
@@ -84,7 +75,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Open loop: of the arrivals")] = 0,
     ours_config: Annotated[
         Path,
-        typer.Option(help="Its model-config.yaml", exists=True, dir_okay=False, show_default="serving_bench/ours.yaml"),
+        typer.Option(help="Its model-config.yaml", exists=True, dir_okay=False, show_default="servers/ours.yaml"),
     ] = Options.ours_config,
     torchserve_property: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE for config.properties of every TorchServe; repeatable")
@@ -99,7 +90,7 @@ def main(
 ) -> None:
     duration = seconds or (QUICK_SECONDS if quick else SECONDS)
     plan = cycle.Plan(
-        names=chosen(only),
+        names=output.chosen(only, NAMES, "--only"),
         clients=listed(concurrency, int, "--concurrency"),
         rates=listed(rates, float, "--rates") if rates else None,
         seconds=duration,
@@ -123,17 +114,13 @@ def main(
 
 def run(plan: cycle.Plan, options: Options, json_path: Path | None, plot: Path | None) -> int:
     """Measures, prints, writes; the exit status: 1 when `ours` failed or answered anything wrong."""
-    from torchserve_openvino.report.environment import environment
-
-    with console.status("what eager PyTorch answers"):
+    with output.progress.status("what eager PyTorch answers"):
         sent = photos.load()
-    console.print(
-        f"{len(sent)} photos: {', '.join(f'{one.name} ({one.label})' for one in sent)}", highlight=False, soft_wrap=True
-    )
+    names = ", ".join(f"{one.name} ({one.label})" for one in sent)
+    output.progress.print(f"{len(sent)} photos: {names}", soft_wrap=True)
     with tempfile.TemporaryDirectory(prefix="tsov-bench-") as folder:
-        results = cycle.Cycle(plan, options, sent, Path(folder), console).run()
-    # A file or a pipe has no width: wide enough for the tables, so that no cell is cut.
-    out = Console() if sys.stdout.isatty() else Console(width=150)
+        results = cycle.Cycle(plan, options, sent, Path(folder), output.progress).run()
+    out = output.results()
     medians = f", medians of {plan.rounds} rounds" if plan.rounds > 1 else ""
     if any(one.figures for one in results):
         out.print(tables.loads(results, f"EfficientNet-Lite0, f32, {plan.seconds:g} s each{medians}"))
@@ -142,22 +129,14 @@ def run(plan: cycle.Plan, options: Options, json_path: Path | None, plot: Path |
     if ratios is not None:
         out.print(ratios)
     for line in tables.absent(results):
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
-    if json_path is not None:
-        written = {
-            "environment": environment(),
-            "plan": vars(plan),
-            "photos": [
-                {"name": one.name, "bytes": len(one.data), "label": one.label, "margin": one.margin} for one in sent
-            ],
-            "ratios": tables.ratios(results),
-            "contenders": [one.as_json() for one in results],
-        }
-        json_path.write_text(json.dumps(written, indent=2, default=str))
-        console.print(f"wrote {json_path}", highlight=False)
+        out.print(line, markup=False, soft_wrap=True)
+    sent_as = [{"name": one.name, "bytes": len(one.data), "label": one.label, "margin": one.margin} for one in sent]
+    contenders = [one.as_json() for one in results]
+    ratios_of = tables.ratios(results)
+    output.write_json(json_path, {"plan": vars(plan), "photos": sent_as, "ratios": ratios_of, "contenders": contenders})
     if plot is not None:
         plots.draw(results, plot)
-        console.print(f"wrote {plot}", highlight=False)
+        output.progress.print(f"wrote {plot}")
     ours = next((one for one in results if one.name == OURS), None)
     return int(ours is not None and bool(ours.failed or ours.errors))
 

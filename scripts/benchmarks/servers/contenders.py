@@ -21,9 +21,9 @@ import yaml
 from ports import HOST, free_ports
 from server import TorchServeProcess, stop_group
 
+from benchmarks.servers import usage
+from benchmarks.servers.photos import EXAMPLE, LABELS
 from build_efficientnet_mar import handler_path, program, run_archiver
-from serving_bench import usage
-from serving_bench.photos import EXAMPLE, LABELS
 
 HERE = Path(__file__).resolve().parent
 EAGER, TUNED = "torchserve-eager", "torchserve-eager-tuned"

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from serving_bench import usage
-from serving_bench.client import Order
-from serving_bench.photos import Photo
+from benchmarks.servers import usage
+from benchmarks.servers.client import Order
+from benchmarks.servers.photos import Photo
 
 CLIENT = Path(__file__).with_name("client.py")
 

@@ -1,0 +1,83 @@
+"""Interleaved timing: contenders run in turns in one process, so that a change in the machine's speed affects all."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+Call = Callable[[], object]
+# A shorter call is repeated until one measurement takes this long.
+_LEAST_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Times:
+    """What each turn took.
+
+    Attributes:
+        milliseconds: For each contender one value per turn; values at the same position were measured in the same turn.
+    """
+
+    milliseconds: Mapping[str, list[float]]
+
+    def median(self, name: str) -> float:
+        """Milliseconds."""
+        return statistics.median(self.milliseconds[name])
+
+    def deciles(self, name: str) -> tuple[float, float]:
+        """The 10th and 90th percentile, in milliseconds."""
+        found = statistics.quantiles(self.milliseconds[name], n=10)
+        return found[0], found[-1]
+
+    def ratio(self, name: str, base: str) -> float | None:
+        """Median over the turns of one contender's time divided by another's; None if either was not measured."""
+        pairs = self._pairs(name, base)
+        return statistics.median(a / b for a, b in pairs) if pairs else None
+
+    def above(self, name: str, base: str) -> float | None:
+        """Median over the turns of one contender's time minus another's, in milliseconds; None as for `ratio`."""
+        pairs = self._pairs(name, base)
+        return statistics.median(a - b for a, b in pairs) if pairs else None
+
+    def _pairs(self, name: str, base: str) -> list[tuple[float, float]]:
+        return list(zip(self.milliseconds.get(name, []), self.milliseconds.get(base, []), strict=False))
+
+
+def interleave(
+    calls: Mapping[str, Call], turns: int, warmup: int = 0, repeats: Mapping[str, int] | None = None
+) -> Times:
+    """Times contenders in turns, in a different order each turn.
+
+    After its work torch's threads spin for a while, and the next contender pays for it; a changing order spreads this
+    over all.
+
+    Args:
+        calls: Contenders by name.
+        turns: Measured turns.
+        warmup: Turns before them.
+        repeats: Calls per measurement, by name; 1 where none is given.
+    """
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    shuffled = random.Random(0)
+    for turn in range(warmup + turns):
+        for name in shuffled.sample(list(calls), len(calls)):
+            took = seconds(calls[name], (repeats or {}).get(name, 1))
+            if turn >= warmup:
+                found[name].append(took * 1e3)
+    return Times(found)
+
+
+def seconds(call: Call, repeats: int = 1) -> float:
+    """Time of one call, as the mean of several in a row."""
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - start) / repeats
+
+
+def enough_repeats(calls: Mapping[str, Call]) -> dict[str, int]:
+    """How many calls of each contender take long enough to be timed."""
+    return {name: max(1, int(_LEAST_SECONDS / seconds(call, 3))) for name, call in calls.items()}

@@ -1,0 +1,65 @@
+"""What benchmarks print and write: progress, tables, JSON; and the names that they take as options."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+# Progress goes to stderr, results to stdout.
+progress = Console(stderr=True, highlight=False)
+
+
+def results(width: int = 150) -> Console:
+    """The console for results. A file or a pipe has no width; ``width`` is then wide enough to cut no cell."""
+    return Console(highlight=False) if sys.stdout.isatty() else Console(width=width, highlight=False)
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> Table:
+    """A table whose first columns are aligned left, the others right.
+
+    Args:
+        title: Above it; empty is none.
+        columns: Headings.
+        rows: Cells; a short row is filled up.
+        left: How many columns are text.
+    """
+    made = Table(title=title or None)
+    for position, column in enumerate(columns):
+        made.add_column(column, justify="left" if position < left else "right")
+    for row in rows:
+        made.add_row(*row, *[""] * (len(columns) - len(row)))
+    return made
+
+
+def number(value: float | None, form: str = ".2f") -> str:
+    """A cell; empty where there is no value."""
+    return "" if value is None else format(value, form)
+
+
+def write_json(path: Path | None, figures: Mapping[str, Any]) -> None:
+    """Writes all figures with the environment they were measured in; nothing without a path."""
+    if path is None:
+        return
+    from torchserve_openvino.report.environment import environment
+
+    path.write_text(json.dumps({"environment": environment(), **figures}, indent=2, default=str), encoding="utf-8")
+    progress.print(f"wrote {path}")
+
+
+def chosen(text: str, known: Iterable[str], option: str) -> list[str]:
+    """Comma-separated names, in the order in which they are known.
+
+    Raises:
+        typer.BadParameter: One is unknown.
+    """
+    wanted, names = [name.strip() for name in text.split(",")], list(known)
+    if unknown := [name for name in wanted if name not in names]:
+        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; choose from {', '.join(names)}", param_hint=option)
+    return [name for name in names if name in wanted]
