@@ -21,6 +21,25 @@ def run(script: str, *arguments: str) -> str:
 
 
 @pytest.mark.slow
+def test_benchmark_call(tmp_path: Path) -> None:
+    figures = tmp_path / "call.json"
+    arguments = ("--models", "efficientnet-lite0", "--precision", "f32", "--runs", "10", "--warmup", "1")
+    assert "raw OpenVINO" in run(
+        "benchmarks/call.py", *arguments, "--contenders", "eager,this package,raw OpenVINO", "--json", str(figures)
+    )
+    (result,) = json.loads(figures.read_text())["results"]
+    assert all(row["over_raw"] > 0 and row["max_abs_difference"] < 1e-3 for row in result["contenders"])
+
+
+@pytest.mark.slow
+def test_benchmark_layers(tmp_path: Path) -> None:
+    figures = tmp_path / "layers.json"
+    assert "times faster" in run("benchmarks/layers.py", "--only", "bags", "--rounds", "2", "--json", str(figures))
+    layers = json.loads(figures.read_text())["layers"]
+    assert len(layers) == 3 and all(layer["coverage"] == 1 and layer["ratio"] > 0 for layer in layers)
+
+
+@pytest.mark.slow
 def test_benchmark_handler(tmp_path: Path) -> None:
     figures = tmp_path / "handler.json"
     arguments = ("--models", "efficientnet-lite0", "--runs", "10", "--warmup", "1", "--json", str(figures))
@@ -120,7 +139,7 @@ def test_benchmark_memory(tmp_path: Path) -> None:
     figures = tmp_path / "memory.json"
     arguments = ("--buckets", "1,2,4", "--only", "raw-all,ours-one,ours-all-warm,each-all", "--json", str(figures))
     assert "one / each" in run("benchmarks/memory.py", *arguments, "--length", "8", "--speed", "--runs", "2")
-    rows = {row["contender"]: row for row in json.loads(figures.read_text())}
+    rows = {row["contender"]: row for row in json.loads(figures.read_text())["contenders"]}
     assert rows["ours-all-warm"]["graphs"] == 2 and rows["each-all"]["graphs"] == 3
     assert rows["ours-all-warm"]["cache"]["calls"] == {"hits": 3, "misses": 0}
     assert all(row["rss"] > 200 for row in rows.values())

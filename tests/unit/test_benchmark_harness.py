@@ -1,0 +1,61 @@
+"""What the benchmarks share: interleaved timing, its statistics, tables and options."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import typer
+
+from benchmarks import output
+from benchmarks.harness import Times, enough_repeats, interleave
+
+
+def test_contenders_run_in_turns_in_changing_order() -> None:
+    order: list[str] = []
+    calls = {name: lambda name=name: order.append(name) for name in "abc"}
+    times = interleave(calls, turns=20, warmup=5)
+    turns = ["".join(order[i : i + 3]) for i in range(0, len(order), 3)]
+    assert all(sorted(turn) == ["a", "b", "c"] for turn in turns) and len(turns) == 25
+    assert len(set(turns)) > 3
+    assert {name: len(values) for name, values in times.milliseconds.items()} == {"a": 20, "b": 20, "c": 20}
+
+
+def test_a_short_call_is_repeated() -> None:
+    seen: Counter[str] = Counter()
+    calls = {"short": lambda: seen.update("s"), "long": lambda: sum(range(2_000_000))}
+    repeats = enough_repeats(calls)
+    assert repeats["short"] > 100 and repeats["long"] <= 3
+    seen.clear()
+    interleave({"short": calls["short"]}, turns=2, repeats={"short": 7})
+    assert seen["s"] == 14
+
+
+def test_statistics_are_those_of_pairs() -> None:
+    times = Times({"a": [1.0, 2.0, 30.0], "b": [2.0, 2.0, 10.0], "none": []})
+    assert times.median("a") == 2.0
+    assert times.ratio("a", "b") == 1.0
+    assert times.above("a", "b") == 0.0
+    assert times.ratio("a", "none") is None and times.above("a", "missing") is None
+    low, high = Times({"a": [float(i) for i in range(1, 100)]}).deciles("a")
+    assert (low, high) == (10.0, 90.0)
+
+
+def test_names_come_in_the_known_order_and_unknown_ones_are_refused() -> None:
+    assert output.chosen("c, a", ["a", "b", "c"], "--only") == ["a", "c"]
+    with pytest.raises(typer.BadParameter, match="unknown: d; choose from a, b, c"):
+        output.chosen("a,d", ["a", "b", "c"], "--only")
+
+
+def test_a_table_fills_short_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    output.results(60).print(output.table("title", ("name", "ms"), [("first", output.number(1.234)), ("second",)]))
+    shown = capsys.readouterr().out
+    assert "title" in shown and "1.23" in shown and "second" in shown
+    assert output.number(None) == ""
+
+
+def test_figures_are_written_with_their_environment(tmp_path: Path) -> None:
+    output.write_json(None, {"a": 1})
+    output.write_json(tmp_path / "out.json", {"a": 1})
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert written["a"] == 1 and "torch" in json.dumps(written["environment"])
