@@ -161,15 +161,19 @@ def _vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """OpenVINO wants the dimensions named, and cannot count what is not 0."""
-    if x.is_complex() or (dim and ord != 0):
+    """OpenVINO wants the dimensions named, cannot count nonzero values, and overflows for a large single one."""
+    if x.is_complex():
+        return NotImplemented
+    dims = list(dim) if dim and x.dim() else list(range(x.dim()))
+    # Eager takes the absolute value of a single one as well, but not of a scalar whose dimension is named.
+    single = all(isinstance(x.shape[d], int) and x.shape[d] == 1 for d in dims) and not (dim and not x.dim())
+    if dim and ord != 0 and not single:
         return NotImplemented
     x = x if dtype is None else x.to(dtype)
-    if not x.dim():
-        return x.abs() if ord != 0 else x.ne(0).to(x.dtype)
-    dims = list(dim) if dim else list(range(x.dim()))
     if ord == 0:
-        return x.ne(0).to(x.dtype).sum(dims, keepdim)
+        return x.ne(0).to(x.dtype).sum(dims, keepdim) if x.dim() else x.ne(0).to(x.dtype)
+    if single:
+        return x.abs() if keepdim or not x.dim() else x.abs().squeeze(dims)
     return torch.linalg.vector_norm(x, ord, dims, keepdim)
 
 

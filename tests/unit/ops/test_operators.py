@@ -41,6 +41,8 @@ CASES: list[tuple[str, Callable[[torch.Tensor], object], bool]] = [
     ("integer floor division", lambda x: (x * 10).to(torch.int64) // 3 + (x * 9).to(torch.int64) // -4, True),
     ("integer logsumexp", lambda x: torch.logsumexp((x * 3).to(torch.int64), 1) + x.sum(), True),
     ("kthvalue", lambda x: torch.kthvalue(x, 2).values, True),
+    ("norms of single values", lambda x: torch.linalg.vector_norm(x[:, :1] * 1e38, 2, 1), True),
+    ("single values normalized", lambda x: F.normalize(x[:1] * 1e38, dim=0), True),
     ("fft", lambda x: torch.fft.rfft(x).abs(), True),
 ]
 
