@@ -19,7 +19,7 @@ class BuildWithTemplates(build_py):
         if not self.editable_mode:
             target = Path(self.build_lib) / "torchserve_openvino" / "templates"
             target.mkdir(parents=True, exist_ok=True)
-            for path in sorted((ROOT / "model-config").glob("*.yaml")):
+            for path in sorted((ROOT / "model-config").iterdir()):
                 shutil.copyfile(path, target / path.name)
 
 
@@ -79,6 +79,7 @@ DEV = [
     "grpcio>=1.66,<2",
     "torch-workflow-archiver>=0.2.15,<0.3",
     "hypothesis>=6.100",
+    "jsonschema>=4,<5",
     "mypy>=2,<3",
     "pytest>=9,<10",
     "pytest-timeout>=2.4,<3",

@@ -14,7 +14,6 @@ from torch import nn
 import torchserve_openvino as tov
 from documents import ROOT, Block, blocks, pages
 from torchserve_openvino.config import load_serving_config
-from torchserve_openvino.config.sections import OpenVINOSection, Section
 from torchserve_openvino.serving.mismatches import MismatchFolder
 
 PAGES = pages()
@@ -47,29 +46,6 @@ def test_links_lead_somewhere(page: str) -> None:
 @pytest.mark.parametrize("block", blocks("yaml"), ids=lambda block: block.page)
 def test_yaml_is_valid(block: Block) -> None:
     assert load_serving_config(yaml.safe_load(block.text), check_device=False)
-
-
-def rows() -> dict[str, str]:
-    """Keys below handler.openvino, as the reference names them, to what it says of them."""
-    reference = PAGES["docs/configuration.md"].split("## handler.openvino")[1]
-    found = re.findall(r"^\| (`[^|]*`) \|(.*)\|$", reference, re.MULTILINE)
-    return {key: text for cell, text in found for key in re.findall(r"`(.*?)`", cell)}
-
-
-def sections() -> dict[str, list[str]]:
-    """Each key of handler.openvino, with the keys below it."""
-    fields = OpenVINOSection.model_fields.items()
-    made = {name: (field.default_factory or type(field.default))() for name, field in fields if not field.is_required()}
-    return {name: list(type(value).model_fields) if isinstance(value, Section) else [] for name, value in made.items()}
-
-
-def test_the_reference_has_every_key_and_no_other() -> None:
-    known = {f"{section}.{key}" if keys else section for section, keys in sections().items() for key in keys or [""]}
-    whole = {section for section in sections() if section in rows()}
-    listed = {f"{section}.{key}" for section in whole for key in re.findall(r"`(\w+)`", rows()[section])}
-    named = {key for key in rows() if key not in whole or not sections()[key]} | listed
-    assert known - named == set()
-    assert named - known - listed == set()
 
 
 def python(start: str) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
-from torchserve_openvino.config.kinds import FALLBACK_KINDS
+from torchserve_openvino.config.kinds import FALLBACK_KINDS, FallbackKind
 from torchserve_openvino.config.spelling import listed, nearest, shown
 
 # The steps from a handler to a module: names, and places in lists.
@@ -172,15 +172,23 @@ Count = Annotated[Integer, Field(ge=1)]
 Number = Annotated[float, BeforeValidator(_number)]
 Positive = Annotated[Number, Field(gt=0.0)]
 Boolean = Annotated[bool, BeforeValidator(_boolean)]
-Sizes = Annotated[Literal["auto"] | list[int], PlainValidator(_sizes, json_schema_input_type=str | list[int])]
-Threads = Annotated[Literal["auto"] | int, PlainValidator(_threads, json_schema_input_type=str | int)]
-Freeze = Annotated[Literal["auto"] | bool, PlainValidator(_freeze, json_schema_input_type=str | bool)]
-Kinds = Annotated[Literal["all"] | list[str], PlainValidator(_kinds, json_schema_input_type=str | list[str])]
-DType = Annotated[str, PlainValidator(_dtype, json_schema_input_type=str)]
-Axis = Annotated[int | str, PlainValidator(_axis, json_schema_input_type=int | str)]
-Lengths = Annotated[list[int], PlainValidator(_lengths, json_schema_input_type=int | list[int])]
-Files = Annotated[list[str], PlainValidator(_files, json_schema_input_type=str | list[str])]
-Paths = Annotated[list[str], PlainValidator(_paths, json_schema_input_type=str | list[str])]
+# What an editor is told of values that are read by functions above.
+_Names = list[str] | str
+Sizes = Annotated[
+    Literal["auto"] | list[int], PlainValidator(_sizes, json_schema_input_type=Literal["auto"] | list[Count])
+]
+Threads = Annotated[Literal["auto"] | int, PlainValidator(_threads, json_schema_input_type=Literal["auto"] | Count)]
+Freeze = Annotated[Literal["auto"] | bool, PlainValidator(_freeze, json_schema_input_type=Literal["auto"] | bool)]
+Kinds = Annotated[
+    Literal["all"] | list[str],
+    PlainValidator(_kinds, json_schema_input_type=Literal["all"] | list[FallbackKind] | FallbackKind),
+]
+_DTypeName = Annotated[str, Field(pattern=rf"^(torch\.)?({'|'.join(DTYPES)})$")]
+DType = Annotated[str, PlainValidator(_dtype, json_schema_input_type=_DTypeName)]
+Axis = Annotated[int | str, PlainValidator(_axis, json_schema_input_type=Count | str)]
+Lengths = Annotated[list[int], PlainValidator(_lengths, json_schema_input_type=Count | list[Count])]
+Files = Annotated[list[str], PlainValidator(_files, json_schema_input_type=_Names)]
+Paths = Annotated[list[str], PlainValidator(_paths, json_schema_input_type=_Names)]
 Folder = Annotated[str, PlainValidator(_folder, json_schema_input_type=str)]
 Against = Annotated[Literal["eager", "off"], BeforeValidator(_off)]
 Share = Annotated[Number, Field(ge=0.0, le=1.0)]

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torchserve_openvino.config.devices import (
     DeviceCatalog,
@@ -36,29 +36,33 @@ class BackendOptions:
     No pydantic here: its import would be a tenth of a warm start.
     """
 
+    # For `config.reference`, which makes a schema of this class.
+    __pydantic_config__: ClassVar[dict[str, bool]] = {"use_attribute_docstrings": True}
+
     device: str = "CPU"
-    """Device as OpenVINO names it: CPU, GPU, GPU.0, NPU, AUTO, AUTO:GPU,CPU, HETERO:GPU,CPU, MULTI:GPU,CPU."""
+    """`CPU`, `GPU`, `GPU.0`, `NPU`, `AUTO:GPU,CPU`, `HETERO:GPU,CPU`, `MULTI:GPU,CPU`. Environment:
+    `OPENVINO_TORCH_BACKEND_DEVICE`."""
     aot_autograd: bool = True
-    """Accepted for OpenVINO's sake: graphs are always lowered through AOTAutograd; False is only reported."""
+    """Accepted for compatibility; graphs are always lowered through AOTAutograd."""
     model_caching: bool = False
-    """Keep compiled models on disk, in `cache_dir`."""
+    """Keep compiled models in `cache_dir`. Environment: `OPENVINO_TORCH_MODEL_CACHING`."""
     cache_dir: str | None = None
-    """Folder of the cache, absolute. A relative one lies below the user's cache root, since TorchServe's
-    workers run in a temporary folder."""
+    """Folder of the cache, absolute or relative to the user's cache folder, which is the default. Environment:
+    `OPENVINO_TORCH_CACHE_DIR`."""
     decompositions: tuple[str, ...] = ()
-    """Operators to take apart before partitioning, e.g. aten.addcdiv (all overloads) or aten.addcdiv.default."""
+    """Operators to decompose before partitioning: `aten.addcdiv` (all overloads) or `aten.addcdiv.default`."""
     disabled_ops: tuple[str, ...] = ()
-    """Operators that must not run on OpenVINO, e.g. aten.relu.default (one overload) or aten.relu (all)."""
+    """Operators that run in eager, counted: `aten.relu.default`, `aten::relu`, `aten.relu`,
+    `torch.ops.aten.relu.default`. A name that torch decomposes first (`aten.linear`) gets a warning."""
     config: dict[str, Any] = field(default_factory=dict)
-    """OpenVINO properties for compile_model."""
+    """OpenVINO properties, for example `{PERFORMANCE_HINT: LATENCY, INFERENCE_PRECISION_HINT: bf16}`."""
     testing: bool = False
-    """Upstream's flag: hand graphs of a single operator to OpenVINO as well; `min_partition_us: 0` by another name."""
+    """Upstream's flag, the same as `min_partition_us: 0`."""
     fallback_to: Literal["eager", "inductor"] = "eager"
-    """Who runs a partition that OpenVINO could not convert or compile."""
+    """Where a partition runs that OpenVINO could not convert or compile."""
     min_partition_us: float | None = None
-    """Light operators for which eager PyTorch takes less than this, in microseconds, stay there, because calling
-    OpenVINO costs more; 0 hands everything over. Unset: 100 for the pieces of a graph that can't run on OpenVINO as a
-    whole, and 0 for a graph that can."""
+    """Pieces that take eager PyTorch fewer microseconds stay in eager, because calling OpenVINO costs more. Unset: 100
+    for a graph in several pieces, 0 for a graph in one piece. 0 gives OpenVINO everything."""
 
     def ov_config(self) -> dict[str, Any]:
         """Properties for ``core.compile_model``.

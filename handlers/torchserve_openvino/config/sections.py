@@ -42,21 +42,22 @@ class WarmupInput(Section):
     """One input of the model, filled with random values at warm-up."""
 
     name: str | None = None
-    """Keyword of the model's forward; positional in the order given when absent."""
+    """Argument name in the model's forward; without it, inputs are passed by position."""
     shape: list[Axis]
-    """Shape of one item, without the batch dimension (a leading `batch` is understood). A name stands for a size that
-    varies; `batching.dims` lists what it is compiled for."""
+    """Shape of one item, without the batch dimension (a leading `batch` is allowed). A name stands for a size that
+    varies; `batching.dims` lists its compiled lengths."""
     dtype: DType = "float32"
-    """PyTorch's name of the element type."""
+    """Element type, by PyTorch's name."""
     low: Number | None = None
-    """Least value; for integers 0, for floats a normal distribution, when neither bound is given."""
+    """Least value. Without `low` and `high`: 0 for integers, a normal distribution for floats."""
     high: Number | None = None
-    """Upper bound; exclusive for integers. For token ids: the size of the vocabulary. A request whose integers lie
-    outside `low` and `high` is refused."""
+    """Upper bound, exclusive for integers; for token ids, the size of the vocabulary. Requests with integers outside
+    `low` and `high` are refused."""
     pad: Number = 0.0
-    """What fills a named dimension up to the next compiled length."""
+    """Value that fills a named dimension up to the next compiled length."""
     mask: Boolean = False
-    """Whether this input says what is real: made of ones, and zeros for the padding, where a request lacks it."""
+    """Whether this input masks padding. If a request lacks it, it becomes ones for the request's values and zeros for
+    padding."""
 
     def item_shape(self) -> tuple[int | str, ...]:
         """Shape of one item, a name for each size that varies."""
@@ -77,51 +78,54 @@ class WarmupSection(Section):
     """Compiles before the first request: after READY nothing is compiled."""
 
     inputs: list[WarmupInput] = []
-    """The model's inputs; empty leaves it to the handler, which may know them."""
+    """The model's inputs. Without them the task's own are used, if it knows them."""
     batch_sizes: Sizes = "auto"
-    """Batch sizes to run; auto takes every bucket up to batchSize."""
+    """Batch sizes to run before READY. `auto`: every bucket up to `batchSize`."""
     samples: list[str] = []
-    """Files of the archive (--extra-files), a request body each: a photo, .npy, JSON. Run and verified as well."""
+    """Files in the archive (`--extra-files`), one request body each: a photo, .npy, JSON. The handler answers them
+    before READY; whatever reaches its models is compiled and verified."""
 
 
 class FallbackSection(Section):
     """What may run outside OpenVINO, and what happens otherwise."""
 
     allow: Kinds = "all"
-    """Causes of fallback that are accepted; an empty list accepts none."""
+    """Accepted kinds of fallback; `[]` accepts none."""
     min_coverage: Share = 0.0
-    """Least share of operators on OpenVINO, 0..1."""
+    """Least share of operators on OpenVINO."""
     on_violation: OnViolation = "warn"
-    """refuse: the worker does not start, and one that falls short later answers 503 and is replaced; warn: a line in
-    the log, and a metric."""
+    """`refuse`: the worker does not start; one that violates the policy later answers 503 and is replaced. `warn`: a
+    log line and a metric."""
     to: Literal["eager", "inductor"] = "eager"
-    """Who runs a partition that OpenVINO could not compile. Inductor needs a C++ compiler."""
+    """Where a partition runs that OpenVINO could not compile. Inductor needs a C++ compiler."""
 
 
 class VerifySection(Section):
     """Compares the compiled model with eager PyTorch: on made-up inputs before READY, on some requests after it."""
 
     against: Against = "eager"
-    """off skips the comparison."""
+    """Reference for the comparison before READY; `off` skips it."""
     required: Boolean = False
-    """true: the worker does not start where the comparison can't be made (no inputs are known, or the model is in
-    training mode); false: it starts, and report, log and a metric say that it was not verified."""
+    """`true` refuses a model that cannot be compared (no known inputs, or in training mode). `false` starts it;
+    report, log and a metric say that it is not verified."""
     max_abs: Positive | None = None
-    """Largest absolute difference that is accepted; None takes a tolerance by precision."""
+    """Largest absolute difference. Unset: 1e-3 (f32), 2e-2 (f16) or 6e-2 (bf16) of the output's largest value, but at
+    least of 0.01."""
     min_cosine: Share | None = None
-    """Least cosine similarity of each output with eager's."""
+    """Least cosine similarity with eager's output, for each output."""
     min_top1: Share | None = None
-    """Least share of rows whose largest value is at the same place as eager's."""
+    """Least share of rows whose largest value is at the same position as eager's, for each output."""
     on_violation: OnViolation = "refuse"
-    """refuse: the worker does not start; warn: a line in the log."""
+    """`refuse`: the worker does not start. `warn`: a log line."""
     shadow: Share = 0.0
-    """Share of requests, 0..1, that eager PyTorch answers once more after the answer went out, for comparison."""
+    """Share of requests that eager PyTorch answers again after the response was sent, for comparison."""
     shadow_budget: SomeShare = 0.05
-    """Largest share of time that is spent on that; 0.05 is 3 s of a minute. Requests in progress always come first."""
+    """Largest share of time spent on that; 0.05 is 3 s per minute. Requests always come first."""
     on_shadow_mismatch: OnViolation = "warn"
-    """refuse: the worker ends at the next request, to be replaced; warn: a line in the log, and a metric."""
+    """`refuse` ends a worker with a wrong answer at its next request; TorchServe replaces it. `warn`: a log line and a
+    metric."""
     keep_mismatches: Folder | None = None
-    """Folder (an absolute path) that takes the inputs and both answers of each mismatch, up to 16 of them or 256 MB."""
+    """Folder (absolute path) for the inputs and both answers of each mismatch, up to 16 mismatches or 256 MB."""
 
     @model_validator(mode="after")
     def _required_is_not_off(self) -> "VerifySection":
@@ -134,80 +138,83 @@ class BatchingSection(Section):
     """Which batch shapes are compiled, and how a batch between them is run."""
 
     mode: Literal["bucket", "exact", "dynamic"] = "bucket"
-    """bucket pads a batch to the next compiled size; exact compiles each size; dynamic compiles one symbolic graph."""
+    """`bucket` pads a batch to the next compiled size; `exact` compiles each size; `dynamic` compiles one symbolic
+    graph."""
     buckets: Sizes = "auto"
-    """Compiled batch sizes; auto takes the powers of two up to batchSize, and batchSize."""
+    """Compiled batch sizes. `auto`: powers of two up to `batchSize`, and `batchSize`."""
     dims: dict[str, Lengths] = {}
     """Compiled lengths of the dimensions that `warmup.inputs` names: `{sequence: [32, 128]}`, or the largest alone."""
     one_graph: Freeze = "auto"
-    """Whether compiled batch sizes and lengths share one graph of symbolic sizes, and with it one copy of the weights.
-    auto: all but a batch of 1, on CPU, where that saves 128 MB and loses neither coverage nor accuracy."""
+    """Whether batch sizes and lengths share one symbolic graph, and so one copy of the weights. `auto` shares on CPU
+    where this saves 128 MB and costs neither coverage nor accuracy; a batch of 1 keeps its own graph.
+    `config.one_graph` in the report gives the choice and the reason."""
     outside: Literal["refuse", "compile"] = "refuse"
-    """A request that fits no compiled shape: refuse answers 400, compile compiles for it after READY, counted."""
+    """What happens to a request that fits no compiled shape: `refuse` answers 400, `compile` compiles after READY,
+    counted."""
     max_shapes: Count = 16
-    """How many shapes are compiled where none are declared, or beyond those that are; further ones share one graph of
-    symbolic sizes."""
+    """Largest number of shapes compiled beyond the declared ones. One symbolic graph serves the rest; text uses it
+    from the start."""
 
 
 class OutputsSection(Section):
     """What may be answered."""
 
     non_finite: Literal["allow", "refuse"] = "allow"
-    """refuse answers 422 to an item whose output holds NaN or infinity."""
+    """`refuse` answers 422 to an item whose output contains NaN or infinity."""
 
 
 class ExecutionSection(Section):
     """How one batch uses the worker's cores."""
 
     mode: Literal["latency", "throughput"] = "latency"
-    """latency gives each batch all threads; throughput splits it over several inference streams with one copy of the
-    weights."""
+    """`latency` gives each batch all threads; `throughput` splits it over several inference streams with one copy of
+    the weights."""
     streams: Threads = "auto"
-    """How many parts a batch is split into; auto takes one for each thread, up to 4."""
+    """Number of inference streams. `auto`: one per thread, up to 4."""
 
 
 class ImageSection(Section):
     """Transforms of image_classifier, as torchvision's Resize, CenterCrop, ToTensor and Normalize."""
 
     resize: Count = 256
-    """Length in pixels of the shorter side after resizing."""
+    """Length of the shorter side after resizing, in pixels."""
     crop: Count = 224
-    """Side in pixels of the square that is cut from the centre."""
+    """Side of the square cut from the centre, in pixels."""
     mean: Channels = (0.485, 0.456, 0.406)
-    """Mean of each channel in 0..1, RGB; ImageNet's by default."""
+    """Mean of each RGB channel, in 0..1."""
     std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
-    """Standard deviation of each channel in 0..1, RGB; ImageNet's by default."""
+    """Standard deviation of each RGB channel, in 0..1."""
     interpolation: Literal["bilinear", "bicubic", "nearest"] = "bilinear"
-    """Filter of the resizing."""
+    """Resizing filter."""
     fold: Boolean = False
-    """Scale, normalise and take the softmax inside the OpenVINO graph, on 8-bit pixels: faster, and 4 times less to
-    copy. Photos only: ready tensors (nested lists) are refused then."""
+    """Scale, normalise and compute softmax inside the OpenVINO graph, on 8-bit pixels: faster, with a quarter of the
+    data to copy. Only photos are accepted then, not tensors as nested lists."""
     top_k: Count = 5
-    """How many classes are answered."""
+    """Number of classes in the answer."""
     max_pixels: Count = 89_478_485
-    """Largest picture that is decoded, in pixels; Pillow's own limit against decompression bombs."""
+    """Largest image to decode, in pixels. The default is Pillow's limit against decompression bombs."""
     max_bytes: Count = 32 * 1024 * 1024
-    """Largest picture that is taken, in bytes as sent."""
+    """Largest image to accept, in bytes as sent."""
 
 
 class TensorSection(Section):
     """Requests of the handler tensor."""
 
     max_bytes: Count = 64 * 1024 * 1024
-    """Largest request that is taken, in bytes."""
+    """Largest request to accept, in bytes."""
     concatenate: Boolean = True
-    """Join the requests of a batch along dimension 0; otherwise each runs by itself."""
+    """Whether the requests of a batch are joined along dimension 0; otherwise each runs alone."""
 
 
 class CacheSection(Section):
     """More about the cache that `pt2.compile.options.model_caching` and `cache_dir` switch on."""
 
     limit_gb: Positive = 20.0
-    """Size of all entries together, in 10**9 bytes; the least recently used go first."""
+    """Size limit of the cache, in 10^9 bytes; the least recently used entries are removed first."""
     wait_seconds: Count = 600
-    """How long a worker waits for another one that compiles the same model, before it compiles by itself."""
+    """How long a worker waits for another one that compiles the same model before it compiles by itself."""
     packaged: Boolean = True
-    """Use the compiled graphs that `torchserve-openvino package --precompile` put into the archive."""
+    """Whether to use the compiled graphs that `torchserve-openvino package --precompile` put into the archive."""
 
 
 class OpenVINOSection(Section):
@@ -226,23 +233,24 @@ class OpenVINOSection(Section):
     execution: ExecutionSection = ExecutionSection()
     """Latency or throughput."""
     compile: Paths = []
-    """What a handler calls besides `model`, compiled by itself: `[model.encoder, pipe.unet, models[0]]`. Modules that
-    a sample of `warmup.samples` shows to be called need not be named."""
+    """What your handler calls besides `self.model`: `[model.encoder, pipe.unet, models[0]]`. Modules that a
+    `warmup.samples` file reaches need not be named."""
     freeze: Freeze = "auto"
-    """Whether calls skip Dynamo's guards after warm-up: about a millisecond less, and a model that changes later is not
-    seen to. auto: yes for image_classifier and tensor, no for a handler of your own."""
+    """Whether calls skip Dynamo's guards after warm-up; this saves up to a millisecond, and later changes of the model
+    go unnoticed. `auto`: yes for our handlers, no for yours."""
     release_weights: Boolean = False
-    """Free eager PyTorch's copy of the weights after compilation; then nothing can fall back to eager later."""
+    """Whether to free eager PyTorch's weights after compilation; nothing can fall back to eager afterwards."""
     cache: CacheSection = CacheSection()
     """Size of the cache, waiting, packaged graphs."""
     precision: Literal["f32", "bf16", "f16", "auto"] = "f32"
-    """What the device computes in, where `pt2.compile.options.config` names no INFERENCE_PRECISION_HINT. auto measures
-    what the device has and takes the fastest whose answers pass verification, if it is at least 10 % faster for sure;
-    it decides once for a model and machine, keeps that with the cache, and all workers and restarts follow."""
+    """Precision of computation, unless `pt2.compile.options.config` sets `INFERENCE_PRECISION_HINT`. `auto` measures
+    once per model and machine, and all workers and restarts follow; it takes the fastest precision that passes
+    verification and is at least 10 % faster."""
     threads: Threads = "auto"
-    """CPU threads of a worker; auto shares the cores among the workers."""
+    """CPU threads of this worker. `auto`: its share of the cores (CPU affinity and cgroup quota divided by
+    `maxWorkers` or the running workers)."""
     op_mappings: Files = []
-    """Files of the archive that teach OpenVINO operators: Python with register_op, or extension libraries (.so)."""
+    """Files in the archive that teach OpenVINO operators: Python with `register_op`, or extension libraries (.so)."""
     image: ImageSection = ImageSection()
     """Transforms of image_classifier."""
     tensor: TensorSection = TensorSection()

@@ -1,4 +1,4 @@
-"""What a new model begins with: model-config.yaml, TorchServe's config.properties, and metrics.yaml."""
+"""What a new model begins with: model-config.yaml with its schema, TorchServe's config.properties, metrics.yaml."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -91,7 +91,7 @@ def _flow(value: Mapping[str, Any]) -> str:
 
 
 def write(folder: Path, config: str, *, force: bool) -> list[Path]:
-    """Writes the three files and the model store's folder.
+    """Writes the files and the model store's folder.
 
     Args:
         folder: Where to; it is made.
@@ -105,7 +105,8 @@ def write(folder: Path, config: str, *, force: bool) -> list[Path]:
     contents = {
         folder / "model-config.yaml": config,
         folder / "config.properties": CONFIG_PROPERTIES.format(metrics=metrics.resolve()),
-        metrics: (template_folder() / "metrics.yaml").read_text(encoding="utf-8"),
+        metrics: (template_folder() / metrics.name).read_text(encoding="utf-8"),
+        folder / "schema.json": (template_folder() / "schema.json").read_text(encoding="utf-8"),
     }
     there = [path for path in contents if path.exists()]
     if there and not force:

@@ -28,7 +28,7 @@ def build_wheel(folder: Path) -> Path:
         for path in sorted(root.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
-    ready = sorted(template_folder().glob("*.yaml"))
+    ready = sorted(template_folder().iterdir())
     content |= {f"{name}/templates/{path.name}": path.read_bytes() for path in ready}
     for stated in ("METADATA", "entry_points.txt"):
         content[f"{info}/{stated}"] = (distribution.read_text(stated) or "").encode()

@@ -12,7 +12,7 @@ from torchserve_openvino.cli import app
 from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.packaging.starter import TASKS, templates, with_inputs
 
-FILES = ["config.properties", "metrics.yaml", "model-config.yaml"]
+FILES = ["config.properties", "metrics.yaml", "model-config.yaml", "schema.json"]
 
 
 def run(*arguments: object, code: int = 0) -> str:

@@ -1,0 +1,48 @@
+"""Writes what is generated from the declared keys: model-config/schema.json, and the tables of docs/configuration.md.
+
+python scripts/config_reference.py            # exit 1 if a file is not up to date
+python scripts/config_reference.py --write
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from torchserve_openvino.config.reference import json_schema, markdown, option_keys, section_keys
+
+ROOT = Path(__file__).resolve().parents[1]
+SCHEMA, PAGE = ROOT / "model-config" / "schema.json", ROOT / "docs" / "configuration.md"
+
+
+def generated() -> dict[Path, str]:
+    """Each file with the text that it should have."""
+    page = PAGE.read_text(encoding="utf-8")
+    for name, keys in (("options", option_keys()), ("handler.openvino", section_keys())):
+        begin, end = f"<!-- generated: {name} -->", "<!-- end -->"
+        table = f"{begin}\n\n{markdown(keys)}\n\n{end}"
+        page, count = re.subn(f"{re.escape(begin)}.*?{end}", lambda _, table=table: table, page, flags=re.DOTALL)
+        if count != 1:
+            raise typer.BadParameter(f"{PAGE.name} has no place for {name}: {begin} ... {end}")
+    return {SCHEMA: json.dumps(json_schema(), indent=1) + "\n", PAGE: page}
+
+
+def main(
+    write: Annotated[bool, typer.Option("--write", help="Renew the files instead of comparing.")] = False,
+) -> None:
+    """Compares the generated files with the declared keys, or renews them."""
+    changed = {path: text for path, text in generated().items() if not path.exists() or path.read_text() != text}
+    for path, text in changed.items():
+        if write:
+            path.write_text(text, encoding="utf-8")
+        typer.echo(f"{'wrote' if write else 'not up to date, use --write'}: {path.relative_to(ROOT)}")
+    sys.exit(1 if changed and not write else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)
