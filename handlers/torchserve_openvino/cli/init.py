@@ -29,7 +29,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace files that exist.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Write the files of a new model: model-config.yaml, its schema.json, config.properties, metrics.yaml; model-store/.
+    """Write the files of a new model: model-config.yaml, schema.json, config.properties, metrics.yaml, model-store/.
 
     With --sample the inputs are declared, so that all is compiled and
     verified before the worker is READY.
