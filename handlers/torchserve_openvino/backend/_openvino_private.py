@@ -70,7 +70,7 @@ def use_libraries(libraries: Sequence[Path]) -> None:
             _add_to_core(library)
         except RuntimeError as error:
             raise OpMappingError(
-                f"op_mappings: {library.name} is no extension library of OpenVINO {ov.__version__}: {error}"
+                f"op_mappings: {library.name} is not an extension library of OpenVINO {ov.__version__}: {error}"
             ) from error
 
 

@@ -118,7 +118,7 @@ class CallCache:
             route = self._route(entry)
         except Exception as error:
             # Whatever a damaged or foreign entry makes torch, OpenVINO or safetensors raise: it is a miss.
-            logger.warning("A call in the cache can't be used and is traced again: %s", error)
+            logger.warning("A call in the cache cannot be used and is traced again: %s", error)
             self._record.refused[f"a stored call was not used: {str(error)[:200]}"] += 1
             self._store.discard("call", key)
             route = None
@@ -216,7 +216,7 @@ class CallCache:
     # --- storing ----------------------------------------------------------------------------------------------
 
     def save(self, key: str, fields: Mapping[str, Any], route: Route, blueprint: "Blueprint") -> None:
-        """Stores the way of a call; what can't be stored is counted with its reason."""
+        """Stores the way of a call; what cannot be stored is counted with its reason."""
         now = fingerprint(self._model)
         if (now.code, now.weights) != (fields["code"], fields["weights"]):
             self._record.refused["a call was not stored: the model changed while it ran, so it keeps state"] += 1

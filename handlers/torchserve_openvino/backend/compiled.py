@@ -121,7 +121,7 @@ class CompiledModule(StandIn):
     def _inside(self, *args: Any, **kwargs: Any) -> Any:
         """A call inside another model that is being captured."""
         if self.released:
-            raise WeightsReleasedError("the model can't become part of another graph")
+            raise WeightsReleasedError("the model cannot become part of another graph")
         return self.eager(*args, **kwargs)
 
     # By this name Dynamo finds what it shall trace instead (tests/contract/test_dynamo.py).

@@ -141,7 +141,7 @@ def convert_traced(gm: GraphModule, libraries: Sequence[Path] = ()) -> tuple[ov.
         The model with its inputs and outputs in the graph's order, and what must live as long as the model.
 
     Raises:
-        RuntimeError: An operator has no conversion, or can't be traced; the message names it.
+        RuntimeError: An operator has no conversion, or cannot be traced; the message names it.
     """
     # A call under torch.compile runs with dispatch keys and modes set, under which the tracer misses operators; a new
     # thread has none of them.

@@ -106,7 +106,7 @@ class ExportedModel:
             if any(tensor.requires_grad for tensor in tensors):
                 return _RECORDS_GRADIENTS
         unknown = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, (torch.Tensor, *_PLAIN))]
-        return f"an input of type {unknown[0]} can't be part of a signature" if unknown else ""
+        return f"an input of type {unknown[0]} cannot be part of a signature" if unknown else ""
 
     def _exported(
         self, leaves: Sequence[Any], spec: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -145,7 +145,7 @@ class CompiledGraph:
     def _narrow(self, static: list[int]) -> None:
         """Takes inputs that can't be watched out of the weights."""
         self._settings.tracker.add_note(
-            "a weight is an inference tensor, whose changes can't be noticed: it is passed at each call"
+            "a weight is an inference tensor, whose changes cannot be noticed: it is passed at each call"
         )
         self._static, self._pick = static, picker(static)
         self._variants.clear()

@@ -201,7 +201,7 @@ def module_call(node: Any, constants: frozenset[str]) -> tuple[Convert, tuple[An
         return None
     inputs, weights, call = node.args
     if any(each.name not in constants for each in weights):
-        raise OpMappingError(f"op_mappings: the weights of {name} are passed at each call, so it can't be converted.")
+        raise OpMappingError(f"op_mappings: the weights of {name} are passed at each call, so it cannot be converted.")
     leaf = _LEAVES[name.split(".")[1]]
     args, kwargs = _arguments(call, inputs)
     return leaf.mapping.convert, (leaf.alive(), *args), kwargs

@@ -136,7 +136,7 @@ class PartitionCache:
                 self._record.compiles += 1
                 self._store_blob(key, built.compiled)
         except (DamagedEntryError, LookupError, TypeError, ValueError, OSError, RuntimeError) as error:
-            logger.warning("A partition in the cache can't be used and is made again: %s", error)
+            logger.warning("A partition in the cache cannot be used and is rebuilt: %s", error)
             self._record.refused[f"a stored partition was not used: {_first_line(error)}"] += 1
             self.store.discard("partition", key)
             self._record.misses += 1

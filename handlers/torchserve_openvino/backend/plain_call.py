@@ -68,7 +68,7 @@ def read_fallback(item: Any) -> dict[str, str]:
     """
     names = {"kind", "op", "to", "reason", "where"}
     if not isinstance(item, dict) or item.keys() != names or item["kind"] not in FALLBACK_KINDS:
-        raise ValueError(f"{item!r} is no fallback")
+        raise ValueError(f"{item!r} is not a fallback")
     return {name: str(item[name]) for name in names}
 
 

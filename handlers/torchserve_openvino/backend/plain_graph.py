@@ -60,7 +60,7 @@ def _target_name(target: Any) -> str:
     for name, function in _BUILTINS.items():
         if target is function:
             return name
-    raise PlainGraphError(f"{target} is no registered operator")
+    raise PlainGraphError(f"{target} is not a registered operator")
 
 
 def encode(value: Any, position: Mapping[Any, int] | None = None) -> Any:
@@ -141,7 +141,7 @@ def _target(name: str) -> Callable[..., Any]:
     for part in name.split("."):
         found = getattr(found, part, None)
     if not isinstance(found, torch._ops.OpOverload):
-        raise PlainGraphError(f"{name} is no operator that this process knows")
+        raise PlainGraphError(f"{name} is not an operator known to this process")
     return found
 
 

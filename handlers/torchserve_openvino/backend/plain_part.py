@@ -55,7 +55,7 @@ def mapped_modules(part: Part) -> dict[str, str]:
     """What mapped modules of a part are beside their weights, by the names of their operators.
 
     Raises:
-        PlainGraphError: One holds something that can't be read.
+        PlainGraphError: One holds something that cannot be read.
     """
     found: dict[str, str] = {}
     for name in sorted(part.op_counts):

@@ -12,14 +12,14 @@ def tree_to_text(spec: Any) -> str:
     """The structure as JSON text.
 
     Raises:
-        ValueError: A container that torch's pytree has no name for, or that can't be read back without importing code.
+        ValueError: A container that torch's pytree has no name for, or that cannot be read back without importing code.
     """
     try:
         text: str = pytree.treespec_dumps(spec)
     except (NotImplementedError, TypeError) as error:
         raise ValueError(f"the structure has no text form: {error}") from error
     if text_to_tree(text) != spec:
-        raise ValueError("the structure changes when it is written as text: a key that is no string")
+        raise ValueError("the structure changes when it is written as text: a key that is not a string")
     return text
 
 
@@ -31,8 +31,8 @@ def text_to_tree(text: str) -> Any:
     """
     for name in _IMPORTING:
         if name in text:
-            raise ValueError(f"the structure holds a {name.strip('_')}, which can't be stored")
+            raise ValueError(f"the structure holds a {name.strip('_')}, which cannot be stored")
     try:
         return pytree.treespec_loads(text)
     except (NotImplementedError, TypeError, KeyError) as error:
-        raise ValueError(f"the structure can't be read: {error}") from error
+        raise ValueError(f"the structure cannot be read: {error}") from error

@@ -63,7 +63,7 @@ def export(store: Store, path: Path, keys: Collection[str] | None = None, *, pro
         progress: Called with bytes done and to do.
 
     Raises:
-        OSError: The file can't be written, or an object vanished meanwhile.
+        OSError: The file cannot be written, or an object vanished meanwhile.
     """
     entries, problems = _sound(store, keys, progress)
     refs = sorted({ref for entry in entries for ref in entry.files.values()})
@@ -94,7 +94,7 @@ def _sound(store: Store, keys: Collection[str] | None, progress: Progress | None
     """The entries that are wanted and whole, and what is wrong with the others."""
     wanted = [found for found in manifests(store.root) if keys is None or found.key in keys]
     absent = sorted(set(keys or ()) - {found.key for found in wanted})
-    problems = [Problem("", key, "there is no such entry") for key in absent]
+    problems = [Problem("", key, "no such entry") for key in absent]
     loaded: list[Entry] = []
     for found in wanted:
         try:
@@ -157,8 +157,8 @@ def import_(store: Store, path: Path, *, progress: Progress | None = None) -> Mo
         progress: Called with bytes read and to read.
 
     Raises:
-        CacheDirectoryError: The store can't be written.
-        OSError: The file can't be read, or the disk is full.
+        CacheDirectoryError: The store cannot be written.
+        OSError: The file cannot be read, or the disk is full.
     """
     if store.why_read_only is not None:
         raise CacheDirectoryError(f"nothing can be imported: {store.why_read_only}.")
@@ -234,7 +234,7 @@ class _Import:
         elif kept:
             self._take_object(FileRef(kept[2], member.size))
         else:
-            self._wrong(f"{name} is no name of a manifest or an object")
+            self._wrong(f"{name} is not the name of a manifest or an object")
 
     def _take_manifest(self, kind: str, key: str, size: int) -> None:
         if size > MAX_BYTES or self._manifest_bytes + size > _ALL_MANIFESTS_BYTES:

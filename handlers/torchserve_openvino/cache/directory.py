@@ -53,7 +53,7 @@ def open_root(root: Path, *, writable: bool, private: bool = True) -> Root:
             trusted with running code anyway, such as that of an unpacked model archive.
 
     Raises:
-        CacheDirectoryError: It is no folder, belongs to another user, or others may write to it.
+        CacheDirectoryError: It is not a folder, belongs to another user, or others may write to it.
     """
     given, root = root, Path(os.path.realpath(root))
     if given.is_symlink() and not _there(root):
@@ -66,13 +66,13 @@ def open_root(root: Path, *, writable: bool, private: bool = True) -> Root:
             for folder in _folders(root):
                 _check_folder(folder, private)
     except (NotADirectoryError, FileExistsError) as error:
-        raise CacheDirectoryError(f"{given} can't be a folder: a part of its path is a file.") from error
+        raise CacheDirectoryError(f"{given} cannot be a folder: a part of its path is a file.") from error
     except OSError as error:
-        why = why or f"{root} can't be made or read: {error.strerror or error}"
+        why = why or f"{root} cannot be created or read: {error.strerror or error}"
     if private:
         _look_above(root)
     if why is None and not os.access(root, os.R_OK | os.W_OK | os.X_OK):
-        why = f"{root} can't be written: permission denied, or a read-only file system"
+        why = f"{root} cannot be written: permission denied, or a read-only file system"
     return Root(root, why)
 
 
@@ -104,7 +104,7 @@ def _check_folder(folder: Path, private: bool) -> None:
     if stat.S_ISLNK(status.st_mode):
         raise CacheDirectoryError(f"{folder} is a link, which a cache must not hold; remove it.")
     if not stat.S_ISDIR(status.st_mode):
-        raise CacheDirectoryError(f"{folder} is no folder; remove it, or name another folder.")
+        raise CacheDirectoryError(f"{folder} is not a folder; remove it, or name another folder.")
     if not private:
         return
     cause = foreign(status)

@@ -15,7 +15,7 @@ class Events:
         misses: Entries that were absent, of another schema, damaged, or that could not be read.
         stored: Entries written.
         damaged: Entries found damaged.
-        write_failures: Entries that could not be written, plus one for a folder that can't be written at all.
+        write_failures: Entries that could not be written, plus one for a folder that cannot be written at all.
         evicted: Entries dropped to keep the size limit.
         lock_waits: Locks that another process held when they were asked for.
         lock_timeouts: Locks that were not got in time.

@@ -75,7 +75,7 @@ def fingerprint(model: Any) -> Fingerprint:
         walk.torch_itself()
         weights = weights_digest(model)
     except Exception as error:
-        # A walk runs into whatever the user's objects do; a model that can't be read is traced, which always works.
+        # A walk runs into whatever the user's objects do; a model that cannot be read is traced, which always works.
         text = f"{type(model).__name__} ({type(error).__name__} while it was read: {str(error)[:100]})"
         return Fingerprint("", "", (text,))
     return Fingerprint(walk.hash.hexdigest(), weights, tuple(dict.fromkeys(walk.unknown)))

@@ -112,7 +112,7 @@ def check_name(kind: str, key: str) -> None:
 
 
 def check_file_name(name: str) -> None:
-    """Raises ValueError for what can't be the name of an entry's file."""
+    """Raises ValueError for what cannot be the name of an entry's file."""
     if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
         raise ValueError(f"a file's name is 1 to 64 of a-z, 0-9, '.', '_' and '-', not {name!r}")
 
@@ -174,7 +174,7 @@ def decode(data: bytes, kind: str, key: str, source: FileSource | None = None) -
     if not isinstance(record["fields"], dict) or not isinstance(record["body"], dict):
         raise DamagedEntryError("fields and body are not JSON objects")
     if not isinstance(record["created"], str):
-        raise DamagedEntryError("created is no text")
+        raise DamagedEntryError("created is not text")
     files = _files(record["files"])
     return Entry(kind, key, record["fields"], record["body"], files, record["created"], source)
 
@@ -190,17 +190,17 @@ def _checked(data: bytes) -> dict[str, Any]:
     try:
         record = json.loads(b"{" + data[_HEAD_BYTES:])
     except (ValueError, RecursionError) as error:
-        raise DamagedEntryError(f"the manifest is no JSON: {error}") from error
+        raise DamagedEntryError(f"the manifest is not valid JSON: {error}") from error
     return record
 
 
 def _files(value: Any) -> dict[str, FileRef]:
     if not isinstance(value, dict):
-        raise DamagedEntryError("files is no JSON object")
+        raise DamagedEntryError("files is not a JSON object")
     files = {}
     for name, ref in value.items():
         if not FILE_NAME.fullmatch(name):
-            raise DamagedEntryError(f"{name[:80]!r} can't be the name of a file")
+            raise DamagedEntryError(f"{name[:80]!r} cannot be the name of a file")
         size = ref.get("bytes") if isinstance(ref, dict) else None
         digest = ref.get("digest") if isinstance(ref, dict) else None
         if not isinstance(digest, str) or not HEX.fullmatch(digest) or set(ref) != {"digest", "bytes"}:

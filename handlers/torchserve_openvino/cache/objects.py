@@ -95,7 +95,7 @@ class Objects:
         """Puts an object on the disk, unless it is there in good state.
 
         Raises:
-            OSError: The source can't be read, or the object not be written.
+            OSError: The source cannot be read, or the object not be written.
         """
         if isinstance(source, Path):
             return self._add_file(source)
@@ -128,7 +128,7 @@ class Objects:
 
         Raises:
             DamagedEntryError: It is not what was expected; nothing was kept.
-            OSError: It can't be written.
+            OSError: It cannot be written.
         """
         digest, size = _hasher(), 0
         with Draft(self._root) as draft:

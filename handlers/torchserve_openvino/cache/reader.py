@@ -68,7 +68,7 @@ class Reader:
             self._damaged(kind, key, str(error), None)
             return None
         except OSError as error:
-            logger.warning("%s can't be read: %s", label(kind, key), error)
+            logger.warning("%s cannot be read: %s", label(kind, key), error)
             return None
         for name, ref in entry.files.items():
             try:
@@ -77,7 +77,7 @@ class Reader:
                 self._file_damaged(entry, name, error)
                 return None
             except OSError as error:
-                logger.warning("File %r of %s can't be read: %s", name, label(kind, key), error)
+                logger.warning("File %r of %s cannot be read: %s", name, label(kind, key), error)
                 return None
         return entry
 
@@ -88,7 +88,7 @@ class Reader:
             FileNotFoundError: There is none.
             ForeignSchemaError: It is of another schema.
             DamagedEntryError: The manifest is damaged.
-            OSError: It can't be read.
+            OSError: It cannot be read.
         """
         return self._load(kind, key, touch=False)
 
@@ -131,7 +131,7 @@ class Reader:
             self._file_damaged(entry, name, error)
             raise DamagedEntryError(f"{about}: {_words(error)}") from error
         except OSError as error:
-            raise DamagedEntryError(f"{about} can't be read: {error}") from error
+            raise DamagedEntryError(f"{about} cannot be read: {error}") from error
 
     def _load(self, kind: str, key: str, *, touch: bool = True) -> Entry:
         path = self.place(kind, key)
@@ -163,7 +163,7 @@ class Reader:
     def _damaged(self, kind: str, key: str, reason: str, entry: Entry | None) -> None:
         text = f"{label(kind, key)} is damaged: {reason}"
         self._events.add("damaged", reason=text)
-        then = "it is removed" if self._writable else "it stays, since the folder can't be written"
+        then = "it is removed" if self._writable else "it stays, since the folder cannot be written"
         logger.warning("%s in %s; %s, and what it held is made again.", text, self._root, then)
         if not self._writable:
             self.hide(kind, key)

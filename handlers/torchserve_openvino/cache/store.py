@@ -171,7 +171,7 @@ class Store:
         self._reader.show(entry.kind, entry.key)
 
     def discard(self, kind: Kind | str, key: str) -> None:
-        """Drops an entry, where there is one; in a folder that can't be written, hides it from this store."""
+        """Drops an entry, where there is one; in a folder that cannot be written, hides it from this store."""
         check_name(kind, key)
         if not self.writable:
             self._reader.hide(kind, key)
@@ -230,7 +230,7 @@ class Store:
             FileNotFoundError: There is none.
             ForeignSchemaError: It is of another schema.
             DamagedEntryError: The manifest is damaged.
-            OSError: It can't be read.
+            OSError: It cannot be read.
         """
         check_name(kind, key)
         return self._reader.load(kind, key)

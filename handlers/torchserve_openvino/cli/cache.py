@@ -30,7 +30,7 @@ def size_of(text: str) -> int:
     """Bytes of ``5GB``, ``512 MiB`` or ``1000``."""
     match = _SIZE.fullmatch(text.strip())
     if not match:
-        raise typer.BadParameter(f"{text!r} is no size; write e.g. 5GB, 512MiB or a number of bytes.")
+        raise typer.BadParameter(f"{text!r} is not a size; write e.g. 5GB, 512MiB or a number of bytes.")
     unit = (match[2] or "").lower()
     return int(float(match[1]) * (1024 if unit.endswith("i") else 1000) ** (" kmgt".index(unit[0]) if unit else 0))
 
@@ -39,7 +39,7 @@ def age_of(text: str) -> float:
     """Seconds of ``30d``, ``12h``, ``2w``, ``90m`` or ``10s``."""
     match = _AGE.fullmatch(text.strip())
     if not match:
-        raise typer.BadParameter(f"{text!r} is no age; write e.g. 30d, 12h or 2w.")
+        raise typer.BadParameter(f"{text!r} is not an age; write e.g. 30d, 12h or 2w.")
     return float(match[1]) * _SECONDS[match[2].lower()]
 
 

@@ -49,11 +49,11 @@ def init(
 
     known = starter.TASKS.get(task.replace("-", "_"))
     if known is None:
-        fail(f"there is no task {task!r}; there are {listed(starter.TASKS)}.{_hint(task, starter.TASKS)}")
+        fail(f"unknown task {task!r}; valid tasks: {listed(starter.TASKS)}.{_hint(task, starter.TASKS)}")
     ready = starter.templates()
     name = config or known
     if name not in ready:
-        fail(f"there is no configuration {name!r}; there are {listed(ready)}.{_hint(name, ready)}")
+        fail(f"unknown configuration {name!r}; valid names: {listed(ready)}.{_hint(name, ready)}")
     try:
         text = ready[name].read_text(encoding="utf-8")
         if sample is not None:

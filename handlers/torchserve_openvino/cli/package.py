@@ -174,7 +174,7 @@ def _mappings(config_file: Path) -> list[Path]:
     for path in files:
         if not path.is_file():
             raise PackagingError(
-                f"{config_file} names {path.name} in handler.openvino.op_mappings: there is no {path}."
+                f"{config_file} names {path.name} in handler.openvino.op_mappings: file not found: {path}."
             )
     return files
 
@@ -185,7 +185,7 @@ def _handler(name: str) -> str:
     found = handlers()
     known = found.get(name.removesuffix(".py").replace("-", "_"))
     if known is None:
-        raise typer.BadParameter(f"there is no handler {name!r}, nor such a file; there are {', '.join(found)}.")
+        raise typer.BadParameter(f"unknown handler {name!r}, and no such file; our handlers: {', '.join(found)}.")
     return str(known)
 
 

@@ -47,9 +47,9 @@ def _from_file(path: Path) -> Found:
     try:
         answer = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ReportNotFoundError(f"{path} can't be read: {error.strerror or error}.") from error
+        raise ReportNotFoundError(f"{path} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:
-        raise ReportNotFoundError(f"{path} is no JSON file: {error}.") from error
+        raise ReportNotFoundError(f"{path} is not a JSON file: {error}.") from error
     report = find_report(answer)
     if report is None:
         raise ReportNotFoundError(f"{path} holds no compile report.")
@@ -59,10 +59,10 @@ def _from_file(path: Path) -> Found:
 def _from_server(url: str, token: str | None, timeout: float) -> Found:
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ReportNotFoundError(f"{url!r} is no URL of a model, such as http://127.0.0.1:8081/models/NAME.")
+        raise ReportNotFoundError(f"{url!r} is not the URL of a model, such as http://127.0.0.1:8081/models/NAME.")
     if "/models/" not in parts.path or parts.path.endswith("/models/"):
         base = f"{parts.scheme}://{parts.netloc}"
-        raise ReportNotFoundError(f"{url!r} names no model; write {base}/models/NAME.")
+        raise ReportNotFoundError(f"{url!r} does not name a model; write {base}/models/NAME.")
     name = parts.path.partition("/models/")[2].strip("/")
     response = _get(url, token, timeout)
     if response.status_code != httpx.codes.OK:

@@ -62,7 +62,7 @@ def why(
     if state["server"]:
         console.print(state["server"])
     if cause is None:
-        fail(f"{folder} names no cause for {model}. Is it TorchServe's folder of logs (--logs)?")
+        fail(f"{folder} contains no cause for {model}. Is it TorchServe's log folder (--logs)?")
     again = f", {cause.times} times" if cause.times > 1 else ""
     console.print(f"cause: {cause.text}")
     if cause.fix:

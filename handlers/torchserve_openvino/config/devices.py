@@ -129,11 +129,11 @@ def parse_device(value: Any, problems: Problems, keys: KeyPath = ("device",)) ->
     head, colon, tail = text.partition(":")
     if head not in VIRTUAL:
         if colon:
-            message = f"{shown(value)} is no device: only {listed(VIRTUAL)} take a list of devices."
+            message = f"{shown(value)} is not a device: only {listed(VIRTUAL)} take a list of devices."
             problems.add(keys, message, suggestion=nearest(head, VIRTUAL))
             return None
         if not re.fullmatch(r"[A-Z]\w*(\.\w+)*", text):
-            problems.add(keys, f"{shown(value)} is no device name.", suggestion="CPU")
+            problems.add(keys, f"{shown(value)} is not a device name.", suggestion="CPU")
             return None
         return DeviceSpec(text, members=(text,))
     if not colon:
@@ -150,7 +150,7 @@ def _parse_members(value: str, head: str, tail: str, problems: Problems, keys: K
     for part in tail.split(","):
         match = _MEMBER.fullmatch(part)
         if match is None or (match["minus"] and head != "AUTO") or match["name"] in VIRTUAL:
-            problems.add(keys, f"{shown(value)}: {shown(part)} is no device that {head} takes.")
+            problems.add(keys, f"{shown(value)}: {shown(part)} is not a device that {head} accepts.")
             return None
         (excluded if match["minus"] else members).append(match["name"])
     return DeviceSpec(f"{head}:{tail}", virtual=head, members=tuple(members), excluded=tuple(excluded))
@@ -165,7 +165,7 @@ def check_present(spec: DeviceSpec, catalog: DeviceCatalog, problems: Problems, 
     for member in spec.members:
         if present is None:
             if family(member) not in HARDWARE:
-                message = f"{member!r} is no device of OpenVINO; there are {listed(HARDWARE + VIRTUAL)}."
+                message = f"{member!r} is not an OpenVINO device; valid devices: {listed(HARDWARE + VIRTUAL)}."
                 hint = nearest(member, HARDWARE + VIRTUAL)
                 problems.add(keys, message, suggestion=hint, kind=DeviceNotFoundError)
         elif not any(_matches(member, device) for device in present):

@@ -178,7 +178,7 @@ def resolve_into(
     for key in options:
         if key not in OPTION_NAMES:
             hint = nearest(str(key), OPTION_NAMES)
-            message = f"is no option of this backend; there are {listed(OPTION_NAMES)}."
+            message = f"unknown option; valid options: {listed(OPTION_NAMES)}."
             problems.add((str(key),), message, suggestion=hint)
 
     return _Resolver(problems, options, env, catalog).run()
@@ -275,7 +275,7 @@ class _Resolver:
         if not path.is_absolute():
             path = cache_root(self.env) / path
         if path.exists() and not path.is_dir():
-            problems.add(keys, f"{str(path)!r} is no folder.")
+            problems.add(keys, f"{str(path)!r} is not a folder.")
         return os.path.normpath(path)
 
     def _operators(self, name: str) -> tuple[str, ...]:

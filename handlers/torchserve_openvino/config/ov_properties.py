@@ -204,11 +204,11 @@ def _name_is_valid(
     if access - {"RO"} or name in CORE or (isinstance(name, str) and name.startswith(prefixes)):
         return True
     if access:
-        problems.add((str(name),), f"is read-only on {target}; it can't be set.")
+        problems.add((str(name),), f"is read-only on {target}; it cannot be set.")
         return False
     settable = {each for table in tables.values() for each, mode in table.items() if mode != "RO"} | CORE
     hint = nearest(str(name), settable)
-    problems.add((str(name),), f"is no OpenVINO property of {target}.", suggestion=hint)
+    problems.add((str(name),), f"is not an OpenVINO property of {target}.", suggestion=hint)
     return False
 
 

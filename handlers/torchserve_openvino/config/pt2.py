@@ -82,7 +82,7 @@ def parse_pt2(data: Mapping[Any, Any], problems: Problems) -> CompileConfig:
         _unknown_keys(value, ("compile", "export"), problems)
         return CompileConfig(form="export")
     if "enable" in value:
-        message = "stands outside of 'compile'; write pt2: {compile: {enable: ..., backend: ...}}."
+        message = "is outside of 'compile'; write pt2: {compile: {enable: ..., backend: ...}}."
         problems.add(("enable",), message, suggestion="compile.enable")
     _unknown_keys(value, ("compile", "export", "disable", *_KWARGS), problems, known=("enable",))
     enabled = not _flag(value, "disable", False, problems)
@@ -166,7 +166,7 @@ def _mode(mode: Any, ours: bool, has_options: bool, problems: Problems) -> str |
         if mode == "default":
             return None
         message = (
-            f"{shown(mode)} is a mode of Inductor and means nothing to OpenVINO; use "
+            f"{shown(mode)} is a mode of Inductor and has no meaning for OpenVINO; use "
             "options: {config: {PERFORMANCE_HINT: LATENCY}} or THROUGHPUT."
         )
         problems.add(("mode",), message)
@@ -176,7 +176,7 @@ def _mode(mode: Any, ours: bool, has_options: bool, problems: Problems) -> str |
         problems.add(("mode",), f"must be one of {listed(MODES)}, not {shown(mode)}.", suggestion=hint)
         return None
     if has_options:
-        problems.add(("mode",), "can't be given together with options: torch.compile takes one of them.")
+        problems.add(("mode",), "excludes options: torch.compile accepts only one of them.")
     return str(mode)
 
 
@@ -193,7 +193,7 @@ def _check_backend(backend: str, problems: Problems, keys: KeyPath) -> None:
     else:
         known = []
     names = sorted({*known, *OUR_BACKENDS})
-    message = f"torch knows no backend {backend!r}" + (f"; there are {listed(names)}." if known else ".")
+    message = f"unknown torch.compile backend {backend!r}" + (f"; valid backends: {listed(names)}." if known else ".")
     problems.add(keys, message, suggestion=nearest(backend, names))
 
 
@@ -202,5 +202,5 @@ def _unknown_keys(
 ) -> None:
     for key in given:
         if key not in valid and key not in known:
-            message = f"is no key here; there are {listed(valid)}."
+            message = f"unknown key; valid keys: {listed(valid)}."
             problems.add((str(key),), message, suggestion=nearest(str(key), valid))

@@ -151,7 +151,7 @@ def _handler(data: Mapping[Any, Any], problems: Problems) -> tuple[OpenVINOSecti
     for key in own:
         # Other keys are the user's own, but what is nearly our name was meant to be it.
         if nearest(str(key), ("openvino",), cutoff=0.8):
-            problems.add((str(key),), "is taken by no one.", suggestion="openvino")
+            problems.add((str(key),), "unknown key.", suggestion="openvino")
     section = value.get("openvino")
     if section is None:
         return OpenVINOSection(), own

@@ -77,9 +77,9 @@ def check_torchserve_keys(data: Mapping[Any, Any], problems: Problems) -> dict[s
 
 def _unknown(key: str, problems: Problems) -> None:
     if key == "openvino":
-        problems.add((key,), "stands at the top level.", suggestion="handler.openvino")
+        problems.add((key,), "is at the top level.", suggestion="handler.openvino")
         return
-    message = "is no key of TorchServe or of this package. A handler's own settings belong under 'handler:'."
+    message = "unknown key of TorchServe and of this package. A handler's own settings belong under 'handler:'."
     problems.add((key,), message, suggestion=nearest(key, ALL))
 
 
@@ -112,4 +112,4 @@ def _check_torchrun(value: Any, problems: Problems) -> None:
     for key in value:
         if key not in TORCHRUN:
             hint = nearest(str(key), TORCHRUN)
-            problems.add(("torchrun", str(key)), "is no torchrun setting of TorchServe.", suggestion=hint)
+            problems.add(("torchrun", str(key)), "unknown torchrun setting of TorchServe.", suggestion=hint)

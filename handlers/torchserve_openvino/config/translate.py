@@ -42,7 +42,7 @@ def _explain(entry: Any, model: type[BaseModel]) -> tuple[str, str | None]:
     given = entry.get("input")
     if kind == "extra_forbidden":
         valid = list(_model_at(model, loc[:-1]).model_fields)
-        return f"is no key here; there are {listed(valid)}.", nearest(str(loc[-1]), valid)
+        return f"unknown key; valid keys: {listed(valid)}.", nearest(str(loc[-1]), valid)
     if kind == "missing":
         return "is missing.", None
     if kind == "literal_error":

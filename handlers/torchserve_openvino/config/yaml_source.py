@@ -102,13 +102,13 @@ def read_yaml(path: Path) -> Source:
         path: The file, one YAML document with a mapping at its top. An empty file is an empty mapping.
 
     Raises:
-        ConfigError: The file can't be read, is no YAML, has duplicate keys, or no mapping at its top.
+        ConfigError: The file cannot be read, is no YAML, has duplicate keys, or no mapping at its top.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ConfigError(f"can't be read: {reason}.", place=str(path)) from error
+        raise ConfigError(f"cannot be read: {reason}.", place=str(path)) from error
     return parse_yaml(text, str(path))
 
 
@@ -119,10 +119,10 @@ def parse_yaml(text: str, name: str) -> Source:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{name}:{mark.line + 1}" if mark else name
-        raise ConfigError(f"is no valid YAML: {error.problem or error.context}.", place=place) from error
+        raise ConfigError(f"is not valid YAML: {error.problem or error.context}.", place=place) from error
     except yaml.YAMLError as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        raise ConfigError(f"is no valid YAML: {reason}.", place=name) from error
+        raise ConfigError(f"is not valid YAML: {reason}.", place=name) from error
     if data is None:
         return Source({}, name)
     if not isinstance(data, dict):

@@ -112,11 +112,11 @@ class Guilty:
     def _what_to_do(self) -> str:
         lines = []
         if len(self.disabled_ops) < len(self.ops):
-            lines.append("The mapping of that module is wrong: mend it, or take it out of op_mappings.")
+            lines.append("The mapping of that module is wrong: fix it, or remove it from op_mappings.")
         for op in self.disabled_ops:
             if (convert := registered().find(op)) is not None:
                 lines.append(
-                    f"{op} is converted by your own mapping {convert.__module__}.{convert.__qualname__}: mend it or "
+                    f"{op} is converted by your own mapping {convert.__module__}.{convert.__qualname__}: fix it or "
                     "take it out of op_mappings; disabling the operator helps until then."
                 )
         if self.disabled_ops:

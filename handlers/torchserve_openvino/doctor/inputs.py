@@ -36,7 +36,7 @@ def parse_input(text: str, generator: torch.Generator) -> tuple[str | None, torc
     match = _INPUT.match(text.replace(" ", ""))
     dtype = getattr(torch, match["dtype"] or "float32", None) if match else None
     if match is None or not isinstance(dtype, torch.dtype):
-        raise ConfigError(f"{text!r} is no input; write {HELP}.", key="--input")
+        raise ConfigError(f"{text!r} is not an input; write {HELP}.", key="--input")
     scalar = match["shape"] == "scalar"
     sizes = (1,) if scalar else tuple(map(int, match["shape"].split(",")))
     spec = InputSpec(

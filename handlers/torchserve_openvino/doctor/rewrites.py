@@ -38,7 +38,7 @@ BREAKS = (
     Rewrite(
         r"data-dependent (branching|assertion)|generic_jump|data dependent operator|torch\.cond: improper predicate",
         "compute both branches, or let torch.cond choose",
-        "`if` on a tensor's value can't be traced. Write torch.where(condition, a, b) where both sides are cheap; "
+        "`if` on a tensor's value cannot be traced. Write torch.where(condition, a, b) where both sides are cheap; "
         "torch.cond(condition, f, g, operands) keeps one of two functions. An assertion on values belongs into the "
         "handler, or under `if not torch.compiler.is_compiling()`.",
     ),
@@ -72,7 +72,7 @@ BREAKS = (
         r"trace generator|call_method on generator|generator (detected|reconstruction|code)|infinite generator|"
         r"cleanup_throw",
         "make a list instead of a generator",
-        "A generator that lives on between two lines can't be traced: write a list, or a plain loop.",
+        "A generator that lives on between two lines cannot be traced: write a list, or a plain loop.",
     ),
     Rewrite(
         r"context ?manager|contextlib|graph break under genericcontext",

@@ -11,7 +11,7 @@ def split_where(where: str) -> tuple[str, int]:
 
 
 def quoted(where: str) -> str:
-    """The line itself; empty where it can't be read."""
+    """The line itself; empty where it cannot be read."""
     path, line = split_where(where)
     return linecache.getline(path, line).strip() if line else ""
 

@@ -76,7 +76,7 @@ def add(text: str, name: str, addition: Addition) -> str:
     if not right:
         key = ".".join(addition.path)
         raise ConfigError(
-            "can't be changed without changing what else stands there (an alias or a merge key, or an unusual layout). "
+            "cannot be edited without changing its neighbours (an alias, a merge key or an unusual layout). "
             f"Write it by hand: {key}: {_flow(addition.value(addition.entries))}",
             place=name,
             key=key,

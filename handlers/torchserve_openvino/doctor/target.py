@@ -113,7 +113,7 @@ def load_target(spec: TargetSpec) -> Target:
     text, _, factory = spec.path.rpartition(":") if ".py:" in spec.path else (spec.path, "", "")
     path = Path(text).expanduser()
     if not path.is_file():
-        raise ModelLoadError(f"there is no file {text!r}. Give a .mar, a .pt2, or a Python file with a model factory.")
+        raise ModelLoadError(f"file not found: {text!r}. Give a .mar, a .pt2, or a Python file with a model factory.")
     loaded = _load(path, factory)
     # After the model, whose file may define the operators that are mapped; before the YAML is checked, which may name
     # operators that the mappings define.
@@ -148,8 +148,8 @@ def _load(path: Path, factory: str) -> _Loaded:
     if kind == "torchscript":
         raise ModelLoadError(f"{path} is a TorchScript archive. {TORCHSCRIPT_ADVICE}")
     raise ModelLoadError(
-        f"{path} is no model with its code: give a .mar, a .pt2 of torch.export.save, or a Python file whose function "
-        f"({', '.join(FACTORIES)}) returns the model."
+        f"{path} is not a model with its code: give a .mar, a .pt2 of torch.export.save, or a Python file with a "
+        f"function ({', '.join(FACTORIES)}) that returns the model."
     )
 
 
@@ -217,7 +217,7 @@ def _import(path: Path) -> Any:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise ModelLoadError(f"{path} can't be imported: {type(error).__name__}: {error}") from error
+        raise ModelLoadError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     return module
 
 

@@ -35,7 +35,7 @@ def trace_op(
         call_args, call_kwargs = pytree.tree_unflatten(values, structure)
         return function(*call_args, **call_kwargs)
 
-    # Values that were recorded in inference mode can't be traced outside of it.
+    # Values that were recorded in inference mode cannot be traced outside of it.
     tensors = [flat[i].clone() if flat[i].is_inference() else flat[i] for i in positions]
     try:
         with torch.no_grad():

@@ -60,7 +60,7 @@ BANNED: dict[str, str] = {
     "aten.logsumexp.default": "OpenVINO's loses NaN, and computes integers in integers" + _INSTEAD,
     "aten.nonzero.default": _SHAPE,
     "aten.repeat_interleave.self_Tensor": _SHAPE,
-    "aten.rot90.default": "OpenVINO answers memory that nobody wrote to where a multiple of 4 is asked for" + _INSTEAD,
+    "aten.rot90.default": "OpenVINO returns uninitialised memory for a multiple of 4" + _INSTEAD,
     "aten.searchsorted.Tensor": _FAILS + _INSTEAD,
     "aten.view_as_complex.default": _COMPLEX,
     "aten.view_as_real.default": _COMPLEX,

@@ -184,7 +184,7 @@ def load_mappings(path: str | Path) -> None:
     """
     file = Path(path).expanduser().resolve()
     if not file.is_file():
-        raise OpMappingError(f"op_mappings: there is no file {path}. Ship it in the archive by --extra-files.")
+        raise OpMappingError(f"op_mappings: file not found: {path}. Add it to the archive with --extra-files.")
     if file.suffix == ".py":
         _load_python(file)
     elif file.suffix in {".so", ".dll", ".dylib"}:

@@ -250,7 +250,7 @@ def _sign(x: Tensor) -> Tensor:
 
 
 def _affine_grid(theta: Tensor, size: list[int], align_corners: bool) -> Tensor:
-    """torch's own formula makes a constant of a dimension of 1, in a way that can't be traced."""
+    """torch's own formula makes a constant of a dimension of 1, in a way that cannot be traced."""
     if any(each <= 1 for each in size[2:]):
         return NotImplemented
     return torch._decomp.decomposition_table[aten.affine_grid_generator.default](theta, size, align_corners)

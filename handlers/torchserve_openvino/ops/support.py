@@ -113,7 +113,7 @@ class SupportTable:
             return Refusal("unsupported_op", f"OpenVINO has no conversion rule for {name}")
         return Refusal(
             "unsupported_op",
-            f"OpenVINO converts {name}, but nobody has proven its answers: op_support.py does not offload it either",
+            f"OpenVINO converts {name}, but its results are unverified: op_support.py does not offload it either",
         )
 
     def refuse(self, node: Node) -> Refusal | None:

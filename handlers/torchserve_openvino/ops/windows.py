@@ -44,7 +44,7 @@ def unfold_by_selection(x: Tensor, dimension: int, size: int, step: int) -> Tens
 
 
 def refuse_unfold(node: Node) -> str | None:
-    """Why a node can't be converted, or None."""
+    """Why a node cannot be converted, or None."""
     arguments: Any = node.args
     value, dimension = value_of(arguments[0]), arguments[1]
     if not value.dim():

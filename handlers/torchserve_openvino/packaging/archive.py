@@ -65,7 +65,7 @@ def extract(path: Path, folder: Path) -> None:
                 _check_name(path, info)
                 archive.extract(info, folder)
     except (zipfile.BadZipFile, OSError) as error:
-        raise PackagingError(f"{path} can't be read as a .mar: {error}.") from error
+        raise PackagingError(f"{path} cannot be read as a .mar: {error}.") from error
     if not (folder / MANIFEST).is_file():
         raise PackagingError(f"{path} has no {MANIFEST}: it was not made by torch-model-archiver.")
 

@@ -120,7 +120,7 @@ def _named(folder: Path, config: ServingConfig) -> Iterator[str]:
         try:
             json.loads(labels.read_text(encoding="utf-8"))
         except ValueError as error:
-            yield f"index_to_name.json is no JSON: {error}"
+            yield f"index_to_name.json is not valid JSON: {error}"
 
 
 def _parsed(path: Path) -> ast.Module | str:
@@ -130,7 +130,7 @@ def _parsed(path: Path) -> ast.Module | str:
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError, ValueError) as error:
-        return f"is no Python: {error}"
+        return f"is not valid Python: {error}"
 
 
 def _classes(tree: ast.Module) -> list[str]:

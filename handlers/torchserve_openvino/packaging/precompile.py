@@ -76,7 +76,7 @@ def check_levels(names: Sequence[str]) -> None:
     """
     for name in names:
         if name not in LEVELS:
-            raise PackagingError(f"there is no CPU level {name!r}; there are {', '.join(LEVELS)}.")
+            raise PackagingError(f"unknown CPU level {name!r}; valid levels: {', '.join(LEVELS)}.")
         import torch
 
         if not torch.cpu.get_capabilities().get(LEVELS[name][1]):

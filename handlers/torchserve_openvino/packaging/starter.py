@@ -53,7 +53,7 @@ def inputs_of_sample(body: bytes, *, text: bool) -> list[dict[str, Any]]:
     try:
         request = parse(body, len(body) * 64 + 1024)
     except ItemError as error:
-        raise PackagingError(f"the sample is no request of tensors: {error}") from error
+        raise PackagingError(f"the sample is not a request of tensors: {error}") from error
     named = [(None, tensor) for tensor in request.positional] + list(request.named.items())
     return [_declared(name, tensor, text=text) for name, tensor in named]
 
@@ -99,7 +99,7 @@ def write(folder: Path, config: str, *, force: bool) -> list[Path]:
         force: Whether files that exist are replaced.
 
     Raises:
-        PackagingError: One exists, or can't be written; then none was written.
+        PackagingError: One exists, or cannot be written; then none was written.
     """
     metrics = folder / "metrics.yaml"
     contents = {
@@ -116,5 +116,5 @@ def write(folder: Path, config: str, *, force: bool) -> list[Path]:
         for path, text in contents.items():
             path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise PackagingError(f"{folder} can't be written: {error.strerror or error}.") from error
+        raise PackagingError(f"{folder} cannot be written: {error.strerror or error}.") from error
     return list(contents)

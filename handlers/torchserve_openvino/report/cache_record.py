@@ -47,7 +47,7 @@ class CacheRecord:
 
     @property
     def write_failures(self) -> int:
-        """Entries that could not be stored: a full disk, a folder that can't be written."""
+        """Entries that could not be stored: a full disk, a folder that cannot be written."""
         return int(self.events().get("write_failures", 0))
 
     @property

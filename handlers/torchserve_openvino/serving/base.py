@@ -22,7 +22,7 @@ _logger = logging.getLogger("ts.torch_handler.base_handler")
 _before: Any = sys.modules.get(_UNUSED)
 _logger.addFilter(_keep)
 if _before is None:
-    # An entry of None is Python's own way to say that a module can't be imported; BaseHandler then goes on without.
+    # An entry of None is Python's own way to say that a module cannot be imported; BaseHandler then goes on without.
     sys.modules[_UNUSED] = None  # type: ignore[assignment]
 try:
     from ts.torch_handler.base_handler import BaseHandler

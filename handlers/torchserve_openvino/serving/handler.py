@@ -225,7 +225,7 @@ class OpenVINOHandler(ArchiveLoading):
         try:
             return self.sample_inputs(body)
         except ItemError as error:
-            raise ModelLoadError(f"the sample {name} is no request that this handler takes: {error}") from error
+            raise ModelLoadError(f"the sample {name} is not a request that this handler accepts: {error}") from error
 
     def sample_inputs(self, body: bytes) -> Inputs:
         """The call that the model gets for one request's body; a user's own code is run for it, in eager PyTorch."""

@@ -153,7 +153,7 @@ class DeclaredInputs:
                     f"{_declaration(name, value)} to it."
                 )
             if index is None or index in found:
-                raise OutsideDeclaredError(f"there is no input {name!r}; the model takes {self}")
+                raise OutsideDeclaredError(f"unknown input {name!r}; the model takes {self}")
             found[index] = value
         tensors: list[torch.Tensor | None] = []
         for i, spec in enumerate(self.specs):

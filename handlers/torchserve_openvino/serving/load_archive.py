@@ -54,7 +54,7 @@ def main(folder: str) -> None:
     describe = getattr(load_handler(Path(folder)), "describe_handle", None)
     report = describe() if describe is not None else {}
     if not isinstance(report, dict) or "cache" not in report:
-        raise SystemExit("the archive's handler is none of torchserve-openvino's: nothing is compiled for it")
+        raise SystemExit("the archive's handler is not one of torchserve-openvino's: nothing is compiled for it")
     shown = {name: report[name] for name in ("cache", "summary", "verify", "serving")}
     print(RESULT + json.dumps(shown), flush=True)
 

@@ -103,7 +103,7 @@ def load_without_class(path: Path) -> nn.Module:
 
     Raises:
         TorchScriptModelError: It is TorchScript.
-        ModelLoadError: It holds weights only, or can't be read.
+        ModelLoadError: It holds weights only, or cannot be read.
     """
     kind = archive_kind(path)
     if kind == "torchscript":
@@ -178,7 +178,7 @@ def _read_state(path: Path, kind: str) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ModelLoadError(
-            f"{path.name} can't be loaded with weights_only=True ({type(error).__name__}: "
+            f"{path.name} cannot be loaded with weights_only=True ({type(error).__name__}: "
             f"{str(error).splitlines()[0]}). "
             "Only tensors are read from it, never pickled code: save model.state_dict(), not the model."
         ) from error

@@ -58,7 +58,7 @@ class MismatchFolder:
             (folder / f".probe-{os.getpid()}").unlink()
         except OSError as error:
             raise ModelLoadError(
-                f"handler.openvino.verify.keep_mismatches: {folder} can't be written to ({error.strerror}); name a "
+                f"handler.openvino.verify.keep_mismatches: {folder} cannot be written to ({error.strerror}); name a "
                 "folder that this user may write to."
             ) from error
 

@@ -124,7 +124,7 @@ class Observer:
         try:
             inputs = copied_inputs((args, kwargs))
         except TypeError as error:
-            note = f"a call of {path} by the sample {name} can't be compiled before READY: {error}"
+            note = f"a call of {path} by the sample {name} cannot be compiled before READY: {error}"
             if note not in self.seen.notes:
                 self.seen.notes.append(note)
                 logger.warning("%s", note)

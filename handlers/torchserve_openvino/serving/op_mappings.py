@@ -31,7 +31,7 @@ def load_archived_mappings(model_dir: Path, document: Mapping[str, Any] | None) 
 
 
 def mapping_files(document: Mapping[str, Any] | None) -> list[str]:
-    """Names in ``handler.openvino.op_mappings`` of a model-config.yaml; none where they can't be read."""
+    """Names in ``handler.openvino.op_mappings`` of a model-config.yaml; none where they cannot be read."""
     section: Any = document
     for key in ("handler", "openvino"):
         section = section.get(key) if isinstance(section, Mapping) else None

@@ -95,7 +95,8 @@ class OwnCode:
             try:
                 observer.observe(name, items)
             except ItemError as error:
-                raise ModelLoadError(f"the sample {name} is no request that this handler takes: {error}") from error
+                message = f"the sample {name} is not a request that this handler accepts: {error}"
+                raise ModelLoadError(message) from error
             except Exception as error:
                 raise ModelLoadError(
                     f"this handler does not answer the sample {name}: {type(error).__name__}: {error}. A sample is the "

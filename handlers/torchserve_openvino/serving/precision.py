@@ -210,7 +210,7 @@ class Decisions:
         if entry is None:
             return None
         if entry.body.get("chosen") not in PRECISIONS.values():
-            logger.warning("A stored choice of precision can't be used and is made again: %s", entry.body)
+            logger.warning("A stored choice of precision cannot be used and is rebuilt: %s", entry.body)
             return None
         return {**entry.body, "decided": entry.created}
 

@@ -128,7 +128,7 @@ class Preparation:
             if facts is None:
                 facts = self._measure(resolved, tried)
                 if not decisions.save(facts) and facts["chosen"] != "f32":
-                    facts |= {"chosen": "f32", "why": "the decision can't be kept where other workers would find it"}
+                    facts |= {"chosen": "f32", "why": "the decision cannot be kept where other workers would find it"}
         return self._chosen(resolved, facts)
 
     def _chosen(self, resolved: ResolvedOptions, facts: dict[str, Any]) -> Prepared:

@@ -164,7 +164,7 @@ def shadow_for(
     if models is None:
         reason = "the model runs in eager PyTorch itself"
     elif prepared is None:
-        reason = "only calls of self.model are run again, which is no torch.nn.Module here"
+        reason = "only calls of self.model are run again, which is not a torch.nn.Module here"
     else:
         # What was not declared was not run either: the first request shows it.
         reason = why_not(eager, prepared.cases[0].inputs) if prepared.cases else ""

@@ -79,7 +79,7 @@ def shapes_of(
         learns: Whether the first sample shows what the inputs are, so that others are refused.
 
     Raises:
-        ModelLoadError: The model can't be padded, or takes none of the batch sizes, as configured.
+        ModelLoadError: The model cannot be padded, or takes none of the batch sizes, as configured.
     """
     shapes = Shapes(_inputs(eager, section, declared, samples if learns else ()))
     shapes.varies = shapes.inputs is None and _varies([sample.inputs for sample in samples])
@@ -141,7 +141,7 @@ def _probe(eager: Any, section: OpenVINOSection, inputs: DeclaredInputs) -> tupl
     axes, unsafe = probe.probe_dims(eager, inputs, least)
     for name, reason in unsafe.items():
         raise ModelLoadError(
-            f"{name} can't be padded to the lengths in handler.openvino.batching.dims: {reason}. Declare the input "
+            f"{name} cannot be padded to the lengths in handler.openvino.batching.dims: {reason}. Declare the input "
             "that masks the padding (mask: true), or set batching.mode to exact or dynamic."
         )
     return facts, axes

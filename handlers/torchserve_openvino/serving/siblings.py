@@ -73,7 +73,7 @@ class Board:
         self._failed = False
 
     def post(self, facts: dict[str, Any]) -> None:
-        """Replaces what this worker said before; a folder that can't be written to is told once."""
+        """Replaces what this worker said before; a folder that cannot be written to is told once."""
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self._folder, delete=False, encoding="utf-8") as file:
@@ -96,7 +96,7 @@ class Board:
                     raise ValueError("it is too large")
                 facts = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
-                logger.warning("The report of worker %s can't be read: %s", path.stem, error)
+                logger.warning("The report of worker %s cannot be read: %s", path.stem, error)
                 continue
             if isinstance(facts, dict):
                 found.append({"pid": int(path.stem), **facts})

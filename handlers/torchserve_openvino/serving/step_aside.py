@@ -99,7 +99,7 @@ def why_not(model: Callable[..., Any], inputs: Inputs) -> str:
         return str(reason)
     except Exception as error:
         # It ran before, in verification: what it does not take is being watched operator by operator.
-        return f"eager PyTorch can't be watched in it: {type(error).__name__}: {error}"
+        return f"eager PyTorch cannot be watched in it: {type(error).__name__}: {error}"
     return "the model keeps state between calls" if _state(model) != before else ""
 
 

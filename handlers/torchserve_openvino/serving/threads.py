@@ -36,7 +36,7 @@ def usable_cores(cgroup_root: Path = CGROUP_ROOT, cgroup_membership: Path = CGRO
         cgroup_membership: Names this process's cgroups, as ``/proc/self/cgroup`` does.
 
     Returns:
-        Whole cores; of a quota of 2.5 cores, 2. Files that are absent or can't be read set no limit.
+        Whole cores; of a quota of 2.5 cores, 2. Files that are absent or cannot be read set no limit.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity is not None else (os.cpu_count() or 1)

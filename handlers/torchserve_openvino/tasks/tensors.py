@@ -95,7 +95,7 @@ def _from_npy(raw: bytes) -> torch.Tensor:
         _check_claimed_size(raw)
         array = np.load(io.BytesIO(raw), allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
-        raise InvalidInputError(f"the .npy body can't be read: {error}") from error
+        raise InvalidInputError(f"the .npy body cannot be read: {error}") from error
     return _tensor_of(array, "the .npy body")
 
 
@@ -103,7 +103,7 @@ def _check_claimed_size(raw: bytes) -> None:
     """Compares what the header claims with what came: numpy.load would allocate the claimed size first.
 
     Raises:
-        ValueError: The header can't be read, or claims more than there is.
+        ValueError: The header cannot be read, or claims more than there is.
     """
     stream = io.BytesIO(raw)
     version = np.lib.format.read_magic(stream)
@@ -176,7 +176,7 @@ def _from_lists(value: Any, dtype: Any, what: str) -> torch.Tensor:
     if dtype is not None:
         wanted = getattr(torch, str(dtype).removeprefix("torch."), None)
         if not isinstance(wanted, torch.dtype):
-            raise InvalidInputError(f"dtype {dtype!r} is no type of torch; float32 or int64, for instance")
+            raise InvalidInputError(f"dtype {dtype!r} is not a torch dtype; use float32 or int64, for instance")
     try:
         array = np.asarray(value)
     except ValueError as error:

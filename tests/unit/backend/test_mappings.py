@@ -348,7 +348,7 @@ def test_an_extension_library(tmp_path: Path) -> None:
 def test_what_is_no_extension_library(tmp_path: Path) -> None:
     (tmp_path / "other.so").write_bytes(b"no library")
     tov.load_mappings(tmp_path / "other.so")
-    with pytest.raises(OpMappingError, match=r"other\.so is no extension library of OpenVINO"):
+    with pytest.raises(OpMappingError, match=r"other\.so is not an extension library of OpenVINO"):
         tov.compile(nn.ReLU())
 
 

@@ -70,7 +70,7 @@ def test_always_the_same_bytes(store, tar, target, tmp_path):
 
 def test_chosen_keys(store, tar, target, tmp_path):
     moved = export(store, tmp_path / "one.tar", [key(1), key(9)])
-    assert moved.entries == 1 and [problem.reason for problem in moved.problems] == ["there is no such entry"]
+    assert moved.entries == 1 and [problem.reason for problem in moved.problems] == ["no such entry"]
     import_(target, tmp_path / "one.tar")
     assert list(entries(target)) == [key(1)]
     assert_nothing_strange(target)

@@ -65,9 +65,9 @@ TAMPERED: dict[str, tuple[Callable, str]] = {
     "fields": (lambda r: r.update(fields=[1]), "no JSON objects"),
     "fields gone": (lambda r: r.pop("fields"), "has the keys"),
     "body": (lambda r: r.update(body=None), "no JSON objects"),
-    "created": (lambda r: r.update(created=5), "created is no text"),
+    "created": (lambda r: r.update(created=5), "created is not text"),
     "one more": (lambda r: r.update(extra=1), "has the keys"),
-    "files": (lambda r: r.update(files=[]), "files is no JSON object"),
+    "files": (lambda r: r.update(files=[]), "files is not a JSON object"),
     "upward": (lambda r: r["files"].update({"../../x": {"digest": key(1), "bytes": 1}}), "name of a file"),
     "absolute": (lambda r: r["files"].update({"/etc/passwd": {"digest": key(1), "bytes": 1}}), "name of a file"),
     "digest": (lambda r: r["files"]["model.bin"].update(digest="../../../etc/passwd"), "has no digest"),
@@ -133,7 +133,7 @@ def test_deep_json_is_damage_and_no_crash(store):
     put(store)
     rest = b'{"body":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
     manifest(store).write_bytes(b'{"checksum":"' + blake3(rest).hexdigest().encode() + b'",' + rest[1:])
-    assert_lost(store, "the manifest is no JSON")
+    assert_lost(store, "the manifest is not valid JSON")
 
 
 def test_a_huge_manifest_is_not_read(store):
@@ -281,7 +281,7 @@ def test_a_read_only_store_hides_what_is_damaged(store, caplog):
         reader.get("partition", key(1)).read("model.bin")
     assert reader.get("partition", key(1)) is None and reader.get("partition", key(1)) is None
     assert reader.events.damaged == 1 and manifest(store).exists()
-    assert "stays, since the folder can't be written" in caplog.text
+    assert "stays, since the folder cannot be written" in caplog.text
 
 
 def test_verify_names_damaged_orphans(store):

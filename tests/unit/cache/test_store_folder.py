@@ -78,7 +78,7 @@ def test_roots_own_folder_serves_another_user_who_can_read_it():
 
 def test_not_a_folder(root):
     root.write_text("file")
-    with pytest.raises(CacheDirectoryError, match="is no folder"):
+    with pytest.raises(CacheDirectoryError, match="is not a folder"):
         Store(root)
     with pytest.raises(CacheDirectoryError, match="a part of its path is a file"):
         Store(root / "below")
@@ -168,7 +168,7 @@ def test_a_folder_that_cannot_be_written(store, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
     again = Store(store.root)
     assert not again.writable and content(again.get("partition", key(1))) == FILES
-    assert_nothing_is_stored(again, "can't be written", 2)
+    assert_nothing_is_stored(again, "cannot be written", 2)
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ def test_a_read_only_file_system(mounted):
     subprocess.run(["mount", "-o", "remount,ro", mounted], check=True)
     store = Store(mounted)
     assert not store.writable and content(store.get("partition", key(1))) == FILES
-    assert_nothing_is_stored(store, "can't be written", 2)
+    assert_nothing_is_stored(store, "cannot be written", 2)
 
 
 def test_a_file_system_that_becomes_read_only(mounted, caplog):

@@ -105,7 +105,7 @@ def test_what_is_no_yaml(run, write, text):
 def test_a_file_that_is_not_there(run, tmp_path):
     result = run("check", tmp_path / "absent.yaml")
     assert result.exit_code == 1
-    assert "can't be read" in result.stderr
+    assert "cannot be read" in result.stderr
 
 
 def test_colours_on_a_terminal_only(write):

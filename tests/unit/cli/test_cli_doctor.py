@@ -73,8 +73,8 @@ def test_a_fallback_exits_with_2_and_stdout_is_json_alone(ill: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere.py"], "there is no file"),
-        (["{well}", "--input", "a,b"], "is no input"),
+        (["nowhere.py"], "file not found"),
+        (["{well}", "--input", "a,b"], "is not an input"),
         (["{well}", "--input", "2,5"], "fails in eager PyTorch"),
         (["{well}", "--write"], "--write needs --bisect"),
         (["{well}", "--write-mapping", "{well}"], "exists"),

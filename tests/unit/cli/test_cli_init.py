@@ -84,4 +84,4 @@ def test_a_misspelt_name_gets_the_nearest(tmp_path: Path, arguments: list[str], 
 
 def test_a_sample_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("no json")
-    assert "the sample is no request of tensors" in run(tmp_path, "--sample", tmp_path / "x.json", code=1)
+    assert "the sample is not a request of tensors" in run(tmp_path, "--sample", tmp_path / "x.json", code=1)

@@ -124,7 +124,7 @@ def test_a_report_of_another_version(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "is no JSON file"), ("{}", "holds no compile report"), ("3", "holds no compile report")]
+    ("text", "message"), [("{", "is not a JSON file"), ("{}", "holds no compile report"), ("3", "holds no compile report")]
 )
 def test_a_file_without_a_report(run, tmp_path, text, message):
     path = tmp_path / "report.json"
@@ -132,7 +132,7 @@ def test_a_file_without_a_report(run, tmp_path, text, message):
     result = run(path)
     assert (result.exit_code, result.stdout) == (1, "")
     assert message in result.stderr
-    assert "can't be read" in run(tmp_path / "absent.json").stderr
+    assert "cannot be read" in run(tmp_path / "absent.json").stderr
 
 
 def test_a_server_that_is_down(run, server):

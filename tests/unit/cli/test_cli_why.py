@@ -68,7 +68,7 @@ def test_a_worker_that_is_late_is_told_so(logs) -> None:
 
 @pytest.mark.parametrize("lines", [[], [AT.format(1, "net_1.0", "Listening")]])
 def test_nothing_is_made_up(logs, lines) -> None:
-    assert "names no cause" in why(logs(*lines), json_too=False)["text"]
+    assert "contains no cause" in why(logs(*lines), json_too=False)["text"]
 
 
 def test_a_folder_that_is_none_is_said(tmp_path: Path) -> None:

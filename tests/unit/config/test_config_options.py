@@ -94,7 +94,7 @@ def test_what_is_no_folder(value, tmp_path):
         resolve_options({"cache_dir": value}, env={})
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         resolve_options({"cache_dir": str(file)}, env={})
 
 

@@ -111,7 +111,7 @@ def test_openvinos_own_constants():
     ],
 )
 def test_an_unknown_property_is_refused(device, name, suggestion):
-    with pytest.raises(ConfigError, match="is no OpenVINO property") as caught:
+    with pytest.raises(ConfigError, match="is not an OpenVINO property") as caught:
         resolve({name: 1}, device=device)
     assert (caught.value.key, caught.value.suggestion) == (f"config.{name}", suggestion)
 

@@ -36,15 +36,15 @@ def test_many_aliases_are_walked_once():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [1\nb: 2\n", r"f.yaml:\d+: is no valid YAML"),
-        ("a: 1\n\tb: 2\n", r"f.yaml:\d+: is no valid YAML"),
+        ("a: [1\nb: 2\n", r"f.yaml:\d+: is not valid YAML"),
+        ("a: 1\n\tb: 2\n", r"f.yaml:\d+: is not valid YAML"),
         ("- 1\n", "must hold a mapping"),
         ("text", "must hold a mapping"),
         ("a: &x {b: *x}\n", "contains itself"),
         ("[a]: 1\n", "not a plain name"),
-        ("a: 1\n---\nb: 2\n", "is no valid YAML"),
-        ("a: !!python/object:os.system x\n", "is no valid YAML"),
-        ("a: \x07\n", "is no valid YAML"),
+        ("a: 1\n---\nb: 2\n", "is not valid YAML"),
+        ("a: !!python/object:os.system x\n", "is not valid YAML"),
+        ("a: \x07\n", "is not valid YAML"),
     ],
 )
 def test_what_is_no_configuration(text, message):
@@ -58,11 +58,11 @@ def test_nothing_is_an_empty_mapping(text):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(ConfigError, match="can't be read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         read_yaml(tmp_path / "absent.yaml")
-    with pytest.raises(ConfigError, match="can't be read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         read_yaml(tmp_path)
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00\xd8")
-    with pytest.raises(ConfigError, match="can't be read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         read_yaml(binary)

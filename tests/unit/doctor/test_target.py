@@ -48,7 +48,7 @@ def test_a_factory_is_found_by_its_usual_name_or_named(tmp_path: Path) -> None:
         ("x = 1", "make_model"),
         ("def model():\n    return 3", "returns int"),
         ("def model():\n    raise OSError('no weights')", "no weights"),
-        ("import no_such_module_at_all", "can't be imported"),
+        ("import no_such_module_at_all", "cannot be imported"),
     ],
 )
 def test_a_file_without_a_model_says_what_is_missing(tmp_path: Path, text: str, message: str) -> None:
@@ -106,7 +106,7 @@ def test_weights_alone_and_torchscript_are_refused(tmp_path: Path) -> None:
     torch.jit.script(torch.nn.ReLU()).save(str(tmp_path / "s.pt"))
     with pytest.raises(ModelLoadError, match="TorchScript"):
         load_target(TargetSpec(str(tmp_path / "s.pt")))
-    with pytest.raises(ModelLoadError, match="there is no file"):
+    with pytest.raises(ModelLoadError, match="file not found"):
         load_target(TargetSpec(str(tmp_path / "none.mar")))
 
 

@@ -57,7 +57,7 @@ def test_a_good_archive_shows_its_settings(made) -> None:
             "names 'a.npy': it is not in the archive",
         ),
         ({"model": NETWORK + "class Other:\n    pass\n"}, "must define exactly one class of its own, the model"),
-        ({"model": "def broken(:\n"}, "the model file model.py is no Python"),
+        ({"model": "def broken(:\n"}, "the model file model.py is not valid Python"),
         ({"handler": MINE + "class Other:\n    pass\n"}, "found Mine, Other"),
     ],
 )

@@ -223,7 +223,7 @@ def test_names_that_lead_outside_are_refused(tmp_path: Path, name: str) -> None:
 def test_what_is_no_archive_is_told(tmp_path: Path) -> None:
     (tmp_path / "no.mar").write_text("not a zip")
     result = package("--check", tmp_path / "no.mar")
-    assert result.exit_code == 1 and "can't be read as a .mar" in result.stderr
+    assert result.exit_code == 1 and "cannot be read as a .mar" in result.stderr
 
 
 def test_the_bundled_wheel_is_the_package(tmp_path: Path) -> None:

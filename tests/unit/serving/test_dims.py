@@ -140,7 +140,7 @@ def test_dynamic_takes_every_length_without_compiling(archive) -> None:
 
 
 def test_padding_that_would_change_an_answer_is_refused_at_load(archive) -> None:
-    with pytest.raises(ModelLoadError, match=r"sequence can't be padded.*changes when sequence is padded.*mask: true"):
+    with pytest.raises(ModelLoadError, match=r"sequence cannot be padded.*changes when sequence is padded.*mask: true"):
         started(archive, settings(inputs=(IDS,)))
 
 

@@ -157,4 +157,4 @@ def test_a_decision_that_nobody_could_follow_is_not_taken(archive, has_bf16, mon
     monkeypatch.setattr(precision.Decisions, "save", lambda self, facts: False)
     made = archive({"handler": {"openvino": {"warmup": WARMUP, "precision": "auto"}}}, weights=save_weights)
     choice = served(made)[0]["config"]["precision_choice"]
-    assert choice["chosen"] == "f32" and "can't be kept" in choice["why"]
+    assert choice["chosen"] == "f32" and "cannot be kept" in choice["why"]
