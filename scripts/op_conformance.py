@@ -7,6 +7,7 @@ says that something got worse, or was wrong. A full run takes about 12 minutes o
     python scripts/op_conformance.py
     python scripts/op_conformance.py --ops add,nn.functional.softplus --dtypes float32,int64 --samples 20
     python scripts/op_conformance.py --extremes
+    python scripts/op_conformance.py --followed
     python scripts/op_conformance.py --modes static,dynamic,openvino_ts,export
     python scripts/op_conformance.py --core-only
     python scripts/op_conformance.py --write
@@ -45,6 +46,9 @@ def main(
         bool,
         typer.Option("--extremes", help="Very large and small numbers among the samples; says only what is wrong."),
     ] = False,
+    followed: Annotated[
+        bool, typer.Option("--followed", help="Numbers behind each operator's outputs; says only what is wrong.")
+    ] = False,
     modes: Annotated[str, typer.Option(help="static, dynamic, openvino_ts, export; or several.")] = "static",
     core_only: Annotated[bool, typer.Option("--core-only", help="The core ATen overloads alone.")] = False,
     write: Annotated[bool, typer.Option("--write", help="Renew the checked-in tables instead of comparing.")] = False,
@@ -61,14 +65,16 @@ def main(
     chosen = [name for name in dtypes.split(",") if name]
     if unknown := [name for name in chosen if name not in cases.DTYPES]:
         raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(cases.DTYPES)}", param_hint="--dtypes")
-    if extremes and (write or core_only):
-        raise typer.BadParameter("--extremes has no table, and goes with op_db alone")
+    if (extremes or followed) and (write or core_only):
+        raise typer.BadParameter("--extremes and --followed have no table, and go with op_db alone")
     ways = [mode for mode in modes.split(",") if mode]
     if unknown := [mode for mode in ways if mode not in MODES]:
         raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(MODES)}", param_hint="--modes")
     names = wanted or sorted(cases.op_infos())
-    found = {} if core_only else {mode: _run_op_db(names, chosen, samples, jobs, extremes, mode) for mode in ways}
-    if extremes:
+    found = (
+        {} if core_only else {mode: _run_op_db(names, chosen, samples, jobs, extremes, mode, followed) for mode in ways}
+    )
+    if extremes or followed:
         for op_db in found.values():
             _print(op_db)
         failed = (_failed(entry) for op_db in found.values() for es in op_db.values() for entry in es.values())
@@ -77,9 +83,11 @@ def main(
     raise typer.Exit(_conclude(found, overloads, write, as_json))
 
 
-def _run_op_db(names: list[str], dtypes: list[str], samples: int, jobs: int, extremes: bool, mode: str) -> table.Table:
+def _run_op_db(
+    names: list[str], dtypes: list[str], samples: int, jobs: int, extremes: bool, mode: str, followed: bool
+) -> table.Table:
     asked = [
-        tasks.op_task(name, dtype, samples, extremes, mode)
+        tasks.op_task(name, dtype, samples, extremes, mode, followed)
         for name in names
         for dtype in dtypes
         if dtype in cases.supported(name) and not (extremes and name in cases.NO_EXTREMES)

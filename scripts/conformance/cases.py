@@ -141,14 +141,14 @@ def spread(items: list[Any], count: int) -> list[Any]:
 
 
 # Operators whose indices may name any of several equal values, and where each takes its dimension.
-_TIES = {"topk": 2, "sort": 1, "argsort": 1, "kthvalue": 2, "median": 1}
+TIES = {"topk": 2, "sort": 1, "argsort": 1, "kthvalue": 2, "median": 1}
 
 
 def settled(name: str, call: Call, answer: Any) -> Any:
     """An answer without what torch leaves open: which of several equal values an index names."""
-    if name not in _TIES or (name == "median" and isinstance(answer, torch.Tensor)):
+    if name not in TIES or (name == "median" and isinstance(answer, torch.Tensor)):
         return answer
-    source, place = call.args[0], _TIES[name]
+    source, place = call.args[0], TIES[name]
     given = call.args[place] if len(call.args) > place else -1
     dim = call.kwargs.get("dim", -1 if isinstance(given, bool) else given)
     indices = answer if name == "argsort" else answer[1]

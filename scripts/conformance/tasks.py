@@ -6,13 +6,26 @@ from typing import Any
 import torch
 
 from conformance import cases, core
+from conformance.followed import followed
 from conformance.outcome import Outcome
 from conformance.run_case import run_calls
 
 
-def op_task(name: str, dtype: str, samples: int, extremes: bool = False, mode: str = "static") -> dict[str, Any]:
-    """An operator of op_db in one dtype and mode, perhaps with extreme values among those of torch's samples."""
-    return {"kind": "op", "name": name, "dtype": dtype, "samples": samples, "extremes": extremes, "mode": mode}
+def op_task(
+    name: str, dtype: str, samples: int, extremes: bool = False, mode: str = "static", followed: bool = False
+) -> dict[str, Any]:
+    """An operator of op_db in one dtype and mode.
+
+    Args:
+        name: op_db's.
+        dtype: One of `cases.DTYPES`.
+        samples: How many at most.
+        extremes: Whether extreme values are among those of torch's samples.
+        mode: One of `run_case.MODES`.
+        followed: Whether numbers follow the operator; see `followed.py`.
+    """
+    return {"kind": "op", "name": name, "dtype": dtype, "samples": samples, "extremes": extremes, "mode": mode,
+            "followed": followed}  # fmt: skip
 
 
 def core_task(name: str, recorded: str) -> dict[str, Any]:
@@ -28,7 +41,11 @@ def run(task: dict[str, Any]) -> Outcome:
     calls = cases.calls_of(name, task["dtype"], task["samples"], task["extremes"])
     base = name.split(".")[0] if name.split(".")[0] in cases.UNINITIALISED else name
     settle = functools.partial(cases.settled, name)
-    return run_calls(cases.function_of(name), calls, base not in cases.UNINITIALISED, settle, task["mode"])
+    function = cases.function_of(name)
+    # An index that names one of several equal values is compared by the value, which numbers would move.
+    if task["followed"] and name not in cases.TIES:
+        function = followed(function)
+    return run_calls(function, calls, base not in cases.UNINITIALISED, settle, task["mode"])
 
 
 @functools.lru_cache(maxsize=1)

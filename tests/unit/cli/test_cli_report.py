@@ -124,7 +124,8 @@ def test_a_report_of_another_version(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "is not a JSON file"), ("{}", "holds no compile report"), ("3", "holds no compile report")]
+    ("text", "message"),
+    [("{", "is not a JSON file"), ("{}", "holds no compile report"), ("3", "holds no compile report")],
 )
 def test_a_file_without_a_report(run, tmp_path, text, message):
     path = tmp_path / "report.json"
