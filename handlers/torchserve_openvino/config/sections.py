@@ -110,7 +110,7 @@ class VerifySection(Section):
     report, log and a metric say that it is not verified."""
     max_abs: Positive | None = None
     """Largest absolute difference. Unset: 1e-3 (f32), 2e-2 (f16) or 6e-2 (bf16) of the output's largest value, but at
-    least of 0.01."""
+    least of 0.01; in f32, integers and booleans are equal, up to one in 1,000."""
     min_cosine: Share | None = None
     """Least cosine similarity with eager's output, for each output."""
     min_top1: Share | None = None

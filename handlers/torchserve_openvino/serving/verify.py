@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torchserve_openvino.backend.compare import largest_allowed, output_tensors, relative_tolerance, widened
+from torchserve_openvino.backend.compare import output_tensors, relative_tolerance, too_far, widened
 from torchserve_openvino.config.sections import VerifySection
 from torchserve_openvino.serving.rounding import is_rounding
 from torchserve_openvino.serving.value_sets import ValueSet
@@ -173,12 +173,11 @@ def _difference(
     figures = _figures(widened(a), widened(b))
     for name, value in figures.items():
         worst[name] = _worst(name, [worst.get(name), value])
-    limit = section.max_abs if section.max_abs is not None else largest_allowed(b, precision)
     found = []
     if not torch.equal(a.isnan(), b.isnan()):
         found.append("is NaN at other places")
-    if figures["max_abs"] > limit:
-        found.append(f"differs by {figures['max_abs']:.3g}, more than {limit:.3g}")
+    if far := too_far(a, b, precision, section.max_abs):
+        found.append(far)
     if section.min_cosine is not None and figures["cosine"] < section.min_cosine:
         found.append(f"has cosine {figures['cosine']:.6f}, less than min_cosine {section.min_cosine:g}")
     top1 = figures["top1_agreement"]
