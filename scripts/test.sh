@@ -34,9 +34,9 @@ export QUICKSTART_VENV=$VENV
 
 lint() { "$PY" -m ruff check . && "$PY" -m ruff format --check .; }
 : >"$LOG"
-step "ruff" "$LOG" lint || { cat "$LOG" >&2; die "ruff is not content."; }
+step "ruff" "$LOG" lint || { cat "$LOG" >&2; die "ruff failed."; }
 : >"$LOG"
-step "mypy" "$LOG" "$PY" -m mypy || { cat "$LOG" >&2; die "mypy is not content."; }
+step "mypy" "$LOG" "$PY" -m mypy || { cat "$LOG" >&2; die "mypy failed."; }
 
 # With a path among the arguments that alone runs.
 for argument in "$@"; do
