@@ -74,7 +74,7 @@ class VerificationError(TorchServeOpenVINOError, RuntimeError):
 
 
 class IntegerRangeError(TorchServeOpenVINOError, RuntimeError):
-    """A value with which OpenVINO differs from PyTorch: an integer above 32 bits, an index out of range, NaN."""
+    """An integer that OpenVINO would not compute with as PyTorch does: above 32 bits, or an index out of range."""
 
 
 class WeightsReleasedError(TorchServeOpenVINOError, RuntimeError):

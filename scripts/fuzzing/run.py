@@ -34,7 +34,7 @@ class Result:
 
     Attributes:
         outcome: ``ok``; ``failed``; ``torch`` where torch's own tracing, without OpenVINO, does the same; ``nan`` where
-            eager's values become NaN on the way, which OpenVINO does not propagate everywhere (docs/limits.md);
+            eager's values become NaN on the way, which OpenVINO does not hand on everywhere (README: known and left);
             ``discarded`` where eager refuses the program.
         kind: Of the failure.
         detail: What differs.

@@ -19,7 +19,6 @@ from torchserve_openvino.backend.index_range import index_bounds
 from torchserve_openvino.backend.int_range import Limits, input_limits
 from torchserve_openvino.backend.kernel_users import keep_kernels_apart
 from torchserve_openvino.backend.mapped_ops import Mapped, replace_mapped
-from torchserve_openvino.backend.nan_inputs import inputs_without_nan
 from torchserve_openvino.backend.packing import keep_orientations_apart
 from torchserve_openvino.backend.partition import Part
 from torchserve_openvino.backend.rewrite import rewrite
@@ -83,7 +82,7 @@ def _convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappin
     try:
         runtime = tuple(i for i in range(len(part.arguments)) if i not in constants)
         inputs = tuple(spec_of(value_of(part.arguments[i])) for i in runtime)
-        limits, whole = _limits(part, constants), inputs_without_nan(part.graph)
+        limits = _limits(part, constants)
         frozen, order, weights, checks = _freeze(part.graph, constants, limits)
         nodes = part.output_nodes()
         outputs = tuple(spec_of(value_of(nodes[order.index(i)])) for i in range(max(order) + 1))
@@ -125,7 +124,6 @@ def _convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappin
                 None if spec.is_scalar_int else limits.values.get(placeholders[i].name)
                 for i, spec in zip(runtime, inputs, strict=True)
             ),
-            without_nan=frozenset(at for at, i in enumerate(runtime) if placeholders[i].name in whole),
             order=order,
             size_limit=limits.size,
             checks=checks,

@@ -6,7 +6,6 @@ write to it, the answer is copied out of OpenVINO's own memory instead.
 """
 
 import logging
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -103,20 +102,6 @@ def _check_integers(tensor: torch.Tensor, bounds: Bounds, position: int) -> None
         )
 
 
-def _check_numbers(tensor: torch.Tensor, position: int) -> None:
-    """Looks for NaN in a float input of a call.
-
-    Raises:
-        IntegerRangeError: It holds one.
-    """
-    # One pass over memory; infinities, of masks for example, and sums that overflow are looked at once more.
-    if not math.isfinite(tensor.sum()) and bool(tensor.isnan().any()):
-        raise IntegerRangeError(
-            f"float input {position} holds NaN, which OpenVINO does not propagate through every operator (relu, clamp, "
-            "maximum, softmax and others)"
-        )
-
-
 def _check_values(answers: torch.Tensor, sentences: Sequence[str]) -> None:
     """Reads what the graph itself says of the call's values (`checks.py`).
 
@@ -148,7 +133,6 @@ class CompiledPartition:
         self._size_limit = interface.size_limit
         self._order = None if interface.order == tuple(range(len(interface.outputs))) else interface.order
         self._bounds = interface.int_bounds
-        self._without_nan = interface.without_nan
         self._memory = memory
         self._infer = _infer_elsewhere if _loses_errors(compiled) else _infer
         # Where the shape is known OpenVINO writes straight into torch memory; elsewhere its answer is copied.
@@ -188,8 +172,6 @@ class CompiledPartition:
                 tensor = _contiguous(args[source], spec)
                 if (bounds := self._bounds[position]) is not None:
                     _check_integers(tensor, bounds, position)
-                if position in self._without_nan:
-                    _check_numbers(tensor, position)
                 if sizes is not None and spec.symbols:
                     sizes.learn(spec, tensor)
                 tensors.append(tensor)

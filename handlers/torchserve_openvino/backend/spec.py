@@ -147,7 +147,6 @@ class Interface:
         arguments: How many arguments there are, the constant ones included.
         constant_bytes: Size of the constants.
         int_bounds: For each runtime argument the least and largest integer that it may hold; None where any will do.
-        without_nan: Positions in ``inputs`` of floats that must hold no NaN.
         order: For each output of the partition, its position in ``outputs``: one tensor may have two names.
         size_limit: The largest symbolic size for which its integers are exact.
         checks: What one more output at the end says of the call's values, a sentence for each of its elements: 0 where
@@ -160,7 +159,6 @@ class Interface:
     arguments: int
     constant_bytes: int
     int_bounds: tuple[Bounds | None, ...]
-    without_nan: frozenset[int]
     order: tuple[int, ...]
     size_limit: int
     checks: tuple[str, ...]
@@ -174,7 +172,6 @@ class Interface:
             "arguments": self.arguments,
             "constant_bytes": self.constant_bytes,
             "int_bounds": [None if bounds is None else list(bounds) for bounds in self.int_bounds],
-            "without_nan": sorted(self.without_nan),
             "order": list(self.order),
             "size_limit": self.size_limit,
             "checks": list(self.checks),
@@ -194,7 +191,6 @@ class Interface:
             arguments=plain["arguments"],
             constant_bytes=plain["constant_bytes"],
             int_bounds=tuple(None if bounds is None else Bounds(*bounds) for bounds in plain["int_bounds"]),
-            without_nan=frozenset(plain["without_nan"]),
             order=tuple(plain["order"]),
             size_limit=plain["size_limit"],
             checks=tuple(plain["checks"]),
