@@ -33,12 +33,10 @@ _CACHE_FOLDER = "torchserve-openvino"
 class BackendOptions:
     """Options of the backend in canonical form; `resolve_options` makes them from what a user wrote, and checks them.
 
-    No pydantic here: its import would be a tenth of a warm start.
+    No pydantic here: its import would be a tenth of a warm start. Its settings are for `config.reference`.
     """
 
-    # For `config.reference`, which makes a schema of this class.
     __pydantic_config__: ClassVar[dict[str, bool]] = {"use_attribute_docstrings": True}
-
     device: str = "CPU"
     """`CPU`, `GPU`, `GPU.0`, `NPU`, `AUTO:GPU,CPU`, `HETERO:GPU,CPU`, `MULTI:GPU,CPU`. Environment:
     `OPENVINO_TORCH_BACKEND_DEVICE`."""

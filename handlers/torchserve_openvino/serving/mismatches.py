@@ -85,7 +85,7 @@ class MismatchFolder:
             content = safetensors.torch.save(tensors)
             if reason := self._full(len(content)):
                 return reason
-            plain = {"format": _FORMAT, "call": call, "answers": len(answer), "expected": len(expected), **facts}
+            plain = {**facts, "format": _FORMAT, "call": call, "answers": len(answer), "expected": len(expected)}
             _write(self._folder / f"{digest}.safetensors", content)
             _write(self._folder / f"{digest}.json", json.dumps(plain, indent=2).encode())
         except (OSError, TypeError, ValueError, KeyError) as error:

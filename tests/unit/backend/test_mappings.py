@@ -355,7 +355,7 @@ def test_what_is_no_extension_library(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("absent.py", None, "no file"),
+        ("absent.py", None, "file not found"),
         ("broken.py", "import nothing_of_this_name", "ModuleNotFoundError"),
         ("empty.py", "x = 1", "registers nothing"),
         ("ops.txt", "", "neither Python"),

@@ -101,7 +101,7 @@ def test_an_exported_program_brings_its_own_inputs(tmp_path: Path) -> None:
 
 def test_weights_alone_and_torchscript_are_refused(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(1)}, tmp_path / "w.pt")
-    with pytest.raises(ModelLoadError, match="no model with its code"):
+    with pytest.raises(ModelLoadError, match="not a model with its code"):
         load_target(TargetSpec(str(tmp_path / "w.pt")))
     torch.jit.script(torch.nn.ReLU()).save(str(tmp_path / "s.pt"))
     with pytest.raises(ModelLoadError, match="TorchScript"):

@@ -196,9 +196,9 @@ def test_a_model_without_declared_inputs_can_not_be_precompiled(sources: Path, t
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--precompile", "--level", "avx1024"], "no CPU level 'avx1024'"),
+        (["--precompile", "--level", "avx1024"], "unknown CPU level 'avx1024'"),
         (["--level", "avx2"], "--level needs --precompile"),
-        (["--handler", "nothing"], "no handler 'nothing'"),
+        (["--handler", "nothing"], "unknown handler 'nothing'"),
     ],
 )
 def test_wrong_arguments(sources: Path, tmp_path: Path, arguments: list[str], words: str) -> None:

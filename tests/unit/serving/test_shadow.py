@@ -370,7 +370,7 @@ def test_the_folder_has_limits(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(mismatches, "MAX_MISMATCHES", 2)
     one = torch.ones(2)
     call = (({"a": [one, 3, None]}, "text"), {"b": torch.tensor([1 + 2j])})
-    assert [folder.keep(f"d{i}", call, [one], [], {"note": 1}) for i in range(2)] == ["", ""]
+    assert [folder.keep(f"d{i}", call, [one], [], {"note": 1, "format": 9}) for i in range(2)] == ["", ""]
     assert "holds 2" in folder.keep("d2", call, [one], [one], {})
     assert folder.keep("d1", call, [one], [one], {}) == ""
     kept = read_mismatch(tmp_path / "new" / "kept" / "d1.json")
