@@ -27,7 +27,7 @@ TAILS: tuple[Function, ...] = (
 
 
 def followed(function: Function) -> Function:
-    """The operator with numbers behind each of its outputs of numbers; which ones hangs on the output's shape."""
+    """The operator with numbers behind each of its numeric outputs; the output's shape decides which."""
 
     def follow(value: Any) -> Any:
         numbers = isinstance(value, torch.Tensor) and value.layout is torch.strided and value.dtype is not torch.bool

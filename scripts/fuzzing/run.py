@@ -34,7 +34,7 @@ class Result:
 
     Attributes:
         outcome: ``ok``; ``failed``; ``torch`` where torch's own tracing, without OpenVINO, does the same; ``nan`` where
-            eager's values become NaN on the way, which OpenVINO does not hand on everywhere (README: known and left);
+            eager's values become NaN on the way, which OpenVINO does not propagate everywhere (docs/limits.md);
             ``discarded`` where eager refuses the program.
         kind: Of the failure.
         detail: What differs.
@@ -120,7 +120,7 @@ def run(program: Program, strict: bool = False) -> Result:
 
 
 def _becomes_nan(program: Program, step: int) -> bool:
-    """Whether eager computes NaN in one step, of inputs without any."""
+    """Whether an operator of eager PyTorch returns NaN in one step."""
     side = _Side(program, None)
     for letter in program.mode.steps[:step]:
         side.step(letter)
