@@ -11,11 +11,11 @@ grows is not the room for activations. At last eight lengths take turns, and the
 from __future__ import annotations
 
 import ctypes
+import functools
 import multiprocessing
 import random
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torchserve_openvino as tov
 from benchmarks import output
+from benchmarks.harness import seconds
 
 _FEW = range(8, 40, 4)
 _TIMED = 150
@@ -44,12 +45,8 @@ def _megabytes() -> int:
 
 def _milliseconds(call: Callable[[int], object], lengths: Sequence[int]) -> float:
     """The median of a call, its length drawn from these."""
-    seconds = []
-    for length in random.Random(0).choices(lengths, k=_TIMED):
-        start = time.perf_counter()
-        call(length)
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds) * 1e3
+    drawn = random.Random(0).choices(lengths, k=_TIMED)
+    return statistics.median(seconds(functools.partial(call, length)) for length in drawn) * 1e3
 
 
 def measure(capacity: int, calls: int, longest: int, layers: int, width: int) -> tuple[list[int], float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,6 @@ class BenchModel:
 
     def cast(self, dtype: torch.dtype) -> BenchModel:
         """The same model and input with floats in another type; the weights are a copy."""
-        import copy
-
         kwargs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in self.kwargs.items()}
         return BenchModel(self.name, copy.deepcopy(self.module).to(dtype), kwargs)
 
@@ -83,8 +82,6 @@ def raw_openvino(model: BenchModel, config: dict[str, Any]) -> tuple[Callable[[]
     Returns:
         The call, and the `openvino.CompiledModel`.
     """
-    import copy
-
     import openvino as ov
 
     exported = torch.export.export(copy.deepcopy(model.module), (), model.kwargs)

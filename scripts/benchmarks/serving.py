@@ -13,12 +13,10 @@ and a C++ compiler for Inductor. How the TorchServes are configured: scripts/ben
 
 from __future__ import annotations
 
-import signal
 import sys
 import tempfile
 import warnings
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -26,7 +24,7 @@ import typer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import output
-from benchmarks.servers import cycle, photos, plots, tables
+from benchmarks.servers import cycle, exit_on_signals, photos, plots, tables
 from benchmarks.servers.contenders import NAMES, OURS, Options
 
 QUICK_SECONDS, SECONDS = 3.0, 10.0
@@ -50,11 +48,6 @@ def properties(lines: list[str]) -> dict[str, str]:
     if wrong:
         raise typer.BadParameter(f"KEY=VALUE, not {wrong[0]!r}", param_hint="--torchserve-property")
     return {key: value for key, _, value in (line.partition("=") for line in lines)}
-
-
-def stop_by_signal(number: int, _: FrameType | None) -> None:
-    """SIGTERM and SIGHUP as an exception: the servers must be stopped on the way out."""
-    sys.exit(128 + number)
 
 
 # \b keeps the lines of a paragraph as they are.
@@ -106,8 +99,7 @@ def main(
         litserve_batch=litserve_batch,
         litserve_api_servers=litserve_api_servers,
     )
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop_by_signal)
+    exit_on_signals()
     warnings.filterwarnings("ignore")
     raise typer.Exit(run(plan, options, json_path, plot))
 

@@ -15,12 +15,10 @@ With --serve also whole servers: from registering EfficientNet-Lite0 to READY, a
 
 from __future__ import annotations
 
-import signal
 import sys
 import tempfile
 import warnings
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -29,17 +27,13 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import output
+from benchmarks.servers import exit_on_signals
 from benchmarks.startups import models, rounds, serve, serve_tables, tables
 
 QUICK_MODELS = ("efficientnet-lite0",)
 SLOW = ("inductor-cold", "inductor-warm", serve.TWO)
 NAMES = tuple(dict.fromkeys((*rounds.CONTENDERS, *serve.NAMES)))
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-
-def stop_by_signal(number: int, _: FrameType | None) -> None:
-    """SIGTERM and SIGHUP as an exception: the servers must be stopped on the way out."""
-    sys.exit(128 + number)
 
 
 # \b keeps the lines of a paragraph as they are.
@@ -71,8 +65,7 @@ def main(
     asked = ",".join(wanted) if model_names is None else model_names
     names = [] if asked == "none" else output.chosen(asked, models.SOURCES, "--models")
     count = count or (1 if quick else 5)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop_by_signal)
+    exit_on_signals()
     warnings.filterwarnings("ignore")
     raise typer.Exit(run(names, contenders, count, with_servers, json_path))
 

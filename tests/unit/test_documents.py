@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from torch import nn
+from torch import library, nn
 
 import torchserve_openvino as tov
 from documents import ROOT, Block, blocks, pages
@@ -62,9 +62,9 @@ def test_compile() -> None:
 
 
 def test_mapping() -> None:
-    library = torch.library.Library("mylib", "DEF")
-    library.define("scaled_tanh(Tensor x, float scale=1.0) -> Tensor")
-    library.impl("scaled_tanh", lambda x, scale=1.0: x.tanh() * scale, "CompositeExplicitAutograd")
+    operators = library.Library("mylib", "DEF")
+    operators.define("scaled_tanh(Tensor x, float scale=1.0) -> Tensor")
+    operators.impl("scaled_tanh", lambda x, scale=1.0: x.tanh() * scale, "CompositeExplicitAutograd")
     try:
         exec(python("import openvino.opset13 as ops"), {})
         compiled, x = tov.compile(lambda x: torch.ops.mylib.scaled_tanh(x, 3.0)), torch.randn(4)

@@ -61,7 +61,13 @@ def difference(got: Any, expected: Any, precision: str, max_abs: float | None = 
     return ""
 
 
-def too_far(got: torch.Tensor, expected: torch.Tensor, precision: str, max_abs: float | None = None) -> str:
+def too_far(
+    got: torch.Tensor,
+    expected: torch.Tensor,
+    precision: str,
+    max_abs: float | None = None,
+    worst: float | None = None,
+) -> str:
     """What is wrong with the values of one output, as a sentence without its subject; empty where nothing is.
 
     Args:
@@ -69,6 +75,7 @@ def too_far(got: torch.Tensor, expected: torch.Tensor, precision: str, max_abs: 
         expected: Eager PyTorch's, of the same shape and dtype.
         precision: What the device infers with; decides the tolerance.
         max_abs: Largest difference allowed, instead of the precision's.
+        worst: Their largest difference, where the caller knows it.
     """
     if not expected.numel():
         return ""
@@ -78,7 +85,7 @@ def too_far(got: torch.Tensor, expected: torch.Tensor, precision: str, max_abs: 
         kind = str(expected.dtype).removeprefix("torch.")
         return f"differs in {moved} of {expected.numel()} {kind} values, more than {allowed}" if moved > allowed else ""
     limit = largest_allowed(expected, precision) if max_abs is None else max_abs
-    worst = _worst(widened(got), widened(expected))
+    worst = _worst(widened(got), widened(expected)) if worst is None else worst
     return f"differs by {worst:.3g}, more than {limit:.3g}" if worst > limit else ""
 
 

@@ -165,9 +165,9 @@ def _vector_norm(
     if x.is_complex():
         return NotImplemented
     dims = list(dim) if dim and x.dim() else list(range(x.dim()))
+    single = all(isinstance(x.shape[d], int) and x.shape[d] == 1 for d in dims)
     # Eager takes the absolute value of a single one as well, but not of a scalar whose dimension is named.
-    single = all(isinstance(x.shape[d], int) and x.shape[d] == 1 for d in dims) and not (dim and not x.dim())
-    if dim and ord != 0 and not single:
+    if dim and ord != 0 and not (single and x.dim()):
         return NotImplemented
     x = x if dtype is None else x.to(dtype)
     if ord == 0:

@@ -176,7 +176,7 @@ def _difference(
     found = []
     if not torch.equal(a.isnan(), b.isnan()):
         found.append("is NaN at other places")
-    if far := too_far(a, b, precision, section.max_abs):
+    if far := too_far(a, b, precision, section.max_abs, figures["max_abs"]):
         found.append(far)
     if section.min_cosine is not None and figures["cosine"] < section.min_cosine:
         found.append(f"has cosine {figures['cosine']:.6f}, less than min_cosine {section.min_cosine:g}")
