@@ -138,6 +138,9 @@ MUTANTS: dict[str, Mutant] = {
         "OpenVINO computes what stands behind a reduction in its kernel, at other channels",
         (("kernel_users._is_joined_reduction", _does(False)),),
     ),
+    "scalars_reshaped": Mutant(
+        "a matrix product is reshaped to a scalar: the process ends", (("kernel_users._squeeze", _does(None)),)
+    ),
     "copy_unwritten": Mutant(
         "what copy_ writes stays memory that nobody wrote",
         (("convert_ts._WHOLE", _without("aten.copy.default")),),

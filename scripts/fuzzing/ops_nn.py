@@ -32,6 +32,15 @@ def mlp(g: Context) -> Draft:
     return Draft(form.replace("{1}", f"self.{name}({{0}})"), [value], uses=(name,))
 
 
+@op(0.5)
+def scalar_product(g: Context) -> Draft:
+    """A matrix product of one value, as a scalar: OpenVINO ends the process over a reshape to no dimensions."""
+    value = g.take(floating, at_least(1), lambda v: v.tensor.numel() > 0)
+    matrix = g.choice(["{0}.reshape(1, -1) @ {0}.reshape(-1, 1)", "F.linear({0}.reshape(1, -1), {0}.reshape(1, -1))"])
+    form = g.choice(["(M).view(())", "(M).tanh().reshape(())", "(M).T.flatten().reshape([])"])
+    return Draft(form.replace("M", matrix), [value])
+
+
 @op(1.5)
 def parameter(g: Context) -> Draft:
     """Numbers along one dimension, which OpenVINO computes in the kernel of what stands before where it can."""

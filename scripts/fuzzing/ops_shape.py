@@ -37,6 +37,8 @@ def _moving(code: str, condition: object, weight: float = 0.35) -> None:
 
 for _code in _ANY:
     _moving(_code, lambda v: True)
+for _code in ("{0}.reshape(())", "{0}.view([])"):
+    _moving(_code, lambda v: v.tensor.numel() == 1)
 for _code in _AT_LEAST_1:
     _moving(_code, at_least(1))
 for _code in _AT_LEAST_2:

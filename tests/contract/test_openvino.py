@@ -385,3 +385,31 @@ def test_fusing_elementwise_operators_with_a_finished_chain_ends_the_process(dev
 
     assert status() == -signal.SIGSEGV, "OpenVINO has mended it: fused_chains.py can go"
     assert status("DISABLE") == 0
+
+
+TO_SCALAR = """
+import sys
+import numpy as np
+import openvino as ov
+from openvino import opset15 as ops
+
+left, right = ops.parameter([1, 3], np.float32), ops.parameter([3, 1], np.float32)
+product = ops.matmul(left, right, False, False)
+if sys.argv[1] == "reshape":
+    scalar = ops.reshape(product, ops.constant(np.zeros(0, np.int64)), False)
+else:
+    scalar = ops.squeeze(product, ops.constant(np.array([0, 1])))
+ov.Core().compile_model(ov.Model([scalar], [left, right]), "CPU")
+"""
+
+
+def test_reshaping_a_product_to_a_scalar_ends_the_process_and_squeezing_it_does_not() -> None:
+    import signal
+    import subprocess
+    import sys
+
+    def status(how: str) -> int:
+        return subprocess.run([sys.executable, "-c", TO_SCALAR, how], check=False, capture_output=True).returncode
+
+    assert status("reshape") == -signal.SIGSEGV, "OpenVINO has mended it: kernel_users.py need not squeeze"
+    assert status("squeeze") == 0

@@ -14,6 +14,8 @@
   mixes up the numbers for each column: ``relu(x @ y) * scale``.
 - An absolute value of a concatenation is taken of its parts instead, for all users of the concatenation; and in one
   dimension it is left out where OpenVINO believes that nothing is below 0, of weights times a constant for example.
+- A matrix product that is reshaped to a scalar, at once or further on, ends the process while it compiles:
+  ``(x @ w).view(())``, and the gradient of a scalar input. Squeezed to a scalar, it does not.
 
 tests/contract/test_openvino_memory.py and test_openvino.py show each.
 """
@@ -38,9 +40,14 @@ _MOVES = frozenset({"Broadcast", "Convert", "ConvertLike", "Reshape", "Squeeze",
 
 
 def keep_kernels_apart(model: ov.Model) -> None:
-    """Puts an operator behind each result that OpenVINO would join with others; changes the model in place."""
+    """Puts an operator behind each result that OpenVINO would join with others; changes the model in place.
+
+    A reshape to a scalar becomes a squeeze.
+    """
     found: list[ov.Output] = []
     for node in model.get_ordered_ops():
+        if node.get_type_name() == "Reshape" and node.get_output_partial_shape(0) == ov.PartialShape([]):
+            _squeeze(node)
         if _is_joined_reduction(node) or _is_joined_product(node):
             _put_behind(node.output(0), lambda value: ops.maximum(value, value))
         if node.get_type_name() in _PRODUCTS and _is_attention(node):
@@ -54,6 +61,14 @@ def keep_kernels_apart(model: ov.Model) -> None:
         _put_behind(value, _rolled_by_nothing)
     if found:
         model.validate_nodes_and_infer_types()
+
+
+def _squeeze(reshape: ov.Node) -> None:
+    """Puts a squeeze of all dimensions in the place of a reshape to a scalar."""
+    value = reshape.input_value(0)
+    rank = value.get_partial_shape().rank
+    if rank.is_static and rank.get_length():
+        _put_behind(reshape.output(0), lambda _: ops.squeeze(value, ops.constant(np.arange(rank.get_length()))))
 
 
 def _rolled_by_nothing(value: ov.Output) -> ov.Node:

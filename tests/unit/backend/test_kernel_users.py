@@ -255,3 +255,34 @@ def test_the_absolute_value_of_weights(name, backend) -> None:
         for x in (torch.zeros(2), torch.ones(2)):
             torch.testing.assert_close(compiled(x), model(x))
     assert compiled.report.summary.coverage == 1.0
+
+
+SCALARS = {
+    "a layer": lambda x, layer: layer(x).view(()),
+    "an activation": lambda x, layer: layer(x).relu().reshape(()) * 2,
+    "a product of inputs": lambda x, layer: (x @ x.mT).squeeze(),
+    "a batch": lambda x, layer: torch.bmm(x[None], layer.weight.t()[None]).reshape([]) + 1,
+    "turned and flattened": lambda x, layer: layer(x).t().flatten().reshape([]),
+    "a loss": lambda x, layer: F.mse_loss(layer(x).view([]), torch.tensor(1.0)),
+}
+
+
+@pytest.mark.many(3)
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize(("backend", "dynamic"), [("openvino", False), ("openvino", True), ("openvino_ts", False)])
+@pytest.mark.parametrize("name", SCALARS)
+def test_a_product_as_a_scalar(name, backend, dynamic, gradient) -> None:
+    layer = torch.nn.Linear(3, 1)
+
+    def function(x):
+        return SCALARS[name](x, layer)
+
+    compiled = tov.compile(function, backend=backend, dynamic=dynamic, options={"min_partition_us": 0})
+    for _ in range(2):
+        x = torch.randn(1, 3, requires_grad=gradient)
+        with torch.set_grad_enabled(gradient):
+            answer, expected = compiled(x), function(x)
+        torch.testing.assert_close(answer, expected)
+        if gradient:
+            torch.testing.assert_close(*(torch.autograd.grad(value, x)[0] for value in (answer, expected)))
+    assert compiled.report.summary.coverage == 1.0
