@@ -1,7 +1,8 @@
 """What must hold of a call's values so that OpenVINO computes as torch does, looked at inside the graph.
 
 An index beyond the end gives zeros in OpenVINO and an error in torch; an integer made of a float wraps around or
-saturates; a division by the integer 0 gives a number; sorting passes over NaN. Inputs are looked at before an inference
+saturates; a division by the integer 0 gives a number; sorting passes over NaN; a part of a product overflows where
+torch multiplies in another order. Inputs are looked at before an inference
 (`spec.Bounds`). What is computed inside a partition is looked at by operators that are added to it, where the graph
 alone does not show that all is well: they end in one more output, a 1 or a 0 for each question. After a 0 the call runs
 in eager PyTorch, which answers or raises as it always does.
@@ -45,6 +46,7 @@ class Question:
 
 _DIVIDES = packets("div remainder fmod")
 _ORDERS = packets("argmax sort topk")
+_MULTIPLIES = packets("prod")
 # These become OpenVINO's Gather, which answers 0 beyond the end.
 _STAY_INSIDE = packets("embedding index_select")
 _NARROW = frozenset({torch.uint8, torch.int8})
@@ -100,6 +102,37 @@ def _questions(node: Node, ranges: ValueRanges, casts: Mapping[str, Bounds]) -> 
         source = node.all_input_nodes[0]
         if value_of(source).is_floating_point():
             yield Question(lambda graph: add_call(graph, aten.eq.Tensor, source, source), "OpenVINO passes over NaN")
+    elif name in _MULTIPLIES and value_of(node).is_floating_point():
+        yield from _product(node)
+
+
+def _product(node: Node) -> Iterator[Question]:
+    """Whether the order of the factors doesn't matter: a part of a product may overflow, or vanish.
+
+    All factors of at least 1 together are more than any part of the product, all others together are less. With a
+    factor of 0 the product is 0, whatever vanishes.
+    """
+    source, how = node.all_input_nodes[0], node.args[1:]
+    limits, sentence = torch.finfo(value_of(node).dtype), "the order in which factors are multiplied matters"
+
+    def of(graph: Graph, factors: Node) -> Node:
+        return add_call(graph, node.target, factors, *how, **node.kwargs)
+
+    def does_not_overflow(graph: Graph) -> Node:
+        size = add_call(graph, aten.abs.default, source)
+        return add_call(
+            graph, aten.le.Scalar, of(graph, add_call(graph, aten.clamp_min.default, size, 1.0)), limits.max
+        )
+
+    def does_not_vanish(graph: Graph) -> Node:
+        size = add_call(graph, aten.abs.default, source)
+        least = of(graph, add_call(graph, aten.clamp_max.default, size, 1.0))
+        vanished = add_call(graph, aten.lt.Scalar, least, limits.tiny)
+        zero = add_call(graph, aten.eq.Scalar, of(graph, add_call(graph, aten.sign.default, size)), 0.0)
+        return add_call(graph, aten.logical_or.default, zero, add_call(graph, aten.logical_not.default, vanished))
+
+    yield Question(does_not_overflow, sentence)
+    yield Question(does_not_vanish, sentence)
 
 
 def _index(source: Node, dim: int, index: Node, negative: bool, ranges: ValueRanges) -> Iterator[Question]:

@@ -1,5 +1,7 @@
 """Running sums and the k-th of an order; and that no type changes between operators."""
 
+import math
+
 import pytest
 import torch
 
@@ -64,3 +66,28 @@ def test_median_of_nan_is_nan() -> None:
     compiled = tov.compile(lambda x: x.median(1)[0] + 1, options=OPTIONS)
     x = torch.tensor([[1.0, float("nan"), 3.0], [4.0, 5.0, 6.0]])
     torch.testing.assert_close(compiled(x), torch.tensor([float("nan"), 6.0]), equal_nan=True)
+
+
+BIG, SMALL = [1e30, 1e30, 1e-30, 1e-30], [1e-30, 1e-30, 1e30, 1e30]
+PRODUCTS = {
+    "over and back": ([BIG, SMALL, [1.0, 2.0, 3.0, 4.0]], 1),
+    "a zero among large numbers": ([[0.0, *BIG[:2], 1.0], [*BIG[:2], 0.0, 1.0], [1.0, -0.0, 1.0, 1.0]], 1),
+    "not a number": ([[math.nan, 1.0, 2.0, 3.0]] * 3, 0),
+    "infinite": ([[math.inf, -1.0, 2.0, 3.0]] * 3, 1),
+    "vanishing": ([[1e-20] * 4] * 3, 1),
+    "a zero among small numbers": ([[1e-20, 1e-20, 1e-20, 0.0]] * 3, 0),
+    "plain": ([[0.5, -1.5, 2.0, 3.0]] * 3, 0),
+}
+
+
+@pytest.mark.many(2)
+@pytest.mark.parametrize(("backend", "dynamic"), [("openvino", False), ("openvino", True), ("openvino_ts", False)])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_whose_factors_order_matters_runs_in_eager(name, backend, dynamic) -> None:
+    values, calls_in_eager = PRODUCTS[name]
+    for function in (lambda x: x.prod(1), lambda x: x.prod(-1, keepdim=True) + 1, lambda x: x.prod()):
+        compiled = tov.compile(function, backend=backend, dynamic=dynamic, options=OPTIONS)
+        x = torch.tensor(values)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), function(x), equal_nan=True)
+        assert sum(fallback.count for fallback in compiled.report.fallbacks) == calls_in_eager
