@@ -19,7 +19,7 @@ from torchserve_openvino.backend.assemble import assemble
 from torchserve_openvino.backend.build import build, note_built
 from torchserve_openvino.backend.convert import ConversionError, Converted, convert
 from torchserve_openvino.backend.execute import CompiledPartition, GuardedPartition, count_runtime_failure
-from torchserve_openvino.backend.fallback import fallback_for
+from torchserve_openvino.backend.fallback import fallback_for, laid_out
 from torchserve_openvino.backend.partition import LeftOut, Part, Partitioned, partition
 from torchserve_openvino.backend.partition_cache import StoredPartition
 from torchserve_openvino.backend.plain_part import Blueprint
@@ -91,9 +91,11 @@ class GraphBuilder:
         for record in self._record.partitions:
             record.runs_on = "eager"
 
+        eager = laid_out(self._gm)
+
         def run(*args: Any) -> Any:
             settings.tracker.add_fallback("conversion_failed", name, to="eager", reason=reason)
-            return settings.eager_copy.run(functools.partial(self._gm, *args))
+            return settings.eager_copy.run(functools.partial(eager, *args))
 
         return Assembled(run, None)
 

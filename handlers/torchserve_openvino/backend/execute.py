@@ -15,7 +15,7 @@ import openvino as ov
 import torch
 
 from torchserve_openvino.backend.memory import OutputMemory, computed_outputs, poison_array
-from torchserve_openvino.backend.spec import Bounds, Interface, Sizes, ValueSpec, checked_spec
+from torchserve_openvino.backend.spec import Bounds, Interface, Sizes, ValueSpec, checked_spec, layout_of
 from torchserve_openvino.errors import IntegerRangeError, WeightsReleasedError
 from torchserve_openvino.report.tracker import Tracker
 
@@ -71,6 +71,19 @@ def _relayout(tensor: torch.Tensor, layout: tuple[int, ...]) -> torch.Tensor:
     """The same values in eager's memory order."""
     inverse = sorted(range(len(layout)), key=layout.__getitem__)
     return tensor.permute(layout).contiguous().permute(inverse)
+
+
+def as_traced(result: Any, spec: ValueSpec) -> Any:
+    """What eager PyTorch computed, in the memory order of the trace, by which operators after it go.
+
+    An operator of the lowered graph may lay out its result otherwise than the one that it was made of: ``2.0 ** x`` is
+    contiguous, ``exp2(x)`` is laid out like ``x``.
+    """
+    if spec.is_scalar_int or layout_of(result) == spec.layout:
+        return result
+    if spec.layout is not None:
+        return _relayout(result, spec.layout)
+    return result.contiguous()
 
 
 def _check_integers(tensor: torch.Tensor, bounds: Bounds, position: int) -> None:
@@ -189,6 +202,11 @@ class CompiledPartition:
                 results[i] = _relayout(results[i], spec.layout)
         return results if self._order is None else [results[i] for i in self._order]
 
+    def laid_out(self, results: Sequence[Any]) -> list[Any]:
+        """Eager PyTorch's results of the same subgraph as `run` would lay them out."""
+        order = self._order or range(len(results))
+        return [as_traced(result, self._outputs[i]) for result, i in zip(results, order, strict=True)]
+
     def _infer_direct(self, request: Any) -> list[Any]:
         results: list[Any] = []
         for position, spec in enumerate(self._outputs):
@@ -293,4 +311,5 @@ class GuardedPartition:
 
     def _eager(self, args: Sequence[Any]) -> Sequence[Any]:
         results = self._fallback(*args)
-        return results if self._tuple else (results,)
+        results = results if self._tuple else (results,)
+        return self.compiled.laid_out(results) if self.compiled is not None else results

@@ -5,9 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.fx import GraphModule, Node
 
+from torchserve_openvino.backend.execute import as_traced
 from torchserve_openvino.backend.partition import Part
 from torchserve_openvino.backend.settings import BackendSettings
+from torchserve_openvino.backend.spec import ValueSpec, spec_of
+from torchserve_openvino.backend.views import is_view
+from torchserve_openvino.ops.names import value_of
 
 logger = logging.getLogger(__name__)
 
@@ -20,8 +25,32 @@ def fallback_for(part: Part, settings: BackendSettings) -> Callable[..., Any]:
         settings: Where it shall run; its tracker counts a failure of Inductor itself.
     """
     if settings.fallback_to != "inductor":
-        return part.graph.forward
+        return laid_out(part.graph)
     return _InductorThenEager(part, settings)
+
+
+def laid_out(graph: GraphModule) -> Callable[..., Any]:
+    """A graph as a function whose results have the memory order of the trace (`execute.as_traced`)."""
+    (output,) = graph.graph.find_nodes(op="output")
+    nodes, several = output.args[0], isinstance(output.args[0], (list, tuple))
+    specs = [_spec(node) for node in (nodes if several else [nodes])]
+
+    def run(*args: Any) -> Any:
+        found = graph(*args)
+        results = [
+            result if spec is None else as_traced(result, spec)
+            for result, spec in zip(found if several else [found], specs, strict=True)
+        ]
+        return results if several else results[0]
+
+    return run
+
+
+def _spec(node: Any) -> ValueSpec | None:
+    """Of a tensor that a node computes; a view keeps the memory of what it is a view of."""
+    value = value_of(node) if isinstance(node, Node) and node.op == "call_function" and not is_view(node) else None
+    strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return spec_of(value) if strided else None
 
 
 class _InductorThenEager:

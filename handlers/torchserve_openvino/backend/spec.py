@@ -202,14 +202,14 @@ def checked_spec(checks: Sequence[str]) -> tuple[ValueSpec, ...]:
     return (ValueSpec(torch.int32, (len(checks),)),) if checks else ()
 
 
-def _layout(tensor: torch.Tensor) -> tuple[int, ...] | None:
+def layout_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """The order of dimensions in memory where it is not the contiguous one.
 
     Gaps between elements, as in a slice of a value, are not kept; the order is what later operators go by.
     """
     if tensor.dim() < 2:
         return None
-    strides, sizes = (tuple(map(example_of, values)) for values in (tensor.stride(), tensor.shape))
+    strides, sizes = example_strides(tensor)
     several = [i for i, size in enumerate(sizes) if size != 1]
     by_stride = sorted(several, key=lambda i: (-strides[i], i))
     # Elements that share memory, as in an expanded value, have no order.
@@ -220,12 +220,21 @@ def _layout(tensor: torch.Tensor) -> tuple[int, ...] | None:
     return tuple(i if size == 1 else next(places) for i, size in enumerate(sizes))
 
 
-def example_of(value: Any) -> int:
-    """A size or stride as a number; a symbol stands for the example's, but for 2 at least: 1 would hide an order."""
+def example_strides(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Strides and sizes, with numbers for symbols that leave no symbolic size at 1, which would hide an order."""
+    for factor in (1, 2, 4, 8):
+        strides, sizes = (tuple(example_of(v, factor) for v in values) for values in (tensor.stride(), tensor.shape))
+        if all(size > 1 or isinstance(given, int) for size, given in zip(sizes, tensor.shape, strict=True)):
+            break
+    return strides, sizes
+
+
+def example_of(value: Any, factor: int = 1) -> int:
+    """A size or stride as a number; a symbol stands for the example's, or for 2 at least, times ``factor``."""
     if isinstance(value, int):
         return value
-    known = value.node.shape_env.backed_var_to_val
-    return int(value.node.expr.subs({name: max(2, int(known.get(name, 2))) for name in value.node.expr.free_symbols}))
+    known, symbols = value.node.shape_env.backed_var_to_val, value.node.expr.free_symbols
+    return int(value.node.expr.subs({name: factor * max(2, int(known.get(name, 2))) for name in symbols}))
 
 
 def spec_of(value: Any) -> ValueSpec:
@@ -237,7 +246,7 @@ def spec_of(value: Any) -> ValueSpec:
     if isinstance(value, torch.Tensor):
         shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
         symbols = tuple("" if isinstance(size, int) else str(size.node.expr) for size in value.shape)
-        return ValueSpec(value.dtype, shape, layout=_layout(value), symbols=symbols if -1 in shape else ())
+        return ValueSpec(value.dtype, shape, layout=layout_of(value), symbols=symbols if -1 in shape else ())
     if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
         symbols = (str(value.node.expr),) if isinstance(value, torch.SymInt) else ()
         return ValueSpec(torch.int64, (), is_scalar_int=True, symbols=symbols)

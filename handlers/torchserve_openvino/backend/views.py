@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from torchserve_openvino.backend.spec import example_of
+from torchserve_openvino.backend.spec import example_of, example_strides
 from torchserve_openvino.ops.names import HANDED_OUT, is_symbolic_scalar, value_of
 
 
@@ -70,8 +70,7 @@ def _is_dense(value: Any) -> bool:
     if example_of(value.storage_offset()) != 0:
         return False
     expected = 1
-    sizes = [(example_of(stride), example_of(size)) for stride, size in zip(value.stride(), value.shape, strict=True)]
-    for stride, size in sorted(pair for pair in sizes if pair[1] != 1):
+    for stride, size in sorted(pair for pair in zip(*example_strides(value), strict=True) if pair[1] != 1):
         if stride != expected:
             return False
         expected *= size
