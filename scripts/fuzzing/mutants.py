@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -74,8 +74,8 @@ def _captured_in_parts(_: Any) -> Callable[..., Any]:
     return capture
 
 
-def _without(name: str) -> Replacement:
-    return lambda table: {key: value for key, value in table.items() if key != name}
+def _without_tracing(name: str) -> Replacement:
+    return lambda rule_of: lambda of: replace(rule_of(of), traced=None) if of == name else rule_of(of)
 
 
 MUTANTS: dict[str, Mutant] = {
@@ -143,7 +143,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "copy_unwritten": Mutant(
         "what copy_ writes stays memory that nobody wrote",
-        (("convert_ts._WHOLE", _without("aten.copy.default")),),
+        (("convert_ts.rule_of", _without_tracing("aten.copy.default")),),
         mode="openvino_ts",
     ),
 }

@@ -10,11 +10,11 @@ import torch
 
 import torchserve_openvino as tov
 from torchserve_openvino.backend._torch_modes import OperatorCount
-from torchserve_openvino.ops.movement import HANDS_ON
 from torchserve_openvino.ops.names import op_name, packets
+from torchserve_openvino.ops.registry import Movement, rules_that
 
 # What the backend itself runs on arguments and answers: memory, copies of answers, a look at integers.
-_OWN = HANDS_ON | packets(
+_OWN = frozenset(rules_that(lambda rule: rule.movement is Movement.REARRANGES)) | packets(
     "_has_same_storage_numel _local_scalar_dense aminmax copy_ detach_ empty empty_like empty_strided fill_ full "
     "is_nonzero item lift_fresh resize_ set_ sym_numel sym_size sym_stride sym_storage_offset zero_"
 )

@@ -16,8 +16,8 @@ from torchserve_openvino.backend._torch_private import (
     LostFrame,
     changed_object,
 )
-from torchserve_openvino.ops.movement import computes
 from torchserve_openvino.ops.names import op_name
+from torchserve_openvino.ops.registry import computes
 from torchserve_openvino.report.tracker import FallbackKind, PartitionRecord, Tracker
 
 logger = logging.getLogger(__name__)

@@ -21,10 +21,10 @@ from torchserve_openvino.backend.graph import CompiledGraph
 from torchserve_openvino.backend.partition import is_dynamic
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.ops import where_of
-from torchserve_openvino.ops.complex_pairs import join_pairs
 from torchserve_openvino.ops.decomposed import decomposed_ops
 from torchserve_openvino.ops.kept import STAND_INS, restore
 from torchserve_openvino.ops.padded_encoders import last_layers, zero_padding
+from torchserve_openvino.ops.rules.complex_numbers import join_pairs
 
 logger = logging.getLogger(__name__)
 

@@ -23,8 +23,9 @@ from torchserve_openvino.backend.index_range import selections
 from torchserve_openvino.backend.int_range import is_cast_from_float
 from torchserve_openvino.backend.rewrite import add_call, size_of
 from torchserve_openvino.backend.spec import Bounds
-from torchserve_openvino.backend.value_range import ValueRanges
-from torchserve_openvino.ops.names import op_name, packet_name, packets, tensors_of, value_of
+from torchserve_openvino.ops.names import op_name, tensors_of, value_of
+from torchserve_openvino.ops.registry import Check, rule_of
+from torchserve_openvino.ops.value_range import ValueRanges
 
 aten = torch.ops.aten
 
@@ -44,11 +45,6 @@ class Question:
     index: Node | None = None
 
 
-_DIVIDES = packets("div remainder fmod")
-_ORDERS = packets("argmax sort topk")
-_MULTIPLIES = packets("prod")
-# These become OpenVINO's Gather, which answers 0 beyond the end.
-_STAY_INSIDE = packets("embedding index_select")
 _NARROW = frozenset({torch.uint8, torch.int8})
 
 
@@ -76,7 +72,7 @@ def add_checks(graph: Graph, ranges: ValueRanges, casts: Mapping[str, Bounds]) -
                 flat = add_call(graph, aten.view.default, dense, [-1])
                 number = add_call(graph, aten._to_copy.default, flat, dtype=torch.int32)
                 answers.append(add_call(graph, aten.amin.default, number, [0], True))
-                if (index := question.index) is not None and packet_name(op_name(node.target)) not in _STAY_INSIDE:
+                if (index := question.index) is not None and not _stays_inside(node):
                     beyond = add_call(graph, aten.logical_not.default, holds)
                     inside[index] = add_call(graph, aten.masked_fill.Scalar, inside.get(index, index), beyond, 0)
             sentences.append(f"{op_name(node.target)}: {question.sentence}")
@@ -90,19 +86,25 @@ def add_checks(graph: Graph, ranges: ValueRanges, casts: Mapping[str, Bounds]) -
     return tuple(sentences)
 
 
+def _stays_inside(node: Node) -> bool:
+    """Whether OpenVINO's kernel for a node leaves the tensor's memory alone, whatever its index."""
+    index = rule_of(op_name(node.target)).index
+    return index is not None and index.stays_inside
+
+
 def _questions(node: Node, ranges: ValueRanges, casts: Mapping[str, Bounds]) -> Iterator[Question]:
-    name = packet_name(op_name(node.target))
+    check = rule_of(op_name(node.target)).check
     for source, dim, index, negative in selections(node):
         yield from _index(source, dim, index, negative, ranges)
-    if name == "aten._to_copy":
+    if op_name(node.target) == "aten._to_copy.default":
         yield from _cast(node, ranges, casts)
-    elif name in _DIVIDES and not value_of(node).is_floating_point():
+    elif check is Check.NONZERO_DIVISOR and not value_of(node).is_floating_point():
         yield from _divisor(node, ranges)
-    elif name in _ORDERS:
+    elif check is Check.NO_NAN:
         source = node.all_input_nodes[0]
         if value_of(source).is_floating_point():
             yield Question(lambda graph: add_call(graph, aten.eq.Tensor, source, source), "OpenVINO passes over NaN")
-    elif name in _MULTIPLIES and value_of(node).is_floating_point():
+    elif check is Check.ANY_ORDER and value_of(node).is_floating_point():
         yield from _product(node)
 
 

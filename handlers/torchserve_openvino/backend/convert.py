@@ -24,10 +24,10 @@ from torchserve_openvino.backend.partition import Part
 from torchserve_openvino.backend.rewrite import rewrite
 from torchserve_openvino.backend.same_results import refuse_other_results
 from torchserve_openvino.backend.spec import Bounds, Interface, ValueSpec, checked_spec, spec_of
-from torchserve_openvino.backend.value_range import ValueRanges
 from torchserve_openvino.errors import OpMappingError
 from torchserve_openvino.ops.mappings import Mappings
 from torchserve_openvino.ops.names import RENAMES, op_name, value_of
+from torchserve_openvino.ops.value_range import ValueRanges
 
 _OP_NAME = re.compile(r"\b([A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*)\b")
 

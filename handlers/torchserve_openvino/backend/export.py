@@ -26,8 +26,8 @@ from torchserve_openvino.backend.kept_state import StateKeeper
 from torchserve_openvino.backend.module_state import AnswerShape, Watched, module_state
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.ops import op_name, where_of
-from torchserve_openvino.ops.complex_pairs import join_pairs
 from torchserve_openvino.ops.kept import STAND_INS, restore
+from torchserve_openvino.ops.rules.complex_numbers import join_pairs
 
 logger = logging.getLogger(__name__)
 

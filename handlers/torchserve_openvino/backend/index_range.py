@@ -11,27 +11,11 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchserve_openvino.backend.spec import Bounds
-from torchserve_openvino.ops.embedding_bag import includes_last
-from torchserve_openvino.ops.movement import HANDS_ON
 from torchserve_openvino.ops.names import op_name, packet_name, tensors_of, value_of
+from torchserve_openvino.ops.registry import Movement, rule_of
 
-# Operator to the arguments (tensor selected from, dimension or None for the first, index), indices from 0 up.
-_SELECTS: dict[str, tuple[int, int | None, int]] = {
-    "aten.embedding": (0, None, 1),
-    "aten.index_select": (0, 1, 2),
-    "aten.gather": (0, 1, 2),
-    "aten.scatter": (0, 1, 2),
-    "aten.scatter_add": (0, 1, 2),
-    "aten.scatter_reduce": (0, 1, 2),
-    "aten.index_add": (0, 1, 2),
-    "aten.index_copy": (0, 1, 2),
-    "aten.index_fill": (0, 1, 2),
-    "aten._embedding_bag": (0, None, 1),
-    "aten._embedding_bag_forward_only": (0, None, 1),
-}
 # What 32 bits hold: the end is not known beforehand, and OpenVINO itself raises beyond it.
 _ANY = 2**31 - 1
-_BAGS = frozenset({"aten._embedding_bag", "aten._embedding_bag_forward_only"})
 _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 
@@ -69,7 +53,7 @@ def _hands_on(node: Node) -> bool:
     if node.target is operator.getitem:
         return True
     integer = all(tensor.dtype in _INTEGERS for tensor in tensors_of(value_of(node)))
-    return integer and packet_name(op_name(node.target)) in HANDS_ON
+    return integer and rule_of(op_name(node.target)).movement is Movement.REARRANGES
 
 
 def selections(node: Node) -> list[tuple[Node, int, Node, bool]]:
@@ -79,8 +63,8 @@ def selections(node: Node) -> list[tuple[Node, int, Node, bool]]:
     """
     if node.op != "call_function" or node.target is operator.getitem:
         return []
-    name = packet_name(op_name(node.target))
-    if name in {"aten.index", "aten.index_put"}:
+    name = op_name(node.target)
+    if packet_name(name) in {"aten.index", "aten.index_put"}:
         source, indices = node.args[:2]
         assert isinstance(source, Node) and isinstance(indices, (list, tuple))
         whole = [(dim, index) for dim, index in enumerate(indices) if isinstance(index, Node)]
@@ -88,12 +72,11 @@ def selections(node: Node) -> list[tuple[Node, int, Node, bool]]:
         if any(value_of(index).dtype not in _INTEGERS for _, index in whole):
             return []
         return [(source, dim, index, True) for dim, index in whole]
-    if name not in _SELECTS:
+    where = rule_of(name).index
+    if where is None or len(node.args) <= where.index:
         return []
-    at, dim_at, place = _SELECTS[name]
-    if len(node.args) <= place:
-        return []
-    source, index, along = node.args[at], node.args[place], node.args[dim_at] if dim_at is not None else 0
+    source, index = node.args[where.source], node.args[where.index]
+    along = node.args[where.dim] if where.dim is not None else 0
     if not (isinstance(source, Node) and isinstance(index, Node) and isinstance(along, int)):
         return []
     return [(source, along, index, False)] if value_of(source).dim() else []
@@ -110,10 +93,10 @@ def _bounds(node: Node, index: Node) -> list[Bounds]:
 
 def _of_bags(node: Node, index: Node) -> list[Bounds]:
     """Where bags start: the first at the first element, none behind the last."""
-    if node.op != "call_function" or packet_name(op_name(node.target)) not in _BAGS or node.args[2] is not index:
+    bags = rule_of(op_name(node.target)).bags if node.op == "call_function" else None
+    if bags is None or node.args[bags.offsets] is not index:
         return []
-    assert isinstance(node.args[1], Node)
-    length = value_of(node.args[1]).shape[0]
+    length = value_of(node.args[bags.rows]).shape[0]  # type: ignore[arg-type]
     known = isinstance(length, int)
-    last = length if known and includes_last(node) else None
+    last = length if known and bags.includes_last(node) else None
     return [Bounds(0, length if known else _ANY, first=0, last=last)]

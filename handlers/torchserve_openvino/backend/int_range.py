@@ -10,17 +10,17 @@ An integer that is cast from a float gets a limit in the same way, which the gra
 symbolic size is taken to be below a limit as well, the largest of `_SIZES` that does, which each call checks.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.fx import GraphModule, Node
 
 from torchserve_openvino.backend.spec import Bounds
 from torchserve_openvino.errors import IntegerRangeError
-from torchserve_openvino.ops.movement import COMPARES, FILLS, HANDS_ON, LOOKS_UP
-from torchserve_openvino.ops.names import arguments_of, op_name, packet_name, tensors_of, value_of
+from torchserve_openvino.ops.integers import Operands, largest, magnitude
+from torchserve_openvino.ops.names import op_name, packet_name, tensors_of, value_of
+from torchserve_openvino.ops.registry import Movement, rule_of
 
 INT32_MAX = 2**31 - 1
 EXACT_IN_FLOAT32 = 2**24
@@ -31,16 +31,7 @@ _HIGHEST = {torch.int64: INT32_MAX, torch.int32: 2**31, torch.uint8: 255, torch.
 _CHECKED = frozenset({torch.int64, torch.int32})
 
 # Data is moved, not computed with: exact in 32 bits.
-_MOVES = HANDS_ON | LOOKS_UP | FILLS | {"aten.sym_size"}
-_SUMS = frozenset({"aten.add", "aten.sub", "aten.rsub"})
-_UNIONS = frozenset({"aten.bitwise_or", "aten.bitwise_xor", "aten.bitwise_not"})
-# Operator to the argument whose values are added to those of the first.
-_ADDS_UP = {"aten.scatter_add": 3, "aten.scatter_reduce": 3, "aten.index_add": 3, "aten.index_put": 2}
-# The end of a slice may be as large as Python's numbers.
-_TAKE_AN_END = frozenset({"aten.slice_scatter", "aten.slice_copy"})
-_SELECTS = frozenset({"aten.gather", "aten.index", "aten.index_select", "aten.select", "aten.slice"})
-_POSITIONS = frozenset({"aten.argmax", "aten.argmin", "aten.argsort"})
-_VALUES_AND_POSITIONS = frozenset({"aten.sort", "aten.topk", "aten.max", "aten.min"})
+_MOVES = frozenset({Movement.REARRANGES, Movement.LOOKS_UP, Movement.FILLS})
 
 
 class Limits(NamedTuple):
@@ -173,66 +164,22 @@ def _highest(node: Node, size: int) -> int:
 
 def _exposed(node: Node, operands: list[int], result: int) -> tuple[int, int]:
     """Up to where a node is exact, and the largest integer that it meets."""
-    name = packet_name(op_name(node.target))
+    name = op_name(node.target)
+    movement = rule_of(name).movement
     if not _integers(node):
         # A float: torch rounds the integers to it as well. A truth value: an integer does not round to 0.
-        if name not in COMPARES:
+        if movement is not Movement.COMPARES:
             return EXACT_IN_FLOAT32, 0
-        sides = [*operands, *(_scalar(arg) for arg in node.args if not isinstance(arg, Node))]
+        sides = [*operands, *(magnitude(arg) for arg in node.args if not isinstance(arg, Node))]
         # Both sides are rounded, which shows only where both are large; 2^24 itself may be a larger value that was.
         return EXACT_IN_FLOAT32 - 1, min(sides) if len(sides) > 1 else 0
-    if name in _MOVES or not isinstance(node.target, torch._ops.OpOverload):
+    moves = movement in _MOVES or packet_name(name) == "aten.sym_size"
+    if moves or not isinstance(node.target, torch._ops.OpOverload):
         return INT32_MAX + 1, result
     return EXACT_IN_FLOAT32, max([result, *operands])
 
 
 def _bound(node: Node, bounds: Mapping[Node, int], size: int) -> int:
     """The largest absolute value of an integer node."""
-    name = packet_name(op_name(node.target))
-    sources = node.all_input_nodes
-    each = {source: bounds[source] if source in bounds else _highest(source, size) for source in sources}
-    values = [each[arg] if isinstance(arg, Node) else _scalar(arg) for arg in node.args] or [0]
-    from_float = any(t.is_floating_point() for source in sources[:1] for t in tensors_of(value_of(source)))
-    if name in _POSITIONS or (name in _VALUES_AND_POSITIONS and from_float):
-        return _along(node, sources[0], size)
-    if name in _SUMS:
-        alpha = node.kwargs.get("alpha", 1)
-        return values[0] + values[1] * abs(int(alpha if isinstance(alpha, (int, float)) else 1))
-    if name == "aten.mul":
-        return values[0] * values[1]
-    if name in {"aten.sum", "aten.cumsum"}:
-        return values[0] * max(1, _numel(sources[0], size, node.args[1] if len(node.args) > 1 else None))
-    if name in _ADDS_UP:
-        added = node.args[_ADDS_UP[name]]
-        return values[0] + (each[added] * _numel(added, size) if isinstance(added, Node) else 0)
-    if name in _UNIONS:
-        return sum(values) + 1
-    if name in _SELECTS:
-        return values[0]
-    # Everything else selects, moves or shrinks: no result exceeds the inputs, a fill value and the positions.
-    plain = [value for value in (*node.args, *node.kwargs.values()) if not isinstance(value, Node)]
-    scalars = [] if name in _TAKE_AN_END else [_scalar(value) for value in plain]
-    positions = [_along(node, sources[0], size)] if name in _VALUES_AND_POSITIONS else []
-    return max([*each.values(), *scalars, *positions], default=0)
-
-
-def _along(node: Node, source: Node, size: int) -> int:
-    """How many positions an operator may name: along its dimension, or in the whole tensor."""
-    dim = arguments_of(node).get("dim", None if packet_name(op_name(node.target)) in _POSITIONS else -1)
-    return _numel(source, size, dim)
-
-
-def _numel(node: Node, size: int, dims: object = None) -> int:
-    """Elements of a node's tensor, over some of its dimensions."""
-    shape = next((tensor.shape for tensor in tensors_of(value_of(node))), torch.Size())
-    chosen = [dims] if isinstance(dims, int) else dims
-    over: Sequence[Any] = (
-        [shape[d] for d in chosen] if isinstance(chosen, (list, tuple)) and chosen and shape else shape
-    )
-    return math.prod(each if isinstance(each, int) else size for each in over)
-
-
-def _scalar(value: object) -> int:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-        return abs(int(value))
-    return 0
+    each = {source: bounds[source] if source in bounds else _highest(source, size) for source in node.all_input_nodes}
+    return (rule_of(op_name(node.target)).integers or largest)(Operands(node, each, size))

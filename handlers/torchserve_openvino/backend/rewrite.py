@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from torchserve_openvino.backend.value_range import ValueRanges
 from torchserve_openvino.ops.names import arguments_of, value_of
+from torchserve_openvino.ops.value_range import ValueRanges
 
 aten = torch.ops.aten
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default

@@ -10,8 +10,8 @@ from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.doctor.ddmin import Minimal, minimise
 from torchserve_openvino.doctor.describe import json_number
 from torchserve_openvino.doctor.trial import Experiments, NodeInfo, Outcome
-from torchserve_openvino.ops.banned import ADDED
 from torchserve_openvino.ops.mappings import MODULES, registered
+from torchserve_openvino.ops.registry import rule_of
 
 if TYPE_CHECKING:
     from torchserve_openvino.doctor.target import Call
@@ -259,7 +259,7 @@ def _by_suspicion(outcome: Outcome) -> list[str]:
     taught = registered()
 
     def suspicion(op: str) -> tuple[bool, bool, int]:
-        known = op.startswith("aten.") and op not in ADDED and not taught.covers(op)
+        known = op.startswith("aten.") and not rule_of(op).verified and not taught.covers(op)
         return op not in outcome.suspects, known, counts[op]
 
     return sorted(counts, key=suspicion)

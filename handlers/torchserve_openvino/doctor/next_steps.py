@@ -24,6 +24,7 @@ from torchserve_openvino.doctor.skeletons import draft, mapping_file, mapping_te
 from torchserve_openvino.doctor.target import Call, Target
 from torchserve_openvino.doctor.trace import names, trace_op
 from torchserve_openvino.ops import op_name, overloads, packet_name
+from torchserve_openvino.ops.decompositions import own_decompositions
 from torchserve_openvino.report import Tracker
 
 MAPPING = "my_ops"
@@ -151,6 +152,7 @@ class Helper:
         table: Mapping[Any, Any] = {
             **torch._decomp.core_aten_decompositions(),
             **torch._decomp.get_decompositions([sample.op]),
+            **own_decompositions(),
         }
         formula = formula_for(sample.op, sample.seen, parameters(sample.op), table, implementation)
         outputs = [described(tensor) for tensor in sample.outputs]

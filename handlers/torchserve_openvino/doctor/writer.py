@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from torchserve_openvino.backend.spec import OV_TYPES
 from torchserve_openvino.doctor.trace import work_nodes
 from torchserve_openvino.ops import op_name, packet_name
+from torchserve_openvino.ops.registry import rule_of
 
 # torch's name to OpenVINO's, where they differ after a colon.
 UNARY = {
@@ -105,7 +106,11 @@ class Writer:
         return repr(value)
 
     def _expression(self, node: Node) -> str:
-        packet = packet_name(op_name(node.target)).split(".")[1]
+        name = op_name(node.target)
+        if rule_of(name).banned:
+            # OpenVINO's operation of this name gives other answers.
+            raise UnknownOpError
+        packet = packet_name(name).split(".")[1]
         args, kwargs = node.args, node.kwargs
         if packet in _SAME:
             return self._value(args[0])
@@ -117,7 +122,7 @@ class Writer:
             return self._binary(packet, args)
         if packet == "hypot":
             first, second = self._value(args[0]), self._value(args[1])
-            return f"ops.sqrt(ops.add(ops.multiply({first}, {first}), ops.multiply({second}, {second})))"
+            return self._hypot(first, second)
         if packet in _REDUCE:
             return self._reduction(packet, args)
         if packet == "where" and len(args) == 3:
@@ -150,13 +155,10 @@ class Writer:
         one = f"constant(1.0, {x})"
         simple = {
             "log1p": f"ops.log(ops.add({x}, {one}))",
-            "expm1": f"ops.subtract(ops.exp({x}), {one})",
             "rsqrt": f"ops.divide({one}, ops.sqrt({x}))",
             "reciprocal": f"ops.divide({one}, {x})",
             "square": f"ops.multiply({x}, {x})",
-            "exp2": f"ops.power(constant(2.0, {x}), {x})",
             "erfc": f"ops.subtract({one}, ops.erf({x}))",
-            "trunc": f"ops.multiply(ops.sign({x}), ops.floor(ops.abs({x})))",
         }
         if packet in simple and len(args) == 1 and args[0].meta["val"].is_floating_point():  # type: ignore[union-attr]
             return simple[packet]
@@ -176,6 +178,14 @@ class Writer:
         if packet == "clamp":
             return self._clamp(x, args)
         raise UnknownOpError
+
+    def _hypot(self, x: str, y: str) -> str:
+        """Without squares of large numbers."""
+        sizes = f"ops.abs({x}), ops.abs({y})"
+        most, tiny = f"ops.maximum({sizes})", f"constant({torch.finfo(torch.float32).tiny}, {x})"
+        ratio = f"ops.divide(ops.minimum({sizes}), ops.maximum({most}, {tiny}))"
+        root = f"ops.sqrt(ops.add(constant(1.0, {x}), ops.power({ratio}, constant(2.0, {x}))))"
+        return f"ops.multiply({most}, {root})"
 
     def _clamp(self, x: str, args: Sequence[Any]) -> str:
         low, high = (*args[1:], None, None)[:2]

@@ -10,28 +10,16 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.ops.automatic import automatic
-from torchserve_openvino.ops.casts import CASTS
-from torchserve_openvino.ops.complex_pairs import COMPLEX, either
-from torchserve_openvino.ops.conversions import CONVERSIONS
-from torchserve_openvino.ops.division import DIVISION, with_eager_remainder
-from torchserve_openvino.ops.fast_paths import FAST_PATHS
-from torchserve_openvino.ops.layouts import LAYOUTS
-from torchserve_openvino.ops.missing import MISSING
-from torchserve_openvino.ops.names import op_name, packet_name, packets
-from torchserve_openvino.ops.pooling import POOLING
-from torchserve_openvino.ops.repairs import REPAIRS
-from torchserve_openvino.ops.scalars import of_scalars
-from torchserve_openvino.ops.scans import FOREIGN_SCANS, SCANS
+from torchserve_openvino.ops.names import op_name
+from torchserve_openvino.ops.registry import Decomposition, Lifted, Rule, rule_of, rules_that, stays_whole
 from torchserve_openvino.ops.support import SupportTable
 
-# Fused attention: torch's core table would take it apart into two matmuls and a softmax.
-_KEEP_WHOLE = ("aten._scaled_dot_product_flash_attention_for_cpu.default",)
-# The kernel of the first refuses probabilities beyond 1, torch's decomposition does not. An alias in the place of the
-# second is still a view of what it was taken from, and autograd gives it the gradient that it has to be without.
-_NOT_TAKEN_APART = packets("binary_cross_entropy detach")
+Table = dict[Any, Decomposition]
 
 
 def overloads(name: str) -> list[torch._ops.OpOverload]:
@@ -73,15 +61,7 @@ def user_decompositions(names: Iterable[str]) -> dict[Any, Callable[..., Any]]:
     return table
 
 
-@functools.lru_cache(maxsize=1)
-def _core_table(registered: int) -> dict[Any, Callable[..., Any]]:
-    """torch's core table, which it makes by asking every operator there is; the same while nobody registers another."""
-    return dict(torch._decomp.core_aten_decompositions())
-
-
-def decomposition_table(
-    support: SupportTable, whole: Iterable[Any], user: Iterable[str] = ()
-) -> dict[Any, Callable[..., Any]]:
+def decomposition_table(support: SupportTable, whole: Iterable[Any], user: Iterable[str] = ()) -> Table:
     """Builds the table that AOTAutograd lowers with.
 
     Args:
@@ -89,27 +69,113 @@ def decomposition_table(
         whole: OpenVINO's list of operators not to decompose.
         user: Canonical names from the option ``decompositions``; they win.
     """
-    table = dict(_core_table(len(torch._C._dispatch_get_all_op_names())))
-    keep = {str(op) for op in whole} | set(_KEEP_WHOLE)
-    for op in list(table):
-        name = op_name(op)
-        whole_here = support.is_taught(name) or (name in keep | CONVERSIONS.keys() and support.knows(name))
-        if support.is_disabled(name) or whole_here:
-            del table[op]
-    own = FAST_PATHS | MISSING | REPAIRS | CASTS | SCANS | POOLING | DIVISION
-    if not support.own:
-        own = with_eager_remainder(own) | FOREIGN_SCANS
+    table: Table = dict(_core_table(len(torch._C._dispatch_get_all_op_names())))
+    for change in (
+        functools.partial(_keep_whole, support, {str(op) for op in whole}),
+        functools.partial(_add_own, support),
+        functools.partial(_add_automatic, support),
+        functools.partial(_add_special, support),
+        _drop_never_decomposed,
+    ):
+        table = change(table)
+    return table | user_decompositions(user)
 
-    def ours(op: Any) -> bool:
-        return not support.is_disabled(op_name(op)) and not support.is_taught(op_name(op))
 
-    table |= {op: decomposition for op, decomposition in (own | of_scalars(own)).items() if ours(op)}
-    table |= automatic(support, table)
-    # Complex numbers, and what is not contiguous, come first where an operator takes others too.
-    for special in (COMPLEX, LAYOUTS):
-        for op, of_some in special.items():
-            if ours(op):
-                table[op] = either(of_some, table[op]) if op in table else of_some
-    table = {op: found for op, found in table.items() if packet_name(op_name(op)) not in _NOT_TAKEN_APART}
-    table.update(user_decompositions(user))
+@functools.lru_cache(maxsize=1)
+def _core_table(registered: int) -> Table:
+    """torch's core table, which it makes by asking every operator there is; the same while nobody registers another."""
+    return dict(torch._decomp.core_aten_decompositions())
+
+
+def _keep_whole(support: SupportTable, upstream: set[str], table: Table) -> Table:
+    """Without what runs on OpenVINO as it is, and without what the user disabled, so that it is seen and counted."""
+
+    def runs_whole(name: str) -> bool:
+        rule = rule_of(name)
+        return (name in upstream or rule.kept_whole or rule.convert is not None) and support.knows(name)
+
+    return {
+        op: found
+        for op, found in table.items()
+        if not (support.is_disabled(name := op_name(op)) or support.is_taught(name) or runs_whole(name))
+    }
+
+
+def own_decompositions() -> Table:
+    """Those of the registry, for what OpenVINO's frontend for torch.export converts."""
+    return {
+        _overload(name): found
+        for name in rules_that(lambda rule: rule.decompose is not None)
+        if (found := _own(rule_of(name), traced=False)) is not None
+    }
+
+
+def _is_ours(support: SupportTable, name: str) -> bool:
+    return not support.is_disabled(name) and not support.is_taught(name)
+
+
+def _add_own(support: SupportTable, table: Table) -> Table:
+    """With the decompositions of the registry, which win over torch's."""
+    own: Table = {}
+    for name in rules_that(lambda rule: bool(rule.decompose or rule.decompose_traced or rule.scalars)):
+        op, rule = _overload(name), rule_of(name)
+        found = _own(rule, traced=not support.own)
+        if rule.scalars is not None:
+            found = _lifted(op, found, rule.scalars)
+        if found is not None and _is_ours(support, name):
+            own[op] = found
+    return table | own
+
+
+def _own(rule: Rule, traced: bool) -> Decomposition | None:
+    found = rule.decompose_traced or rule.decompose if traced else rule.decompose
+    return None if found is stays_whole else found
+
+
+def _overload(name: str) -> torch._ops.OpOverload:
+    (op,) = overloads(name)
+    return op
+
+
+def _lifted(op: torch._ops.OpOverload, otherwise: Decomposition | None, how: Lifted) -> Decomposition:
+    """The operator on tensors of one element in the place of scalars, on which OpenVINO fails, or crashes."""
+
+    def decomposed(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if x.dim():
+            return otherwise(x, *args, **kwargs) if otherwise is not None else NotImplemented
+        shape = list(args[how.shaped_by - 1].shape) if how.shaped_by is not None else []
+        lifted = pytree.tree_map_only(Tensor, lambda t: t.reshape([-1]), (x, *args))
+        named = pytree.tree_map_only(Tensor, lambda t: t.reshape([-1]), kwargs)
+        return pytree.tree_map_only(Tensor, lambda t: t.reshape(shape), op(*lifted, **named))
+
+    return decomposed
+
+
+def _add_automatic(support: SupportTable, table: Table) -> Table:
+    """With torch's other decompositions, where all that they are made of runs on OpenVINO."""
+    return table | automatic(support, table)
+
+
+def _add_special(support: SupportTable, table: Table) -> Table:
+    """With those of complex tensors, and of tensors that are not contiguous, before what there is."""
+    table = dict(table)
+    for which in ("decompose_complex", "decompose_strided"):
+        for name, rule in rules_that(lambda rule, which=which: getattr(rule, which) is not None).items():  # type: ignore[misc]
+            op, special = _overload(name), getattr(rule, which)
+            if _is_ours(support, name):
+                table[op] = _either(special, table[op]) if op in table else special
     return table
+
+
+def _either(first: Decomposition, second: Decomposition) -> Decomposition:
+    """The first decomposition, or the second where the first is not for these arguments."""
+
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        found = first(*args, **kwargs)
+        return second(*args, **kwargs) if found is NotImplemented else found
+
+    return decomposed
+
+
+def _drop_never_decomposed(table: Table) -> Table:
+    return {op: found for op, found in table.items() if not rule_of(op_name(op)).never_decomposed}

@@ -1,8 +1,8 @@
 """Fourier transforms of pairs: complex numbers as real tensors with a last dimension of 2, which OpenVINO computes.
 
-Each operator here is torch's own transform with pairs in place of complex numbers; `ops.complex_pairs` puts them into
-the graph. OpenVINO's inverse transforms divide by the length, torch's do what their ``normalization`` says: 0 nothing,
-1 by the length's root, 2 by the length (aten/src/ATen/native/SpectralOpsUtils.h, fft_norm_mode).
+Each operator here is torch's own transform with pairs in place of complex numbers; `ops.rules.complex_numbers` puts
+them into the graph. OpenVINO's inverse transforms divide by the length, torch's do what their ``normalization`` says:
+0 nothing, 1 by the length's root, 2 by the length (aten/src/ATen/native/SpectralOpsUtils.h, fft_norm_mode).
 """
 
 import math
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from torchserve_openvino.ops.names import value_of
+from torchserve_openvino.ops.openvino_values import int64
 
 aten = torch.ops.aten
 _LIBRARY = torch.library.Library("openvino_fft", "DEF")
@@ -54,10 +55,6 @@ OPERATORS = torch.ops.openvino_fft
 _SHORT = 512
 
 
-def _integers(values: Sequence[int]) -> Any:
-    return ops.constant(np.array(values, dtype=np.int64))
-
-
 def is_plain(normalization: int, inverse: bool) -> bool:
     """Whether OpenVINO's transform is torch's without a factor, which hangs on the length."""
     return normalization == (2 if inverse else 0)
@@ -71,14 +68,15 @@ def _scaled(found: Any, length: int, normalization: int, inverse: bool) -> Any:
     return ops.multiply(found, np.float32(factor))
 
 
-def _convert_r2c(x: Output, dim: Sequence[int], normalization: int, onesided: bool, *, sizes: Sequence[int]) -> Any:
+def convert_r2c(x: Output, dim: Sequence[int], normalization: int, onesided: bool, *, sizes: Sequence[int]) -> Any:
+    """torch._fft_r2c, as OpenVINO's operations; ``sizes`` are those of ``dim``."""
     if list(dim) == [x.get_partial_shape().rank.get_length() - 1] and _is_short(sizes[0]):
         return _scaled(_by_product(x, sizes[0], onesided), sizes[0], normalization, False)
     if onesided:
-        found = ops.rdft(x, _integers(dim))
+        found = ops.rdft(x, int64(dim))
     else:
-        real = ops.unsqueeze(x, _integers([-1]))
-        found = ops.dft(ops.concat([real, ops.multiply(real, np.float32(0))], -1), _integers(dim))
+        real = ops.unsqueeze(x, int64([-1]))
+        found = ops.dft(ops.concat([real, ops.multiply(real, np.float32(0))], -1), int64(dim))
     return _scaled(found, math.prod(sizes), normalization, False)
 
 
@@ -94,29 +92,24 @@ def _by_product(x: Output, length: int, onesided: bool) -> Any:
     matrix = np.stack([np.cos(angles), np.sin(angles)], -1).reshape(length, -1).astype(np.float32)
     product = ops.matmul(x, ops.constant(matrix), False, False)
     rank = x.get_partial_shape().rank.get_length()
-    return ops.reshape(product, _integers([0] * (rank - 1) + [len(frequencies), 2]), True)
+    return ops.reshape(product, int64([0] * (rank - 1) + [len(frequencies), 2]), True)
 
 
-def _convert_c2c(x: Output, dim: Sequence[int], normalization: int, forward: bool, *, sizes: Sequence[int]) -> Any:
+def convert_c2c(x: Output, dim: Sequence[int], normalization: int, forward: bool, *, sizes: Sequence[int]) -> Any:
+    """The same for torch._fft_c2c."""
     transform = ops.dft if forward else ops.idft
-    return _scaled(transform(x, _integers(dim)), math.prod(sizes), normalization, not forward)
+    return _scaled(transform(x, int64(dim)), math.prod(sizes), normalization, not forward)
 
 
-def _convert_c2r(x: Output, dim: Sequence[int], normalization: int, last: int, *, sizes: Sequence[int]) -> Any:
+def convert_c2r(x: Output, dim: Sequence[int], normalization: int, last: int, *, sizes: Sequence[int]) -> Any:
+    """The same for torch._fft_c2r."""
     sizes = [*sizes[:-1], last]
-    return _scaled(ops.irdft(x, _integers(dim), _integers(sizes)), math.prod(sizes), normalization, True)
+    return _scaled(ops.irdft(x, int64(dim), int64(sizes)), math.prod(sizes), normalization, True)
 
 
-def fourier_facts(node: Node) -> dict[str, Any]:
+def facts(node: Node) -> dict[str, Any]:
     """The sizes of the dimensions that are transformed, 0 for one that is not known."""
     source, dim = node.args[:2]
     assert isinstance(source, Node) and isinstance(dim, (list, tuple))
     shape = value_of(source).shape
     return {"sizes": [shape[axis] if isinstance(shape[axis], int) else 0 for axis in dim]}
-
-
-FOURIER: dict[str, Callable[..., Any]] = {
-    "openvino_fft.r2c.default": _convert_r2c,
-    "openvino_fft.c2c.default": _convert_c2c,
-    "openvino_fft.c2r.default": _convert_c2r,
-}

@@ -59,17 +59,18 @@ class Mappings:
 
     def converts(self, name: str) -> Convert | None:
         """As `find`, with this package's own conversions after the user's."""
-        from torchserve_openvino.ops.conversions import CONVERSIONS
+        from torchserve_openvino.ops.registry import rule_of
 
-        return self.find(name) or CONVERSIONS.get(name)
+        return self.find(name) or rule_of(name).convert
 
     def facts(self, node: Any) -> dict[str, Any]:
         """What this package's own conversion of a node wants to know beside the operator's arguments."""
-        from torchserve_openvino.ops.conversions import CONVERSION_FACTS
         from torchserve_openvino.ops.names import op_name
+        from torchserve_openvino.ops.registry import rule_of
 
         name = op_name(node.target)
-        return CONVERSION_FACTS[name](node) if name in CONVERSION_FACTS and self.find(name) is None else {}
+        facts = rule_of(name).facts
+        return facts(node) if facts is not None and self.find(name) is None else {}
 
     def covers(self, name: str) -> bool:
         """Whether a function of the user's converts an operator, or the module that it stands for."""

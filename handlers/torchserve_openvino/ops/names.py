@@ -57,6 +57,12 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
     return []
 
 
+def first_input(node: Node) -> torch.Tensor | None:
+    """The fake tensor of a node's first input."""
+    tensors = tensors_of(value_of(node.all_input_nodes[0])) if node.all_input_nodes else []
+    return tensors[0] if tensors else None
+
+
 def is_symbolic_scalar(node: Node) -> bool:
     """Whether a node computes a size (SymInt, int) instead of a tensor."""
     return isinstance(value_of(node), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))

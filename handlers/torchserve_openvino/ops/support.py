@@ -1,9 +1,8 @@
 """Who may run on OpenVINO, and the reason for each node that may not.
 
 The base is what the installed OpenVINO says: its Python table (op_support.py of its torch.compile backend), and its
-C++ frontend, which is asked operator by operator whether it has a conversion rule. `ADDED` are operators that the
-frontend converts and the Python table lacks; `BANNED` are operators whose conversion gives other answers than eager.
-Both lists are proven by tests/unit/ops and by scripts/op_conformance.py over torch's op_db.
+C++ frontend, which is asked operator by operator whether it has a conversion rule. The rules of `ops.registry` correct
+it; tests/unit/ops and scripts/op_conformance.py over torch's op_db prove them.
 """
 
 import operator
@@ -13,12 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from torchserve_openvino.ops.argument_rules import ARGUMENT_RULES
-from torchserve_openvino.ops.banned import ADDED, BANNED
-from torchserve_openvino.ops.conversions import CONVERSION_RULES, CONVERSIONS, FOREIGN_RULES
-from torchserve_openvino.ops.movement import COMPARES, FILLS, HANDS_ON, LOOKS_UP
-from torchserve_openvino.ops.names import is_symbolic_scalar, op_name, packet_name, packets, tensors_of, value_of
-from torchserve_openvino.ops.recurrent import RECURRENT, drops_out
+from torchserve_openvino.ops.names import is_symbolic_scalar, op_name, packet_name, tensors_of, value_of
+from torchserve_openvino.ops.registry import ArgumentLimit, rule_of
 from torchserve_openvino.report import FallbackKind
 
 # What OpenVINO's CPU plugin computes with the same result as torch. float64 is computed as float32 there, and
@@ -29,20 +24,9 @@ _WIDE_INTS = frozenset({torch.int64, torch.int32, torch.bool})
 _NARROW_INTS = frozenset({torch.uint8, torch.int8})
 _RUNS = _FLOATS | _WIDE_INTS | _NARROW_INTS
 
-# What only moves, compares or casts values: exact in 8 bits too, and several of them may cancel out.
-_MOVES_DATA = HANDS_ON | LOOKS_UP | FILLS | COMPARES
-_MOVES_DATA |= packets("constant_pad_nd logical_and logical_not logical_or max_pool2d_with_indices where")
-_MULTIPLIES = packets("pow prod cumprod mm bmm addmm baddbmm dot mv matmul convolution bitwise_left_shift __lshift__")
 _SYMBOLIC = frozenset(
     {"operator.add", "operator.sub", "operator.mul", "operator.floordiv", "aten.sym_size.int", "operator.getitem"}
 )
-
-_ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
-_FIRST_OUTPUT = {
-    _ATTENTION: "the log-sum-exp output",
-    "aten.native_group_norm.default": "a mean or reciprocal deviation",
-    "aten.native_layer_norm.default": "a mean or reciprocal deviation",
-}
 
 
 @dataclass(frozen=True)
@@ -76,26 +60,22 @@ class SupportTable:
         taught: Callable[[str], bool] = lambda name: False,
         own: bool = True,
     ) -> None:
-        self._supported = frozenset(upstream) | ADDED
+        self._supported = frozenset(upstream)
         self._disabled = frozenset(disabled)
         self._converts = converts
         self.is_taught = taught
         self.own = own
-        self._rules = ARGUMENT_RULES | CONVERSION_RULES | ({} if own else FOREIGN_RULES)
 
     def knows(self, name: str) -> bool:
         """Whether an overload (``aten.relu.default``) is in the table and neither banned nor disabled."""
         if self.is_disabled(name):
             return False
-        return self.is_taught(name) or name in CONVERSIONS or (self._is_proven(name) and self._converts(name))
-
-    def _is_proven(self, name: str) -> bool:
-        # The verdicts are of ATen's operators: upstream also names some of quantized_decomposed and torchvision.
-        return (
-            name.startswith("aten.")
-            and name not in BANNED
-            and (name in self._supported or packet_name(name) in self._supported)
-        )
+        rule = rule_of(name)
+        if self.is_taught(name) or rule.convert is not None:
+            return True
+        # The rules are of ATen's operators: upstream also names some of quantized_decomposed and torchvision.
+        listed = rule.verified or name in self._supported or packet_name(name) in self._supported
+        return name.startswith("aten.") and not rule.banned and listed and self._converts(name)
 
     def is_disabled(self, name: str) -> bool:
         """Whether the user disabled this overload, by its own name or by its packet's."""
@@ -107,8 +87,8 @@ class SupportTable:
             return Refusal("disabled_op", f"{name} is listed in disabled_ops")
         if self.knows(name):
             return None
-        if name in BANNED:
-            return Refusal("unsupported_op", BANNED[name])
+        if reason := rule_of(name).banned:
+            return Refusal("unsupported_op", reason)
         if not self._converts(name):
             return Refusal("unsupported_op", f"OpenVINO has no conversion rule for {name}")
         return Refusal(
@@ -133,43 +113,41 @@ class SupportTable:
 
     def _refuse_overload(self, node: Node, target: torch._ops.OpOverload, name: str) -> Refusal | None:
         seeded = torch.Tag.nondeterministic_seeded in target.tags and not self.is_taught(name)
-        if seeded and not _draws_nothing(node, name):
+        draws = rule_of(name).draws
+        if seeded and (draws is None or draws(node)):
             return Refusal("unsupported_op", f"{name} draws random numbers: torch's own generator must decide them")
         if target._schema.is_mutable:
             return Refusal("unsupported_op", f"{name} writes to its input; OpenVINO graphs are functional")
         refusal = self.refuse_name(name)
-        # OpenVINO computes the first output only; training also saves the others.
-        if refusal is None and name in _FIRST_OUTPUT and len(_used_outputs(node)) > 1:
-            return Refusal("unsupported_op", f"{_FIRST_OUTPUT[name]} of {name} is used")
+        # Training also saves the others.
+        others = rule_of(name).first_output_only
+        if refusal is None and others and len(_used_outputs(node)) > 1:
+            return Refusal("unsupported_op", f"{others} of {name} is used")
         return refusal
 
     def _refuse_arguments(self, node: Node, name: str) -> Refusal | None:
         """Arguments for which OpenVINO's own conversion gives other answers than torch."""
-        outputs = _used_outputs(node)
-        rule = self._rules.get(name)
-        if rule is not None and (reason := rule(node)) is not None:
+        outputs, rule = _used_outputs(node), rule_of(name)
+        limit = self._limit(name)
+        if limit is not None and (reason := limit(node)) is not None:
             return Refusal("unsupported_op", reason)
-        if any(tensor.dtype in _NARROW_INTS for tensor in outputs) and packet_name(name) not in _MOVES_DATA:
+        if any(tensor.dtype in _NARROW_INTS for tensor in outputs) and rule.movement is None:
             return Refusal(
                 "unsupported_op", f"{name} computes in 8-bit integers: torch wraps around, OpenVINO saturates"
             )
         integers = any(tensor.dtype in {torch.int64, torch.int32} for tensor in outputs)
-        if integers and packet_name(name) in _MULTIPLIES:
+        if integers and rule.multiplies:
             return Refusal("unsupported_op", f"{name} on integers may exceed 2^24, up to which OpenVINO is exact")
         return None
+
+    def _limit(self, name: str) -> ArgumentLimit | None:
+        rule = rule_of(name)
+        return rule.limit if self.own else rule.limit_traced or rule.limit
 
 
 def moves_only(name: str) -> bool:
     """Whether an operator only moves, compares or casts values, so that several of them may cancel out."""
-    return packet_name(name) in _MOVES_DATA
-
-
-def _draws_nothing(node: Node, name: str) -> bool:
-    """Whether a seeded operator draws no number: attention (its fourth argument) and layers without dropout."""
-    if name in RECURRENT:
-        return not drops_out(node)
-    dropout = node.args[3] if len(node.args) > 3 else node.kwargs.get("dropout_p", 0.0)
-    return name == _ATTENTION and isinstance(dropout, (int, float)) and dropout == 0
+    return rule_of(name).movement is not None
 
 
 def _used_outputs(node: Node) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ from torch import nn
 
 from torchserve_openvino.backend._torch_modes import ThreadDispatchMode, is_innermost
 from torchserve_openvino.backend.compare import output_tensors
-from torchserve_openvino.ops.movement import computes
+from torchserve_openvino.ops.registry import computes
 
 T = TypeVar("T")
 

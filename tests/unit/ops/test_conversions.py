@@ -11,8 +11,7 @@ from torch import Tensor
 
 import torchserve_openvino as tov
 from helpers import check
-from torchserve_openvino.ops.conversions import CONVERSIONS
-from torchserve_openvino.ops.detection import DETECTION
+from torchserve_openvino.ops.registry import rules_that
 
 X = torch.randn(4, 5, 6)
 I = torch.tensor  # noqa: E741
@@ -167,6 +166,6 @@ def test_symbolic_sizes_are_named_as_the_reason() -> None:
 
 def test_each_is_an_operator_of_torch() -> None:
     # torchvision's are there once it was imported.
-    for name in CONVERSIONS.keys() - DETECTION.keys():
+    for name in rules_that(lambda rule: rule.convert is not None).keys() - {"torchvision.roi_align.default"}:
         namespace, packet, overload = name.split(".")
         assert getattr(getattr(getattr(torch.ops, namespace), packet), overload)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import torchserve_openvino as tov
 from helpers import check
-from torchserve_openvino.ops.division import MOST_VALUES
+from torchserve_openvino.ops.rules.division import MOST_VALUES
 
 NAN, INF, LARGEST = float("nan"), float("inf"), torch.finfo(torch.float32).max
 ALL: dict[str, Any] = {"min_partition_us": 0}

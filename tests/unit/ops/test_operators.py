@@ -58,16 +58,6 @@ def test_operator(function: Callable[[torch.Tensor], object], whole: bool) -> No
     assert bool(report.fallbacks) is not whole, report.to_text()
 
 
-def test_every_ban_and_rule_names_a_reason_and_an_operator_that_exists() -> None:
-    from torchserve_openvino.ops.argument_rules import ARGUMENT_RULES
-    from torchserve_openvino.ops.banned import ADDED, BANNED
-
-    for name in (*BANNED, *ARGUMENT_RULES, *ADDED):
-        namespace, packet, overload = name.split(".")
-        assert getattr(getattr(getattr(torch.ops, namespace), packet), overload)
-    assert all(BANNED.values())
-
-
 def test_conversion_time_grows_linearly() -> None:
     """The decoder looks nodes up in constant time: four times the layers take far less than sixteen times as long."""
     from torchserve_openvino.backend._openvino_private import _IndexedNodes

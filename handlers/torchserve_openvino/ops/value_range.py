@@ -10,14 +10,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch.fx import Graph, Node
 
-from torchserve_openvino.ops.movement import COMPARES, HANDS_ON, LOOKS_UP
-from torchserve_openvino.ops.names import arguments_of, op_name, packet_name, packets, tensors_of, value_of
+from torchserve_openvino.ops.names import arguments_of, op_name, tensors_of, value_of
+from torchserve_openvino.ops.registry import Movement, rule_of
 
 Range = tuple[int, int]
-
-_TRUTH = COMPARES | packets("logical_and logical_or logical_not logical_xor any all isnan isinf isfinite")
-_POSITIONS = packets("argmax argmin argsort")
-_VALUES_AND_POSITIONS = packets("sort topk max min")
 
 
 class ValueRanges:
@@ -61,22 +57,19 @@ class ValueRanges:
             return (0, 255) if dtype is torch.uint8 else None
         if node.target is operator.getitem:
             return self._of_item(node)
-        name = packet_name(op_name(node.target))
-        if name in _TRUTH:
-            return 0, 1
-        if name in HANDS_ON or name in LOOKS_UP:
+        rule = rule_of(op_name(node.target))
+        if rule.movement in {Movement.REARRANGES, Movement.LOOKS_UP}:
             return self._of_moved(node, dtype)
-        rule = _RULES.get(name)
-        return rule(self, node) if rule is not None else None
+        return rule.range(self, node) if rule.range is not None else None
 
     def _of_item(self, node: Node) -> Range | None:
         source, place = node.args[0], node.args[1]
         if not isinstance(source, Node):
             return None
-        name = packet_name(op_name(source.target))
-        if name in _VALUES_AND_POSITIONS:
-            return _positions(source) if place == 1 else self.of(source.args[0])
-        return self._found.get(source) if name in HANDS_ON else None
+        rule = rule_of(op_name(source.target))
+        if rule.item_ranges and isinstance(place, int):
+            return rule.item_ranges[place](self, source)
+        return self._found.get(source) if rule.movement is Movement.REARRANGES else None
 
     def _of_moved(self, node: Node, dtype: torch.dtype | None) -> Range | None:
         if dtype is None and not isinstance(value_of(node), (list, tuple)):
@@ -84,19 +77,14 @@ class ValueRanges:
         first = node.args[0]
         sources = list(first) if isinstance(first, (list, tuple)) else [first]
         found = _union([self.of(source) for source in sources])
-        if packet_name(op_name(node.target)) != "aten._to_copy" or found is None:
+        if op_name(node.target) != "aten._to_copy.default" or found is None:
             return found
         # A narrower type would wrap around.
         limits = torch.iinfo(dtype) if dtype is not None and not dtype.is_floating_point else None
         return found if limits is not None and limits.min <= found[0] and found[1] <= limits.max else None
 
-    # --- operators that compute -------------------------------------------------------------------------------
 
-    def _both(self, node: Node, combine: Callable[[Range, Range], Range]) -> Range | None:
-        if node.kwargs.get("alpha", 1) != 1 or len(node.args) < 2:
-            return None
-        x, y = self.of(node.args[0]), self.of(node.args[1])
-        return None if x is None or y is None else combine(x, y)
+RangeRule = Callable[[ValueRanges, Node], Range | None]
 
 
 def _of_tensor(tensor: torch.Tensor) -> Range | None:
@@ -111,15 +99,48 @@ def _union(ranges: list[Range | None]) -> Range | None:
     return (min(r[0] for r in known), max(r[1] for r in known)) if len(known) == len(ranges) and known else None
 
 
-def _positions(node: Node) -> Range | None:
-    """What an operator answers that names positions along a dimension, or in the whole tensor."""
-    source = node.args[0]
-    shape = next((t.shape for t in tensors_of(value_of(source))), None) if isinstance(source, Node) else None
-    dim = arguments_of(node).get("dim", None if packet_name(op_name(node.target)) in _POSITIONS else -1)
-    if not shape:
-        return 0, 0
-    size = shape.numel() if dim is None else shape[dim] if isinstance(dim, int) else None
-    return (0, size - 1) if isinstance(size, int) else None
+# --- operators ----------------------------------------------------------------------------------------------------
+
+
+def stated(value: int) -> RangeRule:
+    """Of an operator that fills with a number."""
+    return lambda ranges, node: (value, value)
+
+
+def of_argument(position: int) -> RangeRule:
+    """Of an operator that returns an argument's values."""
+    return lambda ranges, node: ranges.of(node.args[position])
+
+
+def of_arguments(*positions: int) -> RangeRule:
+    """Of an operator that returns values of several arguments."""
+
+    def together(ranges: ValueRanges, node: Node) -> Range | None:
+        if len(node.args) <= max(positions):
+            return None
+        return _union([ranges.of(node.args[position]) for position in positions])
+
+    return together
+
+
+def of_both(combine: Callable[[Range, Range], Range]) -> RangeRule:
+    """Of an operator with two operands, from the ranges of these."""
+
+    def combined(ranges: ValueRanges, node: Node) -> Range | None:
+        if node.kwargs.get("alpha", 1) != 1 or len(node.args) < 2:
+            return None
+        x, y = ranges.of(node.args[0]), ranges.of(node.args[1])
+        return None if x is None or y is None else combine(x, y)
+
+    return combined
+
+
+truth: RangeRule = lambda ranges, node: (0, 1)  # noqa: E731
+sum_of_two = of_both(lambda x, y: (x[0] + y[0], x[1] + y[1]))
+difference_of_two = of_both(lambda x, y: (x[0] - y[1], x[1] - y[0]))
+difference_from_second = of_both(lambda x, y: (y[0] - x[1], y[1] - x[0]))
+least_of_two = of_both(lambda x, y: (min(x[0], y[0]), min(x[1], y[1])))
+largest_of_two = of_both(lambda x, y: (max(x[0], y[0]), max(x[1], y[1])))
 
 
 def _product(x: Range, y: Range) -> Range:
@@ -127,7 +148,30 @@ def _product(x: Range, y: Range) -> Range:
     return min(ends), max(ends)
 
 
-def _arange(ranges: ValueRanges, node: Node) -> Range | None:
+product_of_two = of_both(_product)
+
+
+def positions(default: int | None) -> RangeRule:
+    """Of an operator that names positions along ``dim``.
+
+    Args:
+        default: The dimension where none is given; None stands for all elements.
+    """
+
+    def of_places(ranges: ValueRanges, node: Node) -> Range | None:
+        source = node.args[0]
+        shape = next((t.shape for t in tensors_of(value_of(source))), None) if isinstance(source, Node) else None
+        if not shape:
+            return 0, 0
+        dim = arguments_of(node).get("dim", default)
+        size = shape.numel() if dim is None else shape[dim] if isinstance(dim, int) else None
+        return (0, size - 1) if isinstance(size, int) else None
+
+    return of_places
+
+
+def arange(ranges: ValueRanges, node: Node) -> Range | None:
+    """Of a range whose ends are known."""
     bounds = [value for value in node.args if isinstance(value, int)]
     if len(bounds) != len(node.args) or not bounds:
         return None
@@ -136,7 +180,8 @@ def _arange(ranges: ValueRanges, node: Node) -> Range | None:
     return (min(values), max(values)) if values else (0, 0)
 
 
-def _clamp(ranges: ValueRanges, node: Node) -> Range | None:
+def clamped(ranges: ValueRanges, node: Node) -> Range | None:
+    """Of what lies between two bounds, one or both."""
     given = arguments_of(node)
     low, high = ranges.of(given.get("min")), ranges.of(given.get("max"))
     found = ranges.of(given["self"])
@@ -148,48 +193,23 @@ def _clamp(ranges: ValueRanges, node: Node) -> Range | None:
     return min(least, most), max(least, most)
 
 
-def _remainder(ranges: ValueRanges, node: Node) -> Range | None:
+def clamped_above(ranges: ValueRanges, node: Node) -> Range | None:
+    """Of what lies below a bound."""
+    found, most = ranges.of(node.args[0]), ranges.of(node.args[1])
+    if found is None or most is None or found[0] > most[1]:
+        return None
+    return found[0], min(found[1], most[1])
+
+
+def remainder(ranges: ValueRanges, node: Node) -> Range | None:
+    """Of a remainder with the sign of its divisor."""
     divisor = ranges.of(node.args[1])
     return (0, divisor[1] - 1) if divisor is not None and divisor[0] > 0 else None
 
 
-def _quotient(ranges: ValueRanges, node: Node) -> Range | None:
+def quotient(ranges: ValueRanges, node: Node) -> Range | None:
+    """Of a division that rounds down or towards 0: within the dividend and one step below."""
     x, divisor = ranges.of(node.args[0]), ranges.of(node.args[1])
     if x is None or divisor is None or divisor[0] <= 0:
         return None
-    # Rounded down or towards 0: within the dividend and one step below.
     return min(x[0], 0) if x[0] < 0 else 0, max(x[1], 0)
-
-
-def _masked(ranges: ValueRanges, node: Node) -> Range | None:
-    return _union([ranges.of(node.args[0]), ranges.of(node.args[2])])
-
-
-_RULES: dict[str, Callable[[ValueRanges, Node], Range | None]] = {
-    "aten.arange": _arange,
-    "aten.clamp": _clamp,
-    "aten.clamp_min": _clamp,
-    "aten.clamp_max": lambda r, n: (
-        (found[0], min(found[1], most[1]))
-        if (found := r.of(n.args[0])) is not None and (most := r.of(n.args[1])) is not None and found[0] <= most[1]
-        else None
-    ),
-    "aten.remainder": _remainder,
-    "aten.div": _quotient,
-    "aten.where": lambda r, n: _union([r.of(arg) for arg in n.args[1:3]]) if len(n.args) > 2 else None,
-    "aten.masked_fill": _masked,
-    "aten.full": lambda r, n: r.of(n.args[1]),
-    "aten.full_like": lambda r, n: r.of(n.args[1]),
-    "aten.scalar_tensor": lambda r, n: r.of(n.args[0]),
-    "aten.zeros": lambda r, n: (0, 0),
-    "aten.zeros_like": lambda r, n: (0, 0),
-    "aten.ones": lambda r, n: (1, 1),
-    "aten.ones_like": lambda r, n: (1, 1),
-    "aten.add": lambda r, n: r._both(n, lambda x, y: (x[0] + y[0], x[1] + y[1])),
-    "aten.sub": lambda r, n: r._both(n, lambda x, y: (x[0] - y[1], x[1] - y[0])),
-    "aten.rsub": lambda r, n: r._both(n, lambda x, y: (y[0] - x[1], y[1] - x[0])),
-    "aten.mul": lambda r, n: r._both(n, _product),
-    "aten.minimum": lambda r, n: r._both(n, lambda x, y: (min(x[0], y[0]), min(x[1], y[1]))),
-    "aten.maximum": lambda r, n: r._both(n, lambda x, y: (max(x[0], y[0]), max(x[1], y[1]))),
-    **{name: lambda r, n: _positions(n) for name in _POSITIONS},
-}

@@ -8,19 +8,18 @@ included, each call checks (`backend.index_range`): torch refuses others there, 
 from typing import Any
 
 import numpy as np
+import torch
 from openvino import Output
 from openvino import opset15 as ops
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from torchserve_openvino.ops.names import op_name, value_of
+from torchserve_openvino.ops.openvino_values import int64
+from torchserve_openvino.ops.registry import Bags, Index, Rule, declare
 
 _SUM, _MEAN, _MAX = 0, 1, 2
 _MODES = {_SUM: "sum", _MEAN: "mean"}
-
-
-def _integers(values: list[int]) -> Any:
-    return ops.constant(np.array(values, dtype=np.int64))
 
 
 def _number(value: float, like: Output) -> Any:
@@ -30,12 +29,12 @@ def _number(value: float, like: Output) -> Any:
 
 def _columns(x: Any) -> Output:
     """One more dimension, the last."""
-    return ops.unsqueeze(x, _integers([-1])).output(0)
+    return ops.unsqueeze(x, int64([-1])).output(0)
 
 
 def _count(x: Any) -> Output:
     """The size of the first dimension, ``[1]``."""
-    return ops.gather(ops.shape_of(x), _integers([0]), ops.constant(np.int64(0))).output(0)
+    return ops.gather(ops.shape_of(x), int64([0]), ops.constant(np.int64(0))).output(0)
 
 
 def _embedding_bag(
@@ -51,7 +50,7 @@ def _embedding_bag(
     *,
     regular: bool = False,
 ) -> tuple[Any, None, None, None]:
-    """The bags; the three other outputs are for gradients (`refuse_bag`).
+    """The bags; the three other outputs are for gradients (`_for_gradients`).
 
     Args:
         table: ``[rows, features]``.
@@ -63,7 +62,7 @@ def _embedding_bag(
     weights = per_sample_weights
     padded = padding_idx >= 0
     if regular:
-        shape = ops.concat([_count(offsets), _integers([-1])], 0)
+        shape = ops.concat([_count(offsets), int64([-1])], 0)
         bags = ops.reshape(indices, shape, False).output(0)
         if weights is not None:
             weights = ops.reshape(weights, shape, False).output(0)
@@ -72,7 +71,7 @@ def _embedding_bag(
         return _regular(table, bags, weights, mode, padding_idx), None, None, None
     offsets = ops.convert(offsets, "i64").output(0)
     if include_last_offset:
-        offsets = ops.slice(offsets, _integers([0]), _integers([-1]), _integers([1])).output(0)
+        offsets = ops.slice(offsets, int64([0]), int64([-1]), int64([1])).output(0)
     if mode in _MODES and not padded:
         return _whole(table, indices, offsets, weights, mode), None, None, None
     return _scattered(table, indices, offsets, weights, _kept(indices, padding_idx), mode), None, None, None
@@ -83,11 +82,11 @@ def _whole(table: Output, indices: Output, offsets: Output, weights: Output | No
     starts = ops.concat([offsets, _count(indices)], 0)
     arguments = {}
     if weights is not None:
-        one = ops.broadcast(_number(1.0, weights), _integers([1]))
+        one = ops.broadcast(_number(1.0, weights), int64([1]))
         arguments["per_sample_weights"] = ops.concat([weights, one], 0)
-    rows = ops.concat([indices, _integers([0])], 0)
+    rows = ops.concat([indices, int64([0])], 0)
     bags = ops.embedding_bag_offsets(table, rows, starts, reduction=_MODES[mode], **arguments)
-    return ops.slice(bags, _integers([0]), _integers([-1]), _integers([1]), _integers([0]))
+    return ops.slice(bags, int64([0]), int64([-1]), int64([1]), int64([0]))
 
 
 def _kept(indices: Output, padding_idx: int) -> Output:
@@ -119,23 +118,23 @@ def _finished(reduced: Any, counts: Any, mode: int, table: Output) -> Any:
 def _regular(table: Output, bags: Output, weights: Output | None, mode: int, padding_idx: int) -> Any:
     keep = _kept(bags, padding_idx)
     rows = _rows(table, bags, weights, keep, -np.inf if mode == _MAX else 0.0)
-    counts = ops.reduce_sum(ops.convert(keep, "f32"), _integers([1]))
+    counts = ops.reduce_sum(ops.convert(keep, "f32"), int64([1]))
     reduce = ops.reduce_max if mode == _MAX else ops.reduce_sum
-    return _finished(reduce(rows, _integers([1])), counts, mode, table)
+    return _finished(reduce(rows, int64([1])), counts, mode, table)
 
 
 def _scattered(table: Output, indices: Output, offsets: Output, weights: Output | None, keep: Output, mode: int) -> Any:
     axis, one = ops.constant(np.int64(0)), ops.constant(np.int64(1))
     bags, length = _count(offsets), _count(indices)
     # The bag of a row is how many bags start up to it; a bag may start behind the last row.
-    places = ops.broadcast(ops.constant(np.int64(0)), ops.add(length, _integers([1])))
+    places = ops.broadcast(ops.constant(np.int64(0)), ops.add(length, int64([1])))
     starts = ops.scatter_elements_update(places, offsets, ops.broadcast(one, bags), axis, reduction="sum")
     bag = ops.subtract(ops.cumsum(starts, axis), one)
-    bag = ops.slice(bag, _integers([0]), length, _integers([1]))
+    bag = ops.slice(bag, int64([0]), length, int64([1]))
 
     filling = -np.inf if mode == _MAX else 0.0
     rows = _rows(table, indices, weights, keep, filling)
-    features = ops.gather(ops.shape_of(table), _integers([1]), axis)
+    features = ops.gather(ops.shape_of(table), int64([1]), axis)
     empty = ops.broadcast(_number(filling, table), ops.concat([bags, features], 0))
     index = ops.broadcast(_columns(bag), ops.shape_of(rows))
     reduced = ops.scatter_elements_update(empty, index, rows, axis, reduction="max" if mode == _MAX else "sum")
@@ -144,11 +143,11 @@ def _scattered(table: Output, indices: Output, offsets: Output, weights: Output 
     return _finished(reduced, counts, mode, table)
 
 
-def refuse_bag(node: Node) -> str | None:
+def _for_gradients(node: Node) -> str | None:
     """The reason against bags: outputs that only gradients need."""
     if any(len(user.args) < 2 or user.args[1] != 0 for user in node.users if user.users):
         return f"outputs of {op_name(node.target)} beside the first are used, which only gradients need"
-    if includes_last(node) and not isinstance(_length(node), int):
+    if _includes_last(node) and not isinstance(_length(node), int):
         return "bags with a last offset, for which the length must be known"
     return None
 
@@ -160,15 +159,15 @@ def _length(node: Node) -> Any:
     return value_of(indices).shape[0]
 
 
-def includes_last(node: Node) -> bool:
+def _includes_last(node: Node) -> bool:
     """Whether the last offset is an end, and no start."""
     return bool(node.args[7] if len(node.args) > 7 else node.kwargs.get("include_last_offset", False))
 
 
-def bag_facts(node: Node) -> dict[str, Any]:
+def _facts(node: Node) -> dict[str, Any]:
     """Whether the offsets are those that `functional.embedding_bag` makes for bags of one size."""
     offsets = node.args[2]
-    if includes_last(node) or not isinstance(offsets, Node) or op_name(offsets.target) != "aten.arange.start_step":
+    if _includes_last(node) or not isinstance(offsets, Node) or op_name(offsets.target) != "aten.arange.start_step":
         return {"regular": False}
     start, end, step = _sizes(offsets.args)
     length = _length(node)
@@ -179,6 +178,14 @@ def _sizes(args: Any) -> list[Any]:
     return [value_of(arg) if isinstance(arg, Node) else arg for arg in args]
 
 
-EMBEDDING_BAG = dict.fromkeys(
-    ("aten._embedding_bag.default", "aten._embedding_bag_forward_only.default"), _embedding_bag
+declare(
+    Rule(
+        convert=_embedding_bag,
+        facts=_facts,
+        limit=_for_gradients,
+        index=Index(source=0, dim=None, index=1),
+        bags=Bags(rows=1, offsets=2, includes_last=_includes_last),
+    ),
+    torch.ops.aten._embedding_bag.default,
+    torch.ops.aten._embedding_bag_forward_only.default,
 )

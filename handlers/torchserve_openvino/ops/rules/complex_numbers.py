@@ -6,7 +6,6 @@ graph, or where an operator has no decomposition here: there eager PyTorch runs,
 """
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,10 +14,10 @@ from torch.fx import Graph, Node
 
 from torchserve_openvino.ops import fourier
 from torchserve_openvino.ops.names import RENAMES, op_name
+from torchserve_openvino.ops.registry import Decomposition, Rule, declare
 
 aten = torch.ops.aten
 fft = fourier.OPERATORS
-Decomposition = Callable[..., Any]
 
 
 def _is_pairs(x: Any) -> bool:
@@ -208,7 +207,7 @@ def _clone(x: Tensor, *, memory_format: Any = None) -> Tensor:
     return _complex(_pairs(x).contiguous()) if _is_pairs(x) else NotImplemented
 
 
-COMPLEX: dict[Any, Decomposition] = {
+_DECOMPOSED: dict[Any, Decomposition] = {
     aten._fft_r2c.default: _r2c,
     aten._fft_c2c.default: _c2c,
     aten._fft_c2r.default: _c2r,
@@ -236,16 +235,14 @@ COMPLEX: dict[Any, Decomposition] = {
     aten.cat.default: _cat,
     aten.clone.default: _clone,
 }
-
-
-def either(first: Decomposition, second: Decomposition) -> Decomposition:
-    """The first decomposition, or the second where the first is not for these arguments."""
-
-    def decomposed(*args: Any, **kwargs: Any) -> Any:
-        found = first(*args, **kwargs)
-        return second(*args, **kwargs) if found is NotImplemented else found
-
-    return decomposed
+for _op, _of_pairs in _DECOMPOSED.items():
+    declare(Rule(decompose_complex=_of_pairs), _op)
+declare(
+    Rule(banned="OpenVINO does not compute complex numbers"), aten.view_as_complex.default, aten.view_as_real.default
+)
+declare(Rule(convert=fourier.convert_r2c, facts=fourier.facts), fft.r2c.default)
+declare(Rule(convert=fourier.convert_c2c, facts=fourier.facts), fft.c2c.default)
+declare(Rule(convert=fourier.convert_c2r, facts=fourier.facts), fft.c2r.default)
 
 
 def join_pairs(graph: Graph) -> None:

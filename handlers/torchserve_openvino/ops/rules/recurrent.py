@@ -6,15 +6,20 @@ compiles. torch's GRU multiplies by the reset gate behind the hidden state's mat
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from openvino import Model, Output, PartialShape
 from openvino import opset15 as ops
 from torch.fx import Node
 
 from torchserve_openvino.ops.names import tensors_of, value_of
+from torchserve_openvino.ops.openvino_values import int64
+from torchserve_openvino.ops.registry import Rule, declare
 
+aten = torch.ops.aten
 # Places of torch's gates (LSTM: i, f, g, o; GRU: r, z, n) in OpenVINO's order.
 _LSTM_GATES = (1, 0, 2, 3)
 _GRU_GATES = (1, 0, 2)
@@ -39,18 +44,10 @@ class Weights:
             self.biases = (given[2], given[3])
         else:
             zeros = ops.constant(0.0, dtype=self.w.get_element_type())
-            none = ops.broadcast(zeros, _integers([_rows(self.w)])).output(0)
+            none = ops.broadcast(zeros, int64([_rows(self.w)])).output(0)
             self.biases = (none, none)
         rest = given[4 if has_biases else 2 :]
         self.projection = rest[0] if rest else None
-
-
-def _integers(values: Sequence[int]) -> Any:
-    return ops.constant(np.array(values, dtype=np.int64))
-
-
-def _index(value: int) -> Any:
-    return ops.constant(np.int64(value))
 
 
 def _rows(weight: Output) -> int:
@@ -60,14 +57,14 @@ def _rows(weight: Output) -> int:
 def _reordered(weight: Output, order: Sequence[int]) -> Output:
     """Blocks of rows in another order, with a first dimension for the direction."""
     rows = np.arange(_rows(weight)).reshape(len(order), -1)[list(order)].reshape(-1)
-    found = ops.gather(weight, _integers(list(rows)), _index(0))
-    return ops.unsqueeze(found, _integers([0])).output(0)
+    found = ops.gather(weight, int64(list(rows)), int64(0))
+    return ops.unsqueeze(found, int64([0])).output(0)
 
 
 def _lengths(x: Output) -> Output:
     """The length of each sequence of the batch: all of it."""
     shape = ops.shape_of(x)
-    batch, length = (ops.gather(shape, _integers([axis]), _index(0)) for axis in (0, 1))
+    batch, length = (ops.gather(shape, int64([axis]), int64(0)) for axis in (0, 1))
     return ops.broadcast(length, batch).output(0)
 
 
@@ -76,11 +73,11 @@ def _direction(backward: bool) -> str:
 
 
 def _with_direction(state: Output) -> Output:
-    return ops.unsqueeze(state, _integers([1])).output(0)
+    return ops.unsqueeze(state, int64([1])).output(0)
 
 
 def _results(sequence: Any) -> tuple[Output, list[Output]]:
-    squeezed = [ops.squeeze(output, _integers([1])).output(0) for output in sequence.outputs()]
+    squeezed = [ops.squeeze(output, int64([1])).output(0) for output in sequence.outputs()]
     return squeezed[0], squeezed[1:]
 
 
@@ -99,9 +96,9 @@ def _gru_layer(x: Output, states: Sequence[Output], weights: Weights, backward: 
     size = _rows(weights.w) // 3
     both = _reordered(ops.add(*weights.biases).output(0), _GRU_GATES)
     # The reset and update gates take the sum of both biases, the new gate takes them apart.
-    gates = ops.gather(both, _integers(list(range(2 * size))), _index(1))
+    gates = ops.gather(both, int64(list(range(2 * size))), int64(1))
     last = [
-        ops.unsqueeze(ops.gather(each, _integers(list(range(2 * size, 3 * size))), _index(0)), _integers([0]))
+        ops.unsqueeze(ops.gather(each, int64(list(range(2 * size, 3 * size))), int64(0)), int64([0]))
         for each in weights.biases
     ]
     w, r = (_reordered(each, _GRU_GATES) for each in (weights.w, weights.r))
@@ -136,7 +133,7 @@ def _projected_layer(
     """An LSTM whose hidden state is projected, which no operator of OpenVINO knows."""
 
     def step(gates: Output, states: Sequence[Output]) -> list[Output]:
-        i, f, g, o = ops.split(gates, _index(1), 4).outputs()
+        i, f, g, o = ops.split(gates, int64(1), 4).outputs()
         cell = ops.add(ops.multiply(ops.sigmoid(f), states[1]), ops.multiply(ops.sigmoid(i), ops.tanh(g)))
         return [ops.multiply(ops.sigmoid(o), ops.tanh(cell)).output(0), cell.output(0)]
 
@@ -163,11 +160,11 @@ def _loop(
     matrices = [weights.r] if weights.projection is None else [weights.r, weights.projection]
     constants = [ops.parameter(matrix.get_partial_shape(), kind) for matrix in matrices]
     recurrent = ops.matmul(before[0], constants[0], False, True)
-    total = ops.add(ops.squeeze(part, _integers([1])), recurrent).output(0)
+    total = ops.add(ops.squeeze(part, int64([1])), recurrent).output(0)
     after = step(total, [state.output(0) for state in before])
     if weights.projection is not None:
         after[0] = ops.matmul(after[0], constants[1], False, True).output(0)
-    output = ops.unsqueeze(after[0], _integers([1])).output(0)
+    output = ops.unsqueeze(after[0], int64([1])).output(0)
 
     loop = ops.tensor_iterator()
     loop.set_body(Model([output, *after], [part, *before, *constants]))
@@ -197,7 +194,7 @@ def _stacked(
         states: Each ``[layers * directions, batch, hidden]``.
         params: Weights of each layer and direction in turn.
     """
-    swap = _integers([1, 0, 2])
+    swap = int64([1, 0, 2])
     current = x if batch_first else ops.transpose(x, swap).output(0)
     directions = 2 if bidirectional else 1
     each = len(params) // (num_layers * directions)
@@ -207,11 +204,11 @@ def _stacked(
         for direction in range(directions):
             place = depth * directions + direction
             weights = Weights(params[place * each : (place + 1) * each], has_biases)
-            start = [ops.gather(state, _index(place), _index(0)).output(0) for state in states]
+            start = [ops.gather(state, int64(place), int64(0)).output(0) for state in states]
             output, ended = layer(current, start, weights, direction == 1)
             outputs.append(output)
             for found, state in zip(last, ended, strict=True):
-                found.append(ops.unsqueeze(state, _integers([0])).output(0))
+                found.append(ops.unsqueeze(state, int64([0])).output(0))
         current = ops.concat(outputs, 2).output(0) if bidirectional else outputs[0]
     answer = current if batch_first else ops.transpose(current, swap).output(0)
     return answer, *(ops.concat(found, 0).output(0) for found in last)
@@ -248,23 +245,22 @@ def _of_one_state(layer: Layer) -> Callable[..., tuple[Output, ...]]:
     return convert
 
 
-def refuse_recurrent(node: Node) -> str | None:
+def _not_alike(node: Node) -> str | None:
     """The reason against a recurrent layer: dropout that is on, or tensors of several types."""
-    if drops_out(node):
+    if _drops_out(node):
         return "dropout between recurrent layers draws random numbers: torch's own generator must decide them"
     kinds = {tensor.dtype for source in node.all_input_nodes for tensor in tensors_of(value_of(source))}
     return "a recurrent layer whose tensors have several types" if len(kinds) > 1 else None
 
 
-def drops_out(node: Node) -> bool:
+def _drops_out(node: Node) -> bool:
     """Whether a recurrent layer is called in training mode with dropout between its layers."""
     _, _, _, _, layers, dropout, train, *_ = node.args
     return bool(train and dropout != 0 and layers != 1)
 
 
-RECURRENT: dict[str, Callable[..., Any]] = {
-    "aten.lstm.input": _lstm,
-    "aten.gru.input": _of_one_state(_gru_layer),
-    "aten.rnn_tanh.input": _of_one_state(_tanh_layer),
-    "aten.rnn_relu.input": _of_one_state(_relu_layer),
-}
+_RULE = Rule(limit=_not_alike, draws=_drops_out)
+declare(replace(_RULE, convert=_lstm), aten.lstm.input)
+declare(replace(_RULE, convert=_of_one_state(_gru_layer)), aten.gru.input)
+declare(replace(_RULE, convert=_of_one_state(_tanh_layer)), aten.rnn_tanh.input)
+declare(replace(_RULE, convert=_of_one_state(_relu_layer)), aten.rnn_relu.input)

@@ -1,0 +1,124 @@
+"""The largest integer that an operator returns, from the largest that it gets: one step of interval arithmetic."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from torchserve_openvino.ops.names import arguments_of, tensors_of, value_of
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What an operator gets.
+
+    Attributes:
+        node: The operator's node.
+        nodes: Largest absolute value of each node that it takes.
+        size: What a symbolic size is at most.
+    """
+
+    node: Node
+    nodes: Mapping[Node, int]
+    size: int
+
+    def value(self, argument: int) -> int:
+        """The largest absolute value of an argument, 0 for what is no number."""
+        return self._value(self.node.args[argument]) if self.node.args else 0
+
+    def values(self) -> list[int]:
+        """Those of all positional arguments."""
+        return [self._value(argument) for argument in self.node.args]
+
+    def _value(self, argument: Any) -> int:
+        return self.nodes[argument] if isinstance(argument, Node) else magnitude(argument)
+
+    def elements(self, source: Any, dims: Any = None) -> int:
+        """How many elements a node's tensor has, over all or some of its dimensions."""
+        shape = next((tensor.shape for tensor in tensors_of(value_of(source))), torch.Size())
+        chosen = [dims] if isinstance(dims, int) else dims
+        some = isinstance(chosen, (list, tuple)) and chosen and shape
+        over: Sequence[Any] = [shape[dim] for dim in chosen] if some else shape
+        return math.prod(each if isinstance(each, int) else self.size for each in over)
+
+
+IntegerBound = Callable[[Operands], int]
+
+
+def magnitude(value: object) -> int:
+    """The absolute value of a number, rounded to 0; 0 for what is none."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return abs(int(value))
+    return 0
+
+
+def largest(operands: Operands) -> int:
+    """Of an operator that selects, moves or shrinks: nothing exceeds its inputs and a value to fill with."""
+    node = operands.node
+    plain = [value for value in (*node.args, *node.kwargs.values()) if not isinstance(value, Node)]
+    return max([*operands.nodes.values(), *map(magnitude, plain)], default=0)
+
+
+def largest_tensor(operands: Operands) -> int:
+    """The same where other arguments say places, not values: the end of a slice may be as large as any number."""
+    return max(operands.nodes.values(), default=0)
+
+
+def first(operands: Operands) -> int:
+    """Of an operator that takes values of its first argument only."""
+    return operands.value(0)
+
+
+def sum_of_two(operands: Operands) -> int:
+    """Of a sum or difference with ``alpha``."""
+    alpha = operands.node.kwargs.get("alpha", 1)
+    return operands.value(0) + operands.value(1) * abs(int(alpha if isinstance(alpha, (int, float)) else 1))
+
+
+def product_of_two(operands: Operands) -> int:
+    """Of a product."""
+    return operands.value(0) * operands.value(1)
+
+
+def sum_of_bits(operands: Operands) -> int:
+    """Of an operator on bits: none is set above the highest that any argument has."""
+    return sum(operands.values() or [0]) + 1
+
+
+def total(operands: Operands) -> int:
+    """Of a sum, or a running sum, along the dimensions that the second argument names."""
+    args = operands.node.args
+    return operands.value(0) * max(1, operands.elements(args[0], args[1] if len(args) > 1 else None))
+
+
+def plus_all_of(argument: int) -> IntegerBound:
+    """Of an operator that may add all values of an argument to one of the first."""
+
+    def bound(operands: Operands) -> int:
+        added = operands.node.args[argument]
+        more = operands.value(argument) * operands.elements(added) if isinstance(added, Node) else 0
+        return operands.value(0) + more
+
+    return bound
+
+
+def place(operands: Operands) -> int:
+    """Of an operator that names positions: along ``dim``, or in the whole tensor."""
+    return _places(operands, None)
+
+
+def value_or_place(operands: Operands) -> int:
+    """Of an operator that returns values and their positions along ``dim``, by default the last."""
+    source = operands.node.all_input_nodes[0]
+    places = _places(operands, -1)
+    if any(tensor.is_floating_point() for tensor in tensors_of(value_of(source))):
+        return places
+    return max(largest(operands), places)
+
+
+def _places(operands: Operands, default: int | None) -> int:
+    dim = arguments_of(operands.node).get("dim", default)
+    return operands.elements(operands.node.all_input_nodes[0], dim)

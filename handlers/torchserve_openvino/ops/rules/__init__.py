@@ -1,0 +1,41 @@
+"""The rules of `ops.registry`, by families of operators; whoever imports one of them has them all."""
+
+from torchserve_openvino.ops.rules import (
+    complex_numbers as complex_numbers,
+)
+from torchserve_openvino.ops.rules import (
+    division as division,
+)
+from torchserve_openvino.ops.rules import (
+    elementwise as elementwise,
+)
+from torchserve_openvino.ops.rules import (
+    embedding_bag as embedding_bag,
+)
+from torchserve_openvino.ops.rules import (
+    images as images,
+)
+from torchserve_openvino.ops.rules import (
+    indexing as indexing,
+)
+from torchserve_openvino.ops.rules import (
+    layers as layers,
+)
+from torchserve_openvino.ops.rules import (
+    logic as logic,
+)
+from torchserve_openvino.ops.rules import (
+    matrices as matrices,
+)
+from torchserve_openvino.ops.rules import (
+    ordering as ordering,
+)
+from torchserve_openvino.ops.rules import (
+    recurrent as recurrent,
+)
+from torchserve_openvino.ops.rules import (
+    reductions as reductions,
+)
+from torchserve_openvino.ops.rules import (
+    shapes as shapes,
+)

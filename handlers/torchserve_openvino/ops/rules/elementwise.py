@@ -1,0 +1,234 @@
+"""Operators on single elements: what OpenVINO computes otherwise than torch, or not at all."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from torchserve_openvino.ops import integers, value_range
+from torchserve_openvino.ops.names import op_name, packet_name, packets
+from torchserve_openvino.ops.registry import FAILS, INSTEAD, Rule, Traced, declare, decomposition
+
+aten = torch.ops.aten
+Number = int | float | bool
+
+_SHIFTS = "OpenVINO takes a shift count modulo the width of the type: a shift by 32 changes nothing"
+
+declare(
+    Rule(verified=True),
+    aten.atan.default, aten.celu.default, aten.erfc.default, aten.mish.default, aten.rad2deg.default,
+)  # fmt: skip
+declare(
+    Rule(banned=_SHIFTS),
+    aten.__lshift__.Tensor, aten.__rshift__.Tensor, aten.bitwise_left_shift.Tensor,
+)  # fmt: skip
+declare(Rule(banned="OpenVINO's loses three digits near 1 and -1"), aten.erfinv.default)
+declare(Rule(banned=FAILS + ", or answers 0"), aten.gcd.default)
+declare(Rule(multiplies=True), *packets("pow bitwise_left_shift __lshift__"))
+declare(Rule(integers=integers.sum_of_two, range=value_range.sum_of_two), aten.add)
+declare(Rule(integers=integers.sum_of_two, range=value_range.difference_of_two), aten.sub)
+declare(Rule(integers=integers.sum_of_two, range=value_range.difference_from_second), aten.rsub)
+declare(Rule(integers=integers.product_of_two, range=value_range.product_of_two), aten.mul)
+declare(Rule(integers=integers.sum_of_bits), aten.bitwise_or, aten.bitwise_xor, aten.bitwise_not)
+declare(Rule(range=value_range.clamped), aten.clamp, aten.clamp_min)
+declare(Rule(range=value_range.clamped_above), aten.clamp_max)
+declare(Rule(range=value_range.least_of_two), aten.minimum)
+declare(Rule(range=value_range.largest_of_two), aten.maximum)
+declare(
+    Rule(
+        banned="OpenVINO answers -inf below -88, where torch gives the input back" + INSTEAD,
+        traced=Traced("log_sigmoid", lambda x: (torch.nn.functional.logsigmoid(x), None)),
+    ),
+    aten.log_sigmoid_forward.default,
+)
+
+
+def as_floats(x: Tensor) -> Tensor:
+    """As torch promotes integers where a function answers in floats."""
+    return x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
+
+
+@decomposition(aten.trunc.default)
+def _trunc(x: Tensor) -> Tensor:
+    return torch.where(x < 0, x.ceil(), x.floor()) if x.is_floating_point() else x.clone()
+
+
+@decomposition(aten.exp2.default)
+def _exp2(x: Tensor) -> Tensor:
+    return torch.pow(2.0, as_floats(x))
+
+
+@decomposition(
+    aten.expm1.default,
+    rule=Rule(banned="OpenVINO subtracts 1 from the exponential: small values lose all digits" + INSTEAD),
+)
+def _expm1(x: Tensor) -> Tensor:
+    """2 tanh(x/2) / (1 - tanh(x/2)), exact for small values; the exponential itself for others."""
+    x = as_floats(x)
+    half = torch.tanh(x / 2)
+    return torch.where(x.isnan() | (x.abs() < 1), 2 * half / (1 - half), torch.exp(x) - 1)
+
+
+@decomposition(aten.signbit.default)
+def _signbit(x: Tensor) -> Tensor:
+    """1 / -0.0 is negative where -0.0 itself is not less than 0."""
+    return (x < 0) | ((x == 0) & (1 / x < 0)) if x.is_floating_point() else x < 0
+
+
+@decomposition(aten.copysign.Tensor, aten.copysign.Scalar)
+def _copysign(x: Tensor, y: Tensor | Number) -> Tensor:
+    if not isinstance(y, Tensor):
+        negative = math.copysign(1.0, y) < 0
+        return -as_floats(x).abs() if negative else as_floats(x).abs()
+    kind = torch.result_type(x, y)
+    x = as_floats(x.to(kind) if kind.is_floating_point else x)
+    # ``x`` comes first wherever both meet: the layout of the answer is that of the first.
+    return x.abs() * torch.where(torch.signbit(y), -1.0, 1.0).to(x.dtype)
+
+
+@decomposition(aten.hypot.default)
+def _hypot(x: Tensor, y: Tensor) -> Tensor:
+    """Without squares that overflow."""
+    a, b = x.abs(), y.abs()
+    most, least = torch.where(a < b, b, a), torch.where(a < b, a, b)
+    ratio = torch.where(most == 0, 0.0, least / most)
+    found = most * torch.sqrt(1 + ratio * ratio)
+    return torch.where(a.isinf() | b.isinf(), float("inf"), torch.where(a.isnan() | b.isnan(), a + b, found))
+
+
+@decomposition(aten.fmax.default)
+def _fmax(x: Tensor, y: Tensor) -> Tensor:
+    if not torch.result_type(x, y).is_floating_point:
+        return torch.maximum(x, y)
+    return torch.where(x.isnan() | (x < y), y, x)
+
+
+@decomposition(aten.fmin.default)
+def _fmin(x: Tensor, y: Tensor) -> Tensor:
+    if not torch.result_type(x, y).is_floating_point:
+        return torch.minimum(x, y)
+    return torch.where(x.isnan() | (x > y), y, x)
+
+
+@decomposition(aten.clamp.Tensor, rule=Rule(banned="OpenVINO rounds the bounds of an integer tensor" + INSTEAD))
+def _clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
+    for bound in (min, max):
+        if bound is not None:
+            x = x.to(torch.result_type(x, bound))
+    if min is not None:
+        x = torch.maximum(x, min.to(x.dtype))
+    return x if max is None else torch.minimum(x, max.to(x.dtype))
+
+
+@decomposition(aten.angle.default, rule=Rule(banned="OpenVINO answers 0 for NaN" + INSTEAD))
+def _angle(x: Tensor) -> Tensor:
+    if x.is_complex():
+        return NotImplemented
+    x = as_floats(x)
+    return torch.where(x.isnan(), x, torch.where(x < 0, math.pi, 0.0).to(x.dtype))
+
+
+@decomposition(
+    aten.atan2.default,
+    rule=Rule(banned="OpenVINO's is wrong for integers, negative zeros and two infinities" + INSTEAD),
+)
+def _atan2(y: Tensor, x: Tensor) -> Tensor:
+    """By quadrants; equal infinities count as 1, and the sign of a zero as that of a number."""
+    kind = torch.result_type(y, x)
+    kind = kind if kind.is_floating_point else torch.get_default_dtype()
+    y, x = y.to(kind), x.to(kind)
+    infinite = y.isinf() & x.isinf()
+    quotient = torch.where(infinite, torch.sign(y) * torch.sign(x), y / x)
+    base = torch.where((y == 0) & (x == 0), y, torch.atan(quotient))
+    base = torch.where((y == 0) & torch.signbit(x), torch.zeros_like(base), base)
+    half = torch.where(torch.signbit(y), -math.pi, math.pi).to(kind)
+    behind = torch.signbit(x) & ~x.isnan()
+    return base + half * behind.to(kind)
+
+
+@decomposition(aten.logaddexp.default, rule=Rule(banned="OpenVINO's loses NaN" + INSTEAD))
+def _logaddexp(x: Tensor, y: Tensor) -> Tensor:
+    kind = torch.result_type(x, y)
+    if not kind.is_floating_point:
+        return NotImplemented
+    x, y = x.to(kind), y.to(kind)
+    most, least = torch.where(x < y, y, x), torch.where(x < y, x, y)
+    found = most + torch.log1p(torch.exp(least - most))
+    return torch.where(x.isnan() | y.isnan(), x + y, torch.where(most.isinf(), most, found))
+
+
+def _bitwise(op: Any) -> Callable[..., Any]:
+    """The overloads with a number."""
+
+    def decomposed(x: Tensor, y: Number) -> Tensor:
+        kind = torch.result_type(x, y)
+        return op(x.to(kind), torch.full((), y, dtype=kind))
+
+    return decomposed
+
+
+declare(Rule(decompose=_bitwise(torch.bitwise_or)), aten.bitwise_or.Scalar)
+declare(Rule(decompose=_bitwise(torch.bitwise_xor)), aten.bitwise_xor.Scalar)
+
+
+@decomposition(aten.sub.Scalar)
+def _sub(x: Tensor, y: Number, alpha: Number = 1) -> Tensor:
+    return aten.sub.Tensor(x, y, alpha=alpha)
+
+
+@decomposition(aten.round.decimals)
+def _round(x: Tensor, *, decimals: int) -> Tensor:
+    scale = 10.0 ** abs(decimals)
+    if not x.is_floating_point():
+        return NotImplemented
+    return torch.round(x * scale) / scale if decimals >= 0 else torch.round(x / scale) * scale
+
+
+def _known_beforehand(node: Node) -> str | None:
+    """OpenVINO drops the abs of a range that it can compute while it compiles (tests/contract pins it)."""
+    seen, waiting, ranges = {node}, [node], False
+    while waiting:
+        found = waiting.pop()
+        if found.op in {"placeholder", "get_attr"}:
+            return None
+        ranges |= packet_name(op_name(found.target)) in {"aten.arange", "aten.linspace"}
+        waiting += [source for source in found.all_input_nodes if source not in seen]
+        seen.update(found.all_input_nodes)
+    return "the abs of a range without inputs, which OpenVINO takes for positive" if ranges else None
+
+
+@decomposition(aten.abs.default, rule=Rule(limit=_known_beforehand))
+def _abs(x: Tensor) -> Tensor:
+    """OpenVINO drops the abs of an integer range (tests/contract pins it); the maximum with the negative is right."""
+    if x.is_floating_point() or x.is_complex():
+        return NotImplemented
+    return torch.maximum(x, -x)
+
+
+def _binary_extreme(boolean: Any) -> Callable[..., Any]:
+    def decomposed(x: Tensor, y: Tensor) -> Tensor:
+        return boolean(x, y) if x.dtype is torch.bool and y.dtype is torch.bool else NotImplemented
+
+    return decomposed
+
+
+declare(Rule(decompose=_binary_extreme(torch.logical_or)), aten.maximum.default)
+declare(Rule(decompose=_binary_extreme(torch.logical_and)), aten.minimum.default)
+
+
+@decomposition(aten.sign.default)
+def _sign(x: Tensor) -> Tensor:
+    return x.clone() if x.dtype is torch.bool else NotImplemented
+
+
+def _boolean_sum(node: Node) -> str | None:
+    value = node.meta.get("val")
+    if isinstance(value, Tensor) and value.dtype is torch.bool and not node.kwargs.get("alpha", 1):
+        return "a sum of booleans with alpha: OpenVINO adds what alpha takes out"
+    return None
+
+
+declare(Rule(limit=_boolean_sum), aten.add.Tensor)

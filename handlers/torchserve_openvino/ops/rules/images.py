@@ -1,0 +1,201 @@
+"""Operators on images and feature maps: pooling, padding, resizing, regions."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from openvino import Output
+from openvino import opset15 as ops
+from torch import Tensor
+from torch.fx import Node
+from torch.nn import functional as F
+
+from torchserve_openvino.ops.names import arguments_of, first_input
+from torchserve_openvino.ops.openvino_values import int64, static_shape
+from torchserve_openvino.ops.registry import Movement, Rule, Traced, conversion, declare, decomposition
+
+aten = torch.ops.aten
+
+declare(
+    Rule(verified=True),
+    aten.channel_shuffle.default, aten.col2im.default, aten.pixel_shuffle.default, aten.pixel_unshuffle.default,
+    aten.reflection_pad1d.default, aten.reflection_pad3d.default,
+)  # fmt: skip
+declare(Rule(traced=Traced("grid_sampler", torch.grid_sampler)), aten.grid_sampler_2d.default)
+
+
+# --- pooling ------------------------------------------------------------------------------------------------------
+
+declare(Rule(movement=Movement.SELECTS), aten.max_pool2d_with_indices)
+declare(Rule(traced=Traced("adaptive_avg_pool2d", F.adaptive_avg_pool2d)), aten._adaptive_avg_pool2d.default)
+declare(Rule(traced=Traced("adaptive_avg_pool3d", F.adaptive_avg_pool3d)), aten._adaptive_avg_pool3d.default)
+
+
+def _each(value: list[int], dims: int) -> list[int]:
+    return list(value) * dims if len(value) == 1 else list(value)
+
+
+def _out_size(size: int, kernel: int, stride: int, pad: int, ceil: bool) -> int:
+    """Windows along a dimension, as torch's pooling_output_shape counts them: the last starts within the input."""
+    count = (size + 2 * pad - kernel + (stride - 1 if ceil else 0)) // stride + 1
+    return count - 1 if ceil and (count - 1) * stride >= size + pad else count
+
+
+def _counts(size: int, kernel: int, stride: int, pad: int, windows: int, include_pad: bool) -> Tensor:
+    """By how many elements torch divides each window's sum, along one dimension."""
+    start = torch.arange(windows) * stride - pad
+    end = torch.clamp(start + kernel, max=size + pad)
+    return end - start if include_pad else torch.clamp(end, max=size) - torch.clamp(start, min=0)
+
+
+def _other_average(node: Node) -> str | None:
+    if arguments_of(node).get("ceil_mode"):
+        return "average pooling with ceil_mode: OpenVINO divides the last window by another count than torch"
+    value = first_input(node)
+    if value is not None and not value.is_floating_point():
+        return "computed in integers by OpenVINO where torch goes through floats"
+    return None
+
+
+def _average_pool(dims: int, pool: Callable[..., Tensor]) -> Callable[..., Any]:
+    def decomposed(
+        x: Tensor,
+        kernel_size: list[int],
+        stride: list[int] | None = None,
+        padding: list[int] | None = None,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Tensor:
+        if not (ceil_mode or divisor_override) or not x.is_floating_point():
+            return NotImplemented
+        kernel, pad = _each(kernel_size, dims), _each(padding or [0], dims)
+        step = _each(stride, dims) if stride else kernel
+        sizes = list(x.shape[-dims:])
+        facts = list(zip(sizes, kernel, step, pad, strict=True))
+        windows = [_out_size(*fact, ceil_mode) for fact in facts]
+        # Zeros around the input, until the last window lies inside.
+        more = [max(0, (n - 1) * s + k - size - p) for n, (size, k, s, p) in zip(windows, facts, strict=True)]
+        around = [side for p, m in zip(reversed(pad), reversed(more), strict=True) for side in (p, m)]
+        total = 1
+        for k in kernel:
+            total *= k
+        summed = pool(F.pad(x, around), kernel, step) * float(total)
+        for i, n in enumerate(windows):
+            summed = summed.narrow(i - dims, 0, n)
+        if divisor_override:
+            return summed / float(divisor_override)
+        divisor = torch.ones([], dtype=x.dtype)
+        for i, (n, fact) in enumerate(zip(windows, facts, strict=True)):
+            count = _counts(*fact, n, count_include_pad).to(x.dtype)
+            divisor = divisor * count.reshape([-1] + [1] * (dims - 1 - i))
+        return summed / divisor
+
+    return decomposed
+
+
+declare(Rule(decompose=_average_pool(1, torch.avg_pool1d), limit=_other_average), aten.avg_pool1d.default)
+declare(Rule(decompose=_average_pool(2, F.avg_pool2d), limit=_other_average), aten.avg_pool2d.default)
+declare(Rule(decompose=_average_pool(3, F.avg_pool3d), limit=_other_average), aten.avg_pool3d.default)
+
+
+def _unpool(dims: int) -> Callable[..., Any]:
+    """torch's own decomposition takes a negative position for one from the end, where eager refuses it."""
+
+    def decomposed(x: Tensor, indices: Tensor, output_size: list[int], *_: list[int]) -> Tensor:
+        before = x.shape[:-dims]
+        zeros = torch.zeros([*before, math.prod(output_size)], dtype=x.dtype)
+        return zeros.scatter(-1, indices.flatten(-dims), x.flatten(-dims)).reshape([*before, *output_size])
+
+    return decomposed
+
+
+declare(Rule(decompose=_unpool(2)), aten.max_unpool2d.default)
+declare(Rule(decompose=_unpool(3)), aten.max_unpool3d.default)
+
+
+# --- padding and resizing -----------------------------------------------------------------------------------------
+
+
+@conversion(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
+def _replication_pad(x: Output, padding: Sequence[int]) -> Any:
+    """The edge repeated; ``padding`` starts with the last dimension, begin and end in turn."""
+    rank = len(static_shape(x))
+    begin, end = [0] * rank, [0] * rank
+    for i in range(len(padding) // 2):
+        begin[rank - 1 - i], end[rank - 1 - i] = padding[2 * i], padding[2 * i + 1]
+    return ops.pad(x, int64(begin), int64(end), "edge")
+
+
+@decomposition(aten.affine_grid_generator.default)
+def _affine_grid(theta: Tensor, size: list[int], align_corners: bool) -> Tensor:
+    """torch's own formula makes a constant of a dimension of 1, in a way that cannot be traced."""
+    if any(each <= 1 for each in size[2:]):
+        return NotImplemented
+    return torch._decomp.decomposition_table[aten.affine_grid_generator.default](theta, size, align_corners)
+
+
+def _interpolate(packet: Any, *, listed: bool) -> Callable[..., Any]:
+    """OpenVINO takes the first value along a dimension that shrinks to 1, where torch takes the middle.
+
+    Args:
+        packet: The operator.
+        listed: Whether this is the overload with a list of factors, instead of the sizes.
+    """
+
+    def decomposed(x: Tensor, output_size: list[int] | None, align_corners: bool, *factors: Any) -> Tensor:
+        scales = list(factors[0] or []) if listed and factors else list(factors)
+        spatial = x.shape[2:]
+        sizes = output_size or [int(size * scale) for size, scale in zip(spatial, scales, strict=True)]
+        if 1 not in sizes:
+            return NotImplemented
+        return torch._decomp.decomposition_table[packet.default](x, sizes, align_corners, *scales)
+
+    return decomposed
+
+
+for _packet in (
+    aten.upsample_linear1d, aten.upsample_bilinear2d, aten.upsample_trilinear3d, aten.upsample_bicubic2d,
+):  # fmt: skip
+    declare(Rule(decompose=_interpolate(_packet, listed=True)), _packet.vec)
+    declare(Rule(decompose=_interpolate(_packet, listed=False)), _packet.default)
+
+
+# --- regions ------------------------------------------------------------------------------------------------------
+
+
+# torchvision itself is not needed, nor imported. Non-maximum suppression is not here: how many boxes are left is known
+# only when it ran, so that Dynamo breaks the graph there, and torchvision's own kernel runs, counted.
+@conversion("torchvision.roi_align.default")
+def _roi_align(
+    features: Output,
+    rois: Output,
+    spatial_scale: float,
+    pooled_height: int,
+    pooled_width: int,
+    sampling_ratio: int,
+    aligned: bool,
+) -> Any:
+    """Regions of a feature map, each brought to one size by averages of bilinear samples.
+
+    Args:
+        features: ``[N, C, H, W]``.
+        rois: ``[R, 5]``: the item of the batch, then x1, y1, x2, y2 in pixels of the image.
+        spatial_scale: From these pixels to those of ``features``.
+        sampling_ratio: Samples for each bin and direction; 0 and less: as many as the region's size asks for.
+        aligned: Whether pixels are half a pixel off their corners; otherwise regions are one pixel wide at least.
+
+    Returns:
+        ``[R, C, pooled_height, pooled_width]``.
+    """
+    columns = ops.split(rois, ops.constant(np.int64(1)), 5)
+    boxes = ops.concat([columns.output(i) for i in range(1, 5)], 1)
+    items = ops.convert(ops.squeeze(columns.output(0), ops.constant(np.array([1], dtype=np.int64))), "i32")
+    # OpenVINO reads where it is told to. (torchvision does so too: what it answers then is anybody's guess.)
+    items = ops.clamp(items, 0, features.get_shape()[0] - 1)
+    return ops.roi_align(
+        features, boxes, items, pooled_height, pooled_width, max(sampling_ratio, 0), spatial_scale, "avg",
+        "half_pixel_for_nn" if aligned else "asymmetric",
+    )  # fmt: skip

@@ -1,0 +1,228 @@
+"""Look-ups and writes at an index, a mask or positions.
+
+What an index may be each call checks (`backend.index_range`, `backend.checks`).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from openvino import Output, Type
+from openvino import opset15 as ops
+from torch import Tensor
+from torch.fx import Node
+
+from torchserve_openvino.ops import integers
+from torchserve_openvino.ops.names import first_input, value_of
+from torchserve_openvino.ops.openvino_values import int64, static_shape
+from torchserve_openvino.ops.registry import (
+    FAILS,
+    INSTEAD,
+    SHAPE,
+    Index,
+    Lifted,
+    Movement,
+    Rule,
+    Traced,
+    conversion,
+    declare,
+    decomposition,
+)  # fmt: skip
+
+aten = torch.ops.aten
+Number = int | float | bool
+
+# torch's name of a reduction to OpenVINO's.
+_REDUCTIONS = {"sum": "sum", "prod": "prod", "mean": "mean", "amax": "max", "amin": "min"}
+_ALONG = Index(source=0, dim=1, index=2)
+
+declare(Rule(movement=Movement.LOOKS_UP, index=Index(0, None, 1, stays_inside=True)), aten.embedding)
+declare(Rule(movement=Movement.LOOKS_UP, integers=integers.first), aten.index)
+declare(
+    Rule(movement=Movement.LOOKS_UP, integers=integers.first, index=Index(0, 1, 2, stays_inside=True)),
+    aten.index_select,
+)
+declare(Rule(scalars=Lifted()), aten.index_select.default, aten.index_copy.default)
+declare(Rule(index=_ALONG), aten.scatter, aten.index_copy, aten.index_fill)
+declare(Rule(index=_ALONG, integers=integers.plus_all_of(3)), aten.scatter_add, aten.scatter_reduce, aten.index_add)
+declare(Rule(integers=integers.plus_all_of(2)), aten.index_put)
+declare(Rule(traced=Traced("index", aten.index.Tensor)), aten._unsafe_index.Tensor)
+declare(Rule(banned=SHAPE), aten.nonzero.default, aten.repeat_interleave.self_Tensor)
+
+
+# --- look-ups -----------------------------------------------------------------------------------------------------
+
+
+def _other_index_shape(node: Node) -> str | None:
+    """Known sizes that differ are made equal by a decomposition."""
+    source, index = node.args[0], node.args[2]
+    if not (isinstance(source, Node) and isinstance(index, Node) and isinstance(node.args[1], int)):
+        return None
+    shape, wanted = value_of(source).shape, value_of(index).shape
+    dim = node.args[1] % max(len(shape), 1)
+    if any(d != dim and str(size) != str(other) for d, (size, other) in enumerate(zip(shape, wanted, strict=False))):
+        return "an index of other sizes than the tensor, which are known only at run time"
+    return None
+
+
+declare(Rule(movement=Movement.LOOKS_UP, integers=integers.first, index=_ALONG), aten.gather)
+
+
+@decomposition(aten.gather.default, rule=Rule(limit=_other_index_shape, scalars=Lifted(shaped_by=2)))
+def _gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
+    """OpenVINO wants an index as large as the tensor, but along the dimension, and takes a slice before it away."""
+    dim = dim % max(x.dim(), 1)
+    sizes = [(d, size, index.shape[d]) for d, size in enumerate(x.shape) if d != dim]
+    larger = [(d, wanted) for d, size, wanted in sizes if type(size) is type(wanted) is int and size != wanted]
+    if not larger:
+        return NotImplemented
+    for d, wanted in larger:
+        x = torch.index_select(x, d, torch.arange(wanted))
+    return torch.gather(x, dim, index)
+
+
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    """Laid out like its index in eager, once it is decomposed to an `index`; the kernel itself is contiguous."""
+    return NotImplemented if index.is_contiguous() else aten.take.default(x, index.contiguous())
+
+
+declare(Rule(decompose_strided=_take), aten.take.default)
+
+
+# --- writes -------------------------------------------------------------------------------------------------------
+
+
+def _not_by_mask(node: Node) -> str | None:
+    """The reason against an assignment by index.
+
+    Through a mask: OpenVINO's shapes must not depend on its values. A sum of int64: it may exceed 32 bits.
+    """
+    _, indices, values, *accumulate = (*node.args, *node.kwargs.values())
+    assert isinstance(indices, (list, tuple)) and isinstance(values, Node)
+    if any(accumulate) and value_of(node).dtype in {torch.int64, torch.bool}:
+        return "a sum of int64 may exceed 32 bits, in which OpenVINO computes it; one of booleans counts"
+    masks = [i for i in indices if isinstance(i, Node) and value_of(i).dtype in {torch.bool, torch.uint8}]
+    if not masks:
+        return None
+    if len(indices) == 1 and value_of(values).numel() == 1 and not any(accumulate):
+        return None
+    return "assigns several values through a mask: how many depends on the mask's values"
+
+
+@conversion(aten.index_put.default, rule=Rule(limit=_not_by_mask))
+def _index_put(x: Output, indices: Sequence[Output | None], values: Output, accumulate: bool = False) -> Any:
+    """``x`` with ``values`` at ``indices``, NumPy's advanced indexing; a mask as `refuse_put` allows it."""
+    shape = static_shape(x)
+    if indices[0] is not None and indices[0].get_element_type() == Type.boolean:
+        mask = indices[0]
+        for _ in shape[len(static_shape(mask)) :]:
+            mask = ops.unsqueeze(mask, int64([-1])).output(0)
+        return ops.select(mask, ops.reshape(values, int64([1] * len(shape)), False), x)
+    indexed = [dim for dim, index in enumerate(indices) if index is not None]
+    kept = [dim for dim in range(len(shape)) if dim not in indexed]
+    # Indices of several dimensions are broadcast together, and negative ones count from the end.
+    given = [index for index in indices if index is not None]
+    together = list(np.broadcast_shapes(*(static_shape(index) for index in given)))
+    columns = []
+    for dim, index in zip(indexed, given, strict=True):
+        wide = ops.convert(index, "i64")
+        size = ops.constant(np.int64(shape[dim]))
+        positive = ops.select(ops.less(wide, ops.constant(np.int64(0))), ops.add(wide, size), wide)
+        columns.append(ops.unsqueeze(ops.broadcast(positive, int64(together)), int64([-1])))
+    # The indexed dimensions go first, as ScatterNDUpdate wants them.
+    order = indexed + kept
+    moved = ops.transpose(x, int64(order))
+    adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
+    before = indexed[0] if adjacent else 0
+    # Where torch puts the broadcast dimensions: in the place of the indexed ones if these are neighbours, else first.
+    rest = [shape[dim] for dim in kept]
+    target = [*rest[:before], *together, *rest[before:]]
+    wide_values = ops.broadcast(values, int64(target))
+    count = len(together)
+    first = [*range(before, before + count), *range(before), *range(before + count, len(target))]
+    updates = ops.transpose(wide_values, int64(first)) if target else wide_values
+    scattered = ops.scatter_nd_update(
+        moved, ops.concat(columns, -1), updates, reduction="sum" if accumulate else "none"
+    )
+    return ops.transpose(scattered, int64([order.index(dim) for dim in range(len(shape))]))
+
+
+def _scatter_sum(node: Node) -> str | None:
+    source = first_input(node)
+    if source is not None and source.dim() == 0:
+        return "scatter_add to a scalar fails in OpenVINO"
+    if source is not None and source.dtype in {torch.int64, torch.bool}:
+        return "a sum of int64 may exceed 32 bits, in which OpenVINO computes it; one of booleans counts"
+    return None
+
+
+declare(Rule(verified=True, limit=_scatter_sum, scalars=Lifted()), aten.scatter_add.default)
+
+
+def _scatter_reduction(node: Node) -> str | None:
+    reduction = node.args[4] if len(node.args) > 4 else node.kwargs.get("reduce")
+    if reduction in {"amax", "amin"}:
+        return None
+    source = first_input(node)
+    if reduction == "mean" and source is not None and not source.is_floating_point():
+        return "the mean of integers: torch rounds it down, OpenVINO towards 0"
+    return _scatter_sum(node)
+
+
+@conversion(aten.scatter_reduce.two, rule=Rule(limit=_scatter_reduction, scalars=Lifted()))
+def _scatter_reduce(x: Output, dim: int, index: Output, src: Output, reduce: str, *, include_self: bool = True) -> Any:
+    """``x`` reduced with elements of ``src`` at ``index`` along ``dim``."""
+    part = static_shape(index)
+    if part != static_shape(src):
+        # The index may be smaller than what it takes from.
+        src = ops.slice(src, int64([0] * len(part)), int64(part), int64([1] * len(part))).output(0)
+    axis = ops.constant(np.int64(dim))
+
+    def scatter(target: Output, source: Output) -> Output:
+        return ops.scatter_elements_update(
+            target, index, source, axis, reduction=_REDUCTIONS[reduce], use_init_val=include_self
+        ).output(0)
+
+    result = scatter(x, src)
+    if reduce not in {"amax", "amin"} or not x.get_element_type().is_real():
+        return result
+    # torch hands NaN on, OpenVINO's maximum drops it; minus one is the least of the two flags.
+    sign = 1.0 if reduce == "amax" else -1.0
+    flags = [ops.multiply(ops.convert(ops.is_nan(each), "f32"), np.float32(sign)).output(0) for each in (x, src)]
+    is_nan = ops.not_equal(scatter(*flags), np.float32(0.0))
+    return ops.select(is_nan, ops.constant(np.nan, dtype=x.get_element_type()), result)
+
+
+@decomposition(aten.masked_scatter.default, rule=Rule(verified=True, scalars=Lifted()))
+def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """OpenVINO does not broadcast the tensor that is written to."""
+    shape = torch.broadcast_shapes(x.shape, mask.shape)
+    if shape == x.shape:
+        return NotImplemented
+    return torch.masked_scatter(x.expand(shape).clone(), mask.expand(shape), source)
+
+
+@decomposition(
+    aten.index_fill.int_Scalar, rule=Rule(banned=FAILS + " for float16 and scalars" + INSTEAD, scalars=Lifted())
+)
+def _index_fill(x: Tensor, dim: int, index: Tensor, value: Number) -> Tensor:
+    if not x.dim():
+        return NotImplemented
+    size = x.shape[dim]
+    places = torch.arange(size, dtype=index.dtype)
+    # The look-up counts from the end where the index is below 0, and keeps the check that it is not beyond it.
+    chosen = (places[index.reshape(-1)].unsqueeze(1) == places).any(0)
+    shape = [1] * x.dim()
+    shape[dim] = size
+    return torch.where(chosen.reshape(shape), torch.full((), value, dtype=x.dtype), x)
+
+
+@decomposition(aten.index_add.default, rule=Rule(banned=FAILS + INSTEAD, scalars=Lifted()))
+def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Number = 1) -> Tensor:
+    if not x.dim() or not x.is_floating_point():
+        return NotImplemented
+    shape = [1] * x.dim()
+    shape[dim] = -1
+    scaled = source if alpha == 1 else source * alpha
+    return torch.scatter_add(x, dim, index.to(torch.int64).reshape(shape).expand(source.shape), scaled)

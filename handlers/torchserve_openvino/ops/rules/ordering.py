@@ -1,0 +1,104 @@
+"""Sorting, the k-th of an order, and look-ups in what is sorted."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from torchserve_openvino.ops import integers, value_range
+from torchserve_openvino.ops.names import first_input
+from torchserve_openvino.ops.registry import FAILS, INSTEAD, Check, Lifted, Rule, declare, decomposition
+
+aten = torch.ops.aten
+# A comparison of each value with each boundary takes memory for all of them.
+MOST_COMPARISONS = 2**24
+
+declare(
+    Rule(
+        check=Check.NO_NAN,
+        integers=integers.value_or_place,
+        item_ranges=(value_range.of_argument(0), value_range.positions(-1)),
+    ),
+    aten.sort, aten.topk,
+)  # fmt: skip
+declare(Rule(scalars=Lifted()), aten.topk.default)
+
+
+@decomposition(aten.sort.default)
+def _sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    """OpenVINO orders equal values at random; torch's CPU sort keeps their order even where it need not."""
+    return aten.sort.stable(x, stable=True, dim=dim, descending=descending)
+
+
+def _of_scalar(node: Node) -> str | None:
+    source = first_input(node)
+    return "sorting a scalar fails in OpenVINO" if source is not None and source.dim() == 0 else None
+
+
+@decomposition(aten.sort.stable, rule=Rule(verified=True, limit=_of_scalar, scalars=Lifted()))
+def _sort_stable(x: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    if stable:
+        return NotImplemented
+    return aten.sort.stable(x, stable=True, dim=dim, descending=descending)
+
+
+@decomposition(aten.kthvalue.default, rule=Rule(banned="OpenVINO converts kthvalue to another shape than torch's"))
+def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The k-th of the sorted values, counted from 1."""
+    if not x.dim():
+        return NotImplemented
+    ordered = aten.sort.stable(x, stable=True, dim=dim, descending=False)
+    # Not a view of the sorted values: eager's answer is no view either.
+    values, places = (torch.narrow_copy(each, dim, k - 1, 1) for each in ordered)
+    return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
+
+
+@decomposition(aten.median.dim)
+def _median(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The lower of the two in the middle; the first NaN where there is one."""
+    if not x.dim() or not isinstance(x.shape[dim], int):
+        return NotImplemented
+    values, places = _kthvalue(x, (x.shape[dim] + 1) // 2, dim, keepdim)
+    if x.is_floating_point():
+        nan = x.isnan()
+        some = nan.any(dim, keepdim)
+        values = torch.where(some, math.nan, values)
+        places = torch.where(some, nan.to(torch.int32).argmax(dim, keepdim), places)
+    return values, places
+
+
+@decomposition(aten.median.default)
+def _median_of_all(x: Tensor) -> Tensor:
+    if not all(isinstance(size, int) for size in x.shape) or not x.numel():
+        return NotImplemented
+    return _median(x.reshape(-1), 0)[0]
+
+
+@decomposition(aten.searchsorted.Tensor, rule=Rule(banned=FAILS + INSTEAD))
+def _searchsorted(
+    boundaries: Tensor,
+    x: Tensor,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+) -> Tensor:
+    """Counts the boundaries below each value; NaN lies above all of them."""
+    if x.numel() * boundaries.shape[-1] > MOST_COMPARISONS:
+        return NotImplemented
+    if sorter is not None:
+        boundaries = torch.gather(boundaries, -1, sorter)
+    values, bounds = x.unsqueeze(-1), boundaries if boundaries.dim() == 1 else boundaries.unsqueeze(-2)
+    above = values < bounds if right or side == "right" else values <= bounds
+    found = torch.sum(torch.logical_not(above).to(torch.int32), -1)
+    return found.to(torch.int32 if out_int32 else torch.int64)
+
+
+@decomposition(
+    aten.bucketize.Tensor,
+    rule=Rule(banned="OpenVINO puts NaN into the first bucket, torch into the last" + INSTEAD),
+)
+def _bucketize(x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+    return _searchsorted(boundaries, x, out_int32=out_int32, right=right)

@@ -1,0 +1,229 @@
+"""Sums, extremes, norms and moments along dimensions, and running sums.
+
+`cumprod` has no decomposition: a product in another order than eager's overflows where eager's does not.
+"""
+
+import functools
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchserve_openvino.ops import integers, value_range
+from torchserve_openvino.ops.names import packets
+from torchserve_openvino.ops.registry import INSTEAD, Check, Lifted, Rule, Traced, declare, decomposition
+from torchserve_openvino.ops.rules.elementwise import as_floats
+from torchserve_openvino.ops.rules.logic import all_over, any_over
+
+aten = torch.ops.aten
+Dims = list[int] | None
+
+declare(Rule(multiplies=True, check=Check.ANY_ORDER), aten.prod)
+declare(Rule(multiplies=True), aten.cumprod)
+declare(Rule(scalars=Lifted()), aten.prod.dim_int, aten.amax.default, aten.amin.default, aten.max.dim, aten.min.dim)
+declare(Rule(scalars=Lifted()), aten.argmax.default, aten.argmin.default, aten.cumsum.default)
+declare(Rule(integers=integers.total), aten.sum, aten.cumsum)
+declare(Rule(integers=integers.place, range=value_range.positions(None)), *packets("argmax argmin argsort"))
+declare(Rule(check=Check.NO_NAN), aten.argmax)
+declare(
+    Rule(
+        integers=integers.value_or_place,
+        item_ranges=(value_range.of_argument(0), value_range.positions(-1)),
+    ),
+    *packets("max min"),
+)
+
+
+def once(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets the operator inside its own decomposition stay whole, so that it is not decomposed for ever."""
+    inside = threading.local()
+
+    @functools.wraps(decomposition)
+    def outermost(*args: Any, **kwargs: Any) -> Any:
+        if getattr(inside, "active", False):
+            return NotImplemented
+        inside.active = True
+        try:
+            return decomposition(*args, **kwargs)
+        finally:
+            inside.active = False
+
+    return outermost
+
+
+# --- sums and moments ---------------------------------------------------------------------------------------------
+
+
+@decomposition(aten.cumsum.default)
+def _cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """OpenVINO sums in the type that it is given; torch sums integers and booleans as int64."""
+    kind = dtype or (x.dtype if x.is_floating_point() or x.is_complex() else torch.int64)
+    if kind is x.dtype:
+        return NotImplemented
+    # Named again: of int32 without it torch's result would be int64.
+    return aten.cumsum.default(x.to(kind), dim, dtype=kind)
+
+
+def _sum(x: Tensor, dim: list[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Through TorchScript OpenVINO casts the sum; torch casts what is summed."""
+    if dtype is None or dtype is x.dtype:
+        return NotImplemented
+    return aten.sum.dim_IntList(x.to(dtype), dim, keepdim, dtype=dtype)
+
+
+def _sum_of_all(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    return NotImplemented if dtype is None or dtype is x.dtype else aten.sum.default(x.to(dtype), dtype=dtype)
+
+
+def _traced_sum(x: Any, dims: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    """Without dimensions all are meant, which that frontend takes for none."""
+    return torch.sum(x, dims or list(range(x.dim())), keepdim, dtype=dtype)
+
+
+declare(Rule(decompose_traced=_sum, traced=Traced("sum", _traced_sum)), aten.sum.dim_IntList)
+declare(Rule(decompose_traced=_sum_of_all, traced=Traced("sum", _traced_sum)), aten.sum.default)
+
+
+def _variance(x: Tensor, dim: Dims, correction: Any, keepdim: bool) -> Tensor:
+    """OpenVINO takes a missing correction for 0, torch for 1, and knows no other numbers."""
+    correction = 1 if correction is None else correction
+    if not x.is_floating_point() or (type(correction) is int and correction in {0, 1}):
+        return NotImplemented
+    dims = [d % max(x.dim(), 1) for d in dim] if dim else list(range(x.dim()))
+    count = math.prod(x.shape[d] for d in dims) if x.dim() else 1
+    centred = x - x.mean(dims, keepdim=True)
+    total = (centred * centred).sum(dims, keepdim)
+    if not isinstance(count, int):
+        # Symbolic: the sum is divided where the size is known, at run time.
+        return NotImplemented
+    left = max(0.0, count - correction)
+    return total / left if left else total * math.inf
+
+
+@decomposition(aten.var_mean.correction)
+def _var_mean(x: Tensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    if correction is None:
+        return torch.var_mean(x, dim, correction=1, keepdim=keepdim)
+    found = _variance(x, dim, correction, keepdim)
+    return NotImplemented if found is NotImplemented else (found, x.mean(dim, keepdim))
+
+
+@decomposition(aten.var.correction)
+def _var(x: Tensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
+    if correction is None:
+        return torch.var(x, dim, correction=1, keepdim=keepdim)
+    return _variance(x, dim, correction, keepdim)
+
+
+@decomposition(aten.std.correction)
+def _std(x: Tensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
+    if correction is None:
+        return torch.std(x, dim, correction=1, keepdim=keepdim)
+    found = _variance(x, dim, correction, keepdim)
+    return NotImplemented if found is NotImplemented else found.sqrt()
+
+
+@decomposition(
+    aten.logsumexp.default, rule=Rule(banned="OpenVINO's loses NaN, and computes integers in integers" + INSTEAD)
+)
+def _logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
+    if x.is_complex():
+        return NotImplemented
+    x = as_floats(x)
+    if not x.dim():
+        return x.clone()
+    most = torch.amax(x, dim, True)
+    safe = torch.where(most.isinf(), torch.zeros_like(most), most)
+    total = torch.log(torch.sum(torch.exp(x - safe), dim, True)) + most.where(most.isnan(), safe)
+    if keepdim:
+        return total
+    return total.squeeze(list(dim) or list(range(x.dim())))
+
+
+@decomposition(aten.linalg_vector_norm.default)
+def _vector_norm(
+    x: Tensor,
+    ord: float = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """OpenVINO wants the dimensions named, cannot count nonzero values, and overflows for a large single one."""
+    if x.is_complex():
+        return NotImplemented
+    dims = list(dim) if dim and x.dim() else list(range(x.dim()))
+    single = all(isinstance(x.shape[d], int) and x.shape[d] == 1 for d in dims)
+    # Eager takes the absolute value of a single one as well, but not of a scalar whose dimension is named.
+    if dim and ord != 0 and not (single and x.dim()):
+        return NotImplemented
+    x = x if dtype is None else x.to(dtype)
+    if ord == 0:
+        return x.ne(0).to(x.dtype).sum(dims, keepdim) if x.dim() else x.ne(0).to(x.dtype)
+    if single:
+        return x.abs() if keepdim or not x.dim() else x.abs().squeeze(dims)
+    return torch.linalg.vector_norm(x, ord, dims, keepdim)
+
+
+# --- the largest and the least ------------------------------------------------------------------------------------
+
+
+def _extreme(reduce: Any, worst: float, boolean: Callable[[Tensor, list[int], bool], Tensor]) -> Callable[..., Any]:
+    """OpenVINO's reductions pass over NaN and infinities, and do not take booleans."""
+
+    def decomposed(x: Tensor, dim: list[int] | tuple[int, ...] = (), keepdim: bool = False) -> Tensor:
+        dims = list(dim)
+        if x.dtype is torch.bool:
+            return boolean(x, dims, keepdim)
+        if not x.is_floating_point():
+            return NotImplemented
+        found = torch.where(any_over(x != worst, dims, keepdim), reduce(x, dims, keepdim), worst)
+        return torch.where(any_over(x.isnan(), dims, keepdim), float("nan"), found)
+
+    return once(decomposed)
+
+
+declare(Rule(decompose=_extreme(torch.amax, -math.inf, any_over)), aten.amax.default)
+declare(Rule(decompose=_extreme(torch.amin, math.inf, all_over)), aten.amin.default)
+
+
+def _whole(reduce: Any) -> Callable[..., Any]:
+    def decomposed(x: Tensor) -> Tensor:
+        return reduce(x, [], False)
+
+    return decomposed
+
+
+declare(Rule(decompose=_whole(torch.amax)), aten.max.default)
+declare(Rule(decompose=_whole(torch.amin)), aten.min.default)
+
+
+def _with_index(reduce: Any, position: Any) -> Callable[..., Any]:
+    """OpenVINO names any of several equal values, torch the first."""
+
+    def decomposed(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+        narrow = x.dtype in {torch.bool, torch.uint8, torch.int8}
+        found = x.to(torch.int32) if narrow else x
+        values, indices = reduce(found, [dim], keepdim), position(found, dim, keepdim)
+        return (values.to(x.dtype) if narrow else values), indices
+
+    return decomposed
+
+
+declare(Rule(decompose=_with_index(torch.amax, torch.argmax)), aten.max.dim)
+declare(Rule(decompose=_with_index(torch.amin, torch.argmin)), aten.min.dim)
+
+
+def _argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """For torch NaN is the least value as well as the largest; OpenVINO's argmin passes over it."""
+    if not x.is_floating_point():
+        return NotImplemented
+    nans = x.isnan()
+    found = torch.any(nans) if dim is None else torch.any(nans, dim, keepdim)
+    return torch.where(found, torch.argmax(nans.to(torch.int32), dim, keepdim), torch.argmin(x, dim, keepdim))
+
+
+declare(Rule(decompose=once(_argmin)), aten.argmin.default)

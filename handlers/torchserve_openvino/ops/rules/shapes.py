@@ -1,0 +1,272 @@
+"""Views, copies, casts and new tensors: operators that move data."""
+
+import math
+import operator
+from typing import Any
+
+import numpy as np
+import torch
+from openvino import Output
+from openvino import opset15 as ops
+from torch import Tensor
+from torch.fx import Node
+
+from torchserve_openvino.ops import integers, value_range
+from torchserve_openvino.ops.names import first_input, op_name, packets, value_of
+from torchserve_openvino.ops.openvino_values import int64, static_shape
+from torchserve_openvino.ops.registry import (
+    INSTEAD,
+    Movement,
+    Rule,
+    Traced,
+    conversion,
+    declare,
+    decomposition,
+    rule_of,
+)  # fmt: skip
+
+aten = torch.ops.aten
+_WIDE_INTEGERS = frozenset({torch.int16, torch.int32, torch.int64})
+_NARROW_FLOATS = frozenset({torch.float16, torch.bfloat16})
+
+declare(
+    Rule(movement=Movement.REARRANGES),
+    *packets("""
+        _to_copy _unsafe_view alias as_strided cat chunk clone contiguous detach expand expand_copy flatten flip
+        lift_fresh_copy narrow permute permute_copy repeat reshape roll select slice split split_with_sizes squeeze
+        squeeze_copy stack t transpose unbind unfold unsqueeze unsqueeze_copy view view_copy
+    """),
+)
+declare(
+    Rule(movement=Movement.FILLS),
+    *packets("copy full full_like new_full new_ones new_zeros ones ones_like scalar_tensor zeros zeros_like"),
+)
+declare(Rule(range=value_range.arange), aten.arange)
+declare(Rule(range=value_range.of_argument(1)), aten.full, aten.full_like)
+declare(Rule(range=value_range.of_argument(0)), aten.scalar_tensor)
+declare(Rule(range=value_range.stated(0)), aten.zeros, aten.zeros_like)
+declare(Rule(range=value_range.stated(1)), aten.ones, aten.ones_like)
+declare(Rule(movement=Movement.SELECTS), aten.constant_pad_nd)
+declare(Rule(integers=integers.first), aten.select, aten.slice)
+declare(Rule(integers=integers.largest_tensor), aten.slice_scatter, aten.slice_copy)
+declare(Rule(verified=True), aten.linspace.default, aten.repeat_interleave.self_int)
+# An alias in the place of it is still a view of what it was taken from, and autograd gives it the gradient that it has
+# to be without.
+declare(Rule(never_decomposed=True), aten.detach)
+declare(Rule(banned="OpenVINO returns uninitialised memory for a multiple of 4" + INSTEAD), aten.rot90.default)
+
+
+def _sliced(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
+    return x[(slice(None),) * (dim % x.dim()) + (slice(start, end, step),)]
+
+
+declare(Rule(traced=Traced("view", Tensor.view, sized=True)), aten.view.default)
+declare(Rule(traced=Traced("reshape", Tensor.reshape, sized=True)), aten._unsafe_view.default, aten.reshape.default)
+declare(Rule(traced=Traced("expand", Tensor.expand, sized=True)), aten.expand.default)
+declare(Rule(traced=Traced("slice", _sliced, sized=True)), aten.slice.Tensor)
+declare(Rule(traced=Traced("size", Tensor.size, sized=True)), aten.sym_size.int)
+
+
+# --- casts and copies ---------------------------------------------------------------------------------------------
+
+
+def _is_narrower(dtype: torch.dtype, other: torch.dtype) -> bool:
+    return dtype.is_floating_point and other.is_floating_point and dtype.itemsize < other.itemsize
+
+
+def _rounds(node: Node) -> str | None:
+    """OpenVINO computes narrow floats in wide ones, and drops two casts that cancel out but for their rounding."""
+    source, value = first_input(node), value_of(node)
+    if source is None or not isinstance(value, torch.Tensor) or not _is_narrower(value.dtype, source.dtype):
+        return None
+    seen, waiting = {node}, [node]
+    while waiting:
+        for user in waiting.pop().users:
+            if user.op != "call_function" or user in seen:
+                continue
+            name, result = op_name(user.target), value_of(user)
+            wider = isinstance(result, torch.Tensor) and _is_narrower(value.dtype, result.dtype)
+            if name == "aten._to_copy.default" and wider:
+                return f"a cast to {value.dtype} and back: OpenVINO drops the rounding between them"
+            if rule_of(name).movement is Movement.REARRANGES or user.target is operator.getitem:
+                seen.add(user)
+                waiting.append(user)
+    return None
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """float32 rounded to the 8 bits that bfloat16 has, so that nothing is left to cut off.
+
+    Veltkamp's splitting: T. J. Dekker, "A floating-point technique for extending the available precision", 1971.
+    """
+    wide = x * 65537.0
+    return wide - (wide - x)
+
+
+def _traced_to_copy(x: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
+    return x.to(dtype or x.dtype, copy=True)
+
+
+@decomposition(aten._to_copy.default, rule=Rule(limit=_rounds, traced=Traced("to", _traced_to_copy)))
+def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **rest: Any) -> Tensor:
+    """OpenVINO takes the NaN of a scalar for False, and cuts integers off where a narrow float would be rounded."""
+    if device not in {None, x.device}:
+        return NotImplemented
+    if dtype is torch.bool and x.is_floating_point():
+        found = x.ne(0)
+    elif dtype in _NARROW_FLOATS and x.dtype in _WIDE_INTEGERS:
+        # As torch does it: https://github.com/pytorch/pytorch/blob/main/c10/util/Half.h, by way of float.
+        found = _rounded(x.to(torch.float32)).to(dtype) if dtype is torch.bfloat16 else x.to(torch.float32).to(dtype)
+    else:
+        return NotImplemented
+    layout = rest.get("memory_format") or torch.preserve_format
+    return found if layout is torch.preserve_format else found.contiguous(memory_format=layout)
+
+
+def _traced_copy(x: Any, source: Any, _non_blocking: bool = False) -> Any:
+    """The functional copy: the source in the shape and type of what it is written over."""
+    return source.to(x.dtype).expand_as(x)
+
+
+@decomposition(aten.copy.default, rule=Rule(traced=Traced("copy", _traced_copy)))
+def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """OpenVINO's compilation of a copied number that nothing else is computed with ends the process."""
+    if x.dim() or source.dim():
+        return NotImplemented
+    return source.clone() if source.dtype is x.dtype else source.to(x.dtype)
+
+
+# --- views --------------------------------------------------------------------------------------------------------
+
+
+def _restrided(node: Node) -> str | None:
+    """OpenVINO sees the elements of a tensor in order, and none of the memory around them."""
+    source = first_input(node)
+    if source is None:
+        return None
+    whole = source.is_contiguous() and source.storage_offset() == 0
+    if whole and source.untyped_storage().nbytes() == source.numel() * source.element_size():
+        return None
+    return "as_strided reads memory that is not part of its input"
+
+
+declare(Rule(limit=_restrided), aten.as_strided.default, aten.as_strided_copy.default)
+
+
+def _scalar_to_scalar(node: Node) -> str | None:
+    value, source = node.meta.get("val"), first_input(node)
+    if value is not None and source is not None and value.dim() == 0 and source.dim() == 0:
+        return "a scalar expanded to a scalar: OpenVINO 2026.4 crashes on it"
+    return None
+
+
+@decomposition(aten.expand.default, rule=Rule(limit=_scalar_to_scalar))
+def _expand(x: Tensor, size: list[int], *, implicit: bool = False) -> Tensor:
+    return aten.alias.default(x) if not x.dim() and not size else NotImplemented
+
+
+@decomposition(aten.repeat.default, rule=Rule(limit=_scalar_to_scalar))
+def _repeat(x: Tensor, repeats: list[int]) -> Tensor:
+    return x.clone() if not x.dim() and not repeats else NotImplemented
+
+
+@decomposition(aten.squeeze.dims)
+def _squeeze(x: Tensor, dim: list[int]) -> Tensor:
+    """OpenVINO squeezes all dimensions where none is named, and takes a named one of symbolic size for gone."""
+    going = [d for d in dim if x.dim() and x.shape[d] == 1]
+    if len(going) == len(dim) and dim:
+        return NotImplemented
+    return aten.squeeze.dims(x, going) if going else aten.alias.default(x)
+
+
+@conversion(aten.diagonal.default)
+def _diagonal(x: Output, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """A look-up in the two dimensions made one. (Not a decomposition: torch's own is a view, and stays one.)"""
+    shape = static_shape(x)
+    dim1, dim2 = dim1 % len(shape), dim2 % len(shape)
+    columns = shape[dim2]
+    length = min(shape[dim1] + min(offset, 0), columns - max(offset, 0))
+    order = [dim for dim in range(len(shape)) if dim not in {dim1, dim2}]
+    wide = [*(shape[dim] for dim in order), shape[dim1] * columns]
+    flat = ops.reshape(ops.transpose(x, int64([*order, dim1, dim2])), int64(wide), False)
+    start = -min(offset, 0) * columns + max(offset, 0)
+    return ops.gather(flat, int64([start + i * (columns + 1) for i in range(length)]), int64([-1]))
+
+
+# `Tensor.unfold` is a view, so it is no decomposition: one that leaves the graph is made by torch, and shares memory as
+# in eager.
+def _window_order(rank: int, dimension: int) -> list[int]:
+    """Where the dimensions go once the elements of a window stand behind the windows' own dimension."""
+    return [*range(dimension + 1), *range(dimension + 2, rank + 1), dimension + 1]
+
+
+def _traced_unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    """The same in operators of torch, for the way through TorchScript."""
+    dimension %= x.dim()
+    count = (int(x.shape[dimension]) - size) // step + 1
+    places = (torch.arange(count).unsqueeze(-1) * step + torch.arange(size)).reshape(-1)
+    windows = torch.index_select(x, dimension, places).unflatten(dimension, (count, size))
+    return windows.permute(_window_order(x.dim(), dimension))
+
+
+def _other_windows(node: Node) -> str | None:
+    """Why a node cannot be converted, or None."""
+    arguments: Any = node.args
+    value, dimension = value_of(arguments[0]), arguments[1]
+    if not value.dim():
+        return "a scalar has one window"
+    if not isinstance(value.shape[dimension], int):
+        return "the number of windows depends on the call"
+    return None
+
+
+@conversion(aten.unfold.default, rule=Rule(limit=_other_windows, traced=Traced("index_select", _traced_unfold)))
+def _unfold(x: Output, dimension: int, size: int, step: int) -> Any:
+    """Windows along a dimension, whose elements go last.
+
+    Args:
+        x: Of static size in this dimension (`refuse_unfold`).
+    """
+    shape = x.get_partial_shape()
+    dimension %= len(shape)
+    starts = np.arange(0, shape[dimension].get_length() - size + 1, step, dtype=np.int64)
+    places = ops.constant(starts[:, None] + np.arange(size, dtype=np.int64))
+    windows = ops.gather(x, places, ops.constant(np.int64(dimension)))
+    return ops.transpose(windows, ops.constant(np.array(_window_order(len(shape), dimension), dtype=np.int64)))
+
+
+# --- new tensors --------------------------------------------------------------------------------------------------
+
+
+def _empty(size: list[int], order: list[int], options: dict[str, Any]) -> Tensor:
+    """Zeros, where another tensor has memory that nobody wrote to.
+
+    Args:
+        size: The shape.
+        order: Dimensions from the outermost in memory to the innermost.
+        options: What is asked for beside the shape.
+    """
+    if any(options.get(name) for name in ("device", "pin_memory", "layout")):
+        return NotImplemented
+    zeros = torch.zeros([size[dim] for dim in order], dtype=options.get("dtype"))
+    return zeros.permute([order.index(dim) for dim in range(len(size))])
+
+
+@decomposition(aten.empty_strided.default)
+def _empty_strided(size: list[int], stride: list[int], **options: Any) -> Tensor:
+    order = sorted(range(len(size)), key=lambda dim: -stride[dim])
+    dense = [math.prod(size[dim] for dim in order[i + 1 :]) for i in range(len(order))]
+    if [stride[dim] for dim in order] != dense:
+        return NotImplemented
+    return _empty(list(size), order, _on_cpu(options))
+
+
+@decomposition(aten.empty_permuted.default)
+def _empty_permuted(size: list[int], physical_layout: list[int], **options: Any) -> Tensor:
+    return _empty(list(size), list(physical_layout), _on_cpu(options))
+
+
+def _on_cpu(options: dict[str, Any]) -> dict[str, Any]:
+    """Without what says the default."""
+    defaults = {"device": torch.device("cpu"), "layout": torch.strided, "pin_memory": False}
+    return {name: value for name, value in options.items() if value is not None and defaults.get(name) != value}
