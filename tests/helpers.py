@@ -61,7 +61,7 @@ def check(
 
 def break_conversion_of_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenVINO's frontend fails on each graph with a tanh, as it does where a conversion rule is missing."""
-    from torchserve_openvino.backend import convert as stage
+    from torchserve_openvino.backend.conversion import convert as stage
 
     real = stage.fx_to_model
 
@@ -86,7 +86,7 @@ def hypot_refused() -> Iterator[None]:
 
 def stick(monkeypatch: Any) -> None:
     """From now on each partition answers everything with its first answer, as if the first inputs were constants."""
-    from torchserve_openvino.backend.execute import CompiledPartition
+    from torchserve_openvino.backend.runtime.execute import CompiledPartition
 
     right = CompiledPartition.run
     first: dict[int, tuple[Any, Any]] = {}

@@ -27,11 +27,11 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import torchserve_openvino as tov
 from benchmarks import output
 from benchmarks.harness import Call, interleave
-from torchserve_openvino.backend._openvino_private import fx_to_model
+from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.backend.probes import Observation, Probes
+from torchserve_openvino.backend.upstream._openvino_private import fx_to_model
 
 OURS, UPSTREAM = "this package", "OpenVINO's decoder"
 WIDTH = 16
@@ -47,7 +47,7 @@ def lowered(depth: int) -> torch.fx.GraphModule:
     """The graph of a network as partitions see it, weights as inputs."""
     seen: list[Observation] = []
     torch.compiler.reset()
-    compiled = tov.compile(network(depth), probes=Probes(observe=seen.append))
+    compiled = compile_with(network(depth), CompileSpec(probes=Probes(observe=seen.append)))
     with torch.inference_mode():
         compiled(torch.zeros(2, WIDTH))
     (observation,) = seen

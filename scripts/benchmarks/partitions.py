@@ -4,8 +4,8 @@
     python scripts/benchmarks/partitions.py --rounds 15 --json pieces.json
 
 Each piece is a chain of light operators over some number of elements. It runs as a partition of ours and as the same
-graph in eager PyTorch, interleaved; a line gives both times, the estimate of backend/worthwhile.py for eager, and their
-ratio. The break-even is the estimate at which most larger pieces gain and most smaller ones lose.
+graph in eager PyTorch, interleaved; a line gives both times, the estimate of backend/partitioning/cost_model.py for
+eager, and their ratio. The break-even is the estimate at which most larger pieces gain and most smaller ones lose.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import torchserve_openvino as tov
 from benchmarks import output
 from benchmarks.harness import Call, enough_repeats, interleave
+from torchserve_openvino.backend.compiler import CompileSpec, compile_with
+from torchserve_openvino.backend.partitioning.cost_model import PIECE_US, eager_us
 from torchserve_openvino.backend.probes import Observation, Probes
-from torchserve_openvino.backend.worthwhile import PIECE_US, eager_us
 
 SIZES = (16, 1_000, 10_000, 100_000, 1_000_000)
 CHAINS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -53,7 +53,7 @@ class Piece:
 def piece(chain: str, elements: int, rounds: int) -> Piece:
     torch._dynamo.reset()
     seen: list[Observation] = []
-    compiled = tov.compile(CHAINS[chain], probes=Probes(observe=seen.append))
+    compiled = compile_with(CHAINS[chain], CompileSpec(probes=Probes(observe=seen.append)))
     x = torch.rand(elements)
     with torch.inference_mode():
         compiled(x)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from fuzzing.observe import Observation
-from torchserve_openvino.backend.compare import largest_allowed, widened
+from torchserve_openvino.backend.runtime.compare import largest_allowed, widened
 
 # A difference of this share of an output's size that disturbance alone makes says that nothing can be compared.
 _ILL_CONDITIONED = 0.2

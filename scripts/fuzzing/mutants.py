@@ -25,7 +25,7 @@ class Mutant:
 
     Attributes:
         says: What is wrong then.
-        changes: Pairs of an attribute, by its module below the backend and its path in it, and its replacement.
+        changes: Pairs of an attribute, ``module:path`` below the backend, and its replacement.
         mode: Of the programs that can show it, as ``--mode`` takes it; others are not run.
     """
 
@@ -38,7 +38,8 @@ class Mutant:
         """The package with this fault."""
         with ExitStack() as stack:
             for path, replacement in self.changes:
-                module_name, *parts = path.split(".")
+                module_name, _, attribute = path.partition(":")
+                parts = attribute.split(".")
                 owner: Any = importlib.import_module(f"{_BACKEND}.{module_name}")
                 for part in parts[:-1]:
                     owner = getattr(owner, part)
@@ -65,7 +66,7 @@ def _captured_in_parts(_: Any) -> Callable[..., Any]:
     def capture(
         model: Callable[..., Any], backend: Callable[..., Any], observer: Any, around: Any, **limits: Any
     ) -> Any:
-        from torchserve_openvino.backend import _torch_private
+        from torchserve_openvino.backend.upstream import _torch_private
 
         compiled = torch.compile(model, backend=backend, **limits)
         _torch_private.watch_frames(compiled, observer, around=around)
@@ -81,69 +82,74 @@ def _without_tracing(name: str) -> Replacement:
 MUTANTS: dict[str, Mutant] = {
     "output_is_input": Mutant(
         "an output that is an input is written to directly: nobody writes it",
-        (("execute.computed_outputs", lambda _: lambda compiled: [True] * len(compiled.outputs)),),
+        (("runtime.execute:computed_outputs", lambda _: lambda compiled: [True] * len(compiled.outputs)),),
     ),
     "closed_rows": Mutant(
-        "attention rows whose mask forbids everything are NaN", (("rewrite._zero_closed_rows", _does(None)),)
+        "attention rows whose mask forbids everything are NaN", (("lowering.rewrite:_zero_closed_rows", _does(None)),)
     ),
     "negative_second_index": Mutant(
-        "a negative value in the second index tensor is taken as it is", (("rewrite._count_from_start", _does(None)),)
+        "a negative value in the second index tensor is taken as it is",
+        (("lowering.rewrite:_count_from_start", _does(None)),),
     ),
     "views_contiguous": Mutant(
-        "a strided view that is returned is taken for contiguous", (("partition.hand_out_views", _does(None)),)
+        "a strided view that is returned is taken for contiguous",
+        (("partitioning.partition:hand_out_views", _does(None)),),
     ),
     "dynamic_shape": Mutant(
         "a wrong shape of a dynamic answer is neither avoided nor noticed",
-        (("rewrite._keep_reduced_dimensions", _does(None)), ("spec.Sizes.check", _does(None))),
+        (("lowering.rewrite:_keep_reduced_dimensions", _does(None)), ("spec:Sizes.check", _does(None))),
         mode="dynamic",
     ),
     "shared_output_memory": Mutant(
-        "an answer is overwritten by the next call", (("memory.OutputMemory.new", _same_memory),), mode="static"
+        "an answer is overwritten by the next call", (("runtime.memory:OutputMemory.new", _same_memory),), mode="static"
     ),
-    "weights_unwatched": Mutant("a changed weight is not noticed", (("graph._holds", _does(True)),), mode="guarded"),
+    "weights_unwatched": Mutant(
+        "a changed weight is not noticed", (("capture.graph:_holds", _does(True)),), mode="guarded"
+    ),
     "freeze_unproven": Mutant(
         "a frozen call is proven by two calls that look alike, whatever Python did with values in between",
-        (("whole.capture_whole", _captured_in_parts), ("graph.reads_values", _does(""))),
+        (("routes.whole:capture_whole", _captured_in_parts), ("capture.graph:reads_values", _does(""))),
         mode="frozen",
     ),
     "integers_unchecked": Mutant(
         "integer inputs beyond what OpenVINO computes exactly are let through",
-        (("execute._check_integers", _does(None)),),
+        (("runtime.execute:_check_integers", _does(None)),),
     ),
     "checks_unread": Mutant(
-        "what the graph says of its computed values is not read", (("execute._check_values", _does(None)),)
+        "what the graph says of its computed values is not read", (("runtime.execute:_check_values", _does(None)),)
     ),
     "layout_lost": Mutant(
         "answers are contiguous where eager's are not",
-        (("execute._relayout", lambda _: lambda tensor, layout: tensor),),
+        (("runtime.execute:_relayout", lambda _: lambda tensor, layout: tensor),),
     ),
     "eager_uncounted": Mutant(
         "frames that Dynamo gives up run in eager, and nobody counts them",
         (
-            ("books.FrameBooks._count_eager_call", _does(None)),
-            ("books.FrameBooks.lost", _does(None)),
-            ("books.FrameBooks._observed", lambda _: lambda self, call, args, kwargs: call(*args, **kwargs)),
+            ("capture.books:FrameBooks._count_eager_call", _does(None)),
+            ("capture.books:FrameBooks.lost", _does(None)),
+            ("capture.books:FrameBooks._observed", lambda _: lambda self, call, args, kwargs: call(*args, **kwargs)),
         ),
         mode="guarded",
     ),
     "packed_once": Mutant(
         "weights that are used as they are and transposed are packed once",
-        (("convert.keep_orientations_apart", _does(None)),),
+        (("conversion.convert:keep_orientations_apart", _does(None)),),
     ),
     "chains_fused": Mutant(
         "OpenVINO fuses elementwise operators next to a chain that it fused before: the process ends",
-        (("build.crashes_plugin", _does("")),),
+        (("runtime.build:crashes_plugin", _does("")),),
     ),
     "reductions_joined": Mutant(
         "OpenVINO computes what stands behind a reduction in its kernel, at other channels",
-        (("kernel_users._is_joined_reduction", _does(False)),),
+        (("conversion.kernel_fusions:_is_joined_reduction", _does(False)),),
     ),
     "scalars_reshaped": Mutant(
-        "a matrix product is reshaped to a scalar: the process ends", (("kernel_users._squeeze", _does(None)),)
+        "a matrix product is reshaped to a scalar: the process ends",
+        (("conversion.kernel_fusions:_squeeze", _does(None)),),
     ),
     "copy_unwritten": Mutant(
         "what copy_ writes stays memory that nobody wrote",
-        (("convert_ts.rule_of", _without_tracing("aten.copy.default")),),
+        (("conversion.convert_ts:rule_of", _without_tracing("aten.copy.default")),),
         mode="openvino_ts",
     ),
 }

@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuzzing.program import Program
 from fuzzing.values import arguments
-from torchserve_openvino.backend._torch_sizes import marking, open_ones
 from torchserve_openvino.backend.open_axes import OpenAxes
+from torchserve_openvino.backend.upstream._torch_sizes import marking, open_ones
 
 
 def promised_strides(module: torch.nn.Module, program: Program, letter: str) -> dict[str, tuple[int, ...]]:

@@ -19,6 +19,7 @@ from fuzzing.program import Program
 from fuzzing.promised import LooksForNaN, exported, promised_strides, traced
 from fuzzing.uncounted import Books
 from fuzzing.values import arguments
+from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.backend.open_axes import OpenAxes
 
 # What another order of summation, another approximation or another place of rounding does to one operator's result.
@@ -177,8 +178,8 @@ def compiled(program: Program, module: torch.nn.Module) -> Callable[..., Any]:
     """The module as its mode asks for."""
     mode = program.mode
     options = {"config": {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}, **mode.options}
-    made = tov.compile(
-        module, dynamic=mode.dynamic, backend=mode.backend, options=options, open_axes=_open_axes(program)
+    made = compile_with(
+        module, CompileSpec(dynamic=mode.dynamic, backend=mode.backend, options=options, open_axes=_open_axes(program))
     )
     return made.freeze() if mode.frozen else made
 

@@ -20,8 +20,11 @@ def script(program: Program, title: str) -> str:
     mode = program.mode
     comment = "\n".join(f"# {line}" for line in title.splitlines())
     options = {"min_partition_us": 0, **mode.options}
-    axes = f", open_axes=OpenAxes({program.open_axes}, {mode.open == 'ones'})" if mode.open else ""
-    compiled = f"tov.compile(model, dynamic={mode.dynamic}, backend={mode.backend!r}, options={options!r}{axes})"
+    how = f"dynamic={mode.dynamic}, backend={mode.backend!r}, options={options!r}"
+    compiled = f"tov.compile(model, {how})"
+    if mode.open:
+        axes = f"OpenAxes({program.open_axes}, {mode.open == 'ones'})"
+        compiled = f"compile_with(model, CompileSpec({how}, open_axes={axes}))"
     context = {"no_grad": "torch.no_grad()", "inference_mode": "torch.inference_mode()", "grad": "torch.enable_grad()"}
     calls = [f"    ({_call(program, step)}),  # {step}" for step in mode.steps if step != "W"]
     change = "\n# The weights change between the calls where the list of steps has a W." if "W" in mode.steps else ""
@@ -32,6 +35,7 @@ import torch.nn.functional as F
 from torch import cond
 
 import torchserve_openvino as tov
+from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.backend.open_axes import OpenAxes
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import torchserve_openvino as tov
-from torchserve_openvino.backend._torch_modes import OperatorCount
+from torchserve_openvino.backend.upstream._torch_modes import OperatorCount
 from torchserve_openvino.ops.names import op_name, packets
 from torchserve_openvino.ops.registry import Movement, rules_that
 

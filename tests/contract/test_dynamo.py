@@ -10,7 +10,7 @@ from helpers import run_backend
 
 
 def watched(function, observer, **kwargs):
-    from torchserve_openvino.backend._torch_private import watch_frames
+    from torchserve_openvino.backend.upstream._torch_private import watch_frames
 
     compiled = torch.compile(function, backend="eager", dynamic=False, isolate_recompiles=True, **kwargs)
     watch_frames(compiled, observer)
@@ -68,7 +68,7 @@ def test_dynamo_tells_side_effects_of_a_frame() -> None:
 
 def test_an_error_of_the_backend_is_the_frames() -> None:
     """`watch_frames` turns it into a frame that runs in eager; nothing of the frame ran before."""
-    from torchserve_openvino.backend._torch_private import watch_frames
+    from torchserve_openvino.backend.upstream._torch_private import watch_frames
 
     def failing(gm, example_inputs):
         raise ValueError("closed")
@@ -100,7 +100,7 @@ def test_the_region_of_compiled_code_belongs_to_the_process() -> None:
 
 
 def test_is_compiling_belongs_to_the_process_and_is_dynamo_compiling_to_the_trace() -> None:
-    """Why `backend/whole.py` asks the second."""
+    """Why `backend/routes/whole.py` asks the second."""
     seen = []
 
     def backend(gm, example_inputs):
@@ -122,7 +122,7 @@ def test_is_compiling_belongs_to_the_process_and_is_dynamo_compiling_to_the_trac
 def test_random_numbers_of_python_are_inputs_of_the_graph() -> None:
     import random
 
-    from torchserve_openvino.backend._torch_private import reads_values
+    from torchserve_openvino.backend.upstream._torch_private import reads_values
 
     found = []
 
@@ -137,7 +137,7 @@ def test_random_numbers_of_python_are_inputs_of_the_graph() -> None:
 
 
 def test_dynamo_compiles_under_the_operator_count() -> None:
-    from torchserve_openvino.backend._torch_modes import OperatorCount
+    from torchserve_openvino.backend.upstream._torch_modes import OperatorCount
 
     graphs, ops = [], []
 
@@ -207,7 +207,7 @@ def test_aotautograd_runs_a_new_graph_under_a_mode_that_the_backend_keeps_to_its
     from torch._functorch._aot_autograd import runtime_wrappers
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-    from torchserve_openvino.backend._torch_private import aot_autograd
+    from torchserve_openvino.backend.upstream._torch_private import aot_autograd
 
     modes = []
 
@@ -255,7 +255,7 @@ def test_settings_of_dynamo_belong_to_a_thread() -> None:
 def test_what_dynamic_sets_at_each_call(dynamic) -> None:
     from torch._dynamo.eval_frame import make_set_enable_dynamic
 
-    from torchserve_openvino.backend._torch_kept import kept_whole
+    from torchserve_openvino.backend.upstream._torch_kept import kept_whole
 
     names = ("assume_static_by_default", "automatic_dynamic_shapes")
 
@@ -274,7 +274,7 @@ def test_what_dynamic_sets_at_each_call(dynamic) -> None:
 
 def test_an_operator_without_fake_tensors_breaks_the_graph() -> None:
     """What `kept_whole` raises where gradients are recorded."""
-    from torchserve_openvino.backend._torch_kept import keep_whole, kept_whole
+    from torchserve_openvino.backend.upstream._torch_kept import keep_whole, kept_whole
     from torchserve_openvino.ops.kept import STAND_INS
 
     keep_whole(STAND_INS)

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from torchserve_openvino.backend._torch_modes import ThreadDispatchMode, is_innermost
+from torchserve_openvino.backend.upstream._torch_modes import ThreadDispatchMode, is_innermost
 
 
 class Net(nn.Module):

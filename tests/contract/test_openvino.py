@@ -48,7 +48,7 @@ def test_decoder_takes_shapes_and_types_and_holds_its_nodes() -> None:
 
 
 def test_int64_is_computed_in_32_bits() -> None:
-    """Why `backend/int_range.py` limits int64 inputs."""
+    """Why `backend/lowering/int_range.py` limits int64 inputs."""
     x = np.array([2**40, 5], dtype=np.int64)
     assert run(lambda p: ops.add(p, p), x).tolist() == [0, 10]
 
@@ -134,7 +134,7 @@ def test_stock_device_takes_no_virtual_device() -> None:
 
 
 def test_the_torchscript_frontend_shares_weights_keeps_the_order_and_knows_other_operators() -> None:
-    from torchserve_openvino.backend._openvino_private import ts_to_model
+    from torchserve_openvino.backend.upstream._openvino_private import ts_to_model
 
     weight = torch.randn(64, 64)
 
@@ -160,7 +160,7 @@ def test_the_torchscript_frontend_shares_weights_keeps_the_order_and_knows_other
 
 
 def test_integers_are_compared_and_divided_in_float32() -> None:
-    """Why integers are limited to 2^24 (backend/int_range.py)."""
+    """Why integers are limited to 2^24 (backend/lowering/int_range.py)."""
     x = np.array([2**24, 2**24 + 1, 2**30 + 7], np.int32)
     assert run(ops.equal, x, x - 1).tolist() != (x == x - 1).tolist()
     assert run(ops.floor_mod, x, np.full(3, 7, np.int32)).tolist() != (x % 7).tolist()
@@ -183,7 +183,7 @@ def test_a_float_quotient_is_rounded_before_its_floor() -> None:
 
 
 def test_nan_is_greater_than_anything_and_not_less() -> None:
-    """Why ``x > y`` is asked as ``y < x`` (`backend/rewrite.py`)."""
+    """Why ``x > y`` is asked as ``y < x`` (`backend/lowering/rewrite.py`)."""
     x, y = np.array([np.nan, 1.0, np.nan], np.float32), np.array([1.0, np.nan, np.nan], np.float32)
     assert run(lambda a, b: ops.convert(ops.greater(a, b), "i32"), x, y).any()
     assert not run(lambda a, b: ops.convert(ops.less(a, b), "i32"), x, y).any()
@@ -191,7 +191,7 @@ def test_nan_is_greater_than_anything_and_not_less() -> None:
 
 
 def test_a_reduction_of_symbolic_sizes_takes_the_shape_after_it_away() -> None:
-    """Why it keeps its dimensions (`backend/rewrite.py`)."""
+    """Why it keeps its dimensions (`backend/lowering/rewrite.py`)."""
 
     def shape(keep: bool) -> list[int]:
         p = ops.parameter([-1, -1, 1], ov.Type.f32)
@@ -205,7 +205,7 @@ def test_a_reduction_of_symbolic_sizes_takes_the_shape_after_it_away() -> None:
 
 
 def test_attention_of_a_closed_row_is_nan() -> None:
-    """Why such rows are set to 0 (`backend/rewrite.py`)."""
+    """Why such rows are set to 0 (`backend/lowering/rewrite.py`)."""
     q = np.ones((1, 1, 2, 4), np.float32)
     mask = np.array([[[[0.0, -np.inf], [-np.inf, -np.inf]]]], np.float32)
     got = run(lambda q, m: ops.scaled_dot_product_attention(q, q, q, m), q, mask)
@@ -228,7 +228,7 @@ def test_an_input_that_is_an_output_takes_its_memory() -> None:
 
 
 def test_executed_graphs_say_what_each_layer_is() -> None:
-    from torchserve_openvino.backend.memory import computed_outputs
+    from torchserve_openvino.backend.runtime.memory import computed_outputs
 
     parameter = ops.parameter([2, 4], ov.Type.f32)
     reshaped = ops.reshape(parameter, ops.constant(np.array([4, 2])), False)
@@ -247,7 +247,7 @@ def test_interpolation_to_1_takes_the_first_value() -> None:
 
 
 def test_packed_weights_are_looked_up_without_their_orientation() -> None:
-    """Why `backend/packing.py` is there. Once this fails with a new version, see whether it can go."""
+    """Why `backend/conversion/weight_packing.py` is there. When this fails, it may be able to go."""
     generator = np.random.default_rng(0)
     weight, x = generator.standard_normal((8, 8), np.float32), generator.standard_normal((4, 8), np.float32)
     parameter, constant = ops.parameter([4, 8], ov.Type.f32), ops.constant(weight)
@@ -258,7 +258,7 @@ def test_packed_weights_are_looked_up_without_their_orientation() -> None:
 
 
 def test_a_reduction_of_integers_computes_what_is_behind_it_for_its_first_values_only() -> None:
-    """Why `backend/kernel_users.py` keeps the two apart."""
+    """Why `backend/conversion/kernel_fusions.py` keeps the two apart."""
     x = np.ones((5, 1, 3), dtype=np.int64)
 
     def build(p: ov.Node) -> ov.Node:
@@ -269,7 +269,7 @@ def test_a_reduction_of_integers_computes_what_is_behind_it_for_its_first_values
 
 
 def test_a_reduction_of_three_dimensions_takes_numbers_of_other_channels() -> None:
-    """Why `backend/kernel_users.py` keeps the two apart; reductions of four dimensions are right."""
+    """Why `backend/conversion/kernel_fusions.py` keeps the two apart; reductions of four dimensions are right."""
     x = np.random.default_rng(0).standard_normal((2, 3, 4, 1)).astype(np.float32)
     numbers = np.array([1, 10, 100], dtype=np.float32)
 
@@ -284,7 +284,7 @@ def test_a_reduction_of_three_dimensions_takes_numbers_of_other_channels() -> No
 
 @pytest.mark.parametrize(("shape", "wrong"), [((9, 3, 5), True), ((9, 5), False)])
 def test_a_reduction_divided_by_a_number(shape, wrong) -> None:
-    """Why `backend/kernel_users.py` keeps the two apart. The frontend's own divisions stay divisions."""
+    """Why `backend/conversion/kernel_fusions.py` keeps the two apart. The frontend's own divisions stay divisions."""
 
     class Model(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -297,7 +297,7 @@ def test_a_reduction_divided_by_a_number(shape, wrong) -> None:
 
 
 def test_a_product_of_tiny_matrices_mixes_up_the_numbers_for_each_column() -> None:
-    """Why `backend/kernel_users.py` keeps the two apart."""
+    """Why `backend/conversion/kernel_fusions.py` keeps the two apart."""
 
     def differs(size: int) -> bool:
         x, y = np.random.default_rng(0).uniform(0.5, 1, (2, size, size)).astype(np.float32)
@@ -309,7 +309,7 @@ def test_a_product_of_tiny_matrices_mixes_up_the_numbers_for_each_column() -> No
 
 
 def test_the_absolute_value_of_a_concatenation_is_taken_of_its_parts() -> None:
-    """Why `backend/kernel_users.py` keeps the two apart."""
+    """Why `backend/conversion/kernel_fusions.py` keeps the two apart."""
     x = np.array([-1.0, 2.0], dtype=np.float32)
 
     def build(p: ov.Node) -> ov.Node:
@@ -320,7 +320,7 @@ def test_the_absolute_value_of_a_concatenation_is_taken_of_its_parts() -> None:
 
 
 def test_the_absolute_value_of_a_row_of_weights_times_a_constant_is_left_out() -> None:
-    """Why `backend/kernel_users.py` hides the weights from it."""
+    """Why `backend/conversion/kernel_fusions.py` hides the weights from it."""
     weights, shift = np.array([-1.0, 0.25], dtype=np.float32), ops.constant(np.float32(0.25))
 
     def build(p: ov.Node) -> ov.Node:
@@ -331,7 +331,7 @@ def test_the_absolute_value_of_a_row_of_weights_times_a_constant_is_left_out() -
 
 
 def test_the_number_of_kernels_kept_is_taken_though_no_list_names_it() -> None:
-    """`config/known_properties.py` lists it, `backend/build.py` sets it."""
+    """`config/openvino/known_properties.py` lists it, `backend/runtime/build.py` sets it."""
     name = "CPU_RUNTIME_CACHE_CAPACITY"
     parameter = ops.parameter([-1, 8], ov.Type.f32)
     model = ov.Model([ops.relu(parameter)], [parameter])
@@ -413,3 +413,13 @@ def test_reshaping_a_product_to_a_scalar_ends_the_process_and_squeezing_it_does_
 
     assert status("reshape") == -signal.SIGSEGV, "OpenVINO has mended it: kernel_users.py need not squeeze"
     assert status("squeeze") == 0
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_a_strided_convolution_of_single_pixels_loses_its_padding(padding) -> None:
+    x = ops.parameter([1, 1, 3, 3], np.float32)
+    kernel = ops.constant(np.ones((1, 1, 1, 1), np.float32))
+    made = ops.convolution(ops.sigmoid(x), kernel, [2, 2], [padding] * 2, [padding] * 2, [1, 1])
+    answer = CORE.compile_model(ov.Model([made], [x]), "CPU", F32)([np.zeros((1, 1, 3, 3), np.float32)])[0]
+    right = list(answer.shape) == list(made.get_output_shape(0))
+    assert right is (padding == 0), "OpenVINO has mended it: kernel_fusions.py need not separate such convolutions"

@@ -10,8 +10,8 @@ import openvino as ov
 import pytest
 from openvino import opset15 as ops
 
-from torchserve_openvino.backend.build import cpu_level
-from torchserve_openvino.cache.key import RUN_PROPERTIES
+from torchserve_openvino.backend.runtime.build import cpu_level
+from torchserve_openvino.cache.identity.key import RUN_PROPERTIES
 
 CORE = ov.Core()
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}
@@ -64,7 +64,8 @@ def test_a_blob_states_its_level_and_is_refused_on_another(tmp_path: Path) -> No
     """Why a blob for another CPU is never run, and how `--level` makes one."""
     assert cpu_level().startswith("meta=") and "isa=" in cpu_level() and "ov=2026.4" in cpu_level()
     code = (
-        "import sys; from torchserve_openvino.backend.build import cpu_level, export_blob; import openvino as ov\n"
+        "import sys; from torchserve_openvino.backend.runtime.build import cpu_level, export_blob\n"
+        "import openvino as ov\n"
         "sys.path.insert(0, sys.argv[1]); from test_openvino_blobs import CORE, F32, model\n"
         "open(sys.argv[2], 'wb').write(export_blob(CORE.compile_model(model(), 'CPU', F32))); print(cpu_level())"
     )
@@ -78,7 +79,7 @@ def test_a_blob_states_its_level_and_is_refused_on_another(tmp_path: Path) -> No
 
 
 def test_auto_exports_nothing_or_what_it_can_import() -> None:
-    from torchserve_openvino.backend.build import export_blob
+    from torchserve_openvino.backend.runtime.build import export_blob
 
     found = export_blob(CORE.compile_model(model(), "AUTO:CPU"))
     assert found is None or len(found) > 0

@@ -23,7 +23,7 @@ def gathers(threads: int) -> ov.InferRequest:
 
 
 def test_with_one_thread_infer_loses_the_error_of_a_kernel() -> None:
-    """Why `backend/execute.py` asks another thread then."""
+    """Why `backend/runtime/execute.py` asks another thread then."""
     request = gathers(1)
     request.infer()
     assert (request.get_output_tensor(0).data == -7).all()
@@ -53,14 +53,14 @@ SCATTER = "scatter_elements_update(x, index, np.ones((2, 1), np.float32), np.int
 
 @pytest.mark.parametrize(("operation", "beyond"), [("gather_nd(x, index)", 10**8), (SCATTER, -(10**8))])
 def test_kernels_leave_the_memory_of_a_tensor(operation, beyond) -> None:
-    """Why an index that fails its question is 0 in `backend/checks.py`: 0.4 GB from here is nobody's memory."""
+    """Why an index that fails its question is 0 in `backend/lowering/checks.py`: 0.4 GB away is nobody's."""
     program = PROGRAM.replace("OPERATION", operation).replace("BEYOND", str(beyond))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode < 0, f"the process lives (exit code {done.returncode}): {done.stderr[-300:]}"
 
 
 def test_an_output_of_unknown_shape_that_is_an_input_is_written_to_the_last_call_s_input() -> None:
-    """Why such a request serves once (`backend/execute.py`)."""
+    """Why such a request serves once (`backend/runtime/execute.py`)."""
     x, y = ops.parameter([-1], ov.Type.f32), ops.parameter([1], ov.Type.f32)
     model = ov.Model([ops.convert(x, "f32").output(0), ops.relu(y).output(0)], [x, y])
     request = ov.Core().compile_model(model, "CPU").create_infer_request()
@@ -94,7 +94,7 @@ results = [ops.add(ops.group_normalization(x, ones, ones, 2, 1e-5), ops.relu(b))
 
 @pytest.mark.parametrize("name", JOINS)
 def test_a_joined_kernel_ends_the_process_while_it_is_compiled(name) -> None:
-    """Why `backend/kernel_users.py` exists."""
+    """Why `backend/conversion/kernel_fusions.py` exists."""
     program = JOINED.replace("RESULTS", JOINS[name])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode < 0, f"the process lives (exit code {done.returncode}): {done.stderr[-300:]}"

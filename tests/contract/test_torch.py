@@ -1,4 +1,4 @@
-"""Pins what `backend/_torch_private.py` takes from torch 2.13's private modules."""
+"""Pins what `backend/upstream/_torch_private.py` takes from torch 2.13's private modules."""
 
 import inspect
 
@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from helpers import run_backend
-from torchserve_openvino.backend._torch_private import python_implementation
+from torchserve_openvino.backend.upstream._torch_private import python_implementation
 
 
 def test_the_tested_version() -> None:
@@ -97,7 +97,7 @@ def test_fused_inference_kernels_have_no_decomposition() -> None:
 
 
 def test_reading_a_tree_may_import_modules_for_two_kinds_of_container() -> None:
-    """Why `backend/plain_tree.py` refuses them."""
+    """Why `backend/routes/plain_tree.py` refuses them."""
     from torch.utils import _pytree as pytree
 
     assert "import_module" in inspect.getsource(pytree.enum_object_hook)
@@ -122,7 +122,7 @@ def test_a_custom_operator_keeps_its_python_function() -> None:
 
 
 def test_the_tracer_tells_constants_from_what_it_follows() -> None:
-    from torchserve_openvino.backend._torch_private import is_traced
+    from torchserve_openvino.backend.upstream._torch_private import is_traced
 
     seen = []
     outside = torch.ones(2)
@@ -138,7 +138,7 @@ def test_the_tracer_tells_constants_from_what_it_follows() -> None:
 
 
 def test_under_a_dispatch_mode_the_tracer_misses_convolutions() -> None:
-    """Why `backend/convert_ts.py` traces in a thread of its own: AOTAutograd's first call runs under such a mode."""
+    """Why `backend/conversion/convert_ts.py` traces in a thread: AOTAutograd's first call runs under such a mode."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Passing(TorchDispatchMode):
@@ -157,7 +157,7 @@ def test_under_a_dispatch_mode_the_tracer_misses_convolutions() -> None:
 
 
 def test_export_keeps_the_very_tensors_and_drops_changes_of_plain_attributes() -> None:
-    """What `backend/export_bind.py` and `backend/module_state.py` rely on."""
+    """What `backend/capture/export_bind.py` and `backend/capture/module_state.py` rely on."""
 
     class Net(nn.Module):
         def __init__(self) -> None:

@@ -296,7 +296,7 @@ def test_its_vision_handlers_import_torchvision_and_captum():
 
 
 def test_a_handler_is_made_before_its_envelope_and_initialized_after(module_dir):
-    """Why `serving/envelopes.py` takes over in the handler's __init__."""
+    """Why `serving/requests/envelopes.py` takes over in the handler's __init__."""
     (module_dir / "ordered.py").write_text(
         "import ts.torch_handler.request_envelope.json as j\n"
         "EVENTS = []\n"

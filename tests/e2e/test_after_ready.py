@@ -31,7 +31,7 @@ handler:
 """
 
 BREAKABLE = '''
-from torchserve_openvino.backend.execute import CompiledPartition
+from torchserve_openvino.backend.runtime.execute import CompiledPartition
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torchserve_process import TorchServeProcess, handler_path, loaded
 
-from torchserve_openvino.serving.mismatches import read_mismatch
+from torchserve_openvino.serving.verification.mismatches import read_mismatch
 
 NETWORK = """
 import torch
@@ -35,7 +35,7 @@ handler:
 """
 
 FAULTY = '''
-from torchserve_openvino.backend.execute import CompiledPartition
+from torchserve_openvino.backend.runtime.execute import CompiledPartition
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 

@@ -14,7 +14,7 @@ from torch import library, nn
 import torchserve_openvino as tov
 from documents import ROOT, Block, blocks, pages
 from torchserve_openvino.config import load_serving_config
-from torchserve_openvino.serving.mismatches import MismatchFolder
+from torchserve_openvino.serving.verification.mismatches import MismatchFolder
 
 PAGES = pages()
 

@@ -1,11 +1,14 @@
 """The house's own rule: imports go one way, and TorchServe stays in serving, tasks and entrypoints."""
 
 import ast
+import itertools
+import re
 from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parents[2] / "handlers" / "torchserve_openvino"
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "handlers" / "torchserve_openvino"
 # A room may import from its own floor and from those below.
 FLOORS = {
     "cli": 5, "entrypoints": 5, "tasks": 4, "packaging": 4, "doctor": 4, "serving": 3, "backend": 2,
@@ -48,6 +51,48 @@ def test_private_modules_of_torch_and_openvino_have_one_door_each() -> None:
             torch_doors = {"_torch_kept.py", "_torch_modes.py", "_torch_private.py", "_torch_sizes.py"}
             doors = torch_doors | {"_openvino_private.py", "pt2.py", "stock_worker.py"}
             assert not private or path.name in doors, f"{path}: {name}"
+
+
+# A folder of the backend may import from itself and from those before it. What stands beside the folders in backend/
+# imports whatever it needs; they import nothing of that but these.
+STAGES = ("upstream", "lowering", "partitioning", "conversion", "runtime", "routes", "capture")
+BESIDE = {
+    "spec": "", "open_axes": "", "probes": "routes", "settings": "routes",
+    "compiled": "top", "auto": "top", "compiler": "top", "entry": "top",
+}  # fmt: skip
+
+
+def test_the_stages_of_the_backend_stand_in_order() -> None:
+    for path in (SOURCE / "backend").rglob("*.py"):
+        *folder, name = path.relative_to(SOURCE / "backend").parts
+        place = folder[0] if folder else BESIDE.get(name.removesuffix(".py"), "top")
+        for other in imports(path):
+            parts = other.split(".")
+            if parts[:2] == ["torchserve_openvino", "backend"] and len(parts) > 2:
+                target = parts[2] if parts[2] in STAGES else BESIDE[parts[2]]
+                order = ["", *STAGES, "top"]
+                assert order.index(target) <= order.index(place), f"{path}: {other}"
+
+
+def test_the_architecture_page_says_what_holds() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    (rooms,) = re.findall(r"^    (cli, .* -> config, errors)$", page, re.MULTILINE)
+    floors = [set(re.findall(r"\w+", floor)) for floor in rooms.split("->")]
+    assert set.union(*floors) == set(FLOORS)
+    for above, below in itertools.pairwise(floors):
+        assert min(FLOORS[room] for room in above) >= max(FLOORS[room] for room in below)
+    (stages,) = re.findall(r"^    spec.py, upstream -> (.*)$", page, re.MULTILINE)
+    assert re.findall(r"\w+(?= ->)", stages) == list(STAGES[1:])
+    files = [path.as_posix() for root in ("handlers", "scripts", "tests") for path in (ROOT / root).rglob("*.py")]
+    for mentioned in re.findall(r"`([\w/]+\.py)", page):
+        assert any(path.endswith(f"/{mentioned}") for path in files), mentioned
+
+
+def test_no_folder_holds_more_than_one_can_overlook() -> None:
+    folders = {path.parent for path in FILES}
+    assert {
+        str(folder.relative_to(SOURCE)): n for folder in folders if (n := len(list(folder.glob("*.py")))) > 15
+    } == {}
 
 
 def test_files_can_be_read_in_one_sitting() -> None:

@@ -1,6 +1,6 @@
-"""The torch.compile backend, one file per stage, in the order a graph travels.
+"""The torch.compile backend, one folder per stage; ARCHITECTURE.md says how a graph passes through them.
 
-That is capture -> partition -> convert -> build -> execute. It knows nothing of TorchServe.
+It knows nothing of TorchServe.
 """
 
 from torchserve_openvino.backend.compiled import CompiledModule

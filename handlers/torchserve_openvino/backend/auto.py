@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchserve_openvino.backend.compare import difference, reordered
+from torchserve_openvino.backend.capture.kept_state import StateKeeper
 from torchserve_openvino.backend.compiled import CompiledModule, Traced, is_exported
-from torchserve_openvino.backend.kept_state import StateKeeper
+from torchserve_openvino.backend.runtime.compare import difference, reordered
 from torchserve_openvino.report import Tracker
 
 logger = logging.getLogger(__name__)

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchserve_openvino.backend.call_cache import CallCache
-from torchserve_openvino.backend.frozen import FrozenCalls, GraphCall, Key, Route
-from torchserve_openvino.backend.pages import give_pages_back
-from torchserve_openvino.backend.proof import Proof
+from torchserve_openvino.backend.capture.stand_in import StandIn
+from torchserve_openvino.backend.routes.call_cache import CallCache
+from torchserve_openvino.backend.routes.frozen import FrozenCalls, GraphCall, Key, Route
+from torchserve_openvino.backend.routes.proof import Proof
+from torchserve_openvino.backend.runtime.pages import give_pages_back
 from torchserve_openvino.backend.settings import BackendSettings
-from torchserve_openvino.backend.stand_in import StandIn
-from torchserve_openvino.cache.key import make_key
+from torchserve_openvino.cache.identity.key import make_key
 from torchserve_openvino.errors import WeightsReleasedError
 from torchserve_openvino.report import CompileReport, Tracker
 
@@ -148,7 +148,7 @@ class CompiledModule(StandIn):
         finally:
             thread.recording = None
         if failure is not None:
-            from torchserve_openvino.backend.whole import why_not_whole
+            from torchserve_openvino.backend.routes.whole import why_not_whole
 
             # Nothing of the call ran yet. Where the error is the caller's, this raises it again.
             result = self._guarded(args, kwargs)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
-    from torchserve_openvino.backend.execute import GuardedPartition
-    from torchserve_openvino.backend.partition import Partitioned
+    from torchserve_openvino.backend.partitioning.partition import Partitioned
+    from torchserve_openvino.backend.runtime.execute import GuardedPartition
     from torchserve_openvino.report.tracker import GraphRecord
 
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torchserve_openvino.backend._openvino_private import use_libraries
-from torchserve_openvino.backend.execute import EagerCopy
-from torchserve_openvino.backend.memory import OutputMemory
-from torchserve_openvino.backend.partition_cache import PartitionCache
 from torchserve_openvino.backend.probes import NO_PROBES, Probes
-from torchserve_openvino.cache.layers import Layers
-from torchserve_openvino.cache.mapping_print import mappings_digest
+from torchserve_openvino.backend.routes.partition_cache import PartitionCache
+from torchserve_openvino.backend.runtime.execute import EagerCopy
+from torchserve_openvino.backend.runtime.memory import OutputMemory
+from torchserve_openvino.backend.upstream._openvino_private import use_libraries
+from torchserve_openvino.cache.identity.mapping_print import mappings_digest
+from torchserve_openvino.cache.storage.layers import Layers
 from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.ops.mappings import Mappings, registered
 from torchserve_openvino.report import Tracker
@@ -122,7 +122,7 @@ class BackendSettings:
     @functools.cached_property
     def support(self) -> "SupportTable":
         """Who may run on OpenVINO."""
-        from torchserve_openvino.backend._openvino_private import frontend_converts, upstream_supported
+        from torchserve_openvino.backend.upstream._openvino_private import frontend_converts, upstream_supported
         from torchserve_openvino.ops import SupportTable, is_composite
 
         disabled, libraries = self.resolved.options.disabled_ops, self.mappings.libraries
@@ -149,7 +149,7 @@ class BackendSettings:
     @functools.cached_property
     def decompositions(self) -> dict[Any, Any]:
         """What AOTAutograd lowers with."""
-        from torchserve_openvino.backend._openvino_private import undecomposed
+        from torchserve_openvino.backend.upstream._openvino_private import undecomposed
         from torchserve_openvino.ops import decomposition_table
 
         return decomposition_table(self.support, undecomposed(), self.resolved.options.decompositions)

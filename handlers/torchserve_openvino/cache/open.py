@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torchserve_openvino.cache.layers import Layers
-from torchserve_openvino.cache.store import LIMIT_BYTES, Store
+from torchserve_openvino.cache.storage.layers import Layers
+from torchserve_openvino.cache.storage.store import LIMIT_BYTES, Store
 
 # Where `torchserve-openvino package` puts entries into a model archive.
 PACKAGED_FOLDER = "torchserve-openvino-cache"

@@ -14,7 +14,7 @@ from torchserve_openvino.cli import cache_tables as tables
 from torchserve_openvino.cli.console import fail, print_json, stdout
 
 if TYPE_CHECKING:
-    from torchserve_openvino.cache.store import Store
+    from torchserve_openvino.cache.storage.store import Store
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])", re.IGNORECASE)
@@ -153,7 +153,7 @@ def export(
 
         torchserve-openvino cache export one.tar 3f9a1c22b07d
     """
-    from torchserve_openvino.cache import bundle
+    from torchserve_openvino.cache.storage import bundle
 
     store = _look(folder)
     chosen = _matching(store, keys) if keys else None
@@ -179,7 +179,7 @@ def import_(
 
         torchserve-openvino cache import warm.tar
     """
-    from torchserve_openvino.cache import bundle
+    from torchserve_openvino.cache.storage import bundle
 
     store = _change(folder, make=True)
     with tables.progress("Reading") as progress, _told(file):
@@ -213,7 +213,7 @@ def default_dir() -> Path:
 
 
 def _open(folder: Path | None, *, writable: bool) -> "Store":
-    from torchserve_openvino.cache.store import Store
+    from torchserve_openvino.cache.storage.store import Store
     from torchserve_openvino.errors import CacheDirectoryError
 
     try:
@@ -255,7 +255,7 @@ def _told(file: Path) -> Iterator[None]:
 
 
 def _matching(store: "Store", given: list[str]) -> set[str]:
-    from torchserve_openvino.cache.housekeeping import manifests
+    from torchserve_openvino.cache.storage.housekeeping import manifests
 
     known = {found.key for found in manifests(store.root)}
     chosen = set()

@@ -13,16 +13,16 @@ from rich.text import Text
 from torchserve_openvino.cli.console import print_json
 
 if TYPE_CHECKING:
-    from torchserve_openvino.cache.bundle import Moved
-    from torchserve_openvino.cache.store import Freed, Problem, Store
+    from torchserve_openvino.cache.storage.bundle import Moved
+    from torchserve_openvino.cache.storage.store import Freed, Problem, Store
 
 _FIELDS = ("model", "device", "cpu", "torch", "openvino")
 
 
 def rows(store: "Store") -> tuple[list[dict[str, Any]], int]:
     """The entries, JSON-safe, the last used one first; and how many could not be read."""
-    from torchserve_openvino.cache.housekeeping import manifests
-    from torchserve_openvino.cache.manifest import ForeignSchemaError
+    from torchserve_openvino.cache.storage.housekeeping import manifests
+    from torchserve_openvino.cache.storage.manifest import ForeignSchemaError
     from torchserve_openvino.errors import DamagedEntryError
 
     found_rows: list[dict[str, Any]] = []

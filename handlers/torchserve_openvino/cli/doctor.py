@@ -104,7 +104,7 @@ def doctor(
     if as_json:
         print_json(found.to_dict())
     else:
-        from torchserve_openvino.doctor.render_text import print_diagnosis
+        from torchserve_openvino.doctor.rendering.text import print_diagnosis
 
         print_diagnosis(found.to_dict(), stdout(), cpp=cpp)
     for note in notes:
@@ -114,21 +114,21 @@ def doctor(
 
 
 def _diagnose(spec: "TargetSpec", progress: Callable[[str], None], *, stock: bool, bisect: bool) -> "Diagnosis":
+    from torchserve_openvino.doctor.bisecting.trial import FAILURES
     from torchserve_openvino.doctor.diagnose import diagnose
     from torchserve_openvino.doctor.target import load_target
-    from torchserve_openvino.doctor.trial import FAILURES
 
     progress("loading the model")
     target = load_target(spec)
     found = diagnose(target, progress)
     if stock:
-        from torchserve_openvino.doctor.stock import what_upstream_does
+        from torchserve_openvino.doctor.bisecting.stock import what_upstream_does
 
         progress("trying OpenVINO's own backend")
         verdict = what_upstream_does(spec)
         found.stock = {**verdict.to_dict(), "text": verdict.text()}
     if bisect and (found.comparison["verdict"] or any(each["kind"] in FAILURES for each in found.fallbacks)):
-        from torchserve_openvino.doctor.bisect import find_guilty
+        from torchserve_openvino.doctor.bisecting.bisect import find_guilty
 
         guilty = find_guilty(
             target.model,
@@ -169,12 +169,12 @@ def _check_free(path: Path) -> None:
 def _write_files(found: "Diagnosis", html: Path | None, dot: Path | None, mapping: Path | None) -> list[str]:
     notes = []
     if html is not None:
-        from torchserve_openvino.doctor.render_html import to_html
+        from torchserve_openvino.doctor.rendering.html import to_html
 
         html.write_text(to_html(found.to_dict()), encoding="utf-8")
         notes.append(f"{html}: open it in a browser")
     if dot is not None:
-        from torchserve_openvino.doctor.dot import to_dot
+        from torchserve_openvino.doctor.rendering.dot import to_dot
 
         dot.write_text(to_dot(found.to_dict()), encoding="utf-8")
         notes.append(f"{dot}: dot -Tsvg {dot} > graph.svg")
@@ -184,7 +184,7 @@ def _write_files(found: "Diagnosis", html: Path | None, dot: Path | None, mappin
 
 
 def _write_mapping(found: "Diagnosis", path: Path) -> str:
-    from torchserve_openvino.doctor.skeletons import mapping_file, mapping_test
+    from torchserve_openvino.doctor.mapping.skeletons import mapping_file, mapping_test
 
     drafts = found.drafts()
     if not drafts:
@@ -198,7 +198,7 @@ def _write_mapping(found: "Diagnosis", path: Path) -> str:
 
 
 def _disable(config: Path | None, ops: list[str]) -> str:
-    from torchserve_openvino.doctor.yaml_edit import add_disabled_ops
+    from torchserve_openvino.doctor.bisecting.yaml_edit import add_disabled_ops
 
     assert config is not None
     return add_disabled_ops(config, ops)

@@ -168,7 +168,7 @@ def _mappings(config_file: Path) -> list[Path]:
     """Files beside the configuration that its ``handler.openvino.op_mappings`` names: the archive needs them."""
     import yaml
 
-    from torchserve_openvino.serving.op_mappings import mapping_files
+    from torchserve_openvino.serving.loading.op_mappings import mapping_files
 
     files = [config_file.parent / name for name in mapping_files(yaml.safe_load(config_file.read_text("utf-8")))]
     for path in files:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from torchserve_openvino.config.devices import (
+from torchserve_openvino.config.op_names import check_operators
+from torchserve_openvino.config.openvino.devices import (
     DeviceCatalog,
     DeviceSpec,
     SystemCatalog,
@@ -15,8 +16,7 @@ from torchserve_openvino.config.devices import (
     check_present,
     parse_device,
 )
-from torchserve_openvino.config.op_names import check_operators
-from torchserve_openvino.config.ov_properties import check_properties, with_default_precision
+from torchserve_openvino.config.openvino.properties import check_properties, with_default_precision
 from torchserve_openvino.config.problems import Problems
 from torchserve_openvino.config.spelling import listed, nearest, parse_bool, shown
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from torchserve_openvino.config.devices import DeviceCatalog
+from torchserve_openvino.config.openvino.devices import DeviceCatalog
 from torchserve_openvino.config.options import ResolvedOptions, json_safe, pick_catalog, resolve_into
 from torchserve_openvino.config.problems import KeyPath, Problems, dotted
 from torchserve_openvino.config.pt2 import CompileConfig, compile_path, options_path, parse_pt2

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from torchserve_openvino.backend.compare import largest_difference, output_tensors
+from torchserve_openvino.backend.runtime.compare import largest_difference, output_tensors
 from torchserve_openvino.config.sections import VerifySection
 from torchserve_openvino.doctor.describe import described, json_number
 from torchserve_openvino.doctor.diagnosis import Box, Break, Diagnosis, OpRow, Picture, Refused
@@ -18,7 +18,7 @@ from torchserve_openvino.doctor.source import quoted, short
 from torchserve_openvino.doctor.target import Target
 from torchserve_openvino.ops import does_work, op_name, where_of
 from torchserve_openvino.ops.names import tensors_of, value_of
-from torchserve_openvino.serving.verify import judge
+from torchserve_openvino.serving.verification.verify import judge
 
 
 def diagnose(target: Target, progress: Callable[[str], None] = lambda _: None) -> Diagnosis:

@@ -9,8 +9,8 @@ import torch
 from torchserve_openvino.config import ServingConfig
 from torchserve_openvino.config.sections import WarmupInput
 from torchserve_openvino.errors import ConfigError
-from torchserve_openvino.serving.input_spec import Inputs, InputSpec, Signature, declared_specs, parameter_names
-from torchserve_openvino.serving.inputs import DeclaredInputs
+from torchserve_openvino.serving.shapes.input_spec import Inputs, InputSpec, Signature, declared_specs, parameter_names
+from torchserve_openvino.serving.shapes.inputs import DeclaredInputs
 
 # name=1,3,224,224:float32:0..1, where all but the shape may be absent.
 _INPUT = re.compile(

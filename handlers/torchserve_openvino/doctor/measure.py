@@ -10,8 +10,9 @@ import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from torchserve_openvino.backend import CompiledModule, compile
-from torchserve_openvino.backend.partition import LeftOut
+from torchserve_openvino.backend import CompiledModule
+from torchserve_openvino.backend.compiler import CompileSpec, compile_with
+from torchserve_openvino.backend.partitioning.partition import LeftOut
 from torchserve_openvino.backend.probes import Observation, Probes
 from torchserve_openvino.doctor.target import Call, Target
 from torchserve_openvino.doctor.timing import time_nodes
@@ -127,7 +128,9 @@ def measure(target: Target, progress: Callable[[str], None]) -> Measured:
             f"{target.name} fails in eager PyTorch on these inputs: {type(error).__name__}: {error}"
         ) from error
     progress("compiling for OpenVINO")
-    compiled = compile(target.model, dynamic=target.dynamic, resolved=target.options, probes=Probes(called=called))
+    compiled = compile_with(
+        target.model, CompileSpec(dynamic=target.dynamic, resolved=target.options, probes=Probes(called=called))
+    )
     # The second call settles what depends on the first, such as tensors made in inference mode.
     run(compiled, target.call)
     progress("running on OpenVINO")

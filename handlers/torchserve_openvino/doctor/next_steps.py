@@ -10,19 +10,19 @@ import torch
 import yaml
 from torch.utils import _pytree as pytree
 
-from torchserve_openvino.backend import compile
-from torchserve_openvino.backend._torch_private import python_implementation
-from torchserve_openvino.backend.compare import difference
+from torchserve_openvino.backend.compiler import CompileSpec, compile_with
+from torchserve_openvino.backend.runtime.compare import difference
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.spec import OV_TYPES
+from torchserve_openvino.backend.upstream._torch_private import python_implementation
 from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.doctor.describe import described
 from torchserve_openvino.doctor.diagnosis import MappingDraft, NextStep
-from torchserve_openvino.doctor.formula import formula_for
+from torchserve_openvino.doctor.mapping.formula import formula_for
+from torchserve_openvino.doctor.mapping.skeletons import draft, mapping_file, mapping_test, parameters, upstream_files
+from torchserve_openvino.doctor.mapping.trace import names, trace_op
 from torchserve_openvino.doctor.rewrites import step_for_values
-from torchserve_openvino.doctor.skeletons import draft, mapping_file, mapping_test, parameters, upstream_files
 from torchserve_openvino.doctor.target import Call, Target
-from torchserve_openvino.doctor.trace import names, trace_op
 from torchserve_openvino.ops import op_name, overloads, packet_name
 from torchserve_openvino.ops.decompositions import own_decompositions
 from torchserve_openvino.report import Tracker
@@ -134,7 +134,9 @@ class Helper:
         def alone(*values: Any, **named: Any) -> Any:
             return sample.op(*values, **named)
 
-        compiled = compile(alone, resolved=replace(options, options=replace(options.options, min_partition_us=0.0)))
+        compiled = compile_with(
+            alone, CompileSpec(resolved=replace(options, options=replace(options.options, min_partition_us=0.0)))
+        )
         try:
             with torch.inference_mode(), compiled.poisoned():
                 got, expected = compiled(*args, **kwargs), sample.op(*args, **kwargs)

@@ -18,10 +18,10 @@ from torchserve_openvino.doctor.inputs import declared_inputs, parse_inputs
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.ops.mappings import load_mappings
 from torchserve_openvino.packaging.archive import extract
-from torchserve_openvino.serving.input_spec import Inputs
-from torchserve_openvino.serving.load_archive import MANIFEST, load_handler
-from torchserve_openvino.serving.loading import TORCHSCRIPT_ADVICE, ExportedModel, archive_kind
-from torchserve_openvino.serving.op_mappings import load_archived_mappings
+from torchserve_openvino.serving.loading.archive import MANIFEST, load_handler
+from torchserve_openvino.serving.loading.files import TORCHSCRIPT_ADVICE, ExportedModel, archive_kind
+from torchserve_openvino.serving.loading.op_mappings import load_archived_mappings
+from torchserve_openvino.serving.shapes.input_spec import Inputs
 
 # What a factory is called where the command line names none.
 FACTORIES = ("model", "make_model", "get_model", "build")

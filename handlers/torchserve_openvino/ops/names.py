@@ -9,11 +9,11 @@ from torch.fx import Node
 
 _TRACE_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 # Frames of this package that stand around a model, or a part of it, while it is traced.
-_STAND_INS = ("torchserve_openvino/backend/whole.py", "torchserve_openvino/backend/compiled.py")
+_STAND_INS = ("torchserve_openvino/backend/routes/whole.py", "torchserve_openvino/backend/compiled.py")
 
 # Nodes that give a tensor a second name: autograd's bookkeeping, not work.
 RENAMES = frozenset({"aten.detach.default", "aten.alias.default"})
-# In the ``meta`` of a node: a view of what leaves the graph (`backend.views`), which computes nothing.
+# In the ``meta`` of a node: a view of what leaves the graph (`backend.partitioning.views`), which computes nothing.
 HANDED_OUT = "openvino_handed_out"
 
 

@@ -44,7 +44,7 @@ class Movement(Enum):
 
 
 class Check(Enum):
-    """What must hold of an operator's values at each call (`backend.checks`)."""
+    """What must hold of an operator's values at each call (`backend.lowering.checks`)."""
 
     NONZERO_DIVISOR = "no integer divisor is 0"
     NO_NAN = "nothing is NaN"
@@ -96,7 +96,7 @@ class Lifted:
 
 @dataclass(frozen=True)
 class Traced:
-    """How an operator is called while TorchScript traces a graph (`backend.convert_ts`).
+    """How an operator is called while TorchScript traces a graph (`backend.conversion.convert_ts`).
 
     Attributes:
         name: Of the operator that OpenVINO's TorchScript frontend knows.

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from torchserve_openvino.cache.open import WORKERS_PREFIX
 from torchserve_openvino.errors import PackagingError
-from torchserve_openvino.serving.load_archive import MANIFEST
+from torchserve_openvino.serving.loading.archive import MANIFEST
 
 # The earliest date that a zip file can state, and what stands for "now" in everything that is packaged.
 EPOCH = (1980, 1, 1, 0, 0, 0)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torchserve_openvino.config import ServingConfig, load_serving_config
 from torchserve_openvino.packaging.archive import extract
-from torchserve_openvino.serving.load_archive import model_of
+from torchserve_openvino.serving.loading.archive import model_of
 
 
 @dataclass
@@ -81,7 +81,7 @@ def _handler(folder: Path, model: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _model(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> Iterator[str]:
-    from torchserve_openvino.serving.loading import not_one_class
+    from torchserve_openvino.serving.loading.files import not_one_class
 
     code, weights = model.get("modelFile"), model.get("serializedFile")
     if code:
@@ -95,7 +95,7 @@ def _model(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> Ite
 
 
 def _weights(path: Path, *, has_class: bool, config: ServingConfig) -> Iterator[str]:
-    from torchserve_openvino.serving.loading import archive_kind, exported_beside_class, is_torchscript
+    from torchserve_openvino.serving.loading.files import archive_kind, exported_beside_class, is_torchscript
 
     if not path.is_file():
         yield f"the weights {path.name} are missing"

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchserve_openvino.cache.identity.versions import python_version, versions
 from torchserve_openvino.cache.open import PACKAGED_FOLDER
-from torchserve_openvino.cache.store import Entry, Store
-from torchserve_openvino.cache.versions import python_version, versions
+from torchserve_openvino.cache.storage.store import Entry, Store
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.packaging.precompile import CONTENTS, GUARDED, contents
-from torchserve_openvino.serving.load_archive import model_of
+from torchserve_openvino.serving.loading.archive import model_of
 
 
 @dataclass
@@ -115,6 +115,6 @@ def _differences(fields: list[Mapping[str, Any]], here: Mapping[str, Any]) -> li
 
 def _compiled_here(entries: list[Entry]) -> set[Any]:
     """Keys of the partitions that have a blob for this machine."""
-    from torchserve_openvino.backend.partition_cache import fits_here
+    from torchserve_openvino.backend.routes.partition_cache import fits_here
 
     return {e.fields.get("partition") for e in entries if e.kind == "blob" and fits_here(e.fields)}

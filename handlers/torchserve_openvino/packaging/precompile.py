@@ -17,7 +17,7 @@ from typing import Any
 from torchserve_openvino.cache.open import FOR_LEVEL_ENV, PACKAGED_FOLDER, PRECOMPILE_ENV
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.archive import files_of
-from torchserve_openvino.serving import load_archive
+from torchserve_openvino.serving.loading import archive as load_archive
 
 # Name of a CPU level to oneDNN's name of it, and what a CPU must have to compile for it.
 LEVELS: dict[str, tuple[str, str]] = {

@@ -59,7 +59,7 @@ def inputs_of_sample(body: bytes, *, text: bool) -> list[dict[str, Any]]:
 
 
 def _declared(name: str | None, tensor: Any, *, text: bool) -> dict[str, Any]:
-    from torchserve_openvino.serving.input_spec import declaration_of
+    from torchserve_openvino.serving.shapes.input_spec import declaration_of
 
     found = declaration_of(name, tensor)
     if text and len(found["shape"]) == 1 and not tensor.is_floating_point():

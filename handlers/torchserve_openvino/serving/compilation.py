@@ -6,17 +6,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torchserve_openvino.backend import CompiledModule, OpenAxes, compile
+from torchserve_openvino.backend import CompiledModule, OpenAxes
+from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.cache.open import CacheSettings
 from torchserve_openvino.config import ResolvedOptions, ServingConfig
 from torchserve_openvino.report import CompileReport, Tracker
-from torchserve_openvino.serving.bounded import BoundedShapes
-from torchserve_openvino.serving.counters import Counters
-from torchserve_openvino.serving.input_spec import Signature
+from torchserve_openvino.serving.requests.counters import Counters
+from torchserve_openvino.serving.requests.streams import Streams
 from torchserve_openvino.serving.served import ServedModel
-from torchserve_openvino.serving.shapes import Shapes
-from torchserve_openvino.serving.streams import Streams
-from torchserve_openvino.serving.warmup import Case, warm_up
+from torchserve_openvino.serving.shapes.bounded import BoundedShapes
+from torchserve_openvino.serving.shapes.input_spec import Signature
+from torchserve_openvino.serving.shapes.plan import Shapes
+from torchserve_openvino.serving.shapes.warmup import Case, warm_up
 
 
 @dataclass
@@ -99,24 +100,24 @@ class Compilation:
         if resolved is not None and not cached:
             resolved = replace(resolved, options=replace(resolved.options, model_caching=False))
         dynamic = mode == "dynamic" or bool(pt2.dynamic) or self._shapes.varies
-        compiled = compile(
+        compiled = compile_with(
             self._eager,
-            dynamic=dynamic,
-            options=pt2.options or None,
-            fullgraph=pt2.fullgraph,
-            mode=pt2.mode,
-            # What `auto` tries keeps books of its own.
-            backend="openvino" if self._part and pt2.backend == "auto" else pt2.backend,
+            CompileSpec(
+                dynamic=dynamic,
+                options=pt2.options or None,
+                fullgraph=pt2.fullgraph,
+                mode=pt2.mode,
+                # What `auto` tries has a report of its own.
+                backend="openvino" if self._part and pt2.backend == "auto" else pt2.backend,
+                resolved=resolved,
+                own_weights=self._section.release_weights and self._freezes,
+                cache=self.cache_settings() if cached else CacheSettings(),
+                open_axes=open_axes,
+            ),
             tracker=self._tracker if cached else None,
-            resolved=resolved,
-            own_weights=self._section.release_weights and self._freezes,
-            cache=self.cache_settings() if cached else CacheSettings(),
-            open_axes=open_axes,
         )
-        make = partial(
-            compile, self._eager, options=pt2.options or None, backend="openvino", resolved=resolved, dynamic=True,
-            tracker=compiled.report.tracker,
-        )  # fmt: skip
+        one = CompileSpec(dynamic=True, options=pt2.options or None, resolved=resolved)
+        make = partial(compile_with, self._eager, one, tracker=compiled.report.tracker)
         bounded = BoundedShapes(compiled, make, self._section.batching.max_shapes)
         if self._freezes and self._shapes.cases:
             # Before the first call: what is verified is then what will be served, and it may come from the cache.

@@ -12,26 +12,26 @@ from torchserve_openvino.config.sections import WarmupInput
 from torchserve_openvino.errors import ItemError, ModelLoadError, TorchServeOpenVINOError
 from torchserve_openvino.report import CompileReport, Tracker
 from torchserve_openvino.serving.base import model_name
-from torchserve_openvino.serving.batch_answer import answer_enveloped, finish
-from torchserve_openvino.serving.counters import Counters
-from torchserve_openvino.serving.envelopes import Envelope, take_over
-from torchserve_openvino.serving.input_spec import Inputs
-from torchserve_openvino.serving.isolation import only, run_isolated, server_fault
-from torchserve_openvino.serving.load_model import ArchiveLoading
+from torchserve_openvino.serving.loading.model import ArchiveLoading
+from torchserve_openvino.serving.loading.op_mappings import load_archived_mappings
 from torchserve_openvino.serving.metrics import MetricsEmitter
-from torchserve_openvino.serving.model_face import model_face
 from torchserve_openvino.serving.models import Models, prepare_models
-from torchserve_openvino.serving.observe import ROOT, Call, Seen
-from torchserve_openvino.serving.op_mappings import load_archived_mappings
-from torchserve_openvino.serving.own_code import OwnCode
-from torchserve_openvino.serving.parts import module_at
+from torchserve_openvino.serving.observation.model_face import model_face
+from torchserve_openvino.serving.observation.observe import ROOT, Call, Seen
+from torchserve_openvino.serving.observation.own_code import OwnCode
+from torchserve_openvino.serving.observation.parts import module_at
 from torchserve_openvino.serving.policy import PolicyWatch, admit
 from torchserve_openvino.serving.ready import ReadyState, shadow_for
+from torchserve_openvino.serving.requests.batch_answer import answer_enveloped, finish
+from torchserve_openvino.serving.requests.counters import Counters
+from torchserve_openvino.serving.requests.envelopes import Envelope, take_over
+from torchserve_openvino.serving.requests.isolation import only, run_isolated, server_fault
 from torchserve_openvino.serving.served import ServedModel
-from torchserve_openvino.serving.shapes import batch_sizes
+from torchserve_openvino.serving.shapes.input_spec import Inputs
+from torchserve_openvino.serving.shapes.plan import batch_sizes
+from torchserve_openvino.serving.shapes.warmup import startup_advice
 from torchserve_openvino.serving.siblings import Board, sibling_pids
 from torchserve_openvino.serving.threads import ThreadPlan, plan_threads
-from torchserve_openvino.serving.warmup import startup_advice
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ import psutil
 import torch
 
 from torchserve_openvino.backend import CompiledModule
-from torchserve_openvino.backend.compare import output_tensors
+from torchserve_openvino.backend.runtime.compare import output_tensors
 from torchserve_openvino.errors import ModelLoadError, WeightsReleasedError
 from torchserve_openvino.report import CompileReport
-from torchserve_openvino.serving.warmup import Case
+from torchserve_openvino.serving.shapes.warmup import Case
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torchserve_openvino.config.kinds import FALLBACK_KINDS
 from torchserve_openvino.report import CompileReport
-from torchserve_openvino.serving.counters import Counters
+from torchserve_openvino.serving.requests.counters import Counters
 
 GAUGES = {
     "openvino_coverage_ratio": "coverage",

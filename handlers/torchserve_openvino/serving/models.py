@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchserve_openvino.report import CompileReport, Tracker
-from torchserve_openvino.serving.observe import ROOT, Call, Seen, unique
-from torchserve_openvino.serving.parts import Redirected
+from torchserve_openvino.serving.observation.observe import ROOT, Call, Seen, unique
+from torchserve_openvino.serving.observation.parts import Redirected
 from torchserve_openvino.serving.prepare import Preparation, Prepared
 from torchserve_openvino.serving.served import describe
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchserve_openvino.backend.compare import output_tensors
+from torchserve_openvino.backend.runtime.compare import output_tensors
 
 
 @dataclass(frozen=True)

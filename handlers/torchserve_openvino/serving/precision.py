@@ -10,13 +10,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from torchserve_openvino.backend.build import device_capabilities, device_facts
-from torchserve_openvino.cache.fingerprint import fingerprint
-from torchserve_openvino.cache.key import RUN_PROPERTIES, make_key
-from torchserve_openvino.cache.layers import Layers
+from torchserve_openvino.backend.runtime.build import device_capabilities, device_facts
+from torchserve_openvino.cache.identity.fingerprint import fingerprint
+from torchserve_openvino.cache.identity.key import RUN_PROPERTIES, make_key
+from torchserve_openvino.cache.identity.versions import versions
 from torchserve_openvino.cache.open import WORKERS_PREFIX
-from torchserve_openvino.cache.store import Store
-from torchserve_openvino.cache.versions import versions
+from torchserve_openvino.cache.storage.layers import Layers
+from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.errors import ConfigError
 

@@ -14,18 +14,20 @@ from torchserve_openvino.cache.open import PACKAGED_FOLDER, open_cache
 from torchserve_openvino.config import ResolvedOptions, ServingConfig
 from torchserve_openvino.config.sections import WarmupInput
 from torchserve_openvino.report import Tracker
-from torchserve_openvino.serving import one_graph, precision, verify
-from torchserve_openvino.serving.admission import Admission
+from torchserve_openvino.serving import precision
 from torchserve_openvino.serving.compilation import Compilation, Prepared
-from torchserve_openvino.serving.counters import Counters
-from torchserve_openvino.serving.input_spec import Inputs
 from torchserve_openvino.serving.memory import release_weights, tidy
 from torchserve_openvino.serving.modes import Modes
-from torchserve_openvino.serving.observe import Call
-from torchserve_openvino.serving.shapes import shapes_of
-from torchserve_openvino.serving.streams import Streams
+from torchserve_openvino.serving.observation.observe import Call
+from torchserve_openvino.serving.requests.counters import Counters
+from torchserve_openvino.serving.requests.streams import Streams
+from torchserve_openvino.serving.shapes import one_graph
+from torchserve_openvino.serving.shapes.input_spec import Inputs
+from torchserve_openvino.serving.shapes.plan import shapes_of
+from torchserve_openvino.serving.shapes.warmup import run_case
 from torchserve_openvino.serving.threads import ThreadPlan
-from torchserve_openvino.serving.warmup import run_case
+from torchserve_openvino.serving.verification import verify
+from torchserve_openvino.serving.verification.admission import Admission
 
 logger = logging.getLogger(__name__)
 

@@ -7,17 +7,17 @@ import sys
 import time
 from typing import Any
 
-from torchserve_openvino.cache.versions import versions
+from torchserve_openvino.cache.identity.versions import versions
 from torchserve_openvino.config.sections import VerifySection
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.base import model_name
-from torchserve_openvino.serving.counters import Counters
 from torchserve_openvino.serving.metrics import SECONDS_BETWEEN, MetricsEmitter, metrics_of, worker_name
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.policy import PolicyWatch
-from torchserve_openvino.serving.shadow import Shadow
+from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.siblings import Board
-from torchserve_openvino.serving.step_aside import why_not
+from torchserve_openvino.serving.verification.shadow import Shadow
+from torchserve_openvino.serving.verification.step_aside import why_not
 
 logger = logging.getLogger(__name__)
 

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchserve_openvino.backend.compare import output_tensors
+from torchserve_openvino.backend.runtime.compare import output_tensors
 from torchserve_openvino.errors import OutsideDeclaredError
-from torchserve_openvino.serving import outside
-from torchserve_openvino.serving.batching import RowRunner
-from torchserve_openvino.serving.counters import Counters
-from torchserve_openvino.serving.input_spec import Inputs, Signature
-from torchserve_openvino.serving.inputs import Convert, DeclaredInputs, Fitted, ordinary
 from torchserve_openvino.serving.modes import Modes
-from torchserve_openvino.serving.probe import Axes, RowFacts, cut_axes, probe_rows
-from torchserve_openvino.serving.streams import Streams
+from torchserve_openvino.serving.observation import outside
+from torchserve_openvino.serving.requests.batching import RowRunner
+from torchserve_openvino.serving.requests.counters import Counters
+from torchserve_openvino.serving.requests.streams import Streams
+from torchserve_openvino.serving.shapes.input_spec import Inputs, Signature
+from torchserve_openvino.serving.shapes.inputs import Convert, DeclaredInputs, Fitted, ordinary
+from torchserve_openvino.serving.shapes.probe import Axes, RowFacts, cut_axes, probe_rows
 
 if TYPE_CHECKING:
-    from torchserve_openvino.serving.shadow import Shadow
+    from torchserve_openvino.serving.verification.shadow import Shadow
 
 logger = logging.getLogger(__name__)
 

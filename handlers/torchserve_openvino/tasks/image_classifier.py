@@ -8,7 +8,7 @@ from ts.utils.util import map_class_to_label
 
 from torchserve_openvino.config.sections import WarmupInput
 from torchserve_openvino.errors import ItemError
-from torchserve_openvino.serving.input_spec import Inputs
+from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.tasks import images
 from torchserve_openvino.tasks.items import ItemHandler, body
 

@@ -14,10 +14,10 @@ from torchserve_openvino.errors import (
     NonFiniteOutputError,
     PayloadTooLargeError,
 )  # fmt: skip
-from torchserve_openvino.serving import outside
 from torchserve_openvino.serving.handler import OpenVINOHandler
-from torchserve_openvino.serving.isolation import run_isolated, server_fault
-from torchserve_openvino.serving.streams import Streams
+from torchserve_openvino.serving.observation import outside
+from torchserve_openvino.serving.requests.isolation import run_isolated, server_fault
+from torchserve_openvino.serving.requests.streams import Streams
 
 
 class ItemHandler(OpenVINOHandler):

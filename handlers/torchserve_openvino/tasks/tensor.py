@@ -8,10 +8,10 @@ from torch.utils import _pytree as pytree
 
 from torchserve_openvino.errors import InvalidInputError, ItemError
 from torchserve_openvino.serving.base import model_name
-from torchserve_openvino.serving.batch_answer import finish
-from torchserve_openvino.serving.envelopes import Envelope
-from torchserve_openvino.serving.input_spec import Inputs, parameter_names
-from torchserve_openvino.serving.inputs import Fitted
+from torchserve_openvino.serving.requests.batch_answer import finish
+from torchserve_openvino.serving.requests.envelopes import Envelope
+from torchserve_openvino.serving.shapes.input_spec import Inputs, parameter_names
+from torchserve_openvino.serving.shapes.inputs import Fitted
 from torchserve_openvino.tasks.items import ItemHandler, body
 from torchserve_openvino.tasks.tensors import TensorRequest, convert, parse, render
 

@@ -183,7 +183,8 @@ class Program:
 
     def _watch(self) -> None:
         """The package's report does not tell these apart. What was renamed since stays with the phase around it."""
-        from torchserve_openvino.backend import call_cache, compiled, frozen, partition_cache
+        from torchserve_openvino.backend import compiled
+        from torchserve_openvino.backend.routes import call_cache, frozen, partition_cache
 
         for owner, method, phase in (
             (call_cache.CallCache, "fields", "key"),

@@ -11,8 +11,9 @@ from torch.utils import _pytree as pytree
 
 import torchserve_openvino as tov
 from helpers import assert_same
+from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.cache.open import CacheSettings
-from torchserve_openvino.cache.store import Store
+from torchserve_openvino.cache.storage.store import Store
 
 X = torch.linspace(-2, 3, 12).reshape(2, 6)
 
@@ -66,8 +67,11 @@ def fresh(
 ) -> tov.CompiledModule:
     """What a new process has: nothing compiled, only the folder."""
     torch.compiler.reset()
-    compiled = tov.compile(
-        model, dynamic=dynamic, options=options(folder, **more), own_weights=own_weights, cache=cache or CacheSettings()
+    compiled = compile_with(
+        model,
+        CompileSpec(
+            dynamic=dynamic, options=options(folder, **more), own_weights=own_weights, cache=cache or CacheSettings()
+        ),
     )
     return compiled.freeze() if frozen else compiled
 

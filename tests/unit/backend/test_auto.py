@@ -14,7 +14,8 @@ from backend_models import MODELS, Branch, Counting, inputs, mlp
 import torchserve_openvino as tov
 from helpers import assert_same
 from torchserve_openvino.backend.auto import CANDIDATES
-from torchserve_openvino.backend.execute import CompiledPartition
+from torchserve_openvino.backend.compiler import CompileSpec, compile_with
+from torchserve_openvino.backend.runtime.execute import CompiledPartition
 
 
 @pytest.mark.parametrize("freezes", [False, True])
@@ -115,7 +116,7 @@ def test_eagers_own_error_is_the_callers() -> None:
 
 def test_weights_can_be_released() -> None:
     model = mlp()
-    compiled = tov.compile(model, backend="auto", own_weights=True).freeze()
+    compiled = compile_with(model, CompileSpec(backend="auto", own_weights=True)).freeze()
     x = torch.randn(2, 6)
     with torch.inference_mode():
         expected = model(x)

@@ -15,9 +15,9 @@ import torch
 from cache_models import Glued, Net, X, ask, assert_hit, cache_of, entries, fresh
 from torch import nn
 
-from torchserve_openvino.cache.key import make_key
-from torchserve_openvino.cache.manifest import encode
-from torchserve_openvino.cache.store import Store
+from torchserve_openvino.cache.identity.key import make_key
+from torchserve_openvino.cache.storage.manifest import encode
+from torchserve_openvino.cache.storage.store import Store
 
 
 class Full(nn.Module):

@@ -15,9 +15,9 @@ from cache_models import Glued, Ids, Net, X, ask, assert_hit, cache_of, entries,
 from torch import nn
 
 from helpers import assert_same
-from torchserve_openvino.backend.execute import CompiledPartition
+from torchserve_openvino.backend.runtime.execute import CompiledPartition
 from torchserve_openvino.cache.open import CacheSettings
-from torchserve_openvino.cache.store import Store
+from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.errors import WeightsReleasedError
 
 HERE = Path(__file__).parent

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchserve_openvino.backend.compare import (
+from torchserve_openvino.backend.runtime.compare import (
     RELATIVE_TOLERANCE,
     SMALLEST_SCALE,
     difference,

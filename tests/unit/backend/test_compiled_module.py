@@ -11,6 +11,7 @@ from torch import nn
 
 import torchserve_openvino as tov
 from helpers import assert_same
+from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.errors import WeightsReleasedError
 
 BACKENDS = ["openvino", "export", "auto"]
@@ -114,7 +115,7 @@ def test_a_copy_has_weights_of_its_own() -> None:
 
 
 def test_without_weights_there_is_no_copy() -> None:
-    compiled = tov.compile(net(), own_weights=True).freeze()
+    compiled = compile_with(net(), CompileSpec(own_weights=True)).freeze()
     x = torch.randn(2, 4)
     with torch.inference_mode():
         compiled(x), compiled(x)

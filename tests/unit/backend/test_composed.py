@@ -342,7 +342,7 @@ def test_symbolic_sizes_beside_a_dimension_of_1(function: Callable[[Tensor], Ten
 
 
 def test_a_wrong_shape_from_openvino_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchserve_openvino.backend import convert
+    from torchserve_openvino.backend.conversion import convert
 
     monkeypatch.setattr(convert, "rewrite", lambda graph, ranges: None)
     with torch.no_grad():

@@ -16,6 +16,7 @@ from backend_models import MODELS, Attention, Attributes, Branch, Counting, inpu
 
 import torchserve_openvino as tov
 from helpers import assert_same, check
+from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.errors import WeightsReleasedError
 
 
@@ -245,7 +246,7 @@ def test_a_change_in_a_large_container_is_state() -> None:
 
 def test_frozen_calls_run_without_looking_at_the_module() -> None:
     model = mlp()
-    compiled = tov.compile(model, backend="export", own_weights=True).freeze()
+    compiled = compile_with(model, CompileSpec(backend="export", own_weights=True)).freeze()
     x = torch.randn(2, 6)
     with torch.inference_mode():
         expected = model(x)
@@ -259,7 +260,7 @@ def test_frozen_calls_run_without_looking_at_the_module() -> None:
 
 
 def test_a_model_that_fell_back_keeps_its_weights() -> None:
-    compiled = tov.compile(Branch().eval(), backend="export", own_weights=True).freeze()
+    compiled = compile_with(Branch().eval(), CompileSpec(backend="export", own_weights=True)).freeze()
     with torch.inference_mode():
         compiled(torch.ones(2, 4))
     with pytest.raises(WeightsReleasedError, match="calls run guarded"):
@@ -267,7 +268,7 @@ def test_a_model_that_fell_back_keeps_its_weights() -> None:
 
 
 def test_signatures_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchserve_openvino.backend.export.MAX_SIGNATURES", 2)
+    monkeypatch.setattr("torchserve_openvino.backend.capture.export.MAX_SIGNATURES", 2)
     model = nn.Linear(4, 2).eval()
     compiled = tov.compile(model, backend="export")
     with torch.inference_mode():

@@ -139,9 +139,9 @@ def test_a_model_that_dynamo_skips_is_counted() -> None:
 
 
 def test_shapes_beyond_the_recompile_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchserve_openvino.backend import entry
+    from torchserve_openvino.backend import compiler
 
-    monkeypatch.setattr(entry, "RECOMPILE_LIMIT", 3)
+    monkeypatch.setattr(compiler, "RECOMPILE_LIMIT", 3)
     model = lambda x: torch.sin(x) + 1
     compiled = tov.compile(model)
     for n in range(2, 8):
@@ -165,7 +165,7 @@ def test_conversion_failure_is_local_and_has_the_message(monkeypatch: pytest.Mon
 
 
 def test_compile_failure_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchserve_openvino.backend import builder as stage
+    from torchserve_openvino.backend.capture import builder as stage
 
     def failing(*args, **kwargs):
         raise RuntimeError("the plugin is on strike")
@@ -176,7 +176,7 @@ def test_compile_failure_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_compile_failure_goes_to_inductor_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchserve_openvino.backend import builder as stage
+    from torchserve_openvino.backend.capture import builder as stage
 
     def failing(*args, **kwargs):
         raise RuntimeError("the plugin is on strike")
@@ -202,7 +202,7 @@ def test_inductor_without_a_compiler_is_not_tried(monkeypatch: pytest.MonkeyPatc
 
 
 def test_runtime_failure_is_counted_each_time_and_not_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchserve_openvino.backend.execute import CompiledPartition
+    from torchserve_openvino.backend.runtime.execute import CompiledPartition
 
     model = lambda x: torch.sin(x) * 2
     x = torch.randn(5)

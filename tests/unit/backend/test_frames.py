@@ -9,7 +9,7 @@ from torch import nn
 
 import torchserve_openvino as tov
 from helpers import assert_same
-from torchserve_openvino.backend import entry
+from torchserve_openvino.backend import compiler
 
 
 def total(compiled: tov.CompiledModule) -> int:
@@ -36,7 +36,7 @@ class Halves(nn.Module):
 
 
 def test_calls_beyond_the_recompile_limit_behind_a_graph_break(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry, "RECOMPILE_LIMIT", 3)
+    monkeypatch.setattr(compiler, "RECOMPILE_LIMIT", 3)
     model = Halves().eval()
     compiled = tov.compile(model)
     x = torch.randn(2, 4)
@@ -80,7 +80,7 @@ def test_a_frame_that_dynamo_gives_up() -> None:
 
 
 def test_after_a_reset_dynamo_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry, "RECOMPILE_LIMIT", 2)
+    monkeypatch.setattr(compiler, "RECOMPILE_LIMIT", 2)
     compiled = tov.compile(lambda x: torch.sin(x) + 1)
     with torch.no_grad():
         for n in (2, 3, 4, 5):
@@ -203,7 +203,7 @@ def test_what_can_not_be_lowered_runs_once_in_eager() -> None:
 def test_only_the_frame_that_failed_runs_in_eager(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from torchserve_openvino.backend import capture
+    from torchserve_openvino.backend.capture import dynamo as capture
 
     real = capture.CompiledGraph
 
@@ -232,7 +232,7 @@ def test_only_the_frame_that_failed_runs_in_eager(
 
 
 def test_a_graph_that_can_not_be_built_runs_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchserve_openvino.backend import builder
+    from torchserve_openvino.backend.capture import builder
 
     def failing(*args: Any) -> Any:
         raise ValueError("the stage is closed")
@@ -274,7 +274,7 @@ def test_modes_of_several_threads_leave_no_flag_of_the_process_behind(whose: str
     from torch._functorch._aot_autograd.runtime_wrappers import _AnalyzeCustomOpInputOutputMode
     from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-    from torchserve_openvino.backend._torch_modes import OperatorCount
+    from torchserve_openvino.backend.upstream._torch_modes import OperatorCount
 
     tov.compile(lambda x: x + 1)(torch.zeros(2))
     modes = [OperatorCount(lambda op: None) if whose == "ours" else _AnalyzeCustomOpInputOutputMode() for _ in range(2)]

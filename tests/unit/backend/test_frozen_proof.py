@@ -12,6 +12,7 @@ from torch import nn
 
 import torchserve_openvino as tov
 from helpers import assert_same
+from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 
 
 def mask_of_lengths(x: torch.Tensor) -> Any:
@@ -68,7 +69,7 @@ def test_a_value_that_python_reads_is_read_at_each_call(function: Callable[..., 
 
 
 def test_the_reason_is_told() -> None:
-    compiled = tov.compile(branch, own_weights=True).freeze()
+    compiled = compile_with(branch, CompileSpec(own_weights=True)).freeze()
     with torch.inference_mode():
         compiled(torch.ones(2, 3))
     (reason,) = compiled.guarded_reasons
@@ -266,7 +267,7 @@ def test_what_is_one_graph_is_traced_once() -> None:
 
 
 def test_graph_breaks_are_counted_as_without_freeze(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchserve_openvino.backend import whole
+    from torchserve_openvino.backend.routes import whole
 
     tries = []
     real = whole.why_not_whole

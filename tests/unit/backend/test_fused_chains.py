@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 import torchserve_openvino as tov
 from helpers import assert_same
-from torchserve_openvino.backend.fused_chains import crashes_plugin
+from torchserve_openvino.backend.compiler import CompileSpec, compile_with
+from torchserve_openvino.backend.conversion.fused_chains import crashes_plugin
 from torchserve_openvino.cache.open import CacheSettings
 
 Tensor = torch.Tensor
@@ -139,7 +140,7 @@ def test_from_the_cache(tmp_path: Path, for_level: bool) -> None:
     model, x = Residual().eval(), torch.randn(8, 64)
     options = {"model_caching": True, "cache_dir": str(tmp_path), "config": {"INFERENCE_PRECISION_HINT": "f32"}}
     for warm in (False, True):
-        compiled = tov.compile(model, options=options, cache=CacheSettings(for_level=for_level))
+        compiled = compile_with(model, CompileSpec(options=options, cache=CacheSettings(for_level=for_level)))
         with torch.no_grad():
             assert_same(compiled(x), model(x))
         assert bool(compiled.report.cache.hits) is warm

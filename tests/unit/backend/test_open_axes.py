@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from torchserve_openvino.backend import OpenAxes, compile
+from torchserve_openvino.backend import OpenAxes
+from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 
 SIZES = (1, 3, 2, 8, 1)
 
@@ -50,7 +51,7 @@ def test_one_graph_for_all_batch_sizes(frozen, backend) -> None:
         (Pictures().eval(), {"x": (0,)}, lambda n: ((), {"x": torch.randn(n, 3, 9, 9)})),
     ]  # fmt: skip
     for model, axes, make in cases:
-        compiled = compile(model, open_axes=OpenAxes(axes), backend=backend)
+        compiled = compile_with(model, CompileSpec(open_axes=OpenAxes(axes), backend=backend))
         if frozen:
             compiled.freeze()
         for size in SIZES:
@@ -66,7 +67,7 @@ def test_one_graph_for_all_batch_sizes(frozen, backend) -> None:
 
 def test_lengths_too() -> None:
     model = Attention().eval()
-    compiled = compile(model, open_axes=OpenAxes({"x": (0, 1), "mask": (0, 1)}))
+    compiled = compile_with(model, CompileSpec(open_axes=OpenAxes({"x": (0, 1), "mask": (0, 1)})))
     for size, length in ((2, 5), (1, 9), (4, 2), (1, 3)):
         mask = torch.zeros(size, length, dtype=torch.bool)
         mask[:, length // 2 + 1 :] = True
@@ -85,7 +86,7 @@ def test_a_layer_that_tells_one_item_from_others_has_two_graphs() -> None:
 
     for sizes in (SIZES, (8, 3, 1, 2)):
         model = Layer().eval()
-        compiled = compile(model, open_axes=OpenAxes({0: (0,)}))
+        compiled = compile_with(model, CompileSpec(open_axes=OpenAxes({0: (0,)})))
         for size in sizes:
             check(compiled, model, (torch.randn(size, 5, 8),), {})
         assert compiled.report.summary.graphs == 2 and compiled.report.summary.coverage == 1.0
@@ -95,14 +96,14 @@ def test_a_model_that_asks_for_a_size_has_a_graph_for_each() -> None:
     def model(x):
         return (x * 2 if x.shape[0] == 3 else x + 1,)
 
-    compiled = compile(model, open_axes=OpenAxes({0: (0,)}))
+    compiled = compile_with(model, CompileSpec(open_axes=OpenAxes({0: (0,)})))
     for size in SIZES:
         check(compiled, model, (torch.randn(size, 4),), {})
     assert compiled.report.summary.graphs > 1
 
 
 def test_the_callers_own_mark_is_left_alone() -> None:
-    compiled, x = compile(lambda x: x + 1, open_axes=OpenAxes({0: (0,)})), torch.randn(2, 4)
+    compiled, x = compile_with(lambda x: x + 1, CompileSpec(open_axes=OpenAxes({0: (0,)}))), torch.randn(2, 4)
     torch._dynamo.maybe_mark_dynamic(x, 1)
     before = dict(vars(x))
     compiled(x)
@@ -110,7 +111,10 @@ def test_the_callers_own_mark_is_left_alone() -> None:
 
 
 def test_an_error_leaves_no_marks() -> None:
-    compiled, x = compile(lambda x: x @ torch.ones(3), open_axes=OpenAxes({0: (0,)})), torch.randn(2, 4)
+    compiled, x = (
+        compile_with(lambda x: x @ torch.ones(3), CompileSpec(open_axes=OpenAxes({0: (0,)}))),
+        torch.randn(2, 4),
+    )
     with pytest.raises(RuntimeError):
         compiled(x)
     assert not vars(x)
@@ -118,14 +122,14 @@ def test_an_error_leaves_no_marks() -> None:
 
 def test_names_and_axes_that_a_call_lacks_are_passed_over() -> None:
     model = Attention().eval()
-    compiled = compile(model, open_axes=OpenAxes({0: (0,), 3: (0,), "mask": (0, 5), "none": (0,)}))
+    compiled = compile_with(model, CompileSpec(open_axes=OpenAxes({0: (0,), 3: (0,), "mask": (0, 5), "none": (0,)})))
     check(compiled, model, (torch.randn(2, 5, 8),), {"mask": torch.zeros(2, 5, dtype=torch.bool)})
     assert OpenAxes({"b": (1, 0), 0: (0,)}).to_plain() == [True, [["0", [0]], ["b", [0, 1]]]]
 
 
 def test_one_item_may_keep_a_graph_of_its_own() -> None:
     model = Pictures().eval()
-    compiled = compile(model, open_axes=OpenAxes({0: (0,)}, ones=False)).freeze()
+    compiled = compile_with(model, CompileSpec(open_axes=OpenAxes({0: (0,)}, ones=False))).freeze()
     for size in SIZES:
         for _ in range(2):
             check(compiled, model, (torch.randn(size, 3, 9, 9),), {})

@@ -7,10 +7,10 @@ from torch import nn
 
 import torchserve_openvino as tov
 from helpers import assert_same, leave_unwritten, stick
-from torchserve_openvino.backend.compare import reordered
+from torchserve_openvino.backend.runtime.compare import reordered
 from torchserve_openvino.config import resolve_options
+from torchserve_openvino.doctor.bisecting.trial import Experiments
 from torchserve_openvino.doctor.target import Call
-from torchserve_openvino.doctor.trial import Experiments
 
 
 def test_reordered_keeps_shapes_types_and_structure() -> None:

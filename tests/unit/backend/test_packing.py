@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import torchserve_openvino as tov
+from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.cache.open import CacheSettings
 
 BACKENDS = ("openvino", "openvino_ts", "export")
@@ -107,9 +108,9 @@ def test_models_that_were_stored(model: nn.Module, tmp_path: Path) -> None:
     with torch.no_grad():
         expected = model(x)
         for _ in range(2):
-            compiled = tov.compile(model, options=options, cache=CacheSettings(for_level=True)).freeze()
+            compiled = compile_with(model, CompileSpec(options=options, cache=CacheSettings(for_level=True))).freeze()
             torch.testing.assert_close(compiled(x), expected, atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(compiled(x), expected, atol=1e-4, rtol=1e-4)
-        own = tov.compile(model, own_weights=True).freeze()
+        own = compile_with(model, CompileSpec(own_weights=True)).freeze()
         for _ in range(3):
             torch.testing.assert_close(own(x), expected, atol=1e-4, rtol=1e-4)

@@ -12,6 +12,7 @@ from backend_models import MODELS, Counting, inputs, mlp
 
 import torchserve_openvino as tov
 from helpers import assert_same, check
+from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.cache.open import CacheSettings
 
 
@@ -91,7 +92,7 @@ def test_a_cache_does_not_mix_the_converters_up(tmp_path: Path) -> None:
     seen = []
     for backend in ("openvino", "openvino_ts", "openvino_ts", "export", "export"):
         torch.compiler.reset()
-        compiled = tov.compile(model, backend=backend, options=options, cache=CacheSettings()).freeze()
+        compiled = compile_with(model, CompileSpec(backend=backend, options=options, cache=CacheSettings())).freeze()
         with torch.inference_mode():
             assert_same(compiled(x), model(x))
         seen.append((compiled.report.cache.call_hits, compiled.report.cache.traces))

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torchserve_openvino.cache.manifest import encode
-from torchserve_openvino.cache.store import Entry, Store
+from torchserve_openvino.cache.storage.manifest import encode
+from torchserve_openvino.cache.storage.store import Entry, Store
 
 FIELDS = {"model": "net", "torch": "2.13"}
 BODY = {"interface": [1, 2.5, None, "text"]}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from torchserve_openvino.cache.store import Store
+from torchserve_openvino.cache.storage.store import Store
 
 NAMES = itertools.count()
 

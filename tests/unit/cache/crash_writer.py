@@ -13,7 +13,7 @@ from typing import Any
 
 from cache_helpers import FILES, object_of, put
 
-from torchserve_openvino.cache.store import Store
+from torchserve_openvino.cache.storage.store import Store
 
 STEPS = ("open", "write", "fsync", "replace", "mkdir", "utime", "unlink", "close", "listdir", "scandir")
 NEW = {"model.xml": b"<other/>" * 100, "model.bin": FILES["model.bin"], "third": b"3" * 70_000}

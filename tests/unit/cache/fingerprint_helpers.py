@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchserve_openvino.cache.fingerprint import Fingerprint, fingerprint
+from torchserve_openvino.cache.identity.fingerprint import Fingerprint, fingerprint
 
 
 def code(model: Any) -> str:

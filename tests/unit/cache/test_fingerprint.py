@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from torchserve_openvino.cache.fingerprint import fingerprint
+from torchserve_openvino.cache.identity.fingerprint import fingerprint
 
 MODEL = """
 import functools
@@ -120,7 +120,7 @@ def test_two_processes_with_and_without_byte_code_on_disk(tmp_path: Path) -> Non
 import sys
 sys.path.insert(0, sys.argv[1])
 import written
-from torchserve_openvino.cache.fingerprint import fingerprint
+from torchserve_openvino.cache.identity.fingerprint import fingerprint
 print(fingerprint(written.Net()).code)
 """
     found = set()

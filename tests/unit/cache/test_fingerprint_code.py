@@ -10,7 +10,7 @@ import torch
 from fingerprint_helpers import code, holding, net, tell_apart
 from torch import nn
 
-from torchserve_openvino.cache.fingerprint import Fingerprint, fingerprint
+from torchserve_openvino.cache.identity.fingerprint import Fingerprint, fingerprint
 
 
 def variants(load: Callable[..., Any], text: str, old: str, new: str, make: str = "Net") -> list[Fingerprint]:

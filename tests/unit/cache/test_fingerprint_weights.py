@@ -15,7 +15,7 @@ from torch import nn
 
 import torchserve_openvino as tov
 from helpers import assert_same
-from torchserve_openvino.cache.fingerprint import fingerprint
+from torchserve_openvino.cache.identity.fingerprint import fingerprint
 
 # --- weights ----------------------------------------------------------------------------------------------------
 

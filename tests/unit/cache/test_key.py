@@ -12,11 +12,11 @@ from torch import nn
 
 import torchserve_openvino as tov
 from helpers import assert_same
-from torchserve_openvino.backend import entry
-from torchserve_openvino.cache.key import ARGUMENTS, FIELDS, OPTIONS, digest, graph_options, make_key
-from torchserve_openvino.cache.manifest import KINDS
+from torchserve_openvino.backend.compiler import CompileSpec, compile_with
+from torchserve_openvino.cache.identity.key import ARGUMENTS, FIELDS, OPTIONS, digest, graph_options, make_key
 from torchserve_openvino.cache.open import CacheSettings
-from torchserve_openvino.cache.store import Store
+from torchserve_openvino.cache.storage.manifest import KINDS
+from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config import BackendOptions
 
 PLACES = {"graph", "device", "nowhere"}
@@ -28,7 +28,9 @@ def test_every_option_is_classified() -> None:
 
 
 def test_every_argument_of_compile_is_classified() -> None:
-    assert set(inspect.signature(entry.compile).parameters) == set(ARGUMENTS)
+    arguments = inspect.signature(compile_with).parameters.keys() - {"spec"}
+    assert arguments | {field.name for field in dataclasses.fields(CompileSpec)} == set(ARGUMENTS)
+    assert inspect.signature(tov.compile).parameters.keys() <= set(ARGUMENTS)
     assert set(ARGUMENTS.values()) <= PLACES
 
 
@@ -92,7 +94,7 @@ def test_order_of_keys_does_not_matter(value: dict[str, object]) -> None:
 def test_what_is_stored_has_exactly_the_listed_fields(tmp_path: Path, for_level: bool) -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.ReLU()).eval()
     options = {"model_caching": True, "cache_dir": str(tmp_path / "c")}
-    compiled = tov.compile(model, options=options, cache=CacheSettings(for_level=for_level)).freeze()
+    compiled = compile_with(model, CompileSpec(options=options, cache=CacheSettings(for_level=for_level))).freeze()
     x = torch.randn(2, 6)
     with torch.no_grad():
         assert_same(compiled(x), model(x))

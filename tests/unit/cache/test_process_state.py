@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from fingerprint_helpers import tell_apart
 from torch import nn
 
-from torchserve_openvino.cache.fingerprint import fingerprint
-from torchserve_openvino.cache.torch_state import torch_state
+from torchserve_openvino.cache.identity.fingerprint import fingerprint
+from torchserve_openvino.cache.identity.torch_state import torch_state
 
 
 class Net(nn.Module):

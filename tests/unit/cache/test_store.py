@@ -12,9 +12,9 @@ from cache_helpers import BODY, FIELDS, FILES, child, content, key, manifest, ob
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torchserve_openvino.cache.housekeeping import ORPHAN_SECONDS
-from torchserve_openvino.cache.manifest import MAX_BYTES
-from torchserve_openvino.cache.store import DamagedEntryError, Store
+from torchserve_openvino.cache.storage.housekeeping import ORPHAN_SECONDS
+from torchserve_openvino.cache.storage.manifest import MAX_BYTES
+from torchserve_openvino.cache.storage.store import DamagedEntryError, Store
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -116,7 +116,7 @@ def test_what_is_no_json_is_the_callers_error(store, body):
 
 
 def test_a_manifest_beyond_the_limit_is_not_stored(store, monkeypatch):
-    monkeypatch.setattr("torchserve_openvino.cache.store.MAX_BYTES", 1000)
+    monkeypatch.setattr("torchserve_openvino.cache.storage.store.MAX_BYTES", 1000)
     assert store.put("call", key(1), fields={}, body={"x": "y" * 1000}, files={"a": b"b"}) is None
     assert "more than 1000" in store.events.last_write_failure
     assert store.size() == (0, 0, 0) and MAX_BYTES == 64 * 2**20
@@ -220,7 +220,7 @@ def test_a_reader_whose_entry_was_evicted(store, caplog):
 EVICTOR = """
 import sys
 from pathlib import Path
-from torchserve_openvino.cache.store import Store
+from torchserve_openvino.cache.storage.store import Store
 store = Store(Path(sys.argv[1]), limit_bytes=400_000)
 print("ready", flush=True)
 for turn in range(10_000):
@@ -259,7 +259,10 @@ def test_a_reader_and_a_writer_beside_eviction_in_another_process(root):
 
 
 def test_it_imports_fast_and_without_torch():
-    code = "import sys, torchserve_openvino.cache.layers; print({'torch', 'openvino', 'pydantic'} & set(sys.modules))"
+    code = (
+        "import sys, torchserve_openvino.cache.storage.layers\n"
+        "print({'torch', 'openvino', 'pydantic'} & set(sys.modules))"
+    )
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"
 
 

@@ -12,8 +12,8 @@ from cache_helpers import FILES, content, key, manifest, object_of, put, rewrite
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torchserve_openvino.cache.bundle import export, import_
-from torchserve_openvino.cache.store import Store
+from torchserve_openvino.cache.storage.bundle import export, import_
+from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.errors import CacheDirectoryError
 
 

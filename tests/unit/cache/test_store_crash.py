@@ -12,7 +12,7 @@ import crash_writer
 import pytest
 from cache_helpers import FILES, child, content, key, put
 
-from torchserve_openvino.cache.store import Store
+from torchserve_openvino.cache.storage.store import Store
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -56,7 +56,7 @@ def test_killed_before_each_call_to_the_system(tmp_path, how):
 WORKER = """
 import os, sys, time
 from pathlib import Path
-from torchserve_openvino.cache.store import Store
+from torchserve_openvino.cache.storage.store import Store
 root, log = Path(sys.argv[1]), sys.argv[2]
 print("ready", flush=True)
 sys.stdin.readline()
@@ -121,7 +121,7 @@ def test_eight_processes_without_a_lock_do_no_harm(tmp_path):
 HOLDER = """
 import sys, time
 from pathlib import Path
-from torchserve_openvino.cache.store import Store
+from torchserve_openvino.cache.storage.store import Store
 with Store(Path(sys.argv[1])).lock("call", "b" * 64) as held:
     print(held, flush=True)
     time.sleep(60)
@@ -129,7 +129,7 @@ with Store(Path(sys.argv[1])).lock("call", "b" * 64) as held:
 
 
 def test_a_lock_that_another_process_keeps(root, caplog, monkeypatch):
-    monkeypatch.setattr("torchserve_openvino.cache.locks.SILENT_SECONDS", 0.2)
+    monkeypatch.setattr("torchserve_openvino.cache.storage.locks.SILENT_SECONDS", 0.2)
     store = Store(root, lock_seconds=0.6)
     with child(HOLDER, root) as process:
         assert process.stdout.readline() == "True\n"
@@ -196,15 +196,15 @@ def test_an_error_inside_frees_the_lock_and_is_the_callers(store):
 
 
 def test_a_stopped_process_that_holds_the_commit_lock_does_not_stop_others(root, monkeypatch, caplog):
-    monkeypatch.setattr("torchserve_openvino.cache.locks._COMMIT_SECONDS", 0.3)
-    from torchserve_openvino.cache import locks
+    monkeypatch.setattr("torchserve_openvino.cache.storage.locks._COMMIT_SECONDS", 0.3)
+    from torchserve_openvino.cache.storage import locks
 
     real = locks.hold
     monkeypatch.setattr(locks, "commit_lock", lambda root, seconds=0.3: real(root, "commit", seconds))
-    monkeypatch.setattr("torchserve_openvino.cache.store.commit_lock", locks.commit_lock)
+    monkeypatch.setattr("torchserve_openvino.cache.storage.store.commit_lock", locks.commit_lock)
     store = Store(root)
     code = HOLDER.replace('Store(Path(sys.argv[1])).lock("call", "b" * 64)', 'commit_lock(Path(sys.argv[1]))').replace(
-        "from pathlib", "from torchserve_openvino.cache.locks import commit_lock\nfrom pathlib"
+        "from pathlib", "from torchserve_openvino.cache.storage.locks import commit_lock\nfrom pathlib"
     )  # fmt: skip
     root.mkdir(exist_ok=True)
     with child(code, root) as process:

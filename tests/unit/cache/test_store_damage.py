@@ -12,8 +12,8 @@ from cache_helpers import FILES, content, key, manifest, object_of, put, rewrite
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torchserve_openvino.cache.manifest import encode
-from torchserve_openvino.cache.store import DamagedEntryError, Store
+from torchserve_openvino.cache.storage.manifest import encode
+from torchserve_openvino.cache.storage.store import DamagedEntryError, Store
 
 
 def assert_lost(store: Store, reason: str, caplog: pytest.LogCaptureFixture | None = None) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cache_helpers import FILES, content, key, manifest, put
 
-from torchserve_openvino.cache.store import Store
+from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.errors import CacheDirectoryError, ConfigError
 
 
@@ -236,7 +236,7 @@ def test_any_failing_call_costs_only_the_put(store, monkeypatch, call, caplog):
         assert store.put("blob", key(number), fields={}, body={}, files=files) is None
         monkeypatch.undo()
     assert store.events.write_failures == 2 and store.events.last_write_failure == "No space left on device"
-    assert len([record for record in caplog.records if record.name == "torchserve_openvino.cache.store"]) == 1
+    assert len([record for record in caplog.records if record.name == "torchserve_openvino.cache.storage.store"]) == 1
     assert store.size()[:2] == (1, 2) and not list((store.root / "tmp").iterdir())
     put(store, 2)
 

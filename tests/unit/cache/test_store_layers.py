@@ -1,8 +1,8 @@
 import pytest
 from cache_helpers import FILES, content, key, manifest, object_of, put
 
-from torchserve_openvino.cache.layers import Layers
-from torchserve_openvino.cache.store import DamagedEntryError, Store
+from torchserve_openvino.cache.storage.layers import Layers
+from torchserve_openvino.cache.storage.store import DamagedEntryError, Store
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from torchserve_openvino.cache.store import Store
+from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.cli import app
 from torchserve_openvino.cli.cache import age_of, default_dir, size_of
 

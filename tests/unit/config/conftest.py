@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from torchserve_openvino.config.devices import SystemCatalog
+from torchserve_openvino.config.openvino.devices import SystemCatalog
 
 
 class FakeCatalog:

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchserve_openvino.config import resolve_options
-from torchserve_openvino.config.devices import parse_device
+from torchserve_openvino.config.openvino.devices import parse_device
 from torchserve_openvino.config.problems import Problems
 from torchserve_openvino.errors import ConfigError, DeviceNotFoundError
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from torchserve_openvino.doctor.stock_worker import run_stock
+from torchserve_openvino.doctor.bisecting.stock_worker import run_stock
 
 
 class Call(NamedTuple):

@@ -13,7 +13,7 @@ from torch import nn
 import torchserve_openvino as tov
 from helpers import break_conversion_of_tanh
 from torchserve_openvino.config import resolve_options
-from torchserve_openvino.doctor.bisect import Guilty, find_guilty
+from torchserve_openvino.doctor.bisecting.bisect import Guilty, find_guilty
 
 
 class Call(NamedTuple):
@@ -34,7 +34,7 @@ Replace = Callable[[Any], Any]
 @pytest.fixture
 def wrong(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Replace], None]:
     """Makes OpenVINO compute one of its operations wrongly, in every model that is converted."""
-    from torchserve_openvino.backend import convert as stage
+    from torchserve_openvino.backend.conversion import convert as stage
 
     swaps: dict[str, Replace] = {}
     real = stage.fx_to_model
@@ -160,7 +160,7 @@ def test_a_conversion_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_partition_that_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchserve_openvino.backend import builder as stage
+    from torchserve_openvino.backend.capture import builder as stage
 
     real = stage.build
 

@@ -15,10 +15,10 @@ from helpers import hypot_refused
 from torchserve_openvino.config import resolve_options
 from torchserve_openvino.doctor.diagnose import diagnose
 from torchserve_openvino.doctor.diagnosis import Diagnosis, NextStep
-from torchserve_openvino.doctor.formula import formula_for, try_formula
+from torchserve_openvino.doctor.mapping.formula import formula_for, try_formula
+from torchserve_openvino.doctor.mapping.skeletons import as_code, mapping_file, mapping_test, parameters, signature
 from torchserve_openvino.doctor.next_steps import Helper, OpSample
 from torchserve_openvino.doctor.rewrites import step_for_values, steps_for_break
-from torchserve_openvino.doctor.skeletons import as_code, mapping_file, mapping_test, parameters, signature
 from torchserve_openvino.doctor.target import Call, Target, TargetSpec, load_target
 
 aten = torch.ops.aten

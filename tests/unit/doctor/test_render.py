@@ -13,10 +13,10 @@ from rich.console import Console
 
 from helpers import hypot_refused
 from torchserve_openvino.doctor.diagnose import diagnose
-from torchserve_openvino.doctor.dot import to_dot
-from torchserve_openvino.doctor.picture import lay_out
-from torchserve_openvino.doctor.render_html import to_html
-from torchserve_openvino.doctor.render_text import print_diagnosis
+from torchserve_openvino.doctor.rendering.dot import to_dot
+from torchserve_openvino.doctor.rendering.html import to_html
+from torchserve_openvino.doctor.rendering.picture import lay_out
+from torchserve_openvino.doctor.rendering.text import print_diagnosis
 from torchserve_openvino.doctor.target import TargetSpec, load_target
 
 VOID = {"meta", "br", "img", "link", "input", "path", "rect"}

@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from torchserve_openvino.doctor.stock import StockRun, StockVerdict, given_options, run_worker, what_upstream_does
+from torchserve_openvino.doctor.bisecting.stock import (
+    StockRun,
+    StockVerdict,
+    given_options,
+    run_worker,
+    what_upstream_does,
+)
 from torchserve_openvino.doctor.target import TargetSpec
 
 SCRIPT = Path(__file__).with_name("stock_process.py")

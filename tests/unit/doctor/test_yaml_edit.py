@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from torchserve_openvino.config import load_serving_config
-from torchserve_openvino.doctor.yaml_edit import add_decompositions, add_disabled_ops, add_mapping
+from torchserve_openvino.doctor.bisecting.yaml_edit import add_decompositions, add_disabled_ops, add_mapping
 from torchserve_openvino.errors import ConfigError, UnknownOperatorError
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "model-config").glob("*.yaml"))

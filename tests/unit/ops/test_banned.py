@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule
 
-from torchserve_openvino.backend._openvino_private import core, fx_to_model
+from torchserve_openvino.backend.upstream._openvino_private import core, fx_to_model
 from torchserve_openvino.ops.registry import rules_that
 
 NAN, INF = float("nan"), float("inf")

@@ -60,7 +60,7 @@ def test_operator(function: Callable[[torch.Tensor], object], whole: bool) -> No
 
 def test_conversion_time_grows_linearly() -> None:
     """The decoder looks nodes up in constant time: four times the layers take far less than sixteen times as long."""
-    from torchserve_openvino.backend._openvino_private import _IndexedNodes
+    from torchserve_openvino.backend.upstream._openvino_private import _IndexedNodes
 
     graph = torch.fx.symbolic_trace(lambda x: torch.sin(torch.cos(x))).graph
     nodes = _IndexedNodes(list(graph.nodes))

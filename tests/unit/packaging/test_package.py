@@ -69,7 +69,7 @@ def started(archive: Path, folder: Path) -> dict[str, Any]:
 
 
 def loaded(folder: Path, **environment: str) -> dict[str, Any]:
-    command = [sys.executable, "-W", "ignore", "-m", "torchserve_openvino.serving.load_archive", str(folder)]
+    command = [sys.executable, "-W", "ignore", "-m", "torchserve_openvino.serving.loading.archive", str(folder)]
     done = subprocess.run(
         command,
         check=False,

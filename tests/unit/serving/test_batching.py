@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchserve_openvino.serving.batching import RowRunner, bucket_sizes, split_rows
-from torchserve_openvino.serving.counters import Counters
 from torchserve_openvino.serving.modes import Modes
-from torchserve_openvino.serving.probe import RowFacts
+from torchserve_openvino.serving.requests.batching import RowRunner, bucket_sizes, split_rows
+from torchserve_openvino.serving.requests.counters import Counters
+from torchserve_openvino.serving.requests.streams import Streams
 from torchserve_openvino.serving.served import ServedModel
-from torchserve_openvino.serving.streams import Streams
+from torchserve_openvino.serving.shapes.probe import RowFacts
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ def test_fallbacks_are_metrics(archive, capfd) -> None:
 
 
 def test_wrong_answers_are_refused(archive, monkeypatch) -> None:
-    from torchserve_openvino.backend.execute import CompiledPartition
+    from torchserve_openvino.backend.runtime.execute import CompiledPartition
 
     real = CompiledPartition.run
     monkeypatch.setattr(CompiledPartition, "run", lambda self, args: [t + 0.1 for t in real(self, args)])
@@ -331,7 +331,7 @@ def test_release_without_frozen_calls_says_that_it_does_nothing(archive) -> None
 
 
 def test_advice_where_loading_comes_near_the_timeout(archive, caplog, monkeypatch) -> None:
-    from torchserve_openvino.serving import warmup
+    from torchserve_openvino.serving.shapes import warmup
 
     assert warmup.startup_advice(69, 100) is None and "startupTimeout: 205" in (warmup.startup_advice(70.1, 100) or "")
     monkeypatch.setattr(warmup, "SAFE_SHARE", 0.0)

@@ -9,10 +9,10 @@ from serving_worker import NETWORK, WARMUP, network, save_weights
 
 from encoder import ENCODER, encoder
 from torchserve_openvino.config.sections import OpenVINOSection, WarmupInput
-from torchserve_openvino.serving import one_graph
-from torchserve_openvino.serving.input_spec import Signature, declared_specs
-from torchserve_openvino.serving.inputs import DeclaredInputs
-from torchserve_openvino.serving.shapes import Shapes
+from torchserve_openvino.serving.shapes import one_graph
+from torchserve_openvino.serving.shapes.input_spec import Signature, declared_specs
+from torchserve_openvino.serving.shapes.inputs import DeclaredInputs
+from torchserve_openvino.serving.shapes.plan import Shapes
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 BY_SIZE = NETWORK.replace("return self", "x = x * x.shape[0] if x.shape[0] % 2 == 1 else x\n        return self")
@@ -121,7 +121,7 @@ def test_what_does_not_convert_is_compiled_for_each_shape_and_counted_once(archi
 
 
 def test_wrong_answers_in_one_graph_are_compiled_for_each_shape(archive, large, monkeypatch) -> None:
-    from torchserve_openvino.serving.admission import Admission
+    from torchserve_openvino.serving.verification.admission import Admission
 
     compared: list[int] = []
     compare = Admission.compare

@@ -6,7 +6,7 @@ import pytest
 import torch
 from serving_worker import NETWORK, WARMUP, network, save_weights
 
-from torchserve_openvino.backend.execute import CompiledPartition
+from torchserve_openvino.backend.runtime.execute import CompiledPartition
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 ROW = [[0.5, -1.0, 2.0, 0.1]]

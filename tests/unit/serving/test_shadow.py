@@ -14,13 +14,13 @@ from serving_worker import NETWORK, WARMUP, network, save_weights
 from torch import nn
 
 from encoder import ENCODER, encoder
-from torchserve_openvino.backend.execute import CompiledPartition
-from torchserve_openvino.serving import mismatches, shadow
-from torchserve_openvino.serving.mismatches import read_mismatch
+from torchserve_openvino.backend.runtime.execute import CompiledPartition
 from torchserve_openvino.serving.policy import PolicyWatch
-from torchserve_openvino.serving.quiet import Ended, Quiet
-from torchserve_openvino.serving.sampling import Sampler
-from torchserve_openvino.serving.step_aside import why_not
+from torchserve_openvino.serving.verification import mismatches, shadow
+from torchserve_openvino.serving.verification.mismatches import read_mismatch
+from torchserve_openvino.serving.verification.quiet import Ended, Quiet
+from torchserve_openvino.serving.verification.sampling import Sampler
+from torchserve_openvino.serving.verification.step_aside import why_not
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 F32 = {"compile": {"backend": "openvino", "options": {"config": {"INFERENCE_PRECISION_HINT": "f32"}}}}

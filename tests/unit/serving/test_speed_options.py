@@ -10,6 +10,7 @@ from serving_worker import NETWORK, WARMUP, labels, network, save_weights
 from skimage import data
 
 import torchserve_openvino as tov
+from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.config.sections import ImageSection
 from torchserve_openvino.errors import ConfigError, IntegerRangeError, WeightsReleasedError
@@ -134,7 +135,7 @@ def test_release_in_python_needs_a_frozen_model_with_its_own_weights() -> None:
         with pytest.raises(WeightsReleasedError, match="own_weights"):
             shared.release_weights()
         model = network()
-        compiled = tov.compile(model, own_weights=True)
+        compiled = compile_with(model, CompileSpec(own_weights=True))
         with pytest.raises(WeightsReleasedError, match="freeze"):
             compiled.release_weights()
         expected = model(x)
@@ -149,7 +150,7 @@ def test_release_in_python_needs_a_frozen_model_with_its_own_weights() -> None:
 
 def test_an_index_out_of_range_is_refused_after_release_too() -> None:
     embed = torch.nn.Embedding(5, 3)
-    compiled = tov.compile(embed, own_weights=True).freeze()
+    compiled = compile_with(embed, CompileSpec(own_weights=True)).freeze()
     with torch.no_grad():
         for _ in range(2):
             compiled(torch.tensor([1, 2]))

@@ -9,11 +9,11 @@ from torch import nn
 import torchserve_openvino as tov
 from helpers import leave_unwritten, stick
 from torchserve_openvino.config.sections import VerifySection
-from torchserve_openvino.serving.input_spec import InputSpec, Signature
-from torchserve_openvino.serving.inputs import DeclaredInputs
-from torchserve_openvino.serving.value_sets import richest, sample_sets, value_sets
-from torchserve_openvino.serving.verify import compare
-from torchserve_openvino.serving.warmup import Case
+from torchserve_openvino.serving.shapes.input_spec import InputSpec, Signature
+from torchserve_openvino.serving.shapes.inputs import DeclaredInputs
+from torchserve_openvino.serving.shapes.value_sets import richest, sample_sets, value_sets
+from torchserve_openvino.serving.shapes.warmup import Case
+from torchserve_openvino.serving.verification.verify import compare
 
 X = InputSpec("x", False, (4,), torch.float32)
 BOUNDED = InputSpec("x", False, (4,), torch.float32, low=-2.0, high=3.0)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from torchserve_openvino.config.sections import VerifySection
-from torchserve_openvino.serving.verify import compare
-from torchserve_openvino.serving.warmup import Case
+from torchserve_openvino.serving.shapes.warmup import Case
+from torchserve_openvino.serving.verification.verify import compare
 
 BATCH = [Case("batch 2", ((torch.tensor([[1.0, 2.0], [3.0, -1.0]]),), {}))]
 

@@ -2,7 +2,7 @@
 
 Bags of one size (a 2-D input) and plain sums and means run on OpenVINO's own operators. With ``padding_idx``, and for
 the maximum, each row is scattered to its bag. That offsets start at 0, and end at the length if the last one is
-included, each call checks (`backend.index_range`): torch refuses others there, or has several answers.
+included, each call checks (`backend.lowering.index_range`): torch refuses others there, or has several answers.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Look-ups and writes at an index, a mask or positions.
 
-What an index may be each call checks (`backend.index_range`, `backend.checks`).
+What an index may be each call checks (`backend.lowering.index_range`, `backend.lowering.checks`).
 """
 
 from collections.abc import Sequence

@@ -1,0 +1,1 @@
+"""From a model to graphs, by Dynamo or torch.export, and from a graph to a function."""

@@ -1,0 +1,113 @@
+"""What Dynamo did with each frame of one model, written into the report; and what ran outside every graph.
+
+Dynamo tells in the calling thread, frame by frame (`_torch_private.watch_frames`), so that models which compile at the
+same time don't get each other's entries.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from torchserve_openvino.backend.upstream._torch_modes import OperatorCount
+from torchserve_openvino.backend.upstream._torch_private import (
+    FrameFact,
+    GraphBreakFact,
+    LostFrame,
+    changed_object,
+)
+from torchserve_openvino.ops.names import op_name
+from torchserve_openvino.ops.registry import computes
+from torchserve_openvino.report.tracker import FallbackKind, PartitionRecord, Tracker
+
+logger = logging.getLogger(__name__)
+
+
+class FrameBooks:
+    """Keeps the books of one model's guarded calls.
+
+    Args:
+        tracker: Where everything is counted.
+        foreign: Name of a backend that is not ours, whose graphs are counted here.
+    """
+
+    def __init__(self, tracker: Tracker, foreign: str | None = None) -> None:
+        self._tracker = tracker
+        self._thread = tracker.thread
+        self._foreign = foreign
+        self._events = 0
+        # Whether the last call that was looked at closely met nothing new.
+        self._settled = foreign is not None
+
+    def run(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls what goes through Dynamo, and counts a call without any graph."""
+        thread = self._thread
+        before = thread.graph_calls + thread.lost_frames
+        result = call(*args, **kwargs) if self._settled else self._observed(call, args, kwargs)
+        if thread.graph_calls + thread.lost_frames == before and self._foreign is None:
+            self._count_eager_call()
+        return result
+
+    def _observed(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call whose operators outside graphs are counted, at microseconds for each: only until all is known."""
+        thread, events = self._thread, self._events
+        counts: Counter[Any] = Counter()
+
+        def count(op: Any) -> None:
+            if not thread.in_graph:
+                counts[op] += 1
+
+        with OperatorCount(count):
+            result = call(*args, **kwargs)
+        self._tracker.add_outside({op_name(op): number for op, number in counts.items() if computes(op)})
+        self._settled = self._events == events
+        return result
+
+    def _count_eager_call(self) -> None:
+        """Dynamo skipped the model, or was told to."""
+        reason = "Dynamo ran this call without any compiled graph"
+        if self._tracker.add_fallback("graph_break", "whole call", to="eager", reason=reason):
+            logger.warning("Fallback: a whole call ran in eager PyTorch: %s", reason)
+
+    # --- told by Dynamo -----------------------------------------------------------------------------------------
+
+    def compiled(self, fact: FrameFact) -> None:
+        """See `FrameObserver`."""
+        self._note_event()
+        tracker = self._tracker
+        if fact.recompile_reason:
+            tracker.add_recompile(fact.where, fact.recompile_reason, fact.compile_id)
+        graph, self._thread.newest = self._thread.newest, None
+        if graph is not None:
+            objects = {effect: changed_object(effect) for effect in fact.side_effects}
+            if kept := [effect for effect, changed in objects.items() if changed is None]:
+                graph.unproven = f"the model keeps state: it changes {', '.join(kept)}"
+            # What is set and set back is no state. This runs before the code that Dynamo just made.
+            graph.touched = [
+                (effect, changed, dict(vars(changed))) for effect, changed in objects.items() if changed is not None
+            ]
+        if self._foreign is not None and fact.ops:
+            record = tracker.add_graph(
+                compile_id=fact.compile_id, where=fact.where, stage="inference", ops_total=fact.ops
+            )
+            record.partitions.append(PartitionRecord(self._foreign, fact.ops, runs_on=self._foreign))
+
+    def broke(self, fact: GraphBreakFact) -> None:
+        """See `FrameObserver`."""
+        self._note_event()
+        self._tracker.add_graph_break(fact.reason, fact.where)
+
+    def lost(self, frame: LostFrame, first: bool) -> None:
+        """See `FrameObserver`."""
+        if first:
+            self._note_event()
+        self._thread.newest = None
+        self._thread.lost_frames += 1
+        kind: FallbackKind = "graph_break" if frame.is_break else "conversion_failed"
+        name = frame.where or "a function"
+        if self._tracker.add_fallback(kind, name, to="eager", reason=frame.reason, where=frame.where):
+            logger.warning("Fallback: %s runs in eager PyTorch at each call: %s", name, frame.reason)
+
+    def _note_event(self) -> None:
+        self._events += 1
+        self._settled = self._foreign is not None

@@ -1,0 +1,245 @@
+"""From a lowered graph and a set of weights to compiled partitions, through the cache where there is one.
+
+Partition, convert and build are stages of their own; this is what runs them in turn, starts over when an operator
+turns out not to convert, and keeps the books.
+"""
+
+import functools
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from torchserve_openvino.backend.capture.fallback import fallback_for, laid_out
+from torchserve_openvino.backend.conversion.convert import ConversionError, Converted, convert
+from torchserve_openvino.backend.partitioning.partition import LeftOut, Part, Partitioned, partition
+from torchserve_openvino.backend.probes import Observation
+from torchserve_openvino.backend.routes.partition_cache import StoredPartition
+from torchserve_openvino.backend.routes.plain_part import Blueprint
+from torchserve_openvino.backend.runtime.assemble import assemble
+from torchserve_openvino.backend.runtime.build import build, note_built
+from torchserve_openvino.backend.runtime.execute import CompiledPartition, GuardedPartition, count_runtime_failure
+from torchserve_openvino.backend.settings import BackendSettings
+from torchserve_openvino.cache.identity.key import make_key
+from torchserve_openvino.ops import Refusal, op_name
+from torchserve_openvino.report.tracker import GraphRecord, PartitionRecord
+
+logger = logging.getLogger(__name__)
+
+Constants = dict[int, torch.Tensor]
+
+
+@dataclass
+class Assembled:
+    """A graph with compiled partitions.
+
+    Attributes:
+        run: All inputs, weights included, to a sequence of outputs.
+        blueprint: How to build it again from the cache; None where a part of it is not there.
+    """
+
+    run: Callable[..., Any]
+    blueprint: Blueprint | None
+
+
+class GraphBuilder:
+    """Builds one lowered graph, once for each set of weights.
+
+    Args:
+        gm: The lowered graph.
+        settings: Of the model.
+        record: The graph's record in the report.
+    """
+
+    def __init__(self, gm: GraphModule, settings: BackendSettings, record: GraphRecord) -> None:
+        self._gm = gm
+        self._settings = settings
+        self._record = record
+        self._refused: dict[str, Refusal] = {}
+        self._partitioned = self._partition()
+
+    def build(self, frozen: Mapping[int, torch.Tensor]) -> Assembled:
+        """Converts and compiles every partition, or takes it from the cache, and puts the calls into the outer graph.
+
+        Args:
+            frozen: Input position to the weight that becomes a constant.
+        """
+        while True:
+            constants = {part.name: self._constants(part, frozen) for part in self._partitioned.parts}
+            fields = self._fields(constants)
+            keys = {name: make_key("partition", found) for name, found in fields.items()}
+            cache = self._settings.partitions
+            with cache.lock(list(keys.values())) if cache is not None else nullcontext():
+                stored = {name: cache.load(key) for name, key in keys.items()} if cache is not None else {}
+                converted, refused = self._convert_missing(constants, stored)
+                if not refused:
+                    return self._finish(converted, stored, fields, keys)
+            self._refused |= refused
+            known = Counter(self._partitioned.left_out)
+            self._partitioned = self._partition()
+            self._report(Counter(self._partitioned.left_out) - known)
+
+    def eagerly(self, error: Exception) -> Assembled:
+        """The whole graph in eager PyTorch, counted at each call, because building it failed as no stage expects."""
+        settings, name, reason = self._settings, f"graph {self._record.index}", f"{type(error).__name__}: {error}"
+        logger.warning("Fallback: %s runs in eager PyTorch (conversion_failed: %s)", name, reason, exc_info=error)
+        for record in self._record.partitions:
+            record.runs_on = "eager"
+
+        eager = laid_out(self._gm)
+
+        def run(*args: Any) -> Any:
+            settings.tracker.add_fallback("conversion_failed", name, to="eager", reason=reason)
+            return settings.eager_copy.run(functools.partial(eager, *args))
+
+        return Assembled(run, None)
+
+    def report_left_out(self) -> None:
+        """Counts each node that stays in eager PyTorch, with its reason and the user's line."""
+        self._report(Counter(self._partitioned.left_out))
+
+    def _report(self, left_out: Counter[LeftOut]) -> None:
+        for item, count in left_out.items():
+            new = self._settings.tracker.add_fallback(
+                item.refusal.kind, item.op, to="eager", reason=item.refusal.reason, where=item.where, count=count
+            )
+            if new:
+                logger.warning(
+                    "Fallback: %s runs in eager PyTorch (%s: %s) at %s",
+                    item.op, item.refusal.kind, item.refusal.reason, item.where or "an unknown line",
+                )  # fmt: skip
+
+    # --- splitting --------------------------------------------------------------------------------------------
+
+    def _refuse(self, node: Node) -> Refusal | None:
+        refusal = self._refused.get(op_name(node.target)) or self._settings.support.refuse(node)
+        leave_out = self._settings.probes.leave_out
+        if refusal is None and leave_out is not None and (reason := leave_out(node)) is not None:
+            return Refusal("disabled_op", reason)
+        return refusal
+
+    def _partition(self) -> Partitioned:
+        partitioned = partition(self._gm, self._refuse, self._settings.resolved.options.min_partition_us)
+        self._record.ops_total = partitioned.ops_total
+        self._record.left_out = dict(Counter(item.op for item in partitioned.left_out))
+        self._record.partitions = [
+            PartitionRecord(name=part.name, ops=part.ops, op_counts=dict(part.op_counts)) for part in partitioned.parts
+        ]
+        return partitioned
+
+    def _constants(self, part: Part, frozen: Mapping[int, torch.Tensor]) -> Constants:
+        placeholders = {node.name: i for i, node in enumerate(self._gm.graph.find_nodes(op="placeholder"))}
+        constants: Constants = {}
+        for position, node in enumerate(part.arguments):
+            if node.op == "get_attr":
+                value = getattr(self._partitioned.outer, str(node.target))
+                if isinstance(value, torch.Tensor):
+                    constants[position] = value
+            elif node.op == "placeholder" and placeholders[node.name] in frozen:
+                constants[position] = frozen[placeholders[node.name]]
+        return constants
+
+    def _fields(self, constants: Mapping[str, Constants]) -> dict[str, dict[str, Any]]:
+        cache = self._settings.partitions
+        if cache is None:
+            return {}
+        found = {part.name: cache.fields(part, constants[part.name]) for part in self._partitioned.parts}
+        return {name: fields for name, fields in found.items() if fields is not None}
+
+    # --- converting and compiling -----------------------------------------------------------------------------
+
+    def _convert_missing(
+        self, constants: Mapping[str, Constants], stored: Mapping[str, StoredPartition | None]
+    ) -> tuple[dict[str, Converted | None], dict[str, Refusal]]:
+        """Converts the parts that the cache does not have.
+
+        Returns:
+            The parts, None where a conversion failed for no operator in particular; and operators that failed, which
+            are to be left out.
+        """
+        result: dict[str, Converted | None] = {}
+        refused: dict[str, Refusal] = {}
+        for part in self._partitioned.parts:
+            if stored.get(part.name) is not None:
+                continue
+            try:
+                result[part.name] = convert(
+                    part, constants[part.name], self._settings.mappings, self._settings.converter
+                )
+            except ConversionError as error:
+                result[part.name] = None
+                fresh = error.ops - self._refused.keys()
+                refused |= {op: Refusal("conversion_failed", str(error)) for op in fresh}
+                if not fresh:
+                    self._part_failed("conversion_failed", part, error)
+        return result, refused
+
+    def _finish(
+        self,
+        converted: Mapping[str, Converted | None],
+        stored: Mapping[str, StoredPartition | None],
+        fields: Mapping[str, dict[str, Any]],
+        keys: Mapping[str, str],
+    ) -> Assembled:
+        settings = self._settings
+        calls: dict[str, GuardedPartition] = {}
+        for part, record in zip(self._partitioned.parts, self._record.partitions, strict=True):
+            found = stored.get(part.name)
+            if found is not None:
+                compiled: CompiledPartition | None = found.run(record, settings.tracker, settings.memory)
+            else:
+                compiled = self._compile(part, converted[part.name], record)
+                fresh = converted[part.name]
+                if settings.partitions is not None and part.name in keys and compiled is not None and fresh is not None:
+                    settings.partitions.save(keys[part.name], fields[part.name], fresh, compiled.compiled)
+            fallback = part.graph.forward if compiled else fallback_for(part, settings)
+            calls[part.name] = GuardedPartition(
+                compiled,
+                functools.partial(settings.eager_copy.run, fallback),
+                functools.partial(count_runtime_failure, settings.tracker, self._name(part.name)),
+                part.returns_tuple,
+            )
+            record.builds += 1
+        settings.tracker.add_build()
+        run = settings.probes.watch(
+            Observation(self._gm, self._partitioned, calls, self._record), assemble(self._partitioned.outer, calls)
+        )
+        whole = all(call.compiled is not None for call in calls.values()) and len(keys) == len(calls)
+        blueprint = None
+        if settings.partitions is not None and whole:
+            blueprint = Blueprint(self._partitioned, [keys[p.name] for p in self._partitioned.parts], self._record)
+        return Assembled(run, blueprint)
+
+    def _compile(self, part: Part, converted: Converted | None, record: PartitionRecord) -> CompiledPartition | None:
+        settings = self._settings
+        if converted is None:
+            record.runs_on = settings.fallback_to
+            return None
+        record.convert_seconds += converted.seconds
+        try:
+            built = build(converted.model, settings.device, settings.ov_config, settings.own_weights)
+        except Exception as error:
+            self._part_failed("compile_failed", part, error)
+            record.runs_on = settings.fallback_to
+            return None
+        settings.tracker.cache.compiles += not built.from_cache
+        note_built(built, converted.interface, record, settings.tracker)
+        logger.info(
+            "Compiled %s: %d ops, convert %.2f s, compile %.2f s", part.name, part.ops, converted.seconds, built.seconds
+        )
+        keep_alive = None if settings.own_weights else converted.keep_alive
+        return CompiledPartition(built.compiled, converted.interface, keep_alive, settings.memory)
+
+    def _name(self, part_name: str) -> str:
+        return f"graph {self._record.index} / {part_name}"
+
+    def _part_failed(self, kind: Any, part: Part, error: Exception) -> None:
+        settings = self._settings
+        name = self._name(part.name)
+        settings.tracker.add_fallback(kind, name, to=settings.fallback_to, reason=str(error))
+        logger.warning("Fallback: %s runs on %s (%s): %s", name, settings.fallback_to, kind, error)

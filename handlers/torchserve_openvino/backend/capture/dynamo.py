@@ -1,0 +1,130 @@
+"""First stage: Dynamo's graph, lowered by AOTAutograd to functional ATen operators.
+
+AOTAutograd takes care of mutated inputs, views that are returned, and autograd; what reaches the next stage is pure.
+"""
+
+import dataclasses
+import functools
+import logging
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from torchserve_openvino.backend.capture.graph import CompiledGraph
+from torchserve_openvino.backend.partitioning.partition import is_dynamic
+from torchserve_openvino.backend.settings import BackendSettings
+from torchserve_openvino.backend.upstream import _torch_kept, _torch_modes
+from torchserve_openvino.backend.upstream import _torch_private as private
+from torchserve_openvino.ops import where_of
+from torchserve_openvino.ops.decomposed import decomposed_ops
+from torchserve_openvino.ops.kept import STAND_INS, restore
+from torchserve_openvino.ops.padded_encoders import last_layers, zero_padding
+from torchserve_openvino.ops.rules.complex_numbers import join_pairs
+
+logger = logging.getLogger(__name__)
+
+
+class OpenVINOBackend:
+    """A backend for ``torch.compile``, for one model.
+
+    Args:
+        settings: Of this model; its tracker gets all that happens.
+        model: The model, where it is known.
+    """
+
+    def __init__(self, settings: BackendSettings, model: Any = None) -> None:
+        self.settings = settings
+        self._model = model
+        self._graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+        # Dynamo names the backend in its own logs by this.
+        self.__name__ = "openvino_serving"
+        _torch_kept.keep_whole(STAND_INS)
+        _torch_kept.take_masks()
+        _torch_modes.keep_to_threads()
+
+    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any], place: str = "") -> Any:
+        """Compiles one graph of Dynamo's; called by Dynamo.
+
+        Args:
+            gm: The graph.
+            example_inputs: Its inputs.
+            place: Where it starts, if its operators don't tell.
+        """
+        # For callers that are not behind `watch_frames`. With gradients theirs was taken apart already.
+        with _torch_kept.kept_whole() if not torch.is_grad_enabled() else nullcontext():
+            return self._lower(gm, example_inputs, place)
+
+    def _lower(self, gm: GraphModule, example_inputs: Sequence[Any], place: str) -> Any:
+        zero_padding(gm.graph, last_layers(self._model))
+        gm.recompile()
+        start = time.perf_counter()
+        self.settings.tracker.cache.traces += 1
+        if fact := private.graph_break_of(gm):
+            self.settings.tracker.add_graph_break(fact.reason, fact.where)
+        where = _where(gm) or place
+        compile_stage = functools.partial(self._compile, compile_id=private.compile_id(), where=where, start=start)
+        lower = private.aot_autograd(
+            inference_compiler=functools.partial(compile_stage, stage="inference"),
+            fw_compiler=functools.partial(compile_stage, stage="forward"),
+            bw_compiler=functools.partial(compile_stage, stage="backward"),
+            decompositions=self.settings.decompositions,
+        )
+        return lower(gm, example_inputs)
+
+    def release_weights(self) -> None:
+        """See `CompiledGraph.release_weights`."""
+        for graph in list(self._graphs):
+            graph.release_weights()
+
+    def drop(self) -> None:
+        """See `CompiledGraph.drop`."""
+        for graph in list(self._graphs):
+            graph.drop()
+
+    def _compile(
+        self, gm: GraphModule, example_inputs: Sequence[Any], *, stage: str, compile_id: str, where: str, start: float
+    ) -> Any:
+        """Takes one lowered graph; called by AOTAutograd, for the backward graph perhaps much later."""
+        if stage == "backward":
+            start = time.perf_counter()
+        restore(gm.graph)
+        join_pairs(gm.graph)
+        # The saved tensors of a backward graph are new at each call: nothing to freeze.
+        facts = private.GraphFacts() if stage == "backward" else private.graph_facts()
+        record = self.settings.tracker.add_graph(
+            compile_id=compile_id,
+            where=where,
+            stage=stage,
+            ops_total=0,
+            dynamic=is_dynamic(gm),
+            decomposed={name: dataclasses.asdict(each) for name, each in decomposed_ops(gm.graph).items()},
+        )
+        try:
+            compiled = CompiledGraph(gm, facts, self.settings, record)
+        except Exception:
+            self.settings.tracker.drop_graph(record)
+            raise
+        self.settings.tracker.thread.newest = compiled
+        self._graphs.add(compiled)
+        compiled.report_left_out()
+        record.lower_seconds = time.perf_counter() - start
+
+        # A plain function: Dynamo wraps what it gets, and keeps the mark of functions only.
+        def boxed(args: list[Any]) -> Any:
+            return compiled(args)
+
+        boxed._boxed_call = True  # type: ignore[attr-defined]
+        return boxed
+
+
+def _where(gm: GraphModule) -> str:
+    """The user's line at which the graph starts."""
+    for node in gm.graph.nodes:
+        if node.op.startswith("call_") and (where := where_of(node)):
+            return where
+    return ""

@@ -1,0 +1,201 @@
+"""The other first stage: torch.export instead of Dynamo, one exported graph for each input signature.
+
+An exported graph is whole or not there at all: no graph breaks, no guards. It is lowered with the same table and goes
+through the same partitions, cache and checks as Dynamo's. That includes conversion: `openvino.convert_model` takes an
+exported program through the very FX decoder that is used here, but keeps the weights that the program saw, where these
+are passed at each call and watched. What can't be exported runs in eager PyTorch, counted with torch's reason.
+"""
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from torchserve_openvino.backend.capture.export_bind import Binding, bind
+from torchserve_openvino.backend.capture.graph import CompiledGraph
+from torchserve_openvino.backend.capture.kept_state import StateKeeper
+from torchserve_openvino.backend.capture.module_state import AnswerShape, Watched, module_state
+from torchserve_openvino.backend.settings import BackendSettings
+from torchserve_openvino.backend.upstream import _torch_kept
+from torchserve_openvino.backend.upstream import _torch_private as private
+from torchserve_openvino.ops import op_name, where_of
+from torchserve_openvino.ops.kept import STAND_INS, restore
+from torchserve_openvino.ops.rules.complex_numbers import join_pairs
+
+logger = logging.getLogger(__name__)
+
+# Each signature is one compilation, and is kept.
+MAX_SIGNATURES = 64
+_REASON_LINES = 3
+_PLAIN = (bool, int, float, str, type(None))
+# Types and devices of the traced run, which the signature holds.
+_CHECKED_BEFORE = "aten._assert_tensor_metadata.default"
+_RECORDS_GRADIENTS = "gradients are recorded, which an exported graph has none of: call under torch.inference_mode()"
+
+
+@dataclass
+class Exported:
+    """One signature's graph and the way to it."""
+
+    graph: CompiledGraph
+    binding: Binding
+
+
+class ExportedModel:
+    """A model through torch.export; call it as the model itself.
+
+    Args:
+        model: The model.
+        settings: Of the model.
+        dynamic: As in ``torch.compile``; each shape is exported by itself whatever it says.
+    """
+
+    def __init__(self, model: Callable[..., Any], settings: BackendSettings, dynamic: bool | None) -> None:
+        self._model = model
+        self._settings = settings
+        self._lock = threading.RLock()
+        # For each signature the graph, or the reason why there is none.
+        self._found: dict[Any, Exported | str] = {}
+        self._state: list[Any] = []
+        self._keeps_state = ""
+        _torch_kept.keep_whole(STAND_INS)
+        if dynamic:
+            settings.tracker.add_note("dynamic: true: torch.export makes one graph for each shape all the same")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model; exports it for a new signature, and again once the module itself changed."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        found = self._why_eager(leaves) or self._exported(leaves, spec, args, kwargs)
+        if isinstance(found, Exported) and torch.is_grad_enabled() and found.binding.records_gradients:
+            found = _RECORDS_GRADIENTS
+        if isinstance(found, Exported):
+            # The casts of an autocast region are in the graph.
+            with torch.autocast("cpu", enabled=False):
+                return found.binding.run(found.graph, leaves)
+        if self._settings.tracker.add_fallback("conversion_failed", "whole model", to="eager", reason=found):
+            logger.warning("Fallback: the whole model runs in eager PyTorch: %s", found)
+        return self._settings.eager_copy.run(functools.partial(self._model, *args, **kwargs))
+
+    def release_weights(self) -> None:
+        """See `CompiledGraph.release_weights`."""
+        for found in self._found.values():
+            if isinstance(found, Exported):
+                found.graph.release_weights()
+
+    def drop(self) -> None:
+        """See `CompiledGraph.drop`."""
+        self._found.clear()
+
+    def _why_eager(self, leaves: Sequence[Any]) -> str:
+        """What speaks against any exported graph for this call; empty where nothing does."""
+        if self._keeps_state:
+            return self._keeps_state
+        if not isinstance(self._model, torch.nn.Module):
+            return "torch.export takes modules, not functions"
+        if self._model.training:
+            return "the model is in training mode: call eval() first"
+        if torch.is_grad_enabled():
+            tensors = (*(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), *self._model.parameters())
+            if any(tensor.requires_grad for tensor in tensors):
+                return _RECORDS_GRADIENTS
+        unknown = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, (torch.Tensor, *_PLAIN))]
+        return f"an input of type {unknown[0]} cannot be part of a signature" if unknown else ""
+
+    def _exported(
+        self, leaves: Sequence[Any], spec: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Exported | str:
+        assert isinstance(self._model, torch.nn.Module)
+        key = _key(leaves, spec)
+        with self._lock:
+            state = module_state(self._model)
+            if state != self._state:
+                if self._found:
+                    self._settings.tracker.add_note("the module itself was changed, and exported again")
+                self._found.clear()
+                self._state = state
+            if key not in self._found:
+                if len(self._found) >= MAX_SIGNATURES:
+                    return f"more than {MAX_SIGNATURES} input signatures: each would be a graph of its own"
+                self._found[key] = self._export(self._model, spec, args, kwargs)
+            return self._found[key]
+
+    def _export(
+        self, model: torch.nn.Module, spec: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Exported | str:
+        start = time.perf_counter()
+        tracker = self._settings.tracker
+        tracker.cache.traces += 1
+        changes: list[str] = []
+        answers: list[AnswerShape] = []
+        try:
+            # Tensors that are made while tracing become constants, and are watched as weights are: inference tensors
+            # can't be.
+            # One trace at a time in the process: `convert` says why.
+            with private.compile_lock, torch.inference_mode(False), torch.no_grad(), _torch_kept.kept_whole():
+                keeper = StateKeeper(model, contents=False)
+                try:
+                    program = torch.export.export(Watched(model, changes, answers), args, kwargs, strict=False)
+                finally:
+                    # torch.export puts back copies of the containers that it finds.
+                    keeper.restore()
+                if changes:
+                    which = ", ".join(sorted(set(changes)))
+                    self._keeps_state = f"the model changes its own attributes ({which}), which no graph can express"
+                    return self._keeps_state
+                lowered = program.run_decompositions(self._settings.decompositions)
+            binding = bind(lowered, model, spec, answers[-1])
+        except Exception as error:
+            # torch.export raises errors of many classes for what it can't express, the model's own among them.
+            return _first_lines(error)
+        gm = _tidied(lowered.graph_module)
+        restore(gm.graph)
+        join_pairs(gm.graph)
+        where = next((found for node in gm.graph.nodes if (found := where_of(node))), "")
+        record = tracker.add_graph(
+            compile_id=f"export/{len(tracker.graphs)}", where=where, stage="inference", ops_total=0
+        )
+        graph = CompiledGraph(gm, binding.facts, self._settings, record)
+        graph.report_left_out()
+        record.lower_seconds = time.perf_counter() - start
+        return Exported(graph, binding)
+
+
+def _tidied(gm: GraphModule) -> GraphModule:
+    """A copy without checks that the signature makes needless."""
+    # Copied first: torch.export names inputs as the model does, FX renames in each copy what Python has a meaning for
+    # (``input``), and nodes are found again by their names.
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    for node in graph.nodes:
+        if node.op == "call_function" and op_name(node.target) == _CHECKED_BEFORE:
+            graph.erase_node(node)
+    return GraphModule(gm, graph)
+
+
+def _first_lines(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"torch.export: {type(error).__name__}: {' '.join(lines[:_REASON_LINES])}"
+
+
+def _key(leaves: Sequence[Any], spec: Any) -> tuple[Any, ...]:
+    """What must be equal for a graph to fit."""
+    autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    parts: list[Any] = [spec, autocast]
+    first: dict[int, int] = {}
+    for position, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            layout = leaf.stride() if leaf.layout is torch.strided and not leaf.is_contiguous() else leaf.layout
+            # The last tells a tensor that is passed twice: a graph may write to one of them.
+            same = first.setdefault(id(leaf), position)
+            parts.append((type(leaf), leaf.shape, leaf.dtype, leaf.device, layout, same))
+        else:
+            # By its text: 0.0 equals -0.0, and nan not even itself.
+            parts.append((type(leaf), repr(leaf)))
+    return tuple(parts)

@@ -1,0 +1,78 @@
+"""Where a subgraph runs that OpenVINO could not compile: eager PyTorch, or Inductor where the config asks for it."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from torchserve_openvino.backend.partitioning.partition import Part
+from torchserve_openvino.backend.partitioning.views import is_view
+from torchserve_openvino.backend.runtime.execute import as_traced
+from torchserve_openvino.backend.settings import BackendSettings
+from torchserve_openvino.backend.spec import ValueSpec, spec_of
+from torchserve_openvino.ops.names import value_of
+
+logger = logging.getLogger(__name__)
+
+
+def fallback_for(part: Part, settings: BackendSettings) -> Callable[..., Any]:
+    """The subgraph as a function.
+
+    Args:
+        part: The subgraph.
+        settings: Where it shall run; its tracker counts a failure of Inductor itself.
+    """
+    if settings.fallback_to != "inductor":
+        return laid_out(part.graph)
+    return _InductorThenEager(part, settings)
+
+
+def laid_out(graph: GraphModule) -> Callable[..., Any]:
+    """A graph as a function whose results have the memory order of the trace (`execute.as_traced`)."""
+    (output,) = graph.graph.find_nodes(op="output")
+    nodes, several = output.args[0], isinstance(output.args[0], (list, tuple))
+    specs = [_spec(node) for node in (nodes if several else [nodes])]
+
+    def run(*args: Any) -> Any:
+        found = graph(*args)
+        results = [
+            result if spec is None else as_traced(result, spec)
+            for result, spec in zip(found if several else [found], specs, strict=True)
+        ]
+        return results if several else results[0]
+
+    return run
+
+
+def _spec(node: Any) -> ValueSpec | None:
+    """Of a tensor that a node computes; a view keeps the memory of what it is a view of."""
+    value = value_of(node) if isinstance(node, Node) and node.op == "call_function" and not is_view(node) else None
+    strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return spec_of(value) if strided else None
+
+
+class _InductorThenEager:
+    """Compiles at the first call; a failure of Inductor is counted, and eager takes over for good."""
+
+    def __init__(self, part: Part, settings: BackendSettings) -> None:
+        self._part = part
+        self._settings = settings
+        self._run: Callable[..., Any] = torch.compile(part.graph, backend="inductor", dynamic=None)
+        self._proven = False
+
+    def __call__(self, *args: Any) -> Any:
+        if self._proven:
+            return self._run(*args)
+        try:
+            result = self._run(*args)
+        except Exception as error:
+            self._settings.tracker.add_fallback(
+                "compile_failed", self._part.name, to="eager", reason=f"inductor: {error}"
+            )
+            logger.warning("Fallback: inductor failed for %s, eager is used: %s", self._part.name, error)
+            self._run = self._part.graph.forward
+            result = self._run(*args)
+        self._proven = True
+        return result

@@ -1,0 +1,206 @@
+"""What a model keeps from one call to the next: noticed by comparing before and after, and put back.
+
+Everything that can be reached from the modules counts: tables of weights, attributes, containers and plain objects in
+them, at any depth, and class attributes of the user's classes. State elsewhere (a global, a closure) is not seen.
+"""
+
+import collections
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchserve_openvino.cache.identity.tensors import tensor_digest
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+# They hold nothing that a call changes, or nothing that can be put back.
+_SKIPPED = (
+    type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, torch.nn.Parameter,
+    torch._C.ScriptObject,
+)  # fmt: skip
+# Recurrent layers list their parameters once more, anew whenever one is exchanged, as torch.export does.
+_FOLLOW_WEIGHTS = frozenset({"_flat_weights", "_flat_weight_refs"})
+_LIBRARIES = ("torch", "builtins", "abc", "typing", "collections")
+
+
+@dataclass
+class _Held:
+    """A container as it was: its items by identity, in order.
+
+    Attributes:
+        name: How a message calls it; empty for a table, whose keys are the names.
+        refill: Puts items back.
+    """
+
+    name: str
+    container: Any
+    items: list[Any]
+    refill: Callable[[list[Any]], None]
+
+
+@dataclass
+class _Content:
+    """A tensor as it was.
+
+    Attributes:
+        alias: On the same memory, in case that its ``data`` is exchanged.
+        copy: Its content; None for a weight, of which there is a digest only.
+    """
+
+    name: str
+    tensor: torch.Tensor
+    alias: torch.Tensor
+    copy: torch.Tensor | None
+    digest: str
+
+
+class StateKeeper:
+    """Remembers what a model holds.
+
+    Args:
+        model: A module; any other callable holds nothing that is known.
+        contents: Whether tensors other than weights are compared by content, not by identity alone, and put back.
+        weights: Whether weights are compared by content, which takes 0.3 s for each GB.
+    """
+
+    def __init__(self, model: Any, *, contents: bool, weights: bool = False) -> None:
+        self._seen: set[int] = set()
+        self._held: list[_Held] = []
+        self._tensors: list[_Content] = []
+        self._contents = contents
+        self._classes: list[tuple[type, dict[str, Any]]] = []
+        if isinstance(model, torch.nn.Module):
+            self._visit(model, "")
+            if weights:
+                for name, weight in model.named_parameters():
+                    self._tensors.append(_Content(name, weight, weight.detach(), None, tensor_digest(weight)))
+
+    def changed(self) -> list[str]:
+        """Names of what is no longer as it was, sorted."""
+        names = {name for held in self._held for name in _differences(held)}
+        names |= {each.name for each in self._tensors if _is_other(each)}
+        for cls, before in self._classes:
+            now = _class_values(cls)
+            names |= {f"{cls.__name__}.{name}" for name in before if not _same(before[name], now.get(name))}
+        return sorted(name for name in names if name.rpartition(".")[2] not in _FOLLOW_WEIGHTS)
+
+    def restore(self) -> None:
+        """Puts everything back but the content of weights."""
+        for held in self._held:
+            if next(_differences(held), None) is not None:
+                held.refill(held.items)
+        for cls, before in self._classes:
+            for name, value in before.items():
+                if not _same(value, cls.__dict__.get(name)):
+                    setattr(cls, name, value)
+        for each in self._tensors:
+            # An untouched one keeps its version: weights are watched by it.
+            if each.copy is None or not _is_other(each):
+                continue
+            if each.tensor.data_ptr() != each.alias.data_ptr() or each.tensor.shape != each.alias.shape:
+                each.tensor.data = each.alias
+            with torch.no_grad():
+                each.tensor.copy_(each.copy)
+
+    def unrestorable(self) -> list[str]:
+        """Names of the weights that are no longer as they were."""
+        return sorted(each.name for each in self._tensors if each.copy is None and _is_other(each))
+
+    def _visit(self, value: Any, name: str) -> None:
+        if isinstance(value, (*_PLAIN, *_SKIPPED)) or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            if self._contents and value.layout is torch.strided:
+                self._tensors.append(_Content(name, value, value.detach(), value.detach().clone(), ""))
+        elif isinstance(value, (tuple, frozenset)):
+            for item in value:
+                self._visit(item, name)
+        elif isinstance(value, dict):
+            self._hold(value, name, [entry for pair in value.items() for entry in pair], _refill_dict)
+            for key, item in list(value.items()):
+                self._visit(item, _joined(name, key))
+        elif isinstance(value, (list, collections.deque, set)):
+            self._hold(value, name, list(value), _refill_set if isinstance(value, set) else _refill_sequence)
+            for item in list(value):
+                self._visit(item, name)
+        if not isinstance(value, torch.Tensor) and isinstance(attributes := getattr(value, "__dict__", None), dict):
+            if isinstance(value, torch.nn.Module):
+                self._visit_class(type(value))
+            self._visit(attributes, name)
+
+    def _visit_class(self, cls: type) -> None:
+        for base in cls.__mro__:
+            if id(base) not in self._seen and base.__module__.partition(".")[0] not in _LIBRARIES:
+                self._seen.add(id(base))
+                self._classes.append((base, _class_values(base)))
+
+    def _hold(self, container: Any, name: str, items: list[Any], refill: Callable[[Any, list[Any]], None]) -> None:
+        self._held.append(_Held(name, container, items, lambda old: refill(container, old)))
+
+
+def _class_values(cls: type) -> dict[str, Any]:
+    kinds = (*_PLAIN, torch.Tensor)
+    return {name: value for name, value in vars(cls).items() if isinstance(value, kinds) and not name.startswith("__")}
+
+
+def _joined(name: str, key: Any) -> str:
+    # Tables of a module stand between it and what it calls its own.
+    if key in ("_parameters", "_buffers", "_modules"):
+        return name
+    return f"{name}.{key}" if name else str(key)
+
+
+def _same(before: Any, now: Any) -> bool:
+    # By its text: 0.0 equals -0.0, and nan not even itself.
+    return before is now or (type(before) is type(now) and isinstance(before, _PLAIN) and repr(before) == repr(now))
+
+
+def _differences(held: _Held) -> Iterator[str]:
+    before, container = held.items, held.container
+    if isinstance(container, dict):
+        now = [entry for pair in container.items() for entry in pair]
+        if len(before) == len(now) and all(map(_same, before, now)):
+            return
+        old, new = dict(zip(before[::2], before[1::2], strict=True)), container
+        for key in {**old, **new}:
+            if key not in old or key not in new or not _same(old[key], new[key]):
+                yield _joined(held.name, key)
+        if list(old) != list(new):
+            yield held.name
+    elif isinstance(container, set):
+        if set(before) != container:
+            yield held.name
+    elif len(before) != len(container) or not all(map(_same, before, container)):
+        yield held.name
+
+
+def _is_other(each: _Content) -> bool:
+    tensor, alias = each.tensor, each.alias
+    if tensor.shape != alias.shape or tensor.dtype != alias.dtype or tensor.data_ptr() != alias.data_ptr():
+        return True
+    if each.copy is None:
+        return tensor_digest(tensor) != each.digest
+    # By bytes: nan is nan.
+    return not torch.equal(_bytes(tensor), _bytes(each.copy))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _refill_dict(container: dict[Any, Any], items: list[Any]) -> None:
+    container.clear()
+    container.update(zip(items[::2], items[1::2], strict=True))
+
+
+def _refill_sequence(container: Any, items: list[Any]) -> None:
+    container.clear()
+    container.extend(items)
+
+
+def _refill_set(container: set[Any], items: list[Any]) -> None:
+    container.clear()
+    container.update(items)

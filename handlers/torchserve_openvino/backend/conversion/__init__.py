@@ -1,0 +1,1 @@
+"""One piece of a graph to one ov.Model."""

@@ -1,0 +1,232 @@
+"""Third stage: one FX subgraph to one ov.Model, weights as constants."""
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import openvino as ov
+import torch
+from openvino import opset13 as ops
+from torch.fx import GraphModule
+
+from torchserve_openvino.backend.conversion.convert_ts import convert_traced, named_by_torchscript
+from torchserve_openvino.backend.conversion.kernel_fusions import keep_kernels_apart
+from torchserve_openvino.backend.conversion.mapped_ops import Mapped, replace_mapped
+from torchserve_openvino.backend.conversion.same_results import refuse_other_results
+from torchserve_openvino.backend.conversion.weight_packing import keep_orientations_apart
+from torchserve_openvino.backend.lowering.checks import add_checks
+from torchserve_openvino.backend.lowering.index_range import index_bounds
+from torchserve_openvino.backend.lowering.int_range import Limits, input_limits
+from torchserve_openvino.backend.lowering.rewrite import rewrite
+from torchserve_openvino.backend.partitioning.partition import Part
+from torchserve_openvino.backend.spec import Bounds, Interface, ValueSpec, checked_spec, spec_of
+from torchserve_openvino.backend.upstream._openvino_private import fx_to_model
+from torchserve_openvino.backend.upstream._torch_private import compile_lock
+from torchserve_openvino.errors import OpMappingError
+from torchserve_openvino.ops.mappings import Mappings
+from torchserve_openvino.ops.names import RENAMES, op_name, value_of
+from torchserve_openvino.ops.value_range import ValueRanges
+
+_OP_NAME = re.compile(r"\b([A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*)\b")
+
+
+class ConversionError(RuntimeError):
+    """A subgraph that OpenVINO's frontend could not convert.
+
+    Attributes:
+        ops: Operators of the subgraph that the message names; empty where it names none.
+    """
+
+    def __init__(self, message: str, ops: frozenset[str]) -> None:
+        self.ops = ops
+        super().__init__(message)
+
+
+@dataclass
+class Converted:
+    """An ov.Model and how it is called.
+
+    Attributes:
+        keep_alive: Owners of memory that the model's constants share.
+    """
+
+    model: ov.Model
+    interface: Interface
+    keep_alive: Any
+    seconds: float
+
+
+def convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappings, converter: str = "fx") -> Converted:
+    """Converts a part.
+
+    Args:
+        part: The subgraph.
+        constants: Argument position to the real tensor that becomes a constant.
+        mappings: Operators and modules that are converted by the user's functions.
+        converter: ``fx``, or ``ts`` for the way through TorchScript.
+
+    Raises:
+        ConversionError: With the frontend's own message.
+    """
+    # Operators on fake tensors set flags of the process, at which Dynamo looks: never beside a trace of another thread.
+    with compile_lock:
+        return _convert(part, constants, mappings, converter)
+
+
+def _convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappings, converter: str) -> Converted:
+    start = time.perf_counter()
+    mapped = Mapped()
+    placeholders = part.graph.graph.find_nodes(op="placeholder")
+    try:
+        runtime = tuple(i for i in range(len(part.arguments)) if i not in constants)
+        inputs = tuple(spec_of(value_of(part.arguments[i])) for i in runtime)
+        limits = _limits(part, constants)
+        frozen, order, weights, checks = _freeze(part.graph, constants, limits)
+        nodes = part.output_nodes()
+        outputs = tuple(spec_of(value_of(nodes[order.index(i)])) for i in range(max(order) + 1))
+        if converter == "ts":
+            _refuse_taught(part, mappings)
+            model, decoder = convert_traced(frozen, mappings.libraries)
+        else:
+            mapped = replace_mapped(frozen.graph, mappings, weights)
+            model, decoder = fx_to_model(
+                frozen,
+                [spec.shape for spec in inputs],
+                [spec.dtype for spec in inputs],
+                mapped.translators,
+                mappings.libraries,
+            )
+            refuse_other_results(model, frozen.graph)
+        _fit_inputs(model, inputs)
+        _fit_outputs(model, (*outputs, *checked_spec(checks)))
+        keep_orientations_apart(model)
+        keep_kernels_apart(model)
+    except Exception as error:
+        # OpenVINO raises RuntimeError, its Python decoder whatever it trips over: each means eager for these nodes.
+        if mapped.error is not None:
+            raise ConversionError(str(mapped.error), frozenset({mapped.failed_op})) from mapped.error
+        message = str(error) if isinstance(error, OpMappingError) else f"{type(error).__name__}: {error}"
+        named = frozenset(_OP_NAME.findall(message)) & part.op_counts.keys()
+        if converter == "ts":
+            named |= named_by_torchscript(message, part.op_counts)
+        raise ConversionError(message, named) from error
+    return Converted(
+        model=model,
+        interface=Interface(
+            runtime=runtime,
+            inputs=inputs,
+            outputs=outputs,
+            arguments=len(part.arguments),
+            constant_bytes=sum(tensor.nbytes for tensor in constants.values()),
+            int_bounds=tuple(
+                None if spec.is_scalar_int else limits.values.get(placeholders[i].name)
+                for i, spec in zip(runtime, inputs, strict=True)
+            ),
+            order=order,
+            size_limit=limits.size,
+            checks=checks,
+        ),
+        keep_alive=(decoder, frozen),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _refuse_taught(part: Part, mappings: Mappings) -> None:
+    """Raises for operators that only the user's functions convert: TorchScript's tracer can't call these."""
+    taught = frozenset(name for name in part.op_counts if mappings.covers(name))
+    if taught:
+        message = f"{', '.join(sorted(taught))}: op_mappings have no effect with the backend openvino_ts"
+        raise OpMappingError(message)
+
+
+def _limits(part: Part, constants: Mapping[int, torch.Tensor]) -> Limits:
+    """What integers may hold: what OpenVINO computes exactly, and the size of what they select from."""
+    names = [node.name for node in part.graph.graph.find_nodes(op="placeholder")]
+    indices = index_bounds(part.graph)
+    limits = input_limits(part.graph, {names[i]: tensor for i, tensor in constants.items()}, indices)
+    both = {name: _both(limits.values.get(name), indices.get(name)) for name in limits.values.keys() | indices.keys()}
+    return Limits({name: bounds for name, bounds in both.items() if bounds is not None}, limits.size)
+
+
+def _both(limit: Bounds | None, index: Bounds | None) -> Bounds | None:
+    if limit is None or index is None:
+        return limit or index
+    narrow = limit.low > index.low or limit.high < index.high
+    return Bounds(max(limit.low, index.low), min(limit.high, index.high), limit.op if narrow else "", *index[3:])
+
+
+def _freeze(
+    gm: GraphModule, constants: Mapping[int, torch.Tensor], limits: Limits
+) -> tuple[GraphModule, tuple[int, ...], frozenset[str], tuple[str, ...]]:
+    """A copy of the graph for the frontend, whose ``constants`` placeholders are ``get_attr`` nodes.
+
+    Returns:
+        The copy, `_drop_renames`'s order, the names of the constant nodes, and what `add_checks` added.
+    """
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    order = _drop_renames(graph)
+    root: dict[str, Any] = {}
+    for position, node in enumerate(graph.find_nodes(op="placeholder")):
+        if position not in constants:
+            continue
+        name = f"constant_{position}"
+        root[name] = constants[position].detach()
+        with graph.inserting_before(node):
+            attribute = graph.get_attr(name)
+        attribute.meta = dict(node.meta)
+        node.replace_all_uses_with(attribute)
+        graph.erase_node(node)
+    for node in graph.find_nodes(op="get_attr"):
+        if node.target not in root:
+            root[str(node.target)] = getattr(gm, str(node.target))
+    values = {node.name: root[str(node.target)] for node in graph.find_nodes(op="get_attr")}
+    ranges = ValueRanges(graph, {name: (each.low, each.high) for name, each in limits.values.items()}, values)
+    checks = add_checks(graph, ranges, limits.values)
+    rewrite(graph, ranges)
+    # GraphModule wants every attribute that the graph names; a tensor stays a tensor.
+    return GraphModule(root, graph), order, frozenset(values), checks
+
+
+def _drop_renames(graph: torch.fx.Graph) -> tuple[int, ...]:
+    """Removes nodes that only rename a tensor, and outputs that are there twice then: the frontend fails on both.
+
+    Returns:
+        For each former output, its position among the outputs that are left.
+    """
+    for node in graph.nodes:
+        if node.op == "call_function" and op_name(node.target) in RENAMES:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    (output,) = graph.find_nodes(op="output")
+    value = output.args[0]
+    nodes = list(value) if isinstance(value, (list, tuple)) else [value]
+    unique = list(dict.fromkeys(nodes))
+    output.args = (tuple(unique),)
+    return tuple(unique.index(node) for node in nodes)
+
+
+def _fit_inputs(model: ov.Model, specs: Sequence[ValueSpec]) -> None:
+    if len(model.inputs) != len(specs):
+        raise RuntimeError(f"the converted model has {len(model.inputs)} inputs, the graph {len(specs)}")
+    for port, spec in zip(model.inputs, specs, strict=True):
+        port.get_node().set_element_type(spec.ov_type)
+        port.get_node().set_partial_shape(ov.PartialShape(list(spec.shape)))
+    model.validate_nodes_and_infer_types()
+
+
+def _fit_outputs(model: ov.Model, specs: Sequence[ValueSpec]) -> None:
+    """Makes each output's type eager's, and refuses a shape that contradicts eager's."""
+    if len(model.outputs) != len(specs):
+        raise RuntimeError(f"the converted model has {len(model.outputs)} outputs, the graph {len(specs)}")
+    for result, spec in zip(model.get_results(), specs, strict=True):
+        source = result.input_value(0)
+        shape = source.get_partial_shape()
+        expected = ov.PartialShape(list(spec.shape))
+        if not shape.compatible(expected):
+            raise RuntimeError(f"OpenVINO infers shape {shape} where torch has {expected}")
+        if source.get_element_type() != spec.ov_type:
+            result.input(0).replace_source_output(ops.convert(source, spec.ov_type).output(0))
+    model.validate_nodes_and_infer_types()

@@ -1,0 +1,193 @@
+"""Results that OpenVINO's CPU plugin must not join with what is computed of them, kept apart (OpenVINO 2026.4).
+
+- Attention (product, softmax, product, and what is computed element by element around them) and group normalization
+  become one kernel each where shapes are static, and kernels that work on single elements are joined with each other.
+  Where such a join reaches one of these two, and another kernel, the plugin goes on beyond its own memory while it
+  compiles, and the process is gone without a word: with attention where its result has several users, with group
+  normalization where a user has a second input.
+  Behind one operator that moves nothing there is nothing to join.
+- A reduction of three dimensions takes the product or sum with a constant behind it along, and computes that wrongly:
+  of integers for the first values only, ``mask.sum(-1) - 1``; of floats with a number for each channel at other
+  channels, ``batch_norm(x.mean(-1))``. A division by a constant is computed wrongly too, ``x.mean(-1) / 3``, and
+  of more dimensions where OpenVINO drops some first. None does it where it has two users.
+- Matrices of at most 2 by 2 that both come in at run time are multiplied by a kernel that takes what follows along and
+  mixes up the numbers for each column: ``relu(x @ y) * scale``.
+- An absolute value of a concatenation is taken of its parts instead, for all users of the concatenation; and in one
+  dimension it is left out where OpenVINO believes that nothing is below 0, of weights times a constant for example.
+- A convolution of single pixels (a kernel of 1) with strides becomes one of every other pixel, by a slice before the
+  elementwise operators in front of it. That is wrong where the convolution pads: ``conv(relu(x))`` with padding 1.
+- A matrix product that is reshaped to a scalar, at once or further on, ends the process while it compiles:
+  ``(x @ w).view(())``, and the gradient of a scalar input. Squeezed to a scalar, it does not.
+
+tests/contract/test_openvino_memory.py and test_openvino.py show each.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import openvino as ov
+from openvino import opset15 as ops
+
+from torchserve_openvino.backend.conversion.fused_chains import ELEMENTWISE, by_constant, is_constant
+
+_PRODUCTS = frozenset({"MatMul", "ScaledDotProductAttention"})
+_ENDS = _PRODUCTS | {"Softmax"}
+# Of the reductions that OpenVINO joins wrongly.
+_RANK = 3
+# Rows and columns at most, of the products that it joins wrongly.
+_TINY = 2
+# What the plugin computes element by element, with numbers for each channel.
+_JOINS = ELEMENTWISE | {"BatchNormInference"}
+_MOVES = frozenset({"Broadcast", "Convert", "ConvertLike", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+
+
+def keep_kernels_apart(model: ov.Model) -> None:
+    """Puts an operator behind each result that OpenVINO would join with others; changes the model in place.
+
+    A reshape to a scalar becomes a squeeze.
+    """
+    found: list[ov.Output] = []
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "Reshape" and node.get_output_partial_shape(0) == ov.PartialShape([]):
+            _squeeze(node)
+        if _is_joined_reduction(node) or _is_joined_product(node):
+            _put_behind(node.output(0), lambda value: ops.maximum(value, value))
+        if node.get_type_name() in _PRODUCTS and _is_attention(node):
+            shared = _first_shared(node.output(0))
+            found += [shared] if shared is not None else []
+        elif node.get_type_name() == "GroupNormalization" and _has_a_joining_user(node.output(0)):
+            found.append(node.output(0))
+        elif _pads_and_strides(node) or (
+            node.get_type_name() == "Abs" and (_is_row(node.input_value(0)) or _is_concatenation(node.input_value(0)))
+        ):
+            node.input(0).replace_source_output(_rolled_by_nothing(node.input_value(0)).output(0))
+    for value in found:
+        _put_behind(value, _rolled_by_nothing)
+    if found:
+        model.validate_nodes_and_infer_types()
+
+
+def _squeeze(reshape: ov.Node) -> None:
+    """Puts a squeeze of all dimensions in the place of a reshape to a scalar."""
+    value = reshape.input_value(0)
+    rank = value.get_partial_shape().rank
+    if rank.is_static and rank.get_length():
+        _put_behind(reshape.output(0), lambda _: ops.squeeze(value, ops.constant(np.arange(rank.get_length()))))
+
+
+def _rolled_by_nothing(value: ov.Output) -> ov.Node:
+    """OpenVINO takes away what it sees to do nothing; it does not see that of this one."""
+    zero = ops.constant(np.zeros(1, np.int64))
+    return ops.roll(value, zero, zero)
+
+
+def _put_behind(value: ov.Output, make: Callable[[ov.Output], ov.Node]) -> None:
+    """Gives the users of a value what ``make`` makes of it."""
+    users = list(value.get_target_inputs())
+    made = make(value).output(0)
+    for user in users:
+        user.replace_source_output(made)
+
+
+def _pads_and_strides(node: ov.Node) -> bool:
+    """Whether a node is a convolution of single pixels with padding and strides."""
+    if node.get_type_name() not in {"Convolution", "GroupConvolution"}:
+        return False
+    given = node.get_attributes()
+    kernel = node.input_value(1).get_partial_shape()
+    spatial = [kernel[i] for i in range(len(kernel) - len(given["strides"]), len(kernel))]
+    pixels = all(size.is_static and size.get_length() == 1 for size in spatial)
+    return pixels and max(given["strides"]) > 1 and max(*given["pads_begin"], *given["pads_end"]) > 0
+
+
+def _is_joined_reduction(node: ov.Node) -> bool:
+    """Whether OpenVINO would join what is computed of such a reduction with it, and get it wrong."""
+    if not node.get_type_name().startswith("Reduce"):
+        return False
+    value, rank = node.output(0), node.input_value(0).get_partial_shape().rank
+    three = rank.is_static and rank.get_length() == _RANK
+    if three and value.get_element_type().is_integral_number():
+        return any(port.get_node().get_type_name() != "Result" for port in value.get_target_inputs())
+    return _meets_numbers(value, only_divisors=not three)
+
+
+def _is_joined_product(node: ov.Node) -> bool:
+    """Whether these may be tiny matrices, and OpenVINO would join what is computed of their product with it."""
+    if node.get_type_name() != "MatMul":
+        return False
+    shapes = [value.get_partial_shape() for value in node.input_values()]
+    tiny = all(shape.rank.is_dynamic or max(list(shape.get_min_shape())[-2:]) <= _TINY for shape in shapes)
+    return tiny and not by_constant(node) and _meets_numbers(node.output(0))
+
+
+def _meets_numbers(value: ov.Output, only_divisors: bool = False) -> bool:
+    """Whether operators on single elements, behind a value, divide it by a constant or take several numbers in."""
+    for port in value.get_target_inputs():
+        user = port.get_node()
+        kind = user.get_type_name()
+        if kind in _JOINS:
+            others = [other for at, other in enumerate(user.input_values()) if at != port.get_index()]
+            if not all(is_constant(other.get_node()) for other in others):
+                continue
+            several = any(set(other.get_partial_shape().get_min_shape()) - {1} for other in others)
+            if kind == "Divide" or (several and not only_divisors):
+                return True
+        if kind in _JOINS | _MOVES and _meets_numbers(user.output(0), only_divisors):
+            return True
+    return False
+
+
+def _is_row(value: ov.Output) -> bool:
+    """Whether these are floats of one dimension. (Of integers only shapes are left, which have to stay visible.)"""
+    if not value.get_element_type().is_real():
+        return False
+    rank = value.get_partial_shape().rank
+    return rank.is_dynamic or rank.get_length() == 1
+
+
+def _is_concatenation(value: ov.Output) -> bool:
+    while (node := value.get_node()).get_type_name() in _MOVES:
+        value = node.input_value(0)
+    return bool(node.get_type_name() == "Concat")
+
+
+def _is_attention(product: ov.Node) -> bool:
+    """Whether a softmax reaches a product through operators that are no products."""
+    seen: set[str] = set()
+    waiting = [product]
+    while waiting:
+        for port in waiting.pop().inputs():
+            node = port.get_source_output().get_node()
+            kind = node.get_type_name()
+            if kind == "Softmax":
+                return True
+            if kind not in _ENDS and node.get_name() not in seen:
+                seen.add(node.get_name())
+                waiting.append(node)
+    return product.get_type_name() == "ScaledDotProductAttention"
+
+
+def _first_shared(value: ov.Output) -> ov.Output | None:
+    """The first value with several users from here on, as long as nothing but moves and works on single elements."""
+    while len(users := list(value.get_target_inputs())) == 1:
+        node = users[0].get_node()
+        kind = node.get_type_name()
+        keeps = kind in _MOVES or node.get_output_partial_shape(0) == value.get_partial_shape()
+        if kind in {"Result", *_ENDS} or not keeps:
+            return None
+        value = node.output(0)
+    rank = value.get_partial_shape().rank
+    return value if rank.is_static and rank.get_length() else None
+
+
+def _has_a_joining_user(value: ov.Output) -> bool:
+    """Whether an operator takes a value, perhaps moved, beside another one that is no constant."""
+    for user in value.get_target_inputs():
+        node = user.get_node()
+        kind = node.get_type_name()
+        if kind in _MOVES and _has_a_joining_user(node.output(0)):
+            return True
+        others = [port.get_source_output().get_node().get_type_name() for port in node.inputs()]
+        if kind not in _MOVES and len([other for other in others if other != "Constant"]) > 1:
+            return True
+    return False

@@ -1,0 +1,1 @@
+"""Recorded calls: frozen models, and what a cache keeps of them."""

@@ -1,0 +1,292 @@
+"""Calls in the cache: one input signature of one model, from the caller's tensors to the answer, without tracing.
+
+An entry names the partitions, holds the graph around them and the partitions' own graphs (for what falls back to
+eager) as plain data, and says where each input of the graph comes from: the caller, a weight by its name, or a stored
+tensor.
+"""
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import safetensors.torch
+import torch
+
+from torchserve_openvino.backend.routes.frozen import Key, Route, signature
+from torchserve_openvino.backend.routes.partition_cache import PartitionCache
+from torchserve_openvino.backend.routes.plain_call import (
+    LazyGraph,
+    below,
+    plain_fallback,
+    plain_record,
+    plain_whole,
+    read_fallback,
+)
+from torchserve_openvino.backend.routes.plain_graph import PlainGraph, decode, draws_random_numbers, encode, to_plain
+from torchserve_openvino.backend.routes.plain_tree import text_to_tree, tree_to_text
+from torchserve_openvino.backend.runtime.assemble import Whole
+from torchserve_openvino.backend.runtime.execute import GuardedPartition, count_runtime_failure
+from torchserve_openvino.backend.settings import BackendSettings
+from torchserve_openvino.cache.identity.fingerprint import Fingerprint, fingerprint
+from torchserve_openvino.cache.identity.key import digest, graph_options
+from torchserve_openvino.cache.identity.tensors import named_weights, tensor_digest
+from torchserve_openvino.cache.identity.torch_state import torch_state
+from torchserve_openvino.cache.identity.versions import python_version, versions
+from torchserve_openvino.cache.storage.manifest import Entry
+from torchserve_openvino.config.options import json_safe
+from torchserve_openvino.report.tracker import GraphRecord, PartitionRecord
+
+if TYPE_CHECKING:
+    from torchserve_openvino.backend.routes.plain_part import Blueprint
+
+logger = logging.getLogger(__name__)
+
+_TENSORS = "tensors.safetensors"
+
+
+class CallCache:
+    """Loads and stores the calls of one frozen model.
+
+    Args:
+        model: The model; its weights and code must not change any more.
+        settings: Of the model, with a cache.
+        shapes: What decides for which sizes a graph is made, JSON-safe.
+    """
+
+    def __init__(self, model: Any, settings: BackendSettings, shapes: Mapping[str, Any]) -> None:
+        assert settings.partitions is not None
+        self._model = model
+        self._settings = settings
+        self._partitions: PartitionCache = settings.partitions
+        self._store = settings.partitions.store
+        self._record = settings.tracker.cache
+        self._shapes = shapes
+        self._print: Fingerprint | None = None
+        self._runs: dict[str, _Built] = {}
+        # Key of an entry to the identity of its graph.
+        self._used: dict[str, str] = {}
+
+    def fields(self, key: Key) -> dict[str, Any] | None:
+        """What the entry of a signature depends on; None where the model can't be known without tracing."""
+        if self._print is None:
+            self._print = fingerprint(self._model)
+            for what in self._print.unknown:
+                reason = f"{what} can't be made part of the key, so the model is traced in each process"
+                self._record.refused[reason] += 1
+                logger.info("Cache: %s", reason)
+        if self._print.unknown:
+            return None
+        try:
+            form = signature(key)
+        except ValueError as error:
+            self._record.refused[str(error)] += 1
+            return None
+        return {
+            **versions(),
+            "python": python_version(),
+            "code": self._print.code,
+            "weights": self._print.weights,
+            "signature": form,
+            "options": graph_options(json_safe(self._settings.resolved.values())),
+            "arguments": {**self._shapes, "backend": self._settings.backend},
+            "mappings": self._partitions.mappings,
+            "torch_state": torch_state(),
+        }
+
+    def lock(self, key: str) -> AbstractContextManager[bool]:
+        """Held while a signature is traced, so that other processes wait for it instead of tracing too."""
+        return self._store.lock("call", key)
+
+    # --- loading ----------------------------------------------------------------------------------------------
+
+    def has(self, key: str) -> bool:
+        """Whether a signature is stored, by this or another process."""
+        return self._store.get("call", key) is not None
+
+    def load(self, key: str, fields: Mapping[str, Any]) -> Route | None:
+        """The way of a signature; None where it is not there or can't be used."""
+        entry = self._store.get("call", key)
+        if entry is None:
+            self._record.call_misses += 1
+            if self._record.nearest is None:
+                self._record.nearest = self._store.nearest("call", fields)
+            return None
+        try:
+            route = self._route(entry)
+        except Exception as error:
+            # Whatever a damaged or foreign entry makes torch, OpenVINO or safetensors raise: it is a miss.
+            logger.warning("A call in the cache cannot be used and is traced again: %s", error)
+            self._record.refused[f"a stored call was not used: {str(error)[:200]}"] += 1
+            self._store.discard("call", key)
+            route = None
+        if route is None:
+            self._record.call_misses += 1
+            return None
+        self._record.call_hits += 1
+        self._used[key] = entry.body["identity"]
+        return route
+
+    def accept(self, key: str) -> None:
+        """Takes the graph of an entry into the report: its answer is used."""
+        tracker = self._settings.tracker
+        built = self._runs[self._used[key]]
+        if built.record in tracker.graphs:
+            return
+        tracker.adopt_graph(built.record)
+        for item in built.left_out:
+            tracker.add_fallback(**item)
+
+    def reject(self, key: str) -> None:
+        """Throws away an entry whose answer was wrong, and its partitions."""
+        entry = self._store.get("call", key)
+        for part in entry.body.get("parts", ()) if entry is not None else ():
+            self._store.discard("partition", part["key"])
+        self.discard(key)
+        self._runs.pop(self._used.pop(key, ""), None)
+        self._record.rejected += 1
+        self._record.call_hits -= 1
+
+    def discard(self, key: str) -> None:
+        """Throws away an entry, but not its partitions: the call turned out not to be repeatable."""
+        self._store.discard("call", key)
+
+    def reject_used(self) -> bool:
+        """Throws away every entry that was used; whether there was one."""
+        used = list(self._used)
+        for key in used:
+            self.reject(key)
+        return bool(used)
+
+    def _route(self, entry: Entry) -> Route | None:
+        body = entry.body
+        tensors = safetensors.torch.load(entry.read(_TENSORS)) if _TENSORS in entry.files else {}
+        run = self._run(body, tensors)
+        if run is None:
+            return None
+        weights = dict(named_weights(self._model)) if isinstance(self._model, torch.nn.Module) else {}
+        template: list[Any] = []
+        places: list[tuple[int, int]] = []
+        for position, (kind, value) in enumerate(body["inputs"]):
+            if kind == "leaf":
+                places.append((position, value))
+            sources = {"weight": weights, "tensor": tensors}
+            template.append(sources[kind][value] if kind in sources else decode(value) if kind == "literal" else None)
+        out = [(bool(is_result), value if is_result else decode(value)) for is_result, value in body["out"]]
+        return Route(run, template, places, out, text_to_tree(body["out_spec"]) if body["out_spec"] else None)
+
+    def _run(self, body: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Callable[..., Any] | None:
+        """The graph; signatures that share one share its function."""
+        identity = body["identity"]
+        if identity not in self._runs:
+            built = self._build(body, tensors)
+            if built is None:
+                return None
+            self._runs[identity] = built
+        return self._runs[identity].run
+
+    def _build(self, body: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> "_Built | None":
+        tracker, copy = self._settings.tracker, self._settings.eager_copy
+        stored = [self._partitions.load(part["key"]) for part in body["parts"]]
+        found = [part for part in stored if part is not None]
+        if len(found) < len(stored):
+            return None
+        facts = dict(body["record"])
+        partitions = [PartitionRecord(**partition) for partition in facts.pop("partitions")]
+        record = GraphRecord(index=len(tracker.graphs), **facts, partitions=partitions)
+        calls: dict[str, GuardedPartition] = {}
+        for part, loaded, partition in zip(body["parts"], found, partitions, strict=True):
+            fallback = LazyGraph(part["graph"], below(tensors, part["name"]))
+            calls[part["name"]] = GuardedPartition(
+                loaded.run(partition, tracker, self._settings.memory),
+                functools.partial(copy.run, fallback),
+                functools.partial(count_runtime_failure, tracker, f"graph {record.index} / {part['name']}"),
+                part["returns_tuple"],
+            )
+        whole = body["whole"]
+        if whole is not None:
+            slots = [(kind, decode(value)) for kind, value in whole["slots"]]
+            run: Callable[..., Any] = Whole(whole["part"], list(whole["pick"]), slots).bind(calls[whole["part"]])
+        else:
+            run = PlainGraph(body["outer"], calls, below(tensors, "outer"))
+        return _Built(run, record, [read_fallback(item) for item in body["left_out"]])
+
+    # --- storing ----------------------------------------------------------------------------------------------
+
+    def save(self, key: str, fields: Mapping[str, Any], route: Route, blueprint: "Blueprint") -> None:
+        """Stores the way of a call; what cannot be stored is counted with its reason."""
+        now = fingerprint(self._model)
+        if (now.code, now.weights) != (fields["code"], fields["weights"]):
+            self._record.refused["a call was not stored: the model changed while it ran, so it keeps state"] += 1
+            return
+        try:
+            body, tensors = self._body(route, blueprint)
+            files = {_TENSORS: safetensors.torch.save(tensors)} if tensors else {}
+            stored = self._store.put("call", key, fields=fields, body=body, files=files)
+        except (TypeError, ValueError) as error:
+            self._record.refused[f"a call was not stored: {error}"] += 1
+            logger.info("Cache: a call is not stored: %s", error)
+            return
+        self._record.stored += stored is not None
+
+    def _body(self, route: Route, blueprint: "Blueprint") -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        from torchserve_openvino.backend.routes.plain_part import attributes
+
+        for item in blueprint.left_out:
+            if draws_random_numbers(item.op):
+                raise ValueError(f"{item.op} draws random numbers: no answer of the model can be proven")
+        partitioned = blueprint.partitioned
+        tensors: dict[str, torch.Tensor] = {}
+        parts = []
+        for part, key in zip(partitioned.parts, blueprint.keys, strict=True):
+            graph = to_plain(part.graph.graph)
+            parts.append({"name": part.name, "key": key, "graph": graph, "returns_tuple": part.returns_tuple})
+            tensors |= {f"{part.name}/{name}": tensor for name, tensor in attributes(part.graph).items()}
+        tensors |= {f"outer/{name}": tensor for name, tensor in attributes(partitioned.outer).items()}
+        whole = Whole.of(partitioned.outer)
+        graph = {
+            "parts": parts,
+            "whole": None if whole is None else plain_whole(whole),
+            "outer": None if whole is not None else to_plain(partitioned.outer.graph),
+        }
+        contents = {name: tensor_digest(tensor) for name, tensor in tensors.items()}
+        body = {
+            **graph,
+            "identity": digest([graph, contents]),
+            "record": plain_record(blueprint.record),
+            "left_out": [plain_fallback(item) for item in blueprint.left_out],
+            "inputs": self._inputs(route, tensors),
+            "out": [[is_result, value if is_result else encode(value)] for is_result, value in route.out],
+            "out_spec": tree_to_text(route.out_spec) if route.out_spec is not None else "",
+        }
+        return body, {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
+
+    def _inputs(self, route: Route, tensors: dict[str, torch.Tensor]) -> list[list[Any]]:
+        """Where each input of the graph comes from; tensors that are nobody's go into ``tensors``."""
+        weights = named_weights(self._model) if isinstance(self._model, torch.nn.Module) else ()
+        names = {id(tensor): name for name, tensor in weights}
+        leaves = dict(route.places)
+        found: list[list[Any]] = []
+        for position, value in enumerate(route.template):
+            if position in leaves:
+                found.append(["leaf", leaves[position]])
+            elif isinstance(value, torch.Tensor) and id(value) in names:
+                found.append(["weight", names[id(value)]])
+            elif type(value) is torch.Tensor:
+                name = f"input/{position}"
+                tensors[name] = value
+                found.append(["tensor", name])
+            else:
+                found.append(["literal", encode(value)])
+        return found
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Built:
+    """A graph from the cache; its record is the report's once an answer of it was found right."""
+
+    run: Callable[..., Any]
+    record: GraphRecord
+    left_out: list[dict[str, Any]]

@@ -1,0 +1,282 @@
+"""The call without guards, for serving: once the model no longer changes, a call is a look-up and an inference.
+
+Dynamo checks at each call that no module, weight or global changed, which costs a millisecond where an inference takes
+eight. `CompiledModule.freeze` is the caller's word that they do not. What is left to check is the input: structure,
+shapes, types and plain values are the key of a recorded call; any other call goes through Dynamo.
+
+Two things are asked of a call before it is recorded. It is *proven* that no Python ran beside its graph: it was
+captured whole (`whole.py`), without side effects, and its answer holds nothing but the graph's tensors and constants.
+And it ran *twice* as the same graph on the same weights, which tells what no capture shows: tensors that others keep
+changing.
+Where either fails, calls stay guarded, with the reason in `FrozenCalls.refused`.
+"""
+
+import enum
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchserve_openvino.backend.routes.plain_tree import tree_to_text
+from torchserve_openvino.backend.runtime.compare import output_tensors
+
+if TYPE_CHECKING:
+    from torchserve_openvino.backend.routes.plain_part import Blueprint
+
+logger = logging.getLogger(__name__)
+
+Key = tuple[Any, ...]
+# An object that code around a graph changes: its name, itself, and its attributes before the first call.
+Touched = tuple[str, Any, dict[str, Any]]
+# Signatures kept; a server with more shapes than this runs the rest guarded.
+MAX_RECORDED = 1024
+# What may stand in an answer beside tensors. Anything else may change from call to call, or hold tensors.
+_CONSTANTS = (
+    bool, int, float, complex, str, bytes, type(None), type(Ellipsis),
+    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
+)  # fmt: skip
+
+
+class NotWholeError(Exception):
+    """A call can't be captured as one graph; nothing of it ran."""
+
+
+@dataclass
+class GraphCall:
+    """What a graph was called with and answered, as `CompiledGraph` saw it.
+
+    Attributes:
+        run: The assembled graph: all inputs, weights included, to a sequence of outputs.
+        mutates: Whether AOTAutograd writes results back into inputs after the graph.
+        blueprint: How to build ``run`` again from the cache; None where that can't be done.
+        unproven: What speaks against calling it without the Python around it; empty where nothing does.
+        touched: Objects that this Python changes.
+    """
+
+    run: Callable[..., Sequence[Any]]
+    args: tuple[Any, ...]
+    results: Sequence[Any]
+    mutates: bool
+    blueprint: "Blueprint | None" = None
+    unproven: str = ""
+    touched: "Sequence[Touched]" = ()
+
+
+class Route:
+    """One signature's way from the caller's leaves to the graph's outputs.
+
+    Args:
+        run: The assembled graph.
+        template: The graph's inputs; None where one of the caller's leaves goes.
+        places: Pairs of a position in ``template`` and the leaf that goes there.
+        out: For each leaf of the answer ``(True, position among the graph's outputs)`` or ``(False, plain value)``.
+        out_spec: Structure of the answer; None where it is one tensor.
+    """
+
+    def __init__(
+        self,
+        run: Callable[..., Sequence[Any]],
+        template: list[Any],
+        places: list[tuple[int, int]],
+        out: list[tuple[bool, Any]],
+        out_spec: Any,
+    ) -> None:
+        self.run = run
+        self.template = template
+        self.places = places
+        self.out = out
+        self.out_spec = out_spec
+        self.confirmed = False
+        self._single = out[0][1] if out_spec is None else None
+
+    @classmethod
+    def of_call(cls, call: GraphCall, leaves: Sequence[Any], output: Any) -> "Route":
+        """Learns the way from a call that just ran.
+
+        Raises:
+            ValueError: It can't be repeated without Dynamo; why.
+        """
+        position = {id(leaf): i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+        # Weights stay where they are in the template; the caller's tensors are put into their places.
+        template = [None if id(arg) in position else arg for arg in call.args]
+        places = [(i, position[id(arg)]) for i, arg in enumerate(call.args) if id(arg) in position]
+        results = {id(result): i for i, result in enumerate(call.results) if isinstance(result, torch.Tensor)}
+        # A size is a constant; taken apart it would come back as a plain tuple.
+        out_leaves, out_spec = pytree.tree_flatten(output, is_leaf=lambda value: isinstance(value, torch.Size))
+        if results.keys() - {id(leaf) for leaf in out_leaves}:
+            raise ValueError("the graph computes more than the model returns: the model keeps state")
+        out: list[tuple[bool, Any]] = []
+        for leaf in out_leaves:
+            if isinstance(leaf, torch.Tensor):
+                if id(leaf) not in results:
+                    raise ValueError("an output is not what the graph returned (a view, or an input)")
+                out.append((True, results[id(leaf)]))
+            elif type(leaf) in _CONSTANTS or isinstance(leaf, enum.Enum):
+                out.append((False, leaf))
+            else:
+                raise ValueError(f"an output of type {type(leaf).__name__} may hold values of this call")
+        single = len(out) == 1 and out[0][0] and out_leaves[0] is output
+        return cls(call.run, template, places, out, None if single else out_spec)
+
+    def agrees(self, other: "Route") -> bool:
+        """Whether a second call took the very same way: same graph, same weights and integers, same outputs."""
+        return (
+            self.run is other.run
+            and self.places == other.places
+            and self.out == other.out
+            and len(self.template) == len(other.template)
+            and all(a is b or (type(a) is int and a == b) for a, b in zip(self.template, other.template, strict=True))
+        )
+
+    def __call__(self, leaves: Sequence[Any]) -> Any:
+        """The caller's leaves to the answer."""
+        args = self.template.copy()
+        for place, leaf in self.places:
+            args[place] = leaves[leaf]
+        results = self.run(*args)
+        if self._single is not None:
+            return results[self._single]
+        values = [results[value] if is_result else value for is_result, value in self.out]
+        return pytree.tree_unflatten(values, self.out_spec)
+
+
+class FrozenCalls:
+    """The calls recorded so far."""
+
+    def __init__(self) -> None:
+        self._recorded: dict[Key, Route | None] = {}
+        # Signatures but for their sizes, which Dynamo could not capture whole.
+        self._parted: dict[Key, str] = {}
+        self.refused: dict[str, int] = {}
+
+    @property
+    def recorded(self) -> int:
+        """How many input signatures run without guards."""
+        return sum(entry is not None and entry.confirmed for entry in self._recorded.values())
+
+    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key | None, list[Any], "Route | None"]:
+        """The key of a call, its leaves, and its recording if there is one."""
+        if len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor:
+            leaves, spec = [args[0]], None
+        else:
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+        key = _key(leaves, spec)
+        entry = self._recorded.get(key) if key is not None else None
+        return key, leaves, entry if entry is not None and entry.confirmed else None
+
+    def known(self, key: Key) -> bool:
+        """Whether a call of this key was seen before."""
+        return key in self._recorded
+
+    def parted(self, key: Key) -> bool:
+        """Whether this call, or one that differs from it in sizes only, could not be captured whole."""
+        reason = self._parted.get(_without_sizes(key))
+        if reason is not None and key not in self._recorded:
+            self._refuse(key, reason)
+        return reason is not None
+
+    def part(self, key: Key, reason: str) -> None:
+        """Leaves a call, and all that differ from it in sizes only, guarded: it is not one graph."""
+        self._parted[_without_sizes(key)] = reason
+        self._refuse(key, reason)
+
+    def candidate(self, key: Key) -> Route | None:
+        """The way that a call of this key took, confirmed or not; None where it can't be repeated."""
+        return self._recorded.get(key)
+
+    def put(self, key: Key, route: Route) -> None:
+        """Takes over a way that was found in the cache."""
+        route.confirmed = True
+        self._recorded[key] = route
+
+    def record(self, key: Key, leaves: list[Any], calls: Sequence[GraphCall], output: Any) -> None:
+        """Keeps a call that just ran, where it can be repeated without Dynamo.
+
+        The second call of a key confirms the first: a model that counts its calls takes another way each time.
+        """
+        if key in self._recorded:
+            first = self._recorded[key]
+            if first is None:
+                return
+        elif len(self._recorded) >= MAX_RECORDED:
+            return
+        else:
+            first = None
+        self._recorded[key] = None
+        try:
+            if len(calls) != 1:
+                raise ValueError(f"the call ran {len(calls)} graphs")
+            if any(tensor.requires_grad for tensor in output_tensors(output)):
+                raise ValueError(
+                    "gradients are recorded, which only the guarded call knows: call under torch.no_grad()"
+                )
+            if calls[0].mutates:
+                raise ValueError("the model writes to an input or a buffer")
+            if calls[0].unproven:
+                raise ValueError(calls[0].unproven)
+            if left := [name for name, changed, before in calls[0].touched if not _same_attributes(changed, before)]:
+                raise ValueError(f"the model keeps state: it leaves {', '.join(left)} changed")
+            entry = Route.of_call(calls[0], leaves, output)
+            if first is not None:
+                if not first.agrees(entry):
+                    raise ValueError("a second call took another way: the model keeps state")
+                entry.confirmed = True
+            self._recorded[key] = entry
+        except ValueError as error:
+            self._refuse(key, str(error))
+
+    def _refuse(self, key: Key, reason: str) -> None:
+        if len(self._recorded) < MAX_RECORDED:
+            self._recorded[key] = None
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+        logger.info("A call stays guarded after freeze(): %s", reason)
+
+
+def _same_attributes(changed: Any, before: dict[str, Any]) -> bool:
+    now = vars(changed)
+    return now.keys() == before.keys() and all(now[name] is before[name] for name in now)
+
+
+def _without_sizes(key: Key) -> Key:
+    return tuple((len(part[0]), part[1]) if _is_tensor(part) else part for part in key)
+
+
+def _is_tensor(part: Any) -> bool:
+    return isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], torch.Size)
+
+
+def signature(key: Key) -> dict[str, Any]:
+    """A key as JSON-safe data, the same in every process.
+
+    Raises:
+        ValueError: The structure of the inputs has no text form.
+    """
+    spec, grad, autocast, *leaves = key
+    tensors = [[str(leaf[1]), list(leaf[0])] if len(leaf) == 2 and isinstance(leaf[0], torch.Size) else
+               [leaf[0].__name__, leaf[1]] for leaf in leaves]  # fmt: skip
+    structure = "one tensor" if spec is None else tree_to_text(spec)
+    return {"structure": structure, "leaves": tensors, "grad": grad, "autocast": str(autocast)}
+
+
+def _key(leaves: list[Any], spec: Any) -> Key | None:
+    """What must be equal for a recorded call to fit; None where a call can't be recorded."""
+    autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    parts: list[Any] = [spec, torch.is_grad_enabled(), autocast]
+    for leaf in leaves:
+        if type(leaf) is torch.Tensor:
+            if leaf.requires_grad or not leaf.is_contiguous() or leaf.device.type != "cpu":
+                return None
+            parts.append((leaf.shape, leaf.dtype))
+        elif leaf is None or type(leaf) in {bool, int, float, str}:
+            # By its text: 0.0 equals -0.0, and nan not even itself.
+            parts.append((type(leaf), repr(leaf)))
+        else:
+            return None
+    if len(leaves) > 1 and len({id(leaf) for leaf in leaves if type(leaf) is torch.Tensor}) != sum(
+        type(leaf) is torch.Tensor for leaf in leaves
+    ):
+        return None
+    return tuple(parts)

@@ -1,0 +1,234 @@
+"""Partitions in the cache: as IR with their interface, and compiled for a device.
+
+Light to import: a worker that starts warm loads its partitions through this module alone.
+"""
+
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import openvino as ov
+
+from torchserve_openvino.backend.runtime.build import (
+    Built,
+    build_from_ir,
+    cpu_level,
+    device_facts,
+    export_blob,
+    import_blob,
+    note_built,
+)
+from torchserve_openvino.backend.runtime.execute import CompiledPartition
+from torchserve_openvino.backend.runtime.memory import OutputMemory
+from torchserve_openvino.backend.spec import Interface
+from torchserve_openvino.cache.identity.key import RUN_PROPERTIES, digest, make_key
+from torchserve_openvino.cache.identity.tensors import tensor_digest
+from torchserve_openvino.cache.identity.versions import versions
+from torchserve_openvino.cache.storage.layers import Layers
+from torchserve_openvino.errors import DamagedEntryError
+from torchserve_openvino.report.cache_record import CacheRecord
+from torchserve_openvino.report.tracker import PartitionRecord, Tracker
+
+if TYPE_CHECKING:
+    import torch
+
+    from torchserve_openvino.backend.conversion.convert import Converted
+    from torchserve_openvino.backend.partitioning.partition import Part
+
+logger = logging.getLogger(__name__)
+
+# In a blob's fields instead of the names of its devices: any CPU with this instruction set.
+LEVEL = "level"
+
+
+@dataclass(frozen=True)
+class StoredPartition:
+    """A partition from the cache, compiled."""
+
+    interface: Interface
+    built: Built
+
+    def run(self, record: PartitionRecord, tracker: Tracker, memory: OutputMemory) -> CompiledPartition:
+        """Ready to be called; what is known of it goes into its record."""
+        note_built(self.built, self.interface, record, tracker)
+        return CompiledPartition(self.built.compiled, self.interface, self.built.keep_alive, memory)
+
+
+class PartitionCache:
+    """Loads and stores partitions for one device and configuration.
+
+    Args:
+        store: Where entries lie.
+        device: OpenVINO device string.
+        ov_config: Properties for OpenVINO.
+        record: Counts what happens.
+        for_level: Whether blobs are stored for any CPU of this instruction set, not for this CPU alone.
+        mappings: Digest of the user's mappings; empty without.
+        converter: How partitions become IR; see `BackendSettings`.
+
+    Attributes:
+        mappings: The same.
+        mapped: Files that compiled models were read from, and are still mapped.
+    """
+
+    def __init__(
+        self,
+        store: Layers,
+        device: str,
+        ov_config: Mapping[str, Any],
+        record: CacheRecord,
+        for_level: bool = False,
+        mappings: str = "",
+        converter: str = "fx",
+    ) -> None:
+        self.store = store
+        self._converter = converter
+        self._device = device
+        self._config = {name: value for name, value in ov_config.items() if name != "CACHE_DIR"}
+        self._record = record
+        self._for_level = for_level
+        self.mappings = mappings
+        self.mapped: set[Path] = set()
+
+    def fields(self, part: "Part", constants: Mapping[int, "torch.Tensor"]) -> dict[str, Any] | None:
+        """The key's fields; None where the graph has no plain form."""
+        from torchserve_openvino.backend.routes.plain_graph import PlainGraphError
+        from torchserve_openvino.backend.routes.plain_part import mapped_modules, plain_part
+
+        try:
+            graph = plain_part(part)
+            mappings = [self.mappings, mapped_modules(part)] if self.mappings else []
+        except (PlainGraphError, TypeError) as error:
+            self._record.refused[f"a partition was not stored: {error}"] += 1
+            return None
+        contents = {str(position): tensor_digest(tensor) for position, tensor in constants.items()}
+        return {
+            **versions(),
+            "graph": digest(graph),
+            "constants": digest(contents),
+            "mappings": digest(mappings) if mappings else "",
+            "converter": self._converter,
+        }
+
+    def lock(self, keys: list[str]) -> AbstractContextManager[bool]:
+        """Held while the partitions with these keys are made, so that other processes wait instead of compiling too."""
+        return self.store.lock("partition", digest(sorted(keys))) if keys else nullcontext(True)
+
+    # --- loading ----------------------------------------------------------------------------------------------
+
+    def load(self, key: str) -> StoredPartition | None:
+        """A partition, from its blob or, where this device has none, from its IR; None where it is not there."""
+        entry = self.store.get("partition", key)
+        if entry is None:
+            self._record.misses += 1
+            return None
+        try:
+            interface = Interface.of_plain(entry.body["interface"])
+            built = self._from_blob(key)
+            if built is None:
+                weights = entry.path("model.bin")
+                built = build_from_ir(entry.read("model.xml"), weights, self._device, self._config)
+                self.mapped.add(weights.resolve())
+                self._record.compiles += 1
+                self._store_blob(key, built.compiled)
+        except (DamagedEntryError, LookupError, TypeError, ValueError, OSError, RuntimeError) as error:
+            logger.warning("A partition in the cache cannot be used and is rebuilt: %s", error)
+            self._record.refused[f"a stored partition was not used: {_first_line(error)}"] += 1
+            self.store.discard("partition", key)
+            self._record.misses += 1
+            return None
+        self._record.hits += 1
+        return StoredPartition(interface, built)
+
+    def _from_blob(self, key: str) -> Built | None:
+        for fields in self._blob_fields(key):
+            blob_key = make_key("blob", fields)
+            entry = self.store.get("blob", blob_key)
+            if entry is None:
+                continue
+            try:
+                built = import_blob(entry.path("blob"), self._device, self._config)
+            except (DamagedEntryError, OSError, RuntimeError) as error:
+                # OpenVINO checks its own version and instruction set.
+                logger.warning("A compiled model in the cache is not used, its IR is compiled: %s", _first_line(error))
+                self._record.refused[f"a blob was not used: {_first_line(error)}"] += 1
+                self.store.discard("blob", blob_key)
+                continue
+            self._record.imports += 1
+            self.mapped.add(entry.path("blob").resolve())
+            return built
+        return None
+
+    def _blob_fields(self, key: str) -> Iterator[dict[str, Any]]:
+        yield self._fields_of_blob(key, device_facts(self._device))
+        if self._device == "CPU":
+            yield self._fields_of_blob(key, {LEVEL: cpu_level()})
+
+    def _fields_of_blob(self, key: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+        config = {name: str(value) for name, value in self._config.items() if name not in RUN_PROPERTIES}
+        return {
+            **versions(),
+            "partition": key,
+            "device": self._device,
+            **_hardware(facts),
+            "ov_config": config,
+        }
+
+    # --- storing ----------------------------------------------------------------------------------------------
+
+    def save(self, key: str, fields: Mapping[str, Any], converted: "Converted", compiled: ov.CompiledModel) -> None:
+        """Stores a partition that was just made; a failure is counted by the store and harms nobody."""
+        with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as folder:
+            path = Path(folder) / "model.xml"
+            try:
+                ov.save_model(converted.model, path, compress_to_fp16=False)
+            except (RuntimeError, OSError) as error:
+                logger.warning("A partition could not be written for the cache: %s", error)
+                self._record.refused[f"a partition was not stored: {_first_line(error)}"] += 1
+                return
+            files: dict[str, Any] = {"model.xml": path, "model.bin": path.with_suffix(".bin")}
+            body = {"interface": converted.interface.to_plain()}
+            if self.store.put("partition", key, fields=fields, body=body, files=files) is not None:
+                self._record.stored += 1
+        self._store_blob(key, compiled)
+
+    def _store_blob(self, key: str, compiled: ov.CompiledModel) -> None:
+        blob = export_blob(compiled)
+        if blob is None:
+            self._record.refused[f"{self._device} does not export compiled models; their IR is stored"] += 1
+            return
+        facts = {LEVEL: cpu_level()} if self._for_level else device_facts(self._device)
+        fields = self._fields_of_blob(key, facts)
+        if self.store.put("blob", make_key("blob", fields), fields=fields, body={}, files={"blob": blob}) is not None:
+            self._record.stored += 1
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("Exception from")]
+    return lines[0][:200] if lines else type(error).__name__
+
+
+def fits_here(fields: Mapping[str, Any]) -> bool:
+    """Whether a blob with these fields is for this machine's device, whatever its configuration."""
+    device = str(fields.get("device", ""))
+    if LEVEL in fields.get("capabilities", {}):
+        facts: Mapping[str, Any] = {LEVEL: cpu_level()} if device == "CPU" else {}
+    else:
+        try:
+            facts = device_facts(device)
+        except RuntimeError:
+            # A device that this machine lacks.
+            return False
+    return all(fields.get(name) == value for name, value in _hardware(facts).items())
+
+
+def _hardware(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Those fields of a blob that say which hardware it is for."""
+    return {
+        "device_name": facts.get("names", LEVEL),
+        "capabilities": {name: facts[name] for name in ("fast", "cpu", "limit", LEVEL) if name in facts},
+    }

@@ -1,0 +1,79 @@
+"""The parts of a stored call that are plain data: records, fallbacks, graphs put together when they are needed."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchserve_openvino.backend.routes.plain_graph import PlainGraph, encode
+from torchserve_openvino.backend.runtime.assemble import Whole
+from torchserve_openvino.report.tracker import FALLBACK_KINDS, GraphRecord
+
+if TYPE_CHECKING:
+    from torchserve_openvino.backend.partitioning.partition import LeftOut
+
+
+class LazyGraph:
+    """A plain graph that is put together when it is first needed, which is when OpenVINO fails."""
+
+    def __init__(self, plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        self._plain = dict(plain)
+        self._tensors = tensors
+
+    @functools.cached_property
+    def _graph(self) -> PlainGraph:
+        return PlainGraph(self._plain, {}, self._tensors)
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs it."""
+        return self._graph(*args)
+
+
+def plain_whole(whole: Whole) -> dict[str, Any]:
+    """JSON-safe."""
+    slots = [[kind, encode(value)] for kind, value in whole.slots]
+    return {"part": whole.part, "pick": whole.pick, "slots": slots}
+
+
+def below(tensors: Mapping[str, torch.Tensor], part: str) -> dict[str, torch.Tensor]:
+    """Tensors of one graph, which are named ``GRAPH/NAME``."""
+    return {name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.partition("/")[0] == part}
+
+
+def plain_record(record: GraphRecord) -> dict[str, Any]:
+    """Without what belongs to the process that compiled."""
+    partitions = [
+        {"name": p.name, "ops": p.ops, "op_counts": dict(p.op_counts), "builds": 0} for p in record.partitions
+    ]
+    facts = dataclasses.asdict(record)
+    for name in ("index", "lower_seconds"):
+        del facts[name]
+    decomposed = {name: {**each, "where": place_of(each["where"])} for name, each in record.decomposed.items()}
+    return {**facts, "where": place_of(record.where), "decomposed": decomposed, "partitions": partitions}
+
+
+def plain_fallback(item: "LeftOut") -> dict[str, Any]:
+    """JSON-safe; `read_fallback` reads it."""
+    refusal = item.refusal
+    return {"kind": refusal.kind, "op": item.op, "to": "eager", "reason": refusal.reason, "where": place_of(item.where)}
+
+
+def read_fallback(item: Any) -> dict[str, str]:
+    """Reads `plain_fallback`.
+
+    Raises:
+        ValueError: It is no such thing.
+    """
+    names = {"kind", "op", "to", "reason", "where"}
+    if not isinstance(item, dict) or item.keys() != names or item["kind"] not in FALLBACK_KINDS:
+        raise ValueError(f"{item!r} is not a fallback")
+    return {name: str(item[name]) for name in names}
+
+
+def place_of(where: str) -> str:
+    """``file:line`` without the folder of the user's file: each worker unpacks the archive to another one."""
+    if "site-packages" in where or "dist-packages" in where:
+        return where
+    return where.rpartition("/")[2]

@@ -1,0 +1,82 @@
+"""A partition, and what surrounds it, as plain data: for the cache's key and for its entries."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from torchserve_openvino.backend.conversion.mapped_modules import module_of
+from torchserve_openvino.backend.partitioning.partition import LeftOut, Part, Partitioned
+from torchserve_openvino.backend.routes.plain_graph import Plain, PlainGraphError, to_plain
+from torchserve_openvino.backend.spec import spec_of
+from torchserve_openvino.cache.identity.fingerprint import fingerprint
+from torchserve_openvino.cache.identity.tensors import tensor_digest
+from torchserve_openvino.ops.mappings import MODULES
+from torchserve_openvino.ops.names import value_of
+from torchserve_openvino.report.tracker import GraphRecord
+
+
+@dataclass
+class Blueprint:
+    """How a graph was built, so that it can be built again from stored partitions.
+
+    Attributes:
+        keys: Key of each partition in the cache, in the order of ``partitioned.parts``.
+        record: The graph's record in the report.
+    """
+
+    partitioned: Partitioned
+    keys: list[str]
+    record: GraphRecord = field(repr=False)
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """Nodes that run in eager PyTorch."""
+        return self.partitioned.left_out
+
+
+def plain_part(part: Part) -> Plain:
+    """Everything that decides what a partition computes, except its constants.
+
+    Raises:
+        PlainGraphError: It holds something without a plain form.
+        TypeError: A value that can't cross to OpenVINO.
+    """
+    return {
+        "graph": to_plain(part.graph.graph),
+        "inputs": [spec_of(value_of(node)).to_plain() for node in part.arguments],
+        "outputs": [spec_of(value_of(node)).to_plain() for node in part.output_nodes()],
+        "attributes": {name: tensor_digest(tensor) for name, tensor in attributes(part.graph).items()},
+    }
+
+
+def mapped_modules(part: Part) -> dict[str, str]:
+    """What mapped modules of a part are beside their weights, by the names of their operators.
+
+    Raises:
+        PlainGraphError: One holds something that cannot be read.
+    """
+    found: dict[str, str] = {}
+    for name in sorted(part.op_counts):
+        if name.startswith(f"{MODULES}."):
+            known = fingerprint(module_of(name))
+            if known.unknown:
+                raise PlainGraphError(f"the mapped module {name} holds {known.unknown[0]}")
+            found[name] = known.code
+    return found
+
+
+def attributes(graph: GraphModule) -> dict[str, torch.Tensor]:
+    """Tensors that a graph has as attributes.
+
+    Raises:
+        PlainGraphError: One is no tensor: a nested graph of a higher-order operator.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for node in graph.graph.find_nodes(op="get_attr"):
+        value: Any = getattr(graph, str(node.target), None)
+        if not isinstance(value, torch.Tensor):
+            raise PlainGraphError(f"the graph's attribute {node.target} is a {type(value).__name__}")
+        found[str(node.target)] = value
+    return found

@@ -1,0 +1,77 @@
+"""Whether a way from the cache still answers as eager PyTorch does, before its answer is used."""
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from torchserve_openvino.backend.routes.frozen import Route
+from torchserve_openvino.backend.runtime.compare import difference, reordered
+from torchserve_openvino.report import Tracker
+
+logger = logging.getLogger(__name__)
+
+
+class Proof:
+    """Compares on the caller's values, and on the same in another order, in poisoned memory.
+
+    Args:
+        eager: The model.
+        tracker: Knows the precision, and failures of OpenVINO.
+        poisoned: Poisons the memory of answers.
+    """
+
+    def __init__(
+        self, eager: Callable[..., Any], tracker: Tracker, poisoned: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self._eager = eager
+        self._tracker = tracker
+        self._poisoned = poisoned
+        self._precision = str(tracker.config.get("effective_precision", ""))
+
+    def run(self, route: Route, leaves: list[Any], call: Any, *, compares: bool) -> tuple[Any, str]:
+        """Runs a way.
+
+        Args:
+            route: The way.
+            leaves: The caller's leaves.
+            call: The same as arguments and keyword arguments.
+            compares: Whether to ask eager; it is asked in any case where the way fails.
+
+        Returns:
+            Its answer to the caller's values, and what is wrong with it; empty where nothing is.
+        """
+        failures = self._tracker.runtime_failures()
+        result, problem = self._tried(route, leaves)
+        if compares or problem:
+            # Eager says whether the caller's input or the entry is to blame.
+            expected = self._eager(*call[0], **call[1])
+            problem = problem or difference(result, expected, self._precision)
+        if compares and not problem:
+            problem = self._on_others(route, call)
+        if self._tracker.runtime_failures() != failures:
+            problem = problem or "OpenVINO failed on it"
+        return result, problem
+
+    def _tried(self, route: Route, leaves: list[Any]) -> tuple[Any, str]:
+        try:
+            with self._poisoned():
+                return route(leaves), ""
+        except Exception as error:
+            return None, f"{type(error).__name__}: {error}"
+
+    def _on_others(self, route: Route, call: Any) -> str:
+        """What is wrong on other values than the caller's."""
+        other = reordered(call)
+        if other is None:
+            return ""
+        try:
+            expected = self._eager(*other[0], **other[1])
+        except Exception as error:
+            # The order of values means something to this model.
+            logger.info("A cached model is compared on the caller's values alone; eager refuses others: %s", error)
+            return ""
+        result, problem = self._tried(route, pytree.tree_leaves(other))
+        return problem or difference(result, expected, self._precision)

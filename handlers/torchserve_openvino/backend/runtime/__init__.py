@@ -1,0 +1,1 @@
+"""From an ov.Model to answers: compiling, memory, inference, comparison."""

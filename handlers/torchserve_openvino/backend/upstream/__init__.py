@@ -1,0 +1,1 @@
+"""Private modules of torch and OpenVINO, each behind one file; tests/contract pins what they rest on."""

@@ -1,0 +1,1 @@
+"""What an entry of the cache depends on."""

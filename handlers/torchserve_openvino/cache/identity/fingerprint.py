@@ -1,0 +1,258 @@
+"""What a model computes, as two digests, found without tracing it: its code and settings, and its weights.
+
+Dynamo would know the graph, at the price of seconds. Here the module tree is walked instead: class by class, attribute
+by attribute, and through every function of the user's that ``forward`` reaches, with the constants, defaults, closures
+and globals that it reads. Code of installed packages counts by version, and by content for the files that define the
+model's classes. What can't be known is named, and such a model is not started without tracing.
+"""
+
+import collections
+import enum
+import functools
+import logging
+import threading
+import types
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchserve_openvino.cache.identity.code_walk import CodeWalk, name_of
+from torchserve_openvino.cache.identity.provenance import is_library
+from torchserve_openvino.cache.identity.tensors import tensor_digest, weights_digest
+
+# Plain values whose text says all: of exactly these classes, and of all classes below these.
+_EXACT = frozenset({bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice})
+_BY_TEXT = (
+    torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, np.generic, np.dtype,
+)  # fmt: skip
+_SCALARS = (int, float, complex, str, bytes)
+_PLAIN_CONTAINERS = frozenset({list, tuple, set, frozenset, dict, collections.OrderedDict, collections.deque})
+# They change no answer.
+_IGNORED = (logging.Logger, type(threading.Lock()), type(threading.RLock()))
+_BUILTINS = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+)
+# Of a torch.nn.Module: walked by their own functions, or bookkeeping of torch's.
+_MODULE_TABLES = frozenset({"_parameters", "_buffers", "_modules", "_compiled_call_impl", "_is_torch_compile"})
+
+# Where models, and torch's own modules, find functions.
+_TORCH_FUNCTIONS = (
+    "torch", "torch.functional", "torch.nn.functional", "torch._C._nn", "torch._C._linalg", "torch._C._special",
+    "torch._C._fft", "torch._VF", "torch.special", "torch.linalg", "torch.fft", "torch._tensor",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Digests of a model.
+
+    Attributes:
+        code: Of code, settings and structure.
+        weights: Of parameters and buffers: names, types, shapes, strides, content.
+        unknown: What could not be made part of them; while it is not empty two models may share one digest.
+    """
+
+    code: str
+    weights: str
+    unknown: tuple[str, ...] = ()
+
+
+def fingerprint(model: Any) -> Fingerprint:
+    """Walks a model: a module or any other callable.
+
+    Takes about 0.3 s for each GB of weights, and milliseconds for the rest.
+    """
+    try:
+        walk = _Walk(model)
+        walk.value(model, type(model).__name__)
+        walk.torch_itself()
+        weights = weights_digest(model)
+    except Exception as error:
+        # A walk runs into whatever the user's objects do; a model that cannot be read is traced, which always works.
+        text = f"{type(model).__name__} ({type(error).__name__} while it was read: {str(error)[:100]})"
+        return Fingerprint("", "", (text,))
+    return Fingerprint(walk.hash.hexdigest(), weights, tuple(dict.fromkeys(walk.unknown)))
+
+
+class _Walk(CodeWalk):
+    """One pass over everything that a model reaches."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self._seen: dict[int, int] = {}
+        # An id stays taken while the walk lasts.
+        self._alive: list[Any] = []
+        # Modules whose weights the other digest covers.
+        self._covered = {id(each) for each in model.modules()} if isinstance(model, torch.nn.Module) else set()
+
+    def torch_itself(self) -> None:
+        """Adds what the process put into torch, whichever way the model comes to it."""
+        for module in _TORCH_FUNCTIONS:
+            self.replaced_in(module)
+        self.klass(torch.Tensor, "torch.Tensor")
+        self.klass(torch.nn.Module, "torch.nn.Module")
+        hooks = torch.nn.modules.module
+        for name in sorted(vars(hooks)):
+            # Hooks of all modules, by numbers that count up in the process.
+            if name.startswith("_global") and isinstance(table := vars(hooks)[name], Mapping):
+                self.put("hooks", name)
+                self.value(list(table.values()), name)
+
+    def value(self, value: Any, place: str) -> None:
+        """Adds any value; ``place`` is how a message names it."""
+        if type(value) in _EXACT or isinstance(value, _BY_TEXT):
+            self.put(type(value).__name__, repr(value))
+        elif isinstance(value, _IGNORED):
+            return
+        elif id(value) in self._seen:
+            self.put("again", str(self._seen[id(value)]))
+        else:
+            self._seen[id(value)] = len(self._seen)
+            self._alive.append(value)
+            self._compound(value, place)
+
+    def _compound(self, value: Any, place: str) -> None:
+        if isinstance(value, enum.Enum):
+            self.put("enum", f"{name_of(type(value))}.{value.name}")
+            self.value(value.value, place)
+            self.value(type(value), place)
+        elif isinstance(value, torch.Tensor):
+            self.put("tensor", tensor_digest(value))
+        elif isinstance(value, np.ndarray):
+            self._array(value, place)
+        elif isinstance(value, _SCALARS):
+            self.put("scalar", repr(next(cls for cls in _SCALARS if isinstance(value, cls)).__repr__(value)))
+            self._extras(value, place)
+        elif isinstance(value, (list, tuple, collections.deque, set, frozenset, Mapping)):
+            self._container(value, place)
+            self._extras(value, place)
+        elif isinstance(value, torch.nn.Module):
+            self._module(value, place)
+        elif isinstance(value, types.ModuleType):
+            self._global(value, frozenset(), place)
+        elif isinstance(value, type):
+            self.klass(value, place)
+        elif isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+            self.put("operator", str(value))
+        elif isinstance(value, weakref.ref):
+            self.value(value(), place)
+        else:
+            self._callable_or_object(value, place)
+
+    def _container(self, value: Any, place: str) -> None:
+        self.put(name_of(type(value)), str(len(value)))
+        if isinstance(value, (set, frozenset)):
+            digests = []
+            for item in value:
+                # A set has no order: each item gets a digest of its own.
+                alone = _Walk(None)
+                alone.value(item, place)
+                self.unknown += alone.unknown
+                digests.append(alone.hash.hexdigest())
+            self.put("items", "".join(sorted(digests)))
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                self.value(key, place)
+                self.value(item, f"{place}[{key!r}]")
+            self.value(getattr(value, "default_factory", None), place)
+        else:
+            for i, item in enumerate(value):
+                self.value(item, f"{place}[{i}]")
+
+    def _array(self, value: np.ndarray[Any, Any], place: str) -> None:
+        self.put("array", f"{value.dtype}{value.shape}")
+        if value.dtype.hasobject:
+            self.value(value.tolist(), place)
+        else:
+            self.hash.update(np.ascontiguousarray(value).tobytes())
+
+    def _extras(self, value: Any, place: str) -> None:
+        """What a class adds to the builtin that it derives from."""
+        if type(value) not in _PLAIN_CONTAINERS:
+            self.value(type(value), place)
+            self._attributes(value, place)
+
+    def _callable_or_object(self, value: Any, place: str) -> None:
+        if isinstance(value, types.FunctionType):
+            self.function(value, place)
+        elif isinstance(value, types.MethodType):
+            self.value(value.__func__, place)
+            self.value(value.__self__, place)
+        elif isinstance(value, (staticmethod, classmethod)):
+            self.put(type(value).__name__)
+            self.value(value.__func__, place)
+        elif isinstance(value, property):
+            self.value((value.fget, value.fset), place)
+        elif isinstance(value, functools.partial):
+            self.value((value.func, value.args, value.keywords), place)
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self.value(value.__wrapped__, place)
+        elif isinstance(value, types.CodeType):
+            self.code(value, place)
+        elif isinstance(value, _BUILTINS):
+            self.put("builtin", f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', repr(value))}")
+            owner = getattr(value, "__self__", None)
+            if not isinstance(owner, types.ModuleType):
+                self.value(owner, place)
+        else:
+            self._object(value, place)
+
+    def _object(self, value: Any, place: str) -> None:
+        """An instance of any other class, by its attributes."""
+        self.put("object", name_of(type(value)))
+        if self._attributes(value, place):
+            self.value(type(value), place)
+            if is_library(type(value)) and type(value).__module__ == "_collections":
+                self.unknown.append(f"{place} ({name_of(type(value))})")
+            return
+        # Immutable and without attributes, as far as Python can tell: only a class with a text of its own will do.
+        text = repr(value)
+        opaque = type(value).__reduce__ is object.__reduce__ and type(value).__reduce_ex__ is object.__reduce_ex__
+        if opaque or " at 0x" in text:
+            self.unknown.append(f"{place} ({name_of(type(value))})")
+        else:
+            self.put("text", text)
+
+    def _attributes(self, value: Any, place: str) -> bool:
+        """Adds the attributes; whether the object can have any."""
+        slots = [name for cls in type(value).__mro__ for name in _slots(cls) if hasattr(value, name)]
+        attributes = getattr(value, "__dict__", None)
+        for name in sorted({*(attributes or ()), *slots}):
+            self.put("attribute", name)
+            self.value(getattr(value, name, None) if name in slots else (attributes or {})[name], f"{place}.{name}")
+        return attributes is not None or bool(slots)
+
+    def _module(self, module: torch.nn.Module, place: str) -> None:
+        self.put("module", name_of(type(module)))
+        self.value(type(module), place)
+        for name, item in sorted(vars(module).items()):
+            if name in _MODULE_TABLES:
+                continue
+            self.put("attribute", name)
+            # Hooks are kept by numbers that count up in the process.
+            self.value(
+                list(item.values()) if "_hooks" in name and isinstance(item, Mapping) else item, f"{place}.{name}"
+            )
+        for kind in ("_parameters", "_buffers"):
+            table: dict[str, torch.Tensor | None] = getattr(module, kind)
+            self.put(kind, repr([(name, t is not None, type(t).__name__) for name, t in table.items()]))
+            if id(module) not in self._covered:
+                # No child of the model's: its weights are in no other digest.
+                for tensor in table.values():
+                    self.value(tensor, place)
+        for name, child in module._modules.items():
+            self.put("child", name)
+            self.value(child, f"{place}.{name}")
+
+
+def _slots(cls: type) -> tuple[str, ...]:
+    slots = cls.__dict__.get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(name for name in names if name not in {"__dict__", "__weakref__"})

@@ -1,0 +1,32 @@
+"""The user's operator mappings as a part of the cache's key."""
+
+from blake3 import blake3
+
+from torchserve_openvino.cache.identity.fingerprint import fingerprint
+from torchserve_openvino.cache.identity.key import digest
+from torchserve_openvino.ops.mappings import Mappings
+
+
+def mappings_digest(mappings: Mappings) -> tuple[str, tuple[str, ...]]:
+    """What the registered functions compute, and the content of extension libraries.
+
+    Returns:
+        The digest, empty without mappings; and what could not be made part of it, so that nothing may be cached.
+    """
+    if not mappings:
+        return "", ()
+    unknown: list[str] = []
+    content: dict[str, object] = {}
+    functions = {**mappings.ops, **{_name(cls): each.convert for cls, each in mappings.modules.items()}}
+    for name, convert in functions.items():
+        found = fingerprint(convert)
+        unknown += [f"the mapping of {name} ({what})" for what in found.unknown]
+        content[name] = [found.code, found.weights]
+    content |= {_name(cls): [content[_name(cls)], each.outputs] for cls, each in mappings.modules.items()}
+    for library in mappings.libraries:
+        content[library.name] = blake3(library.read_bytes()).hexdigest()
+    return digest(content), tuple(unknown)
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

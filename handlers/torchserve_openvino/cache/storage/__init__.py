@@ -1,0 +1,1 @@
+"""The folder: objects, manifests, locks, bundles."""

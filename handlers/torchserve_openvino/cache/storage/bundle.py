@@ -1,0 +1,285 @@
+"""Entries as one tar file, to carry them to another machine or into a model archive.
+
+Plain tar and always the same bytes for the same entries: manifests first, sorted, then the objects. Reading one trusts
+nothing. Python's own reader follows extensions of the format that are not needed here, so blocks are read by hand.
+"""
+
+import os
+import re
+import secrets
+import tarfile
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from torchserve_openvino.cache.storage.directory import NotPlainFileError
+from torchserve_openvino.cache.storage.housekeeping import drop_unnamed, manifests
+from torchserve_openvino.cache.storage.locks import commit_lock
+from torchserve_openvino.cache.storage.manifest import (
+    MAX_BYTES,
+    Entry,
+    FileRef,
+    ForeignSchemaError,
+    decode,
+    encode,
+    record_of,
+)
+from torchserve_openvino.cache.storage.store import Problem, Store
+from torchserve_openvino.errors import CacheDirectoryError, DamagedEntryError
+
+Progress = Callable[[int, int], None]
+
+_BLOCK = tarfile.BLOCKSIZE
+_CHUNK = 16 * 2**20
+_MANIFEST = re.compile(r"entries/(call|partition|blob)/([0-9a-f]{64})\.json")
+_OBJECT = re.compile(r"objects/([0-9a-f]{2})/(\1[0-9a-f]{62})")
+# Manifests wait in memory for their objects.
+_ALL_MANIFESTS_BYTES = 256 * 2**20
+# A file that is no bundle at all must not fill the terminal.
+_MOST_PROBLEMS = 1000
+
+
+class Moved(NamedTuple):
+    """What was written or read.
+
+    Attributes:
+        entries: Number of entries.
+        bytes: Size of the objects that went along.
+        problems: Entries and members that did not.
+    """
+
+    entries: int
+    bytes: int
+    problems: tuple[Problem, ...]
+
+
+def export(store: Store, path: Path, keys: Collection[str] | None = None, *, progress: Progress | None = None) -> Moved:
+    """Writes entries to a tar file, which appears when it is complete. Damaged entries are left out and named.
+
+    Args:
+        store: Where they are.
+        path: The file.
+        keys: Keys of those to write; None for all.
+        progress: Called with bytes done and to do.
+
+    Raises:
+        OSError: The file cannot be written, or an object vanished meanwhile.
+    """
+    entries, problems = _sound(store, keys, progress)
+    refs = sorted({ref for entry in entries for ref in entry.files.values()})
+    total, done = sum(ref.bytes for ref in refs), 0
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+            for entry in sorted(entries, key=lambda each: (each.kind, each.key)):
+                data = encode(record_of(entry))
+                out.write(_header(f"entries/{entry.kind}/{entry.key}.json", len(data)))
+                out.write(data + bytes(-len(data) % _BLOCK))
+            for ref in refs:
+                out.write(_header(f"objects/{ref.digest[:2]}/{ref.digest}", ref.bytes))
+                _copy(store, ref, out)
+                done += ref.bytes
+                if progress is not None:
+                    progress(total + done, 2 * total)
+            out.write(bytes(2 * _BLOCK))
+            out.flush()
+            os.fsync(out.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return Moved(len(entries), total, tuple(problems))
+
+
+def _sound(store: Store, keys: Collection[str] | None, progress: Progress | None) -> tuple[list[Entry], list[Problem]]:
+    """The entries that are wanted and whole, and what is wrong with the others."""
+    wanted = [found for found in manifests(store.root) if keys is None or found.key in keys]
+    absent = sorted(set(keys or ()) - {found.key for found in wanted})
+    problems = [Problem("", key, "no such entry") for key in absent]
+    loaded: list[Entry] = []
+    for found in wanted:
+        try:
+            loaded.append(store.load(found.kind, found.key))
+        except (OSError, DamagedEntryError, ForeignSchemaError) as error:
+            problems.append(Problem(found.kind, found.key, str(error), str(found.path)))
+    total = sum(ref.bytes for ref in {ref for entry in loaded for ref in entry.files.values()})
+    verdicts: dict[FileRef, str | None] = {}
+    entries: list[Entry] = []
+    for entry in loaded:
+        wrong = None
+        for name, ref in entry.files.items():
+            if ref not in verdicts:
+                verdicts[ref] = _verdict(store, ref)
+                if progress is not None:
+                    progress(sum(each.bytes for each in verdicts), 2 * total)
+            if verdicts[ref] is not None and wrong is None:
+                wrong = Problem(entry.kind, entry.key, f"file {name!r}: {verdicts[ref]}")
+        if wrong is None:
+            entries.append(entry)
+        else:
+            problems.append(wrong)
+    return entries, problems
+
+
+def _verdict(store: Store, ref: FileRef) -> str | None:
+    try:
+        store.objects.verify(ref)
+    except (OSError, DamagedEntryError) as error:
+        return str(error)
+    return None
+
+
+def _header(name: str, size: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o600
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def _copy(store: Store, ref: FileRef, out: BinaryIO) -> None:
+    size = 0
+    with os.fdopen(store.objects.open(ref), "rb") as file:
+        while chunk := file.read(_CHUNK):
+            size += len(chunk)
+            out.write(chunk)
+    if size != ref.bytes:
+        raise NotPlainFileError(f"object {ref.digest[:12]} changed while it was read")
+    out.write(bytes(-size % _BLOCK))
+
+
+def import_(store: Store, path: Path, *, progress: Progress | None = None) -> Moved:
+    """Reads entries from a tar file that `export` wrote, or that somebody says it did.
+
+    Each name, size and checksum is verified. What is wrong is named and left out, the rest goes in; nothing of an
+    entry can be seen before all of it is there.
+
+    Args:
+        store: Where to. Its limit is that of the archive as well.
+        path: The file.
+        progress: Called with bytes read and to read.
+
+    Raises:
+        CacheDirectoryError: The store cannot be written.
+        OSError: The file cannot be read, or the disk is full.
+    """
+    if store.why_read_only is not None:
+        raise CacheDirectoryError(f"nothing can be imported: {store.why_read_only}.")
+    with open(path, "rb") as file:
+        return _Import(store, file, progress).run()
+
+
+class _Member(NamedTuple):
+    name: str
+    plain: bool
+    size: int
+
+
+class _Import:
+    def __init__(self, store: Store, file: BinaryIO, progress: Progress | None) -> None:
+        self._store = store
+        self._file = file
+        self._progress = progress
+        self._bytes = os.fstat(file.fileno()).st_size
+        self._entries: dict[tuple[str, str], Entry] = {}
+        self._wanted: dict[str, set[FileRef]] = {}
+        self._kept: set[FileRef] = set()
+        self._accepted = 0
+        self._manifest_bytes = 0
+        self._problems: list[Problem] = []
+
+    def run(self) -> Moved:
+        try:
+            for member in self._members():
+                self._take(member)
+            count = sum(self._commit(entry) for entry in self._entries.values())
+        finally:
+            with commit_lock(self._store.root) as held:
+                if held:
+                    drop_unnamed(self._store.root, {ref.digest for ref in self._kept})
+        self._store.prune()
+        return Moved(count, sum(ref.bytes for ref in self._kept), tuple(self._problems))
+
+    def _wrong(self, reason: str, kind: str = "", key: str = "") -> None:
+        self._problems.append(Problem(kind, key, reason))
+
+    def _members(self) -> Iterator[_Member]:
+        """Header by header; what follows the first that makes no sense can't be told apart and is left."""
+        place = 0
+        while len(self._problems) < _MOST_PROBLEMS:
+            self._file.seek(place)
+            block = self._file.read(_BLOCK)
+            if block == bytes(_BLOCK):
+                return
+            try:
+                info = tarfile.TarInfo.frombuf(block, "ascii", "strict")
+            except (tarfile.HeaderError, ValueError) as error:
+                self._wrong(f"no tar header at byte {place} ({error}); the rest was not read")
+                return
+            end = place + _BLOCK + info.size + (-info.size % _BLOCK)
+            if info.size < 0 or end > self._bytes:
+                self._wrong(f"{info.name[:100]!r} is said to have {info.size} bytes, which are not there")
+                return
+            if info.type != tarfile.DIRTYPE:
+                yield _Member(info.name, info.type in (tarfile.REGTYPE, tarfile.AREGTYPE), info.size)
+            place = end
+            if self._progress is not None:
+                self._progress(place, self._bytes)
+
+    def _take(self, member: _Member) -> None:
+        """One member, whose content comes next in the file."""
+        name = repr(member.name[:100])
+        manifest, kept = _MANIFEST.fullmatch(member.name), _OBJECT.fullmatch(member.name)
+        if not member.plain:
+            self._wrong(f"{name} is a link or a device, not a plain file")
+        elif manifest:
+            self._take_manifest(manifest[1], manifest[2], member.size)
+        elif kept:
+            self._take_object(FileRef(kept[2], member.size))
+        else:
+            self._wrong(f"{name} is not the name of a manifest or an object")
+
+    def _take_manifest(self, kind: str, key: str, size: int) -> None:
+        if size > MAX_BYTES or self._manifest_bytes + size > _ALL_MANIFESTS_BYTES:
+            self._wrong(f"the manifest has {size} bytes, which is too much", kind, key)
+            return
+        self._manifest_bytes += size
+        if (kind, key) in self._entries:
+            self._wrong("the manifest comes twice", kind, key)
+            return
+        try:
+            entry = decode(self._file.read(size), kind, key)
+        except (DamagedEntryError, ForeignSchemaError) as error:
+            self._wrong(str(error), kind, key)
+            return
+        needed = {ref for ref in entry.files.values() if ref not in self._wanted.get(ref.digest, ())}
+        if self._accepted + size + sum(ref.bytes for ref in needed) > self._store.limit_bytes:
+            self._wrong(f"too large for a cache of {self._store.limit_bytes} bytes", kind, key)
+            return
+        self._accepted += size + sum(ref.bytes for ref in needed)
+        self._entries[kind, key] = entry
+        for ref in needed:
+            self._wanted.setdefault(ref.digest, set()).add(ref)
+
+    def _take_object(self, ref: FileRef) -> None:
+        if ref not in self._wanted.get(ref.digest, ()):
+            self._wrong(f"object {ref.digest[:12]} with {ref.bytes} bytes belongs to no entry that was taken")
+            return
+        if ref in self._kept or self._store.objects.holds(ref):
+            return
+        try:
+            self._store.objects.add_chunks(self._content(ref.bytes), ref)
+        except DamagedEntryError as error:
+            self._wrong(str(error))
+            return
+        self._kept.add(ref)
+
+    def _content(self, size: int) -> Iterator[bytes]:
+        while size and (chunk := self._file.read(min(size, _CHUNK))):
+            size -= len(chunk)
+            yield chunk
+
+    def _commit(self, entry: Entry) -> bool:
+        for name, ref in entry.files.items():
+            if ref not in self._kept and not self._store.objects.holds(ref):
+                self._wrong(f"file {name!r} (object {ref.digest[:12]}) is missing or damaged", entry.kind, entry.key)
+                return False
+        self._store.commit(entry, {})
+        return True

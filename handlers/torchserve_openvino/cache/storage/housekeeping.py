@@ -1,0 +1,198 @@
+"""What keeps a store small and sound: eviction of what was not used for longest, orphans, verification.
+
+Whoever removes something here holds the store's commit lock, in which writers put a manifest into its place and look
+once more whether its objects are there: so no new manifest names an object that is being removed.
+"""
+
+import dataclasses
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from torchserve_openvino.cache.storage.directory import open_plain, remove
+from torchserve_openvino.cache.storage.manifest import HEX, KINDS, MAX_BYTES, digests_in
+
+# What is younger may belong to a process that is writing just now.
+ORPHAN_SECONDS = 3600.0
+
+_MANIFEST = re.compile(rf"({HEX.pattern})\.json")
+
+
+class Size(NamedTuple):
+    """What a store holds.
+
+    Attributes:
+        entries: Number of manifests.
+        objects: Number of objects.
+        bytes: Both together; what two entries share counts once.
+    """
+
+    entries: int
+    objects: int
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Freed:
+    """What was removed.
+
+    Attributes:
+        entries: Number of entries.
+        files: Number of objects and temporary files.
+        bytes: All together.
+    """
+
+    entries: int = 0
+    files: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: "Freed") -> "Freed":
+        return Freed(self.entries + other.entries, self.files + other.files, self.bytes + other.bytes)
+
+
+class Found(NamedTuple):
+    """A manifest file as it lies there."""
+
+    kind: str
+    key: str
+    path: Path
+    bytes: int
+    used: float
+
+
+def manifests(root: Path, kinds: tuple[str, ...] = KINDS) -> list[Found]:
+    """All manifest files, the least recently used first."""
+    found = []
+    for kind in kinds:
+        for path, status in _files(root / "entries" / kind):
+            if match := _MANIFEST.fullmatch(path.name):
+                found.append(Found(kind, match[1], path, status.st_size, status.st_mtime_ns / 1e9))
+    return sorted(found, key=lambda each: (each.used, each.kind, each.key))
+
+
+def objects(root: Path) -> dict[str, tuple[Path, os.stat_result]]:
+    """All objects by digest."""
+    found = {}
+    for folder in _folders(root / "objects"):
+        found.update({path.name: (path, status) for path, status in _files(folder) if HEX.fullmatch(path.name)})
+    return found
+
+
+def size(root: Path) -> Size:
+    """Counts what is there."""
+    entries, files = manifests(root), objects(root)
+    total = sum(each.bytes for each in entries) + sum(status.st_size for _, status in files.values())
+    return Size(len(entries), len(files), total)
+
+
+def shrink(
+    root: Path, limit: int | None, *, keep: tuple[str, str] | None = None, older_than: float | None = None
+) -> Freed:
+    """Removes old orphans, and entries from the least recently used on; the caller holds the commit lock.
+
+    Args:
+        root: The store's folder.
+        limit: Bytes that may stay; None for any number.
+        keep: Kind and key of an entry that stays in any case.
+        older_than: Seconds; an entry that was not used for longer goes in any case.
+    """
+    entries, files = manifests(root), objects(root)
+    names = {each.path: _names(each.path) for each in entries}
+    used = Counter(digest for digests in names.values() for digest in digests)
+    now = time.time()
+    freed = sweep_tmp(root, ORPHAN_SECONDS)
+    total = sum(each.bytes for each in entries) + sum(status.st_size for _, status in files.values())
+    for digest, (path, status) in files.items():
+        if not used[digest] and now - status.st_mtime >= ORPHAN_SECONDS and remove(path):
+            freed += Freed(files=1, bytes=status.st_size)
+            total -= status.st_size
+    for each in entries:
+        too_old = older_than is not None and now - each.used > older_than
+        too_much = limit is not None and total > limit
+        if (each.kind, each.key) == keep or not (too_old or too_much) or not remove(each.path):
+            continue
+        gone = Freed(entries=1, bytes=each.bytes)
+        for digest in names[each.path]:
+            used[digest] -= 1
+            if digest in files and not used[digest] and remove(files[digest][0]):
+                gone += Freed(files=1, bytes=files[digest][1].st_size)
+        total -= gone.bytes
+        freed += gone
+    return freed
+
+
+def drop_unnamed(root: Path, digests: set[str]) -> Freed:
+    """Removes those objects that no manifest names; the caller holds the commit lock."""
+    freed = Freed()
+    if digests:
+        named = set().union(*(_names(each.path) for each in manifests(root)))
+        for digest in digests - named:
+            path = root / "objects" / digest[:2] / digest
+            status = _status(path)
+            if status is not None and remove(path):
+                freed += Freed(files=1, bytes=status.st_size)
+    return freed
+
+
+def sweep_tmp(root: Path, seconds: float) -> Freed:
+    """Removes temporary files of at least that age, in seconds."""
+    freed, now = Freed(), time.time()
+    for path, status in _files(root / "tmp"):
+        if now - status.st_mtime >= seconds and remove(path):
+            freed += Freed(files=1, bytes=status.st_size)
+    return freed
+
+
+def clear(root: Path) -> Freed:
+    """Removes all entries, objects and temporary files; locks stay, since somebody may hold one."""
+    freed = Freed()
+    for kind in _folders(root / "entries"):
+        for path, status in _files(kind):
+            if remove(path):
+                freed += Freed(entries=int(path.suffix == ".json"), bytes=status.st_size)
+    for folder in _folders(root / "objects"):
+        for path, status in _files(folder):
+            if remove(path):
+                freed += Freed(files=1, bytes=status.st_size)
+    return freed + sweep_tmp(root, -1.0)
+
+
+def _names(path: Path) -> set[str]:
+    """Digests that a manifest names, as far as it can be read."""
+    try:
+        with os.fdopen(open_plain(path), "rb") as file:
+            return digests_in(file.read(MAX_BYTES))
+    except OSError:
+        return set()
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    try:
+        with os.scandir(folder) as found:
+            names = sorted(each.path for each in found if each.is_dir(follow_symlinks=False))
+    except OSError:
+        return
+    yield from map(Path, names)
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """What lies in a folder, with its own status (a link's, not its target's); what vanishes meanwhile is left out."""
+    try:
+        names = sorted(os.listdir(folder))  # noqa: PTH208
+    except OSError:
+        return
+    for name in names:
+        status = _status(folder / name)
+        if status is not None:
+            yield folder / name, status
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.lstat()
+    except OSError:
+        return None

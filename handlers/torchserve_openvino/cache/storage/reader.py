@@ -1,0 +1,189 @@
+"""The reading half of a store: what is loaded was checked, and what is damaged is told once and taken away."""
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torchserve_openvino.cache.storage.directory import NotPlainFileError, foreign, open_plain, remove
+from torchserve_openvino.cache.storage.events import Events
+from torchserve_openvino.cache.storage.housekeeping import manifests
+from torchserve_openvino.cache.storage.locks import commit_lock
+from torchserve_openvino.cache.storage.manifest import (
+    KINDS,
+    MAX_BYTES,
+    Entry,
+    FileRef,
+    ForeignSchemaError,
+    decode,
+    label,
+)
+from torchserve_openvino.cache.storage.objects import Objects
+from torchserve_openvino.errors import DamagedEntryError
+
+logger = logging.getLogger(__name__)
+
+_FILE_GONE = "an object is missing"
+
+
+class Reader:
+    """Loads entries.
+
+    Args:
+        root: The store's folder, absolute.
+        objects: Its objects.
+        events: Where hits and the like are counted.
+        writable: Whether damaged entries are removed and used ones touched.
+        private: Whether a manifest that somebody else could have written is damage.
+    """
+
+    def __init__(self, root: Path, objects: Objects, events: Events, *, writable: bool, private: bool) -> None:
+        self._root = root
+        self._objects = objects
+        self._events = events
+        self._writable = writable
+        self._private = private
+        # What can't be removed for want of the right to write is at least not looked at again.
+        self._hidden: set[tuple[str, str]] = set()
+
+    def place(self, kind: str, key: str) -> Path:
+        """Where a manifest lies, if it is there."""
+        return self._root / "entries" / kind / f"{key}.json"
+
+    def hide(self, kind: str, key: str) -> None:
+        """Takes an entry for absent from now on."""
+        self._hidden.add((kind, key))
+
+    def show(self, kind: str, key: str) -> None:
+        """Undoes `hide`."""
+        self._hidden.discard((kind, key))
+
+    def get(self, kind: str, key: str) -> Entry | None:
+        """The entry with all its files there, or None; marks it as used."""
+        if (kind, key) in self._hidden:
+            return None
+        try:
+            entry = self._load(kind, key)
+        except FileNotFoundError:
+            return None
+        except ForeignSchemaError as error:
+            logger.debug("%s is of %s.", label(kind, key), error)
+            return None
+        except DamagedEntryError as error:
+            self._damaged(kind, key, str(error), None)
+            return None
+        except OSError as error:
+            logger.warning("%s cannot be read: %s", label(kind, key), error)
+            return None
+        for name, ref in entry.files.items():
+            try:
+                self._objects.look(ref)
+            except (FileNotFoundError, DamagedEntryError) as error:
+                self._file_damaged(entry, name, error)
+                return None
+            except OSError as error:
+                logger.warning("File %r of %s cannot be read: %s", name, label(kind, key), error)
+                return None
+        return entry
+
+    def load(self, kind: str, key: str) -> Entry:
+        """The entry by its manifest alone.
+
+        Raises:
+            FileNotFoundError: There is none.
+            ForeignSchemaError: It is of another schema.
+            DamagedEntryError: The manifest is damaged.
+            OSError: It cannot be read.
+        """
+        return self._load(kind, key, touch=False)
+
+    def entries(self, kinds: tuple[str, ...] = KINDS) -> Iterator[Entry]:
+        """All entries with a sound manifest, the least recently used first."""
+        for found in manifests(self._root, kinds):
+            if (found.kind, found.key) not in self._hidden:
+                with contextlib.suppress(OSError, DamagedEntryError, ForeignSchemaError):
+                    yield self.load(found.kind, found.key)
+
+    def nearest(self, kind: str, wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | None:
+        """As `Store.nearest`, for fields that are plain JSON."""
+        best: dict[str, tuple[Any, Any]] | None = None
+        for entry in self.entries((kind,)):
+            names = sorted(entry.fields.keys() | wanted.keys())
+            pairs = {name: (entry.fields.get(name), wanted.get(name)) for name in names}
+            differ = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+            if best is None or len(differ) <= len(best):
+                best = differ
+        return best
+
+    def read_file(self, entry: Entry, name: str) -> bytes:
+        """As `Entry.read`."""
+        with self._watched(entry, name) as ref:
+            return self._objects.read(ref)
+
+    def file_path(self, entry: Entry, name: str) -> Path:
+        """As `Entry.path`."""
+        with self._watched(entry, name) as ref:
+            return self._objects.verify(ref)
+
+    @contextlib.contextmanager
+    def _watched(self, entry: Entry, name: str) -> Iterator[FileRef]:
+        about = f"file {name!r} of {label(entry.kind, entry.key)}"
+        if name not in entry.files:
+            raise DamagedEntryError(f"{label(entry.kind, entry.key)} has no file {name!r}")
+        try:
+            yield entry.files[name]
+        except (FileNotFoundError, DamagedEntryError) as error:
+            self._file_damaged(entry, name, error)
+            raise DamagedEntryError(f"{about}: {_words(error)}") from error
+        except OSError as error:
+            raise DamagedEntryError(f"{about} cannot be read: {error}") from error
+
+    def _load(self, kind: str, key: str, *, touch: bool = True) -> Entry:
+        path = self.place(kind, key)
+        try:
+            fd = open_plain(path)
+        except NotPlainFileError as error:
+            raise DamagedEntryError(f"the manifest is {error.strerror}") from error
+        with os.fdopen(fd, "rb") as file:
+            status = os.fstat(fd)
+            if self._private and (who := foreign(status)):
+                raise DamagedEntryError(f"the manifest is {who}")
+            if status.st_size > MAX_BYTES:
+                raise DamagedEntryError(f"the manifest has {status.st_size} bytes, more than {MAX_BYTES}")
+            entry = decode(file.read(MAX_BYTES + 1), kind, key, self)
+            if touch and self._writable:
+                # By hand: the system's own clock of files is too coarse to tell which of two was used last.
+                now = time.time_ns()
+                with contextlib.suppress(OSError):
+                    os.utime(fd, ns=(now, now))
+        return entry
+
+    def _file_damaged(self, entry: Entry, name: str, error: Exception) -> None:
+        """Tells a damaged or missing object, unless the whole entry was evicted meanwhile."""
+        if isinstance(error, FileNotFoundError) and not self.place(entry.kind, entry.key).exists():
+            logger.debug("%s was evicted by another process.", label(entry.kind, entry.key))
+            return
+        self._damaged(entry.kind, entry.key, f"file {name!r}: {_words(error)}", entry)
+
+    def _damaged(self, kind: str, key: str, reason: str, entry: Entry | None) -> None:
+        text = f"{label(kind, key)} is damaged: {reason}"
+        self._events.add("damaged", reason=text)
+        then = "it is removed" if self._writable else "it stays, since the folder cannot be written"
+        logger.warning("%s in %s; %s, and what it held is made again.", text, self._root, then)
+        if not self._writable:
+            self.hide(kind, key)
+            return
+        with commit_lock(self._root):
+            # Another process may have put a sound one there in the meantime.
+            with contextlib.suppress(OSError, DamagedEntryError, ForeignSchemaError):
+                if self.load(kind, key) != entry:
+                    return
+            if not remove(self.place(kind, key)):
+                self.hide(kind, key)
+
+
+def _words(error: Exception) -> str:
+    return _FILE_GONE if isinstance(error, FileNotFoundError) else str(error)

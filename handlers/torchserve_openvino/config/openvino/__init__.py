@@ -1,0 +1,1 @@
+"""Devices and properties, checked against the installed OpenVINO."""

@@ -1,0 +1,1 @@
+"""Which operator makes answers differ, by leaving some in eager PyTorch."""

@@ -1,0 +1,278 @@
+"""Which operators make a model's answer wrong, or its compilation fail: found by leaving them out, fewer each time."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from torchserve_openvino.config import ResolvedOptions
+from torchserve_openvino.doctor.bisecting.ddmin import Minimal, minimise
+from torchserve_openvino.doctor.bisecting.trial import Experiments, NodeInfo, Outcome
+from torchserve_openvino.doctor.describe import json_number
+from torchserve_openvino.ops.mappings import MODULES, registered
+from torchserve_openvino.ops.registry import rule_of
+
+if TYPE_CHECKING:
+    from torchserve_openvino.doctor.target import Call
+
+Kind = Literal["wrong_answer", "conversion_failed", "compile_failed", "runtime_failed", "not_repaired", "nothing_wrong"]
+Progress = Callable[[str], None]
+
+# How many operators are tried alone before the bisection: mostly one of the most suspicious is it.
+_SINGLES = 4
+_SHOWN_NODES = 10
+
+
+@dataclass(frozen=True)
+class Guilty:
+    """What a bisection found.
+
+    Attributes:
+        kind: What was wrong; ``not_repaired`` where leaving operators out does not help, ``nothing_wrong`` where the
+            answer was right and nothing failed.
+        problem: What was seen, in one line.
+        ops: The smallest set of operators whose absence repairs it, by their overloads' names.
+        nodes: The smallest set of their nodes whose absence repairs it.
+        candidates: How many nodes of ``ops`` there are.
+        difference_before: Largest absolute difference from eager PyTorch as the model was; infinite where it gave no
+            answer, or NaN where eager does not.
+        difference_after: With ``ops`` disabled; None where nothing was found.
+        coverage_before: Share of the operators on OpenVINO, 0..1.
+        coverage_after: With ``ops`` disabled.
+        confirmed: Whether the model was compiled once more with ``disabled_ops``, and was right.
+        proven: Whether the sets were shown to be the smallest; False where the experiments' limit came first.
+        tests: Compilations that it took.
+        seconds: Wall-clock time that it took.
+        cause: For ``not_repaired``, what is to blame instead.
+    """
+
+    kind: Kind
+    problem: str = ""
+    ops: tuple[str, ...] = ()
+    nodes: tuple[NodeInfo, ...] = ()
+    candidates: int = 0
+    difference_before: float = 0.0
+    difference_after: float | None = None
+    coverage_before: float = 0.0
+    coverage_after: float | None = None
+    confirmed: bool = False
+    proven: bool = True
+    tests: int = 0
+    seconds: float = 0.0
+    cause: str = ""
+
+    @property
+    def disabled_ops(self) -> list[str]:
+        """Names for the option ``disabled_ops``; a mapped module has none."""
+        # What stands for a whole module is no name that a YAML can hold.
+        return [op for op in self.ops if not op.startswith(f"{MODULES}.")]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, JSON-safe: a difference that is no number is text, ``inf``."""
+        plain = asdict(self) | {"disabled_ops": self.disabled_ops, "explanation": self.explanation()}
+        plain["nodes"] = [asdict(node) | {"inputs": list(node.inputs)} for node in self.nodes]
+        plain["ops"] = list(self.ops)
+        for name in ("difference_before", "difference_after"):
+            if plain[name] is not None:
+                plain[name] = json_number(plain[name])
+        return plain
+
+    def explanation(self) -> str:
+        """What is wrong, where, how it was found, and what to do: sentences for people."""
+        cost = f"{self.tests} compilations, {self.seconds:.1f} s"
+        if self.kind == "nothing_wrong":
+            return (
+                "Nothing is wrong: the answer equals eager PyTorch's (largest difference "
+                f"{self.difference_before:.3g}), and nothing failed ({cost})."
+            )
+        if self.kind == "not_repaired":
+            return f"{_sentence(self.problem)} No operator is to blame: {self.cause} ({cost})."
+        lines = [_sentence(self.problem), self._who(), self._how(cost), self._what_to_do()]
+        return "\n".join(line for line in lines if line)
+
+    def _who(self) -> str:
+        many = len(self.ops) > 1
+        lines = [f"{'These operators are' if many else 'This operator is'} to blame: {', '.join(self.ops)}."]
+        if self.candidates > len(self.nodes):
+            lines.append(f"Of {self.candidates} nodes with {'them' if many else 'it'} it takes {len(self.nodes)}:")
+        for node in self.nodes[:_SHOWN_NODES]:
+            place = " in ".join(part for part in (node.where, node.module) if part) or "an unknown line"
+            lines.append(f"  {node.name} ({node.op} of {', '.join(node.inputs) or 'no tensor'}) at {place}")
+        if len(self.nodes) > _SHOWN_NODES:
+            lines.append(f"  and {len(self.nodes) - _SHOWN_NODES} more")
+        return "\n".join(lines)
+
+    def _how(self, cost: str) -> str:
+        found = f"Found in {cost}, each with other operators left in eager PyTorch"
+        if not self.proven:
+            return f"{found}; the limit was reached, so a part of them may be innocent."
+        return f"{found}: without {'any one of them' if len(self.ops) > 1 else 'it'} everything else is right."
+
+    def _what_to_do(self) -> str:
+        lines = []
+        if len(self.disabled_ops) < len(self.ops):
+            lines.append("The mapping of that module is wrong: fix it, or remove it from op_mappings.")
+        for op in self.disabled_ops:
+            if (convert := registered().find(op)) is not None:
+                lines.append(
+                    f"{op} is converted by your own mapping {convert.__module__}.{convert.__qualname__}: fix it or "
+                    "take it out of op_mappings; disabling the operator helps until then."
+                )
+        if self.disabled_ops:
+            lines.append(self._disable())
+        if not self.confirmed:
+            lines.append("All of this together did not repair it when it was tried: please report this model.")
+        return "\n".join(lines)
+
+    def _disable(self) -> str:
+        text = (
+            f"Write disabled_ops: [{', '.join(self.disabled_ops)}] into the options of pt2: eager PyTorch runs "
+            f"{'them' if len(self.disabled_ops) > 1 else 'it'}, coverage goes from {self.coverage_before:.1%} to "
+            f"{self.coverage_after or 0.0:.1%}"
+        )
+        if self.kind == "wrong_answer":
+            text += f", and the largest difference from {self.difference_before:.3g} to {self.difference_after:.3g}"
+        return f"{text}. It was tried, and is right." if self.confirmed else f"{text}."
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
+def find_guilty(
+    model: Callable[..., Any],
+    call: "Call",
+    options: ResolvedOptions,
+    *,
+    tolerance: float | str | None = None,
+    dynamic: bool | None = False,
+    max_tests: int = 200,
+    progress: Progress = lambda message: None,
+) -> Guilty:
+    """Finds the smallest set of operators, then of their nodes, whose absence makes a model right.
+
+    The caches are not used, and `torch.compiler.reset` is called after each compilation: what else this process
+    compiled is compiled again at its next call.
+
+    Args:
+        model: In evaluation mode, on the CPU.
+        call: Its inputs: ``args`` and ``kwargs``.
+        options: As it is served with.
+        tolerance: Largest absolute difference that is right, or a precision's name (``f32``, ``bf16``); None for the
+            precision that the options give.
+        dynamic: As for ``torch.compile``.
+        max_tests: Compilations for each of the two searches; the best that was found by then is the result.
+        progress: Told in words what is being tried.
+
+    Raises:
+        Exception: What the model itself raises in eager PyTorch.
+    """
+    start = time.perf_counter()
+    progress("running eager PyTorch twice")
+    experiments = Experiments(model, call, options, tolerance=tolerance, dynamic=dynamic)
+    search = _Search(experiments, max_tests, progress)
+
+    def result(kind: Kind, **found: Any) -> Guilty:
+        return Guilty(kind, tests=experiments.count, seconds=time.perf_counter() - start, **found)
+
+    if experiments.unsteady:
+        return result(
+            "not_repaired",
+            problem=f"eager PyTorch gives another answer each time: {experiments.unsteady}",
+            cause="the model draws random numbers of its own, or keeps state outside of its buffers",
+        )
+    progress("compiling the model as it is")
+    before = experiments.run()
+    seen = {"difference_before": before.max_abs, "coverage_before": before.coverage, "problem": before.problem}
+    if before.good:
+        return result("nothing_wrong", **seen)
+    ops = search.over_ops(before)
+    if ops is None:
+        return result("not_repaired", cause=_no_operator(experiments), **seen)
+    candidates = [node for node in before.nodes if node.op in ops.items]
+    nodes = search.over_nodes(candidates)
+    progress(f"compiling with disabled_ops: {', '.join(ops.items)}")
+    after = experiments.run(disabled_ops=ops.items)
+    return result(
+        _kind(before),
+        **seen,
+        ops=ops.items,
+        nodes=nodes.items,
+        candidates=len(candidates),
+        difference_after=after.max_abs,
+        coverage_after=after.coverage,
+        confirmed=after.good,
+        proven=ops.proven and nodes.proven,
+    )
+
+
+class _Search:
+    def __init__(self, experiments: Experiments, max_tests: int, progress: Progress) -> None:
+        self._experiments = experiments
+        self._max_tests = max_tests
+        self._progress = progress
+
+    def over_ops(self, before: Outcome) -> Minimal[str] | None:
+        """The operators; None where the model is not right even with all of them in eager PyTorch."""
+        ops = _by_suspicion(before)
+
+        def repairs(subset: tuple[str, ...]) -> bool:
+            return bool(subset) and self._right(lambda node: node.op in subset, len(subset), len(ops), "operators")
+
+        # More may be named than the usual few: each of them is worth a test of its own.
+        singles = max(_SINGLES, len(before.suspects))
+        return minimise(ops, repairs, singles=singles, max_tests=self._max_tests)
+
+    def over_nodes(self, candidates: list[NodeInfo]) -> Minimal[NodeInfo]:
+        """The nodes among those of the guilty operators."""
+
+        def repairs(subset: tuple[NodeInfo, ...]) -> bool:
+            keys = {node.key for node in subset}
+            if len(keys) in {0, len(candidates)}:
+                # Nothing left out was the model as it is; everything was the operators' own test.
+                return bool(keys)
+            return self._right(lambda node: node.key in keys, len(keys), len(candidates), "nodes")
+
+        found = minimise(candidates, repairs, singles=_SINGLES, max_tests=self._max_tests)
+        return found if found is not None else Minimal(tuple(candidates), 0, False)
+
+    def _right(self, leave_out: Callable[[NodeInfo], bool], some: int, of: int, what: str) -> bool:
+        outcome = self._experiments.run(leave_out)
+        verdict = "right" if outcome.good else "still wrong"
+        self._progress(f"test {self._experiments.count}: {some} of {of} {what} left out, {verdict}")
+        return outcome.good
+
+
+def _kind(outcome: Outcome) -> Kind:
+    if outcome.difference:
+        return "wrong_answer"
+    if outcome.error:
+        return "compile_failed" if outcome.dynamo else "runtime_failed"
+    kinds: Iterable[Any] = (each.kind for each in outcome.failures)
+    return next(iter(kinds))
+
+
+def _by_suspicion(outcome: Outcome) -> list[str]:
+    """Operators that a failure names first, then those that the user or this package added, then rare ones."""
+    counts = Counter(node.op for node in outcome.nodes)
+    taught = registered()
+
+    def suspicion(op: str) -> tuple[bool, bool, int]:
+        known = op.startswith("aten.") and not rule_of(op).verified and not taught.covers(op)
+        return op not in outcome.suspects, known, counts[op]
+
+    return sorted(counts, key=suspicion)
+
+
+def _no_operator(experiments: Experiments) -> str:
+    """Who changes the answer though every operator runs in eager PyTorch."""
+    if tracing := experiments.run_without_openvino():
+        return (
+            f"torch.compile changes the answer before OpenVINO sees the graph ({tracing}); compare with "
+            'torch.compile(model, backend="aot_eager")'
+        )
+    return (
+        "with every operator in eager PyTorch it is the same, so the model keeps state outside of its buffers, draws "
+        "random numbers in another order when compiled, or a decomposition of this package is wrong"
+    )

@@ -1,0 +1,172 @@
+"""What OpenVINO's own torch.compile backend would have done with a model: really run, in a process of its own."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchserve_openvino.config import load_serving_config
+from torchserve_openvino.config.yaml_source import parse_yaml
+from torchserve_openvino.serving.loading.archive import MANIFEST
+
+if TYPE_CHECKING:
+    from torchserve_openvino.doctor.target import TargetSpec
+
+# As given in the YAML, and with the option that OpenVINO's page recommends for what fails without it.
+VARIANTS: Mapping[str, Mapping[str, Any]] = {"as given": {}, "aot_autograd: true": {"aot_autograd": True}}
+_OUTCOMES = {
+    "refused": "raises: in TorchServe the worker says Healthy, and each request gets this error",
+    "eager": "silently runs eager PyTorch: nothing at all is on OpenVINO",
+    "inductor": "silently runs Inductor's code: nothing at all is on OpenVINO",
+    "partial": "runs a part on OpenVINO, the rest in eager PyTorch",
+    "openvino": "runs on OpenVINO",
+    "timed_out": "did not finish in time",
+    "crashed": "ends the process",
+}
+_TAIL = 2000
+
+
+@dataclass(frozen=True)
+class StockRun:
+    """One run of OpenVINO's own backend.
+
+    Attributes:
+        outcome: ``refused``, ``eager``, ``inductor``, ``partial``, ``openvino``, ``timed_out`` or ``crashed``.
+        error: Type and first line of the exception, or what is known of the process's end.
+        failures: What it logs at DEBUG only: why something runs in eager PyTorch.
+        ops_total: Operators in the graphs that it got.
+        ops_offloaded: Those that ran on OpenVINO.
+        partitions: Subgraphs that it compiled.
+        unsupported: Operators that its support table lacks, with their number of nodes.
+        first_call_seconds: Compilation included; None without an answer.
+        later_call_seconds: Median of five.
+        max_abs: Largest difference from eager PyTorch; None without an answer, or where it is no number.
+        max_abs_other_input: The same for the second input.
+        first_answer_overwritten: Whether the second call changed what the first had returned.
+    """
+
+    outcome: str
+    error: str = ""
+    failures: list[str] = field(default_factory=list)
+    ops_total: int = 0
+    ops_offloaded: int = 0
+    partitions: int = 0
+    unsupported: dict[str, int] = field(default_factory=dict)
+    first_call_seconds: float | None = None
+    later_call_seconds: float | None = None
+    max_abs: float | None = None
+    max_abs_other_input: float | None = None
+    first_answer_overwritten: bool = False
+
+    def text(self) -> str:
+        """A few lines for a terminal."""
+        lines = [_OUTCOMES[self.outcome]]
+        if self.error:
+            lines.append(self.error)
+        lines += self.failures[:3]
+        if self.ops_total:
+            share = f"{self.ops_offloaded} of {self.ops_total} operators on OpenVINO"
+            lines.append(f"{share}, {self.partitions} partitions")
+        if self.unsupported:
+            names = ", ".join(f"{name} ({count})" for name, count in self.unsupported.items())
+            lines.append(f"not in its support table: {names}")
+        if self.later_call_seconds is not None:
+            later = f"{1e3 * self.later_call_seconds:.2f} ms"
+            lines.append(f"first call {self.first_call_seconds:.2f} s, later ones {later}")
+            known = [each for each in (self.max_abs, self.max_abs_other_input) if each is not None]
+            worst = f"{max(known):.3g} at most" if len(known) == 2 else "infinite, or NaN on one side alone"
+            lines.append(f"difference from eager: {worst}")
+        if self.first_answer_overwritten:
+            lines.append("the second call overwrote the answer of the first")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class StockVerdict:
+    """What OpenVINO's own backend does, for each of `VARIANTS`."""
+
+    runs: Mapping[str, StockRun]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-safe: ``{"as given": {"outcome": ...}, "aot_autograd: true": {...}}``."""
+        return {name: dataclasses.asdict(run) for name, run in self.runs.items()}
+
+    def text(self) -> str:
+        """A few lines for each run."""
+        parts = []
+        for name, run in self.runs.items():
+            first, *rest = run.text().splitlines()
+            parts.append("\n".join([f'torch.compile(backend="openvino"), {name}: {first}', *(f"  {r}" for r in rest)]))
+        return "\n".join(parts)
+
+
+def what_upstream_does(spec: "TargetSpec", *, timeout: float = 300.0) -> StockVerdict:
+    """Runs the model through OpenVINO's own backend, once for each of `VARIANTS`.
+
+    Args:
+        spec: What a process needs to load the model by itself.
+        timeout: Seconds that each run may take, with loading.
+    """
+    runs = {}
+    for name, extra in VARIANTS.items():
+        with tempfile.TemporaryDirectory(prefix="torchserve-openvino-stock-") as folder:
+            answer = Path(folder) / "answer.json"
+            request = {"spec": dataclasses.asdict(spec), "extra": extra, "answer": str(answer), "caches": folder}
+            command = [sys.executable, "-m", "torchserve_openvino.doctor.bisecting.stock_worker", json.dumps(request)]
+            runs[name] = run_worker(command, answer, timeout=timeout)
+    return StockVerdict(runs)
+
+
+def run_worker(command: Sequence[str], answer: Path, *, timeout: float) -> StockRun:
+    """Runs a process that writes its result, a `StockRun` as JSON, to a file.
+
+    Args:
+        command: The process; its children end with it.
+        answer: The file.
+        timeout: Seconds that it may take.
+    """
+    with tempfile.TemporaryFile() as log:
+        with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True) as process:
+            try:
+                code = process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                # Inductor's compilers are children of it.
+                os.killpg(process.pid, signal.SIGKILL)
+                return StockRun("timed_out", error=f"stopped after {timeout:g} s")
+        if code == 0 and answer.exists():
+            return StockRun(**json.loads(answer.read_text(encoding="utf-8")))
+        log.seek(0, os.SEEK_END)
+        log.seek(max(0, log.tell() - _TAIL))
+        said = log.read().decode("utf-8", "replace").strip().splitlines()
+    how = signal.strsignal(-code) if code < 0 else f"exit code {code}"
+    return StockRun("crashed", error=f"{how}: {said[-1] if said else 'it said nothing'}", failures=said[-3:-1])
+
+
+def given_options(path: Path, config: Path | None) -> tuple[dict[str, Any] | None, bool | None]:
+    """The options and ``dynamic`` as TorchServe would hand them on, unchecked; None for what the YAML does not say.
+
+    Args:
+        path: The model; an archive has a YAML of its own.
+        config: The YAML that stands in its place.
+    """
+    stated = config if config is not None else _config_of(path)
+    if stated is None:
+        return None, None
+    pt2 = load_serving_config(stated, check_device=False).pt2
+    return (dict(pt2.options) or None) if pt2.is_openvino else None, pt2.dynamic
+
+
+def _config_of(path: Path) -> Mapping[str, Any] | None:
+    if path.suffix != ".mar":
+        return None
+    with zipfile.ZipFile(path) as archive:
+        name = json.loads(archive.read(MANIFEST))["model"].get("configFile")
+        return parse_yaml(archive.read(name).decode("utf-8"), name).data if name else None

@@ -1,0 +1,227 @@
+"""OpenVINO's own torch.compile backend, run on one model and watched from inside; in a process of its own.
+
+Importing that backend changes Dynamo's configuration, and what goes wrong in it is told by DEBUG lines at most: this
+file is a door to its private modules (tests/unit/doctor/test_stock.py pins what it takes).
+"""
+
+import json
+import logging
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from torchserve_openvino.backend.runtime.compare import largest_difference
+from torchserve_openvino.doctor.bisecting.trial import first_line
+from torchserve_openvino.ops import does_work, op_name
+
+if TYPE_CHECKING:
+    from torchserve_openvino.doctor.target import Call
+
+_LATER_CALLS = 5
+_STAGES = ("backend", "execute", "partition", "compile")
+
+
+@dataclass
+class _Watched:
+    """What OpenVINO's backend did.
+
+    Attributes:
+        ops: Operators in the graphs that it partitioned.
+        lacking: Those of them that its support table does not have.
+        created: Partitions that it compiled.
+        ran: Operators of each partition that gave an answer, by its number.
+        failures: What it logged of failures.
+        inductor: Graphs that it gave to Inductor instead.
+    """
+
+    ops: int = 0
+    lacking: Counter[str] = field(default_factory=Counter)
+    created: int = 0
+    ran: dict[int, int] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    inductor: int = 0
+
+    def counts(self) -> dict[str, int]:
+        """The figures of this moment."""
+        return {"ops_total": self.ops, "ops_offloaded": sum(self.ran.values()), "partitions": self.created}
+
+    def outcome(self) -> str:
+        """Who ran the model, given that it gave an answer."""
+        if not self.ran:
+            return "inductor" if self.inductor else "eager"
+        whole = sum(self.ran.values()) == self.ops and not self.inductor and not self.failures
+        return "openvino" if whole else "partial"
+
+
+class _Failures(logging.Handler):
+    """Collects the DEBUG lines that tell of a failure."""
+
+    def __init__(self, watched: _Watched) -> None:
+        super().__init__(logging.DEBUG)
+        self._watched = watched
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keeps the line, once."""
+        text = record.getMessage()
+        line = first_line(text)[:500]
+        if "failed" in text.lower() and line not in self._watched.failures:
+            self._watched.failures.append(line)
+
+
+def run_stock(
+    model: Callable[..., Any], call: "Call", options: Mapping[str, Any] | None, *, dynamic: bool | None = None
+) -> dict[str, Any]:
+    """Runs a model as ``torch.compile(model, backend="openvino", options=options)`` would, and says what came of it.
+
+    Changes Dynamo's configuration for the rest of the process.
+
+    Args:
+        model: In evaluation mode, on the CPU.
+        call: Its inputs: ``args`` and ``kwargs``.
+        options: As in the YAML, unchecked; None for none.
+        dynamic: As for ``torch.compile``; None leaves it out.
+
+    Returns:
+        JSON-safe, with the keys that `stock.StockRun` explains.
+    """
+    # Made outside of inference mode, as a handler makes its inputs: Dynamo compiles again for the other kind.
+    other: tuple[Any, Any] = pytree.tree_map_only(torch.Tensor, _other, (call.args, call.kwargs))
+    given: dict[str, Any] = {} if options is None else {"options": dict(options)}
+    given |= {} if dynamic is None else {"dynamic": dynamic}
+    with torch.inference_mode(), _watch() as watched:
+        expected = model(*call.args, **call.kwargs)
+        result: dict[str, Any] = {"outcome": "refused", "error": ""}
+        try:
+            compiled = torch.compile(model, backend="openvino", **given)
+            start = time.perf_counter()
+            first = compiled(*call.args, **call.kwargs)
+            result["first_call_seconds"] = time.perf_counter() - start
+            result |= watched.counts()
+            result |= _answers(compiled, call, other, first, expected, model(*other[0], **other[1]))
+            result["outcome"] = watched.outcome()
+        except Exception as raised:
+            # The exception is the finding: a worker answers each request with it.
+            result |= watched.counts()
+            result["error"] = f"{type(raised).__name__}: {first_line(str(raised))}"
+    return {**result, "failures": watched.failures, "unsupported": dict(watched.lacking)}
+
+
+def _answers(
+    compiled: Callable[..., Any], call: "Call", other: tuple[Any, Any], first: Any, expected: Any, expected_other: Any
+) -> dict[str, Any]:
+    """How right and how fast it is, and whether an answer survives the next call."""
+    kept = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, first)
+    # Compared before further calls may write over it.
+    other_difference = largest_difference(compiled(*other[0], **other[1]), expected_other)
+    overwritten = largest_difference(first, kept) > 0
+    seconds = []
+    for _ in range(_LATER_CALLS):
+        start = time.perf_counter()
+        compiled(*call.args, **call.kwargs)
+        seconds.append(time.perf_counter() - start)
+    return {
+        "later_call_seconds": statistics.median(seconds),
+        "max_abs": _finite(largest_difference(kept, expected)),
+        "max_abs_other_input": _finite(other_difference),
+        "first_answer_overwritten": overwritten,
+    }
+
+
+def _other(tensor: torch.Tensor) -> torch.Tensor:
+    """Another input of the same kind: the old one's values in another order, so that indices stay valid."""
+    turned = tensor.flip(list(range(tensor.dim())))
+    return turned * 0.75 if tensor.is_floating_point() else turned
+
+
+def _finite(value: float) -> float | None:
+    return value if value < float("inf") else None
+
+
+@contextmanager
+def _watch() -> Iterator[_Watched]:
+    """Imports OpenVINO's backend, which registers it, and wraps its stages."""
+    import openvino.torch  # noqa: F401
+    from openvino.frontend.pytorch.torchdynamo import backend, execute, partition
+
+    watched = _Watched()
+    real_partition = partition.Partitioner.make_partitions
+    real_compile, real_execute, real_inductor = execute.openvino_compile, execute.openvino_execute, backend.compile_fx
+
+    def make_partitions(self: Any, gm: GraphModule, options: Any) -> Any:
+        for node in filter(does_work, gm.graph.nodes):
+            watched.ops += 1
+            if not self.supported_ops.is_node_supported({}, node):
+                watched.lacking[op_name(node.target)] += 1
+        return real_partition(self, gm, options)
+
+    def openvino_compile(*args: Any, **kwargs: Any) -> Any:
+        result = real_compile(*args, **kwargs)
+        watched.created += 1
+        return result
+
+    def openvino_execute(gm: GraphModule, *args: Any, partition_id: int = 0, **kwargs: Any) -> Any:
+        result = real_execute(gm, *args, partition_id=partition_id, **kwargs)
+        watched.ran[partition_id] = sum(does_work(node) for node in gm.graph.nodes)
+        return result
+
+    def compile_fx(*args: Any, **kwargs: Any) -> Any:
+        watched.inductor += 1
+        return real_inductor(*args, **kwargs)
+
+    for stage in _STAGES:
+        logger = logging.getLogger(f"{backend.__package__}.{stage}")
+        # The module sets WARNING, which hides every failure.
+        logger.setLevel(logging.DEBUG)
+        logger.propagate = False
+        logger.addHandler(_Failures(watched))
+    with (
+        mock.patch.object(partition.Partitioner, "make_partitions", make_partitions),
+        mock.patch.object(execute, "openvino_compile", openvino_compile),
+        mock.patch.object(execute, "openvino_execute", openvino_execute),
+        mock.patch.object(backend, "compile_fx", compile_fx),
+    ):
+        yield watched
+
+
+def _with_own_caches(options: dict[str, Any], folder: str) -> dict[str, Any]:
+    """The options with every cache that they ask for in another folder."""
+    config = options.get("config")
+    if isinstance(config, Mapping) and "CACHE_DIR" in config:
+        options = {**options, "config": {**config, "CACHE_DIR": folder}}
+    return {**options, "cache_dir": folder} if options.get("model_caching") else options
+
+
+def main(argument: str) -> None:
+    """Loads the model and runs it.
+
+    Args:
+        argument: JSON: ``spec`` (the fields of a `TargetSpec`), ``extra`` (options beside those of the YAML),
+            ``caches`` (a folder for caches, instead of the user's), and ``answer`` (the file that the result is
+            written to: the model may print what it likes).
+    """
+    from torchserve_openvino.doctor.bisecting.stock import given_options
+    from torchserve_openvino.doctor.target import TargetSpec, load_target
+
+    request = json.loads(argument)
+    stated = request["spec"]
+    spec = TargetSpec(stated["path"], stated["config"], tuple(stated["inputs"]), tuple(stated["mappings"]))
+    target = load_target(spec)
+    options, dynamic = given_options(Path(spec.path), Path(spec.config) if spec.config is not None else None)
+    options = _with_own_caches({**(options or {}), **request["extra"]}, request["caches"]) or None
+    result = run_stock(target.model, target.call, options, dynamic=dynamic)
+    Path(request["answer"]).write_text(json.dumps(result), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

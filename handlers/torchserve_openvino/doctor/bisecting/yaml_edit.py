@@ -1,0 +1,101 @@
+"""Writes what a diagnosis found into a model-config.yaml, as its owner would: one line more, the rest as it is."""
+
+import contextlib
+import difflib
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchserve_openvino.config import ServingConfig, load_serving_config
+from torchserve_openvino.config.op_names import normalise, packet
+from torchserve_openvino.config.pt2 import OUR_BACKENDS, options_path
+from torchserve_openvino.doctor.bisecting.splice import Addition, add
+from torchserve_openvino.errors import ConfigError
+
+_NEW_COMPILE = {"compile": {"enable": True, "backend": "openvino"}}
+
+
+def add_disabled_ops(path: Path, ops: Sequence[str]) -> str:
+    """Adds operators to the option ``disabled_ops``.
+
+    Args:
+        path: A model-config.yaml with ``pt2`` in any form, or without.
+        ops: Names in any spelling; those that are disabled already, perhaps by their packet, are not added.
+
+    Returns:
+        What changed, as a unified diff; empty where everything was there.
+
+    Raises:
+        ConfigError: The file is no valid configuration before or after, or names another backend; it is unchanged.
+    """
+    return _add(path, lambda config: _option(path, config, "disabled_ops", ops))
+
+
+def add_decompositions(path: Path, ops: Sequence[str]) -> str:
+    """As `add_disabled_ops`, for the option ``decompositions``."""
+    return _add(path, lambda config: _option(path, config, "decompositions", ops))
+
+
+def add_mapping(path: Path, file: str) -> str:
+    """Adds a file to ``handler.openvino.op_mappings``; see `add_disabled_ops`."""
+    keys = ("handler", "openvino", "op_mappings")
+    return _add(path, lambda config: Addition(keys, (file,), lambda there, new: str(there) == new, single=True))
+
+
+def _option(path: Path, config: ServingConfig, name: str, ops: Sequence[str]) -> Addition:
+    if not config.pt2.is_openvino:
+        raise ConfigError(
+            f"compiles with {config.pt2.backend}, which has no option {name}; name the backend {OUR_BACKENDS[0]}.",
+            place=str(path),
+            key="pt2",
+        )
+
+    def present(there: Any, new: str) -> bool:
+        known = normalise(str(there))
+        return known in {new, packet(new)}
+
+    form = config.pt2.form
+    keys = options_path("compile" if form in {"none", "export"} else form)
+    return Addition((*map(str, keys), name), tuple(map(normalise, ops)), present, _NEW_COMPILE)
+
+
+def _add(path: Path, addition_for: Callable[[ServingConfig], Addition]) -> str:
+    """Reads, changes, checks and replaces the file."""
+    # A link stays one: its target is replaced.
+    target = path.resolve()
+    config = load_serving_config(target, check_device=False)
+    before = target.read_bytes().decode("utf-8")
+    after = add(before, str(path), addition_for(config))
+    if after != before:
+        _replace(target, after)
+    old, new = (text.splitlines(keepends=True) for text in (before, after))
+    rows = difflib.unified_diff(old, new, fromfile=str(path), tofile=str(path))
+    return "".join(row if row.endswith("\n") else f"{row}\n\\ No newline at end of file\n" for row in rows)
+
+
+def _replace(target: Path, text: str) -> None:
+    """Replaces a file by a checked one, or leaves it alone."""
+    state = target.stat()
+    # In the same folder: a rename does not cross file systems, and what the file names relatively is found.
+    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".yaml", dir=target.parent)
+    new = Path(name)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(text.encode("utf-8"))
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            load_serving_config(new, check_device=False)
+        except ConfigError as error:
+            reason = str(error).replace(name, str(target))
+            message = f"was not changed, since it would not be valid any more: {reason}"
+            raise ConfigError(message, place=str(target)) from error
+        new.chmod(state.st_mode & 0o7777)
+        with contextlib.suppress(PermissionError):
+            # Only root may give a file to another; who edits their own keeps it anyway.
+            os.chown(new, state.st_uid, state.st_gid)
+        new.replace(target)
+    finally:
+        new.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Drafts of operator mappings, written from traced formulas."""

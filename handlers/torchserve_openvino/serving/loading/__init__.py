@@ -1,0 +1,1 @@
+"""From an archive to an eager model."""

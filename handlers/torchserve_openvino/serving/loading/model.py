@@ -1,0 +1,120 @@
+"""How a handler's model is loaded: as TorchServe's BaseHandler does, but for formats that it does not know."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchserve_openvino.config import ServingConfig
+from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.serving.base import BaseHandler
+from torchserve_openvino.serving.loading import files as loading
+
+logger = logging.getLogger(__name__)
+
+
+class ArchiveLoading(BaseHandler):
+    """What `BaseHandler.initialize` finds, and the methods by which it loads.
+
+    Attributes:
+        config: The handler's settings.
+        model_dir: Where the archive was unpacked.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = ServingConfig()
+        self.model_dir = Path()
+        self._serialized: Path | None = None
+
+    def find_weights(self, context: Any) -> None:
+        """Remembers the file with the weights, by its real name."""
+        name = (context.manifest or {}).get("model", {}).get("serializedFile")
+        self._serialized = self.model_dir / name if name else None
+
+    @contextmanager
+    def without_pt2(self, context: Any) -> Iterator[None]:
+        """Hides ``pt2``: BaseHandler would compile lazily, and change the dict."""
+        given = context.model_yaml_config
+        context.model_yaml_config = {key: value for key, value in (given or {}).items() if key != "pt2"}
+        try:
+            yield
+        finally:
+            context.model_yaml_config = self.model_yaml_config = given
+
+    @contextmanager
+    def while_base_handler_loads(self, context: Any) -> Iterator[None]:
+        """Hides the weights' file type from BaseHandler alone; a user's `initialize` before it sees the real name.
+
+        BaseHandler knows one file type without a class, by its ending; `_load_torchscript_model` looks inside.
+        """
+        given = context.manifest
+        model = dict((given or {}).get("model", {}))
+        if not model.get("modelFile"):
+            model["serializedFile"] = "model.pt"
+        context.manifest = {**(given or {}), "model": model}
+        try:
+            yield
+        finally:
+            context.manifest = self.manifest = given
+            self.model_pt_path = str(self._serialized) if self._serialized else None
+
+    def loaded_model(self) -> Any:
+        """What `initialize` set ``self.model`` to.
+
+        Raises:
+            ModelLoadError: Nothing, and `handler.openvino.compile` names no other module.
+        """
+        model = getattr(self, "model", None)
+        if model is None and not self._calls_others:
+            raise ModelLoadError(
+                f"{type(self).__name__}.initialize sets no self.model: set it to the torch.nn.Module that answers "
+                "requests, or name what does in handler.openvino.compile."
+            )
+        return model
+
+    @property
+    def _calls_others(self) -> bool:
+        """Whether other modules than ``self.model`` are known, or will be found by running samples."""
+        return bool(self.config.openvino.compile or self.config.openvino.warmup.samples)
+
+    def compilable(self, model: Any) -> nn.Module | None:
+        """The model, or None where it is no module and others are compiled.
+
+        Raises:
+            ModelLoadError: It is none, and there are no others.
+        """
+        if isinstance(model, nn.Module):
+            return model
+        if not self._calls_others:
+            raise ModelLoadError(
+                f"{type(self).__name__}.initialize sets self.model to a {type(model).__name__}: set it to the "
+                "torch.nn.Module in it (a pipeline's .model), name the modules in it (handler.openvino.compile: "
+                "[model.encoder, models[0]]), or serve it as it is by pt2: {compile: {enable: false}}."
+            )
+        return None
+
+    def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: str | None) -> nn.Module:
+        model = loading.load_class(Path(model_dir), model_file)
+        if self._serialized is not None:
+            loading.load_weights(model, self._serialized)
+        elif any(True for _ in model.parameters()):
+            logger.warning(
+                "No weights were packaged (--serialized-file): %s answers with those that its class makes, which are "
+                "random unless it loads them.", type(model).__name__,
+            )  # fmt: skip
+        return model
+
+    def _load_torchscript_model(self, model_pt_path: str) -> nn.Module:
+        if self._serialized is None:
+            raise ModelLoadError(
+                "the archive has neither a model file (--model-file) nor a model (--serialized-file), and the handler "
+                "loads none by itself."
+            )
+        if not self.config.pt2.enabled and loading.archive_kind(self._serialized) == "torchscript":
+            return torch.jit.load(self._serialized, map_location=self.device)
+        return loading.load_without_class(self._serialized)

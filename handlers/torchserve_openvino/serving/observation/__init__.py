@@ -1,0 +1,1 @@
+"""What a handler's own code does with its models."""

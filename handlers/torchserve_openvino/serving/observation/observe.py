@@ -1,0 +1,157 @@
+"""What reaches a model when a handler answers a request: learned by letting it answer a sample, in eager PyTorch."""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from torchserve_openvino.serving.modes import SERVING, Modes
+from torchserve_openvino.serving.observation.model_face import model_face
+from torchserve_openvino.serving.observation.outside import Eager, Outside, compiled
+from torchserve_openvino.serving.observation.parts import Redirected, paths_of
+from torchserve_openvino.serving.shapes.input_spec import Inputs
+from torchserve_openvino.serving.verification.sampling import copied_inputs
+
+logger = logging.getLogger(__name__)
+
+ROOT = "model"
+# A part may call others that were not known before; each round records those that the round before showed.
+_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a model.
+
+    Attributes:
+        name: Of the sample that it came from.
+        modes: In which the handler made it.
+    """
+
+    name: str
+    inputs: Inputs
+    modes: Modes = SERVING
+
+
+@dataclass
+class Seen:
+    """What samples showed.
+
+    Attributes:
+        calls: Of each model, by its path; those of ``self.model`` under ``model``.
+        parts: Modules that are called by themselves, by their path.
+        notes: What the reader of the report should know of it.
+    """
+
+    calls: dict[str, list[Call]] = field(default_factory=dict)
+    parts: dict[str, nn.Module] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+class Observer:
+    """Runs a handler on samples, and writes down which modules it calls with what.
+
+    Args:
+        handler: The handler, whose ``model`` is the eager one.
+        run: Takes a batch, or whatever it is asked to observe, through the handler's own code.
+        parts: Modules that are known to be called by themselves.
+    """
+
+    def __init__(self, handler: Any, run: Callable[[Any], Any], parts: Mapping[str, nn.Module]) -> None:
+        self._handler, self._run = handler, run
+        self._root = handler.eager_model if isinstance(handler.eager_model, nn.Module) else None
+        self._paths = paths_of(handler, self._root)
+        self.seen = Seen(parts=dict(parts))
+
+    def observe(self, name: str, items: Any) -> None:
+        """Learns from one batch; also where the handler fails in the end.
+
+        Raises:
+            Exception: What the handler raises.
+        """
+        calls: dict[str, list[Call]] = {}
+        try:
+            for _ in range(_ROUNDS):
+                calls.clear()
+                found: dict[str, nn.Module] = {}
+                with self._recorders(name, calls):
+                    Outside(files_of(self._handler), partial(self._find, found)).watch(lambda: self._run(items))
+                if not found:
+                    break
+                self.seen.parts.update(found)
+        finally:
+            for path, some in calls.items():
+                self.seen.calls.setdefault(path, []).extend(some)
+
+    def _find(self, found: dict[str, nn.Module], eager: Eager) -> None:
+        """Keeps a module that was called and is not known yet. A method is not compiled; what it calls may be."""
+        path = self._paths.get(id(eager.module))
+        if path is not None and eager.module is not None and not eager.method:
+            found[path] = eager.module
+
+    @contextmanager
+    def _recorders(self, name: str, calls: dict[str, list[Call]]) -> Iterator[None]:
+        """While it lasts calls of the model and of the known parts are written down."""
+
+        def recorder(path: str, call: Callable[..., Any]) -> Callable[..., Any]:
+            def record(*args: Any, **kwargs: Any) -> Any:
+                self._write(calls, path, name, args, kwargs)
+                with compiled():
+                    return call(*args, **kwargs)
+
+            return record
+
+        before = self._handler.model
+        parts = self.seen.parts.items()
+        redirected = [Redirected(module, recorder(path, module._call_impl)) for path, module in parts]
+        if self._root is not None:
+            self._handler.model = model_face(self._root, recorder(ROOT, self._root._call_impl))
+        try:
+            yield
+        finally:
+            for each in redirected:
+                each.undo()
+            self._handler.model = before
+
+    def _write(self, calls: dict[str, list[Call]], path: str, name: str, args: Any, kwargs: Any) -> None:
+        try:
+            inputs = copied_inputs((args, kwargs))
+        except TypeError as error:
+            note = f"a call of {path} by the sample {name} cannot be compiled before READY: {error}"
+            if note not in self.seen.notes:
+                self.seen.notes.append(note)
+                logger.warning("%s", note)
+            return
+        calls.setdefault(path, []).append(Call(name, inputs, Modes.of_call((args, kwargs))))
+
+
+def files_of(handler: Any) -> list[str]:
+    """Source files of a handler's own classes; not those of this package."""
+    found = []
+    for each in type(handler).__mro__:
+        module = sys.modules.get(each.__module__)
+        file = getattr(module, "__file__", None)
+        if file and not each.__module__.startswith(("torchserve_openvino", "builtins")):
+            found.append(file)
+    return found
+
+
+def unique(calls: Sequence[Call]) -> list[Call]:
+    """The first call of each shape."""
+    kept: dict[str, Call] = {}
+    for call in calls:
+        kept.setdefault(_shape(call), call)
+    return list(kept.values())
+
+
+def _shape(call: Call) -> str:
+    leaves, spec = pytree.tree_flatten(call.inputs)
+    kinds = [(tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else repr(v) for v in leaves]
+    return f"{spec} {kinds} {call.modes}"

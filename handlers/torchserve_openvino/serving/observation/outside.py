@@ -1,0 +1,220 @@
+"""Eager computation that no compiled graph was asked for, seen while a handler's own code runs.
+
+A handler may call more than ``self.model``: a method such as ``generate``, a submodule, a second model, a function on
+weights. All of that computes with parameters, and an operator that takes a parameter outside every compiled call is
+such a computation. A dispatch mode around the handler's steps sees it; compiled calls take the mode off.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from torchserve_openvino.backend.runtime.compare import output_tensors
+from torchserve_openvino.backend.upstream._torch_modes import ThreadDispatchMode, is_innermost
+from torchserve_openvino.ops.registry import computes
+
+T = TypeVar("T")
+
+_PACKAGE = str(Path(__file__).resolve().parents[2])
+# nn.Module's own way from a call to its `forward`.
+_CALLS = frozenset({"_wrapped_call_impl", "_call_impl"})
+
+
+@dataclass
+class Eager:
+    """One computation: a call of a module, of a module's method, or an operator on weights.
+
+    Attributes:
+        module: The module that the handler went into; None for an operator on weights.
+        method: Its method; empty for a call of the module itself.
+        op: The first operator.
+        where: ``file:line`` in the handler.
+        ops: Operators that do work.
+        seconds: From the first operator to the end of the last.
+    """
+
+    module: nn.Module | None
+    method: str
+    op: str
+    where: str
+    ops: int = 0
+    seconds: float = 0.0
+
+
+class _ThreadState(threading.local):
+    mode: "_Watch | None" = None
+
+
+_thread = _ThreadState()
+
+
+class Outside:
+    """Watches a handler's code, in whichever threads it runs.
+
+    Args:
+        files: Of the handler's own classes; the deepest line in them is where a computation comes from.
+        told: Is told of each computation once it is over.
+    """
+
+    def __init__(self, files: Sequence[str], told: Callable[[Eager], None]) -> None:
+        self._files = frozenset(files)
+        self.told = told
+
+    def watch(self, run: Callable[[], T]) -> T:
+        """What ``run`` returns; inside another `watch` of this thread, that one goes on."""
+        if _thread.mode is not None:
+            return run()
+        # The frames below this one are the handler's.
+        mode = _Watch(self._files, self.told, sys._getframe())
+        _thread.mode = mode
+        try:
+            with mode:
+                return run()
+        finally:
+            _thread.mode = None
+            mode.close()
+
+
+def is_watched() -> bool:
+    """Whether this thread runs a handler's own code, outside every compiled call."""
+    return _thread.mode is not None
+
+
+@contextmanager
+def compiled() -> Iterator[None]:
+    """Takes the watch off for as long as a compiled call lasts: what falls back in it is counted there."""
+    mode = _thread.mode
+    if mode is None:
+        yield
+        return
+    _thread.mode = None
+    try:
+        if is_innermost(mode):
+            mode.__exit__()
+            try:
+                yield
+            finally:
+                mode.__enter__()
+        else:
+            # Another mode of the handler's own lies above it.
+            mode.paused = True
+            try:
+                yield
+            finally:
+                mode.paused = False
+    finally:
+        _thread.mode = mode
+
+
+class _Watch(ThreadDispatchMode):
+    """The mode of one thread.
+
+    Args:
+        files: As for `Outside`.
+        told: The same.
+        base: The frame that runs the handler.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, files: frozenset[str], told: Callable[[Eager], None], base: FrameType) -> None:
+        super().__init__()
+        self.paused = False
+        self._files, self._told, self._base = files, told, base
+        self._open: Eager | None = None
+        # What runs below this frame belongs to the computation that is open; for an operator its caller and place.
+        self._frame: FrameType | None = None
+        self._place = -1
+        self._start = 0.0
+        # Where the weights lie that were looked at by views, which are no parameters themselves.
+        self._views: set[int] = set()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """So that Dynamo does not skip frames of a model that the handler compiles by itself."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one operator, and counts it where it belongs to a computation outside compiled graphs."""
+        kwargs = kwargs or {}
+        weighs = not self.paused and any(map(self._weighs, (*args, *kwargs.values())))
+        if self.paused or (self._open is None and not weighs):
+            return func(*args, **kwargs)
+        caller = sys._getframe(1)
+        if self._open is not None and not self._goes_on(caller):
+            self.close()
+        if self._open is None:
+            if not weighs:
+                return func(*args, **kwargs)
+            self._begin(caller, func)
+        result = func(*args, **kwargs)
+        assert self._open is not None
+        if func.is_view:
+            self._views.update(tensor.untyped_storage().data_ptr() for tensor in output_tensors(result))
+        self._open.ops += computes(func)
+        self._open.seconds = time.perf_counter() - self._start
+        return result
+
+    def close(self) -> None:
+        """Tells of the computation that is open; of one that only looked at weights nobody is told."""
+        done, self._open, self._frame = self._open, None, None
+        if done is not None and done.ops:
+            self._told(done)
+
+    def _weighs(self, value: Any) -> bool:
+        """Whether an argument is a weight, a view of one that was made here, or holds either."""
+        if isinstance(value, (list, tuple)):
+            return any(map(self._weighs, value))
+        if not isinstance(value, torch.Tensor):
+            return False
+        return isinstance(value, nn.Parameter) or (
+            bool(self._views) and value.untyped_storage().data_ptr() in self._views
+        )
+
+    def _goes_on(self, caller: FrameType) -> bool:
+        """Whether an operator still belongs to the open computation."""
+        frame: FrameType | None = caller
+        while frame is not None and frame is not self._base:
+            if frame is self._frame:
+                return self._place in (-1, frame.f_lasti)
+            frame = frame.f_back
+        return False
+
+    def _begin(self, caller: FrameType, func: Any) -> None:
+        stack: list[FrameType] = []
+        frame: FrameType | None = caller
+        while frame is not None and frame is not self._base:
+            stack.append(frame)
+            frame = frame.f_back
+        stack.reverse()
+        place, entry, module = stack[0], None, None
+        for each in stack:
+            module = _module_of(each)
+            if module is not None:
+                entry = each
+                break
+            if each.f_code.co_filename in self._files or place.f_code.co_filename.startswith(_PACKAGE):
+                place = each
+        name = entry.f_code.co_name if entry is not None else ""
+        where = f"{place.f_code.co_filename}:{place.f_lineno}"
+        self._open = Eager(module, "" if name in _CALLS else name, str(func), where)
+        self._frame, self._place = (entry, -1) if entry is not None else (place, place.f_lasti)
+        self._start = time.perf_counter()
+
+
+def _module_of(frame: FrameType) -> nn.Module | None:
+    """The module whose method a frame runs; None for any other function."""
+    names = frame.f_code.co_varnames
+    if not names or not frame.f_code.co_argcount or frame.f_code.co_filename.startswith(_PACKAGE):
+        return None
+    first = frame.f_locals.get(names[0])
+    return first if issubclass(type(first), nn.Module) else None

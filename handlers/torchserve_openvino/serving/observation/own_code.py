@@ -1,0 +1,226 @@
+"""A handler's own code: run on samples before READY, and watched for eager computation at each request."""
+
+import logging
+from abc import ABC
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial, wraps
+from typing import Any, TypeVar
+
+from torch import nn
+from ts.context import RequestProcessor
+
+from torchserve_openvino.errors import ItemError, ModelLoadError
+from torchserve_openvino.report import CompileReport
+from torchserve_openvino.serving.base import BaseHandler
+from torchserve_openvino.serving.modes import SERVING, Modes
+from torchserve_openvino.serving.observation.observe import ROOT, Observer, Seen, files_of
+from torchserve_openvino.serving.observation.outside import Eager, Outside
+from torchserve_openvino.serving.observation.parts import KEY, paths_of
+from torchserve_openvino.serving.shapes.input_spec import Inputs
+
+logger = logging.getLogger(__name__)
+
+# The steps of TorchServe's BaseHandler; micro-batching runs them in threads.
+STEPS = ("preprocess", "inference", "postprocess")
+# Of samples, each of which takes eager PyTorch's time; every sample is run once in any case.
+_MAX_BATCHES = 16
+
+T = TypeVar("T")
+Handle = Callable[[list[Any], Any], list[Any]]
+
+
+class OwnCode:
+    """The code of one handler.
+
+    Args:
+        handler: The handler.
+    """
+
+    def __init__(self, handler: Any) -> None:
+        self._handler = handler
+        self._paths: dict[int, str] = {}
+        self.report: CompileReport | None = None
+        self._outside = Outside(files_of(handler), self._count)
+        # The code of a shipped task is known; watching costs some microseconds for each operator.
+        self._is_shipped = not _has_own_code(type(handler))
+
+    def watch(self, run: Callable[[], T]) -> T:
+        """What ``run`` returns; what it computes outside compiled graphs is counted once there is a report."""
+        return run() if self.report is None or self._is_shipped else self._outside.watch(run)
+
+    def watched_steps(self) -> dict[str, Callable[..., Any]]:
+        """The handler's steps, each of which is watched in whichever thread it runs."""
+        return {name: self._watched(name) for name in STEPS}
+
+    def _watched(self, name: str) -> Callable[..., Any]:
+        step = getattr(type(self._handler), name)
+
+        @wraps(step)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return self.watch(lambda: step(self._handler, *args, **kwargs))
+
+        return run
+
+    # --- before READY ---------------------------------------------------------------------------------------------
+
+    def run(self, handle: Handle, items: list[Any], context: Any) -> Any:
+        """Takes a batch through the handler as a request would go, without TorchServe's metrics."""
+        if getattr(handle, "__func__", None) is BaseHandler.handle:
+            handler = self._handler
+            return handler.postprocess(handler.inference(handler.preprocess(items)))
+        with _request(context, len(items)):
+            return handle(items, context)
+
+    def learn(
+        self,
+        samples: Sequence[tuple[str, bytes]],
+        parts: dict[str, nn.Module],
+        sizes: Sequence[int],
+        run: Callable[[list[Any]], Any],
+    ) -> Seen:
+        """What reaches the models when the handler answers samples.
+
+        Args:
+            samples: Name and body of each.
+            parts: Modules that are called by themselves, as far as known.
+            sizes: Batch sizes to run the first sample in, besides 1.
+            run: Takes a batch through the handler.
+
+        Raises:
+            ModelLoadError: The handler does not answer a sample.
+        """
+        observer = Observer(self._handler, run, parts)
+        for name, items in _batches(samples, [1]):
+            try:
+                observer.observe(name, items)
+            except ItemError as error:
+                message = f"the sample {name} is not a request that this handler accepts: {error}"
+                raise ModelLoadError(message) from error
+            except Exception as error:
+                raise ModelLoadError(
+                    f"this handler does not answer the sample {name}: {type(error).__name__}: {error}. A sample is the "
+                    "body of one request."
+                ) from error
+        for name, items in _batches(samples, [size for size in sizes if size > 1]):
+            try:
+                observer.observe(name, items)
+            except Exception as error:
+                # Some handlers take one request at a time; TorchServe joins none for them with batchSize: 1.
+                note = f"this handler does not answer {len(items)} requests at once: {type(error).__name__}: {error}"
+                logger.warning("%s", note)
+                observer.seen.notes.append(note)
+                break
+        return observer.seen
+
+    def inputs_for(self, body: bytes, run: Callable[[list[Any]], Any]) -> Inputs:
+        """What ``self.model`` is called with for one request's body, whatever the handler makes of its answer.
+
+        Raises:
+            ModelLoadError: It is not called.
+        """
+        observer = Observer(self._handler, run, {})
+        reason = "it does not call self.model"
+        try:
+            observer.observe("of a request", [{"body": body}])
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+        calls = observer.seen.calls.get(ROOT)
+        if not calls:
+            raise ModelLoadError(f"this handler does not show what its model gets for the sample: {reason}")
+        return calls[0].inputs
+
+    def modes_for(self, inputs: Inputs) -> Modes:
+        """In which modes the handler calls its model, where only the model's inputs are known, not a request.
+
+        Its `inference` gets them in the forms in which `preprocess` may return them; the first that reaches the model
+        tells. TorchServe's own needs not be asked.
+        """
+        handler = self._handler
+        if type(handler).inference is BaseHandler.inference or handler.eager_model is None:
+            return SERVING
+        args, kwargs = inputs
+        forms: list[Any] = [args[0]] if len(args) == 1 and not kwargs else [kwargs or args, (*args, *kwargs.values())]
+        failed = ""
+        for form in forms:
+            observer = Observer(handler, handler.inference, {})
+            try:
+                observer.observe("as declared", form)
+            except Exception as error:
+                # It takes something else than tensors; what it does before it fails may tell all the same.
+                failed = f"{type(error).__name__}: {error}"
+            if calls := observer.seen.calls.get(ROOT):
+                return calls[0].modes
+        logger.info("The modes in which inference calls the model are not known before the first request: %s", failed)
+        return SERVING
+
+    def rehearse(
+        self, samples: Sequence[tuple[str, bytes]], sizes: Sequence[int], run: Callable[[list[Any]], Any]
+    ) -> None:
+        """Answers the samples once more, with everything compiled: what still runs in eager PyTorch is counted."""
+        for name, batch in _batches(samples, sorted({1, *sizes})):
+            try:
+                self.watch(partial(run, batch))
+            except Exception as error:
+                # Eager PyTorch answered the first of them before; what does not answer many was noted then.
+                if len(batch) == 1:
+                    raise ModelLoadError(f"compiled, this handler fails on the sample {name}: {error}") from error
+
+    # --- at each request ------------------------------------------------------------------------------------------
+
+    def _count(self, eager: Eager) -> None:
+        """Puts a computation outside every compiled graph into the report."""
+        assert self.report is not None
+        if eager.module is not None and id(eager.module) not in self._paths:
+            self._paths = paths_of(self._handler, self._handler.eager_model)
+        path = self._paths.get(id(eager.module), type(eager.module).__name__) if eager.module is not None else ""
+        name = f"{path}.{eager.method}" if eager.method else path or eager.op
+        new = self.report.add_uncompiled(name, eager.where, eager.ops, eager.seconds, _advice(path, eager))
+        if new:
+            logger.warning(
+                "Fallback: %s runs in eager PyTorch at %s: no compiled graph is asked for", name, eager.where
+            )
+
+
+def _has_own_code(kind: type) -> bool:
+    """Whether a handler's class has methods besides those of this package and of TorchServe's base.
+
+    The file that an archive carries for a shipped task is a copy, with an empty class.
+    """
+    others = [
+        each
+        for each in kind.__mro__
+        if each not in {BaseHandler, ABC, object} and not each.__module__.startswith("torchserve_openvino.")
+    ]
+    return any(callable(value) or isinstance(value, property) for each in others for value in vars(each).values())
+
+
+def _advice(path: str, eager: Eager) -> str:
+    what = "no compiled graph was asked for"
+    if not path:
+        return f"{what}: the handler computes with weights itself; move that into the model's forward"
+    if eager.method:
+        return f"{what}: a method runs the model in Python; {KEY}: [{path}] compiles the calls of {path} that it makes"
+    return f"{what}; {KEY}: [{path}] compiles it"
+
+
+def _batches(samples: Sequence[tuple[str, bytes]], sizes: Sequence[int]) -> list[tuple[str, list[Any]]]:
+    """Batches of each sample in each size, and what messages call them; the small ones first."""
+    made = [
+        (name if size == 1 else f"{name}, {size} times", [{"body": body} for _ in range(size)])
+        for size in sizes
+        for name, body in samples
+    ]
+    return made[: max(_MAX_BATCHES, len(samples))]
+
+
+@contextmanager
+def _request(context: Any, count: int) -> Iterator[None]:
+    """A context as a handler finds it in a request over HTTP."""
+    before = getattr(context, "request_processor", None), getattr(context, "request_ids", None)
+    context.request_processor = [RequestProcessor({"explain": "False"}) for _ in range(count)]
+    context.request_ids = {index: f"sample-{index}" for index in range(count)}
+    try:
+        yield
+    finally:
+        context.request_processor, context.request_ids = before

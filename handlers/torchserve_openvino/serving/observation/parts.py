@@ -1,0 +1,119 @@
+"""Modules that a handler calls by themselves: a submodule, a second model, one inside a pipeline."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from torchserve_openvino.config.spelling import nearest
+from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.serving.observation import outside
+
+KEY = "handler.openvino.compile"
+_STEP = re.compile(r"\.?(\w+)|\[(\d+)\]")
+# How far modules are searched for in objects that are none, such as pipelines and lists of models.
+_DEPTH = 3
+# Attributes of every handler that hold no models, or the root under another name.
+_OURS = frozenset("_own_code _own_handle config context counters eager_model manifest report served state".split())
+
+
+def module_at(handler: Any, path: str) -> nn.Module:
+    """The module that a path such as ``model.encoder``, ``pipe.unet`` or ``models[0]`` names.
+
+    Raises:
+        ModelLoadError: There is none.
+    """
+    value, done = handler, "self"
+    for match in _STEP.finditer(path):
+        name = match[1] or match[2]
+        found = _member(value, name)
+        if found is None:
+            hint = nearest(name, _names(value))
+            near = f" Did you mean {hint!r}?" if hint else ""
+            raise ModelLoadError(f"{KEY} names {path!r}, but {done} has no {name!r}.{near}")
+        value, done = found[0], f"{done}{match[0] if match[0][0] in '.[' else '.' + match[0]}"
+    if not isinstance(value, nn.Module):
+        raise ModelLoadError(f"{KEY} names {path!r}, which is a {type(value).__name__}, not a torch.nn.Module.")
+    return value
+
+
+def _member(value: Any, name: str) -> tuple[Any] | None:
+    if isinstance(value, Mapping) and name in value:
+        return (value[name],)
+    if name.isdecimal() and hasattr(value, "__getitem__") and hasattr(value, "__len__"):
+        return (value[int(name)],) if int(name) < len(value) else None
+    if isinstance(value, nn.ModuleDict) and name in value:
+        return (value[name],)
+    return (getattr(value, name),) if hasattr(value, name) else None
+
+
+def _names(value: Any) -> list[str]:
+    names = [name for name, _ in value.named_children()] if isinstance(value, nn.Module) else []
+    return names + [str(name) for name in getattr(value, "__dict__", {})]
+
+
+def paths_of(handler: Any, root: Any) -> dict[int, str]:
+    """What each module that a handler holds is called, by `id`: ``model.encoder``, ``pipe.unet``.
+
+    Args:
+        handler: The handler.
+        root: What its ``model`` stands for.
+    """
+    found: dict[int, str] = {}
+    if isinstance(root, nn.Module):
+        _name(root, "model", found)
+    for name, value in vars(handler).items():
+        if name not in _OURS and not (name == "model" and found):
+            for path, module in _modules(value, name, _DEPTH, set()):
+                _name(module, path, found)
+    return found
+
+
+def _name(module: nn.Module, path: str, found: dict[int, str]) -> None:
+    for name, each in module.named_modules():
+        found.setdefault(id(each), f"{path}.{name}" if name else path)
+
+
+def _modules(value: Any, path: str, depth: int, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
+    if isinstance(value, nn.Module):
+        yield path, value
+        return
+    if depth == 0 or id(value) in seen or isinstance(value, (str, bytes, type)):
+        return
+    seen.add(id(value))
+    if isinstance(value, Mapping):
+        members = [(f"{path}.{key}", each) for key, each in value.items() if isinstance(key, str)]
+    elif isinstance(value, (list, tuple)):
+        members = [(f"{path}[{index}]", each) for index, each in enumerate(value)]
+    else:
+        members = [(f"{path}.{name}", each) for name, each in getattr(value, "__dict__", {}).items()]
+    for name, each in members:
+        yield from _modules(each, name, depth - 1, seen)
+
+
+class Redirected:
+    """Calls of a module go elsewhere while a handler's own code makes them; everybody else's stay as they are.
+
+    torch has a place for that, which `nn.Module.compile` uses (tests/contract/test_modules.py). Dynamo does not look at
+    it, so that a model which the module belongs to is compiled with its code.
+
+    Args:
+        module: The module.
+        call: What is called instead.
+    """
+
+    def __init__(self, module: nn.Module, call: Callable[..., Any]) -> None:
+        self._module, self._call = module, call
+        self._before = module._compiled_call_impl
+        module._compiled_call_impl = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs a call of the module."""
+        if outside.is_watched():
+            return self._call(*args, **kwargs)
+        return self._module._call_impl(*args, **kwargs)
+
+    def undo(self) -> None:
+        """Lets the module answer for itself again."""
+        self._module._compiled_call_impl = self._before

@@ -1,0 +1,1 @@
+"""A batch of requests: joined, split, answered one by one after a failure."""

@@ -1,0 +1,122 @@
+"""From answers and refusals to what TorchServe sends: bodies, statuses and content types."""
+
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from torchserve_openvino.errors import InvalidInputError, ItemError
+from torchserve_openvino.serving.requests.counters import Counters
+from torchserve_openvino.serving.requests.envelopes import Envelope, Request, status_of
+
+# A request header that TorchServe's HTTP inference API makes for each request, and neither gRPC nor workflows do.
+_OVER_HTTP = "explain"
+
+AnswerItems = Callable[[list[Any]], list[Any]]
+
+
+def refusal(error: ItemError) -> dict[str, Any]:
+    """What the sender of a refused item reads."""
+    return {"code": error.status, "type": type(error).__name__, "message": str(error)}
+
+
+def finish(answers: Sequence[Any], context: Any, counters: Counters) -> list[Any]:
+    """Bodies of plain requests, one item each; statuses and content types go into the context.
+
+    Raises:
+        PredictionException: See `fail_where_statuses_are_lost`.
+    """
+    failed = {index: answer for index, answer in enumerate(answers) if isinstance(answer, ItemError)}
+    for answer in failed.values():
+        counters.add(f"refused_{answer.status}")
+    fail_where_statuses_are_lost(context, failed, len(answers))
+    bodies: list[Any] = []
+    for index, answer in enumerate(answers):
+        if isinstance(answer, ItemError):
+            _set_status(context, index, answer.status)
+            bodies.append(refusal(answer))
+        else:
+            if isinstance(answer, bytes) and not context.get_response_content_type(index):
+                context.set_response_content_type(index, "application/octet-stream")
+            bodies.append(answer)
+    return bodies
+
+
+def answer_enveloped(
+    envelope: Envelope, data: Sequence[Any], context: Any, answer_items: AnswerItems, counters: Counters
+) -> list[Any]:
+    """Bodies of enveloped requests, each with any number of items.
+
+    Args:
+        answer_items: All items of the batch to as many answers or `ItemError`.
+
+    Raises:
+        PredictionException: See `fail_where_statuses_are_lost`.
+    """
+    requests: list[Request | ItemError] = [_opened(envelope, row) for row in data]
+    items = [item for request in requests if isinstance(request, Request) for item in request.items]
+    good = [item for item in items if not isinstance(item, ItemError)]
+    answered = iter(answer_items(good) if good else [])
+    by_request: list[list[Any]] = [
+        [request] if isinstance(request, ItemError)
+        else [item if isinstance(item, ItemError) else next(answered) for item in request.items]
+        for request in requests
+    ]  # fmt: skip
+    failed = {}
+    for index, answers in enumerate(by_request):
+        refused = [answer for answer in answers if isinstance(answer, ItemError)]
+        for answer in refused:
+            counters.add(f"refused_{answer.status}")
+        if len(refused) == len(answers):
+            failed[index] = refused[0]
+    fail_where_statuses_are_lost(context, failed, len(requests))
+    bodies: list[Any] = []
+    for index, (request, answers) in enumerate(zip(requests, by_request, strict=True)):
+        _set_status(context, index, status_of(answers))
+        if isinstance(request, ItemError):
+            bodies.append(refusal(request))
+        else:
+            shown = [refusal(a) if isinstance(a, ItemError) else a for a in answers]
+            bodies.append(envelope.close(request, shown, context, index))
+    return bodies
+
+
+def fail_where_statuses_are_lost(context: Any, failed: Mapping[int, ItemError], count: int) -> None:
+    """Fails the whole batch where a refusal would come back as a success.
+
+    TorchServe carries a status for each request over HTTP alone. Over gRPC and between the nodes of a workflow it drops
+    them: a refusal would be an answer, and go on to the next node.
+
+    Args:
+        failed: Refused requests by their place in the batch.
+        count: Requests in the batch.
+
+    Raises:
+        PredictionException: A refused request has no status of its own; TorchServe fails all of the batch with it.
+    """
+    lost = [index for index in failed if context.get_request_header(index, _OVER_HTTP) is None]
+    if not lost:
+        return
+    from ts.utils.util import PredictionException
+
+    error = failed[lost[0]]
+    text = f"{type(error).__name__}: {error}"
+    if len(failed) == count:
+        raise PredictionException(text, error.status)
+    raise PredictionException(
+        f"a request of the same batch was refused ({text}), and came by gRPC or from a workflow, where TorchServe has "
+        "one status for all of a batch: send yours again, or set batchSize: 1",
+        HTTPStatus.SERVICE_UNAVAILABLE.value,
+    )
+
+
+def _opened(envelope: Envelope, row: Any) -> Request | ItemError:
+    try:
+        return envelope.open(row)
+    except InvalidInputError as error:
+        return error
+
+
+def _set_status(context: Any, index: int, status: int) -> None:
+    if status != HTTPStatus.OK:
+        context.set_response_status(status, HTTPStatus(status).phrase, index)
+        context.set_response_content_type(index, "application/json")

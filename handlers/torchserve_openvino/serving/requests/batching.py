@@ -1,0 +1,94 @@
+"""Batches of any size on a model that was compiled for a few: split, pad with copies, cut back."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchserve_openvino.serving.requests.counters import Counters
+from torchserve_openvino.serving.requests.streams import Streams
+
+
+def bucket_sizes(buckets: Sequence[int] | Literal["auto"], batch_size: int, streams: int = 1) -> list[int]:
+    """Compiled batch sizes in ascending order.
+
+    Args:
+        buckets: ``handler.openvino.batching.buckets``; auto takes the powers of two up to the largest, and that.
+        batch_size: TorchServe's batchSize.
+        streams: Parts that a batch is split into; the largest part is the largest size then.
+    """
+    largest = -(-batch_size // streams)
+    if buckets != "auto":
+        return sorted({*buckets, largest}) if max(buckets) < largest else sorted(set(buckets))
+    return sorted({largest, *(2**n for n in range(largest.bit_length()) if 2**n < largest)})
+
+
+def split_rows(rows: int, sizes: Sequence[int], streams: int = 1) -> list[int]:
+    """How a batch is divided: evenly over the streams, no part larger than the largest compiled size."""
+    parts = max(min(streams, rows), -(-rows // sizes[-1]))
+    least, more = divmod(rows, parts)
+    return [least + 1] * more + [least] * (parts - more)
+
+
+class RowRunner:
+    """Runs a batch of any size.
+
+    Args:
+        model: The compiled model.
+        sizes: Compiled batch sizes, ascending; None runs every batch as it comes.
+        streams: Runs the parts of a batch.
+        counters: Padded and split calls are counted there.
+    """
+
+    def __init__(
+        self, model: Callable[..., Any], sizes: Sequence[int] | None, streams: Streams, counters: Counters
+    ) -> None:
+        self.model = model
+        self.sizes = list(sizes) if sizes else None
+        self._streams = streams
+        self._counters = counters
+
+    def __call__(self, args: Sequence[Any], kwargs: dict[str, Any], rows: int) -> Any:
+        """Runs one batch.
+
+        Args:
+            args: Tensors whose first dimension is the batch.
+            kwargs: The same, by keyword.
+            rows: Its size.
+        """
+        sizes = self.sizes
+        if sizes is None or (rows in sizes and self._streams.count == 1):
+            return self.model(*args, **kwargs)
+        leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
+        parts = split_rows(rows, sizes, self._streams.count)
+        if len(parts) == 1:
+            return self._padded(leaves, spec, rows)
+        self._counters.add("split_batches")
+        starts = [sum(parts[:i]) for i in range(len(parts))]
+        # A view that is made in inference mode counts as an inference tensor: see `inputs.ordinary`.
+        with torch.inference_mode(False):
+            pieces = [[leaf[start : start + n] for leaf in leaves] for start, n in zip(starts, parts, strict=True)]
+        calls = [lambda piece=piece, n=n: self._padded(piece, spec, n) for piece, n in zip(pieces, parts, strict=True)]
+        return _concatenate(self._streams.run(calls))
+
+    def _padded(self, leaves: Sequence[torch.Tensor], spec: Any, rows: int) -> Any:
+        assert self.sizes is not None
+        size = next(size for size in self.sizes if size >= rows)
+        if size > rows:
+            self._counters.add("padded_rows", size - rows)
+            with torch.inference_mode(False):
+                leaves = [torch.cat([t, t[-1:].expand(size - rows, *t.shape[1:])]) for t in leaves]
+        args, kwargs = pytree.tree_unflatten(list(leaves), spec)
+        output = self.model(*args, **kwargs)
+        if size == rows:
+            return output
+        return pytree.tree_map(lambda v: v[:rows] if isinstance(v, torch.Tensor) else v, output)
+
+
+def _concatenate(outputs: Sequence[Any]) -> Any:
+    flat = [pytree.tree_flatten(output) for output in outputs]
+    spec = flat[0][1]
+    columns = zip(*(leaves for leaves, _ in flat), strict=True)
+    joined = [torch.cat(column) if isinstance(column[0], torch.Tensor) else column[0] for column in columns]
+    return pytree.tree_unflatten(joined, spec)

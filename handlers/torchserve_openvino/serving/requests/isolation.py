@@ -1,0 +1,84 @@
+"""One item cannot hurt another: a batch that fails is run item by item, and only the guilty one answers for it."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torchserve_openvino.errors import ItemError, ModelCallError
+from torchserve_openvino.serving.requests.counters import Counters
+
+logger = logging.getLogger(__name__)
+
+Run = Callable[[list[Any]], list[Any]]
+Blame = Callable[[Any, Exception], ItemError]
+
+
+def run_isolated(values: Sequence[Any], run: Run, blame: Blame, counters: Counters) -> list[Any]:
+    """Runs a batch; after a failure each item by itself.
+
+    Args:
+        values: The items.
+        run: A batch of items to as many answers; an answer may be an `ItemError`.
+        blame: One item and the error that it met alone, to what it is answered.
+        counters: ``retried_batches`` is counted there.
+
+    Returns:
+        An answer or an `ItemError` for each item, in order.
+
+    Raises:
+        MemoryError: There is not enough memory; TorchServe answers 507.
+    """
+    try:
+        return _checked(run(list(values)), len(values))
+    except MemoryError:
+        raise
+    except Exception as error:
+        if len(values) == 1:
+            return [error if isinstance(error, ItemError) else blame(values[0], error)]
+        logger.warning(
+            "A batch of %d failed (%s: %s); its items run one by one", len(values), type(error).__name__, error
+        )
+    counters.add("retried_batches")
+    return [run_isolated([value], run, blame, counters)[0] for value in values]
+
+
+@contextmanager
+def only(context: Any, positions: Sequence[int], count: int) -> Iterator[None]:
+    """Makes some requests of a batch the only ones that a handler finds in its context, numbered from 0.
+
+    Args:
+        context: TorchServe's.
+        positions: Of these requests in the batch.
+        count: How many items the batch has; where one request holds several, nothing is changed.
+    """
+    processors, ids = getattr(context, "request_processor", None), getattr(context, "request_ids", None)
+    if len(positions) == count or not isinstance(processors, list) or len(processors) != count:
+        yield
+        return
+    context.request_processor = [processors[position] for position in positions]
+    context.request_ids = {number: (ids or {}).get(position) for number, position in enumerate(positions)}
+    try:
+        yield
+    finally:
+        context.request_processor, context.request_ids = processors, ids
+
+
+def _checked(answers: list[Any], count: int) -> list[Any]:
+    if not isinstance(answers, list) or len(answers) != count:
+        got = f"{len(answers)} answers" if isinstance(answers, list) else type(answers).__name__
+        raise RuntimeError(f"the handler returned {got} for {count} item(s); it must return a list with one for each")
+    return answers
+
+
+def server_fault(error: Exception) -> ItemError:
+    """What an item is answered when not it but the server is to blame; TorchServe's own status where it names one."""
+    from ts.utils.util import PredictionException
+
+    if isinstance(error, PredictionException):
+        refusal: ItemError = ModelCallError(str(error.message))
+        refusal.status = int(error.error_code)
+        return refusal
+    logger.error("One item failed by a fault of the server", exc_info=error)
+    text = (str(error).strip().splitlines() or [""])[0]
+    return ModelCallError(f"the server failed on this item: {type(error).__name__}: {text}")

@@ -1,0 +1,1 @@
+"""What inputs a model takes, and which shapes are compiled."""

@@ -1,0 +1,203 @@
+"""All inputs of a model as declared: which calls fit, how they are brought into one form, and made-up ones."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torchserve_openvino.backend import OpenAxes
+from torchserve_openvino.errors import OutsideDeclaredError, UndeclaredInputError
+from torchserve_openvino.serving.shapes.input_spec import Inputs, InputSpec, Signature, declaration_of
+
+Convert = Callable[[torch.Tensor, torch.dtype], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A call in the form in which it is compiled.
+
+    Attributes:
+        args: Positional tensors, named dimensions padded; the batch is not.
+        kwargs: The same, by keyword.
+        rows: Items in the call: the batch dimension of every tensor.
+        lengths: Real length of each named dimension.
+        sizes: Length after padding.
+    """
+
+    args: tuple[torch.Tensor, ...]
+    kwargs: dict[str, torch.Tensor]
+    rows: int
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def padded(self) -> bool:
+        """Whether a named dimension grew."""
+        return self.lengths != self.sizes
+
+    def shapes(self) -> tuple[Any, ...]:
+        """What two calls must share to be joined along the batch."""
+        return (
+            tuple((tuple(t.shape[1:]), t.dtype) for t in self.args),
+            tuple((name, tuple(t.shape[1:]), t.dtype) for name, t in self.kwargs.items()),
+        )
+
+
+class DeclaredInputs:
+    """All inputs of a model.
+
+    Args:
+        specs: In the order of the model's arguments.
+        parameters: Names of the arguments of the model's forward; empty where it does not say.
+        dims: Compiled lengths of each named dimension, ascending.
+        pads: Whether a length between two compiled ones is padded.
+        exact: Whether a length must be a compiled one; otherwise only the largest counts.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[InputSpec],
+        parameters: Sequence[str] = (),
+        dims: Mapping[str, Sequence[int]] | None = None,
+        *,
+        pads: bool = True,
+        exact: bool = False,
+    ) -> None:
+        self.specs = tuple(specs)
+        self.dims = {name: list(sizes) for name, sizes in (dims or {}).items()}
+        self._pads, self._exact = pads, exact
+        self._positions = {name: i for i, name in enumerate(parameters)}
+
+    def __str__(self) -> str:
+        limits = [f"{name} up to {sizes[-1]}" for name, sizes in self.dims.items()]
+        return "; ".join([", ".join(map(str, self.specs)), *limits])
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the inputs, in order."""
+        return [spec.name for spec in self.specs]
+
+    def open_axes(self, *, ones: bool) -> OpenAxes:
+        """The batch of every input, and its named dimensions; see `OpenAxes.ones`."""
+        positions = itertools.count()
+        return OpenAxes({
+            spec.name if spec.keyword else next(positions):
+            (0, *(axis for axis, size in enumerate(spec.shape, 1) if isinstance(size, str)))
+            for spec in self.specs
+        }, ones)  # fmt: skip
+
+    def make(self, signature: Signature, seed: int = 0) -> Inputs:
+        """Made-up inputs of one compiled shape, the same in every worker."""
+        generator = torch.Generator().manual_seed(seed)
+        return self.call([spec.make(signature, generator) for spec in self.specs])
+
+    def fit(self, args: Sequence[Any], kwargs: Mapping[str, Any], convert: Convert | None = None) -> Fitted:
+        """A call as it is compiled: in the declared order and manner, named dimensions padded.
+
+        Args:
+            convert: Takes a tensor of a guessed type to the declared one.
+
+        Raises:
+            OutsideDeclaredError: It fits no declared shape; the message names the limits.
+        """
+        tensors = self._bind(args, kwargs)
+        if convert is not None:
+            tensors = [t if t is None else convert(t, s.dtype) for t, s in zip(tensors, self.specs, strict=True)]
+        lengths: dict[str, int] = {}
+        rows = {spec.check(t, lengths) for spec, t in zip(self.specs, tensors, strict=True) if t is not None}
+        if len(rows) != 1 or rows == {0}:
+            raise OutsideDeclaredError("the inputs must share a batch dimension of at least 1")
+        (batch,) = rows
+        sizes = {name: self._size(name, length) for name, length in lengths.items()}
+        ready = [
+            spec.pad_to(_mask(spec, batch, lengths) if tensor is None else tensor, lengths, sizes)
+            for spec, tensor in zip(self.specs, tensors, strict=True)
+        ]
+        return Fitted(*self.call(ready), batch, lengths, sizes)
+
+    def unpad(self, fitted: Fitted) -> Inputs:
+        """A fitted call at its real lengths."""
+        if not fitted.padded:
+            return fitted.args, fitted.kwargs
+        positional = iter(fitted.args)
+        tensors = []
+        for spec in self.specs:
+            tensor = fitted.kwargs[spec.name] if spec.keyword else next(positional)
+            for axis, name in enumerate(spec.shape, 1):
+                if isinstance(name, str):
+                    tensor = tensor.narrow(axis, 0, fitted.lengths[name])
+            tensors.append(tensor.contiguous())
+        return self.call(tensors)
+
+    def call(self, tensors: Sequence[torch.Tensor]) -> Inputs:
+        """The call that passes one tensor for each input, in their order."""
+        args = tuple(t for spec, t in zip(self.specs, tensors, strict=True) if not spec.keyword)
+        return args, {spec.name: t for spec, t in zip(self.specs, tensors, strict=True) if spec.keyword}
+
+    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor | None]:
+        found: dict[int, Any] = {}
+        order = self._order()
+        for position, value in enumerate(args):
+            index = order.get(position)
+            if index is None:
+                raise OutsideDeclaredError(f"{len(args)} inputs came; the model takes {self}")
+            found[index] = value
+        names = {spec.name: i for i, spec in enumerate(self.specs)}
+        for name, value in kwargs.items():
+            index = names.get(name)
+            if index is None and name in self._positions:
+                raise UndeclaredInputError(
+                    f"the model takes {name!r}, which handler.openvino.warmup.inputs does not declare: {self}. Add "
+                    f"{_declaration(name, value)} to it."
+                )
+            if index is None or index in found:
+                raise OutsideDeclaredError(f"unknown input {name!r}; the model takes {self}")
+            found[index] = value
+        tensors: list[torch.Tensor | None] = []
+        for i, spec in enumerate(self.specs):
+            value = found.get(i)
+            if value is None and not spec.mask:
+                raise OutsideDeclaredError(f"input {spec.name!r} is missing; the model takes {self}")
+            if value is not None and not isinstance(value, torch.Tensor):
+                raise OutsideDeclaredError(f"input {spec.name!r} must be a tensor, not {type(value).__name__}")
+            tensors.append(value)
+        return tensors
+
+    def _order(self) -> dict[int, int]:
+        """Position in a call to the index of the input: by the model's parameters where their names are known."""
+        if all(spec.name in self._positions for spec in self.specs):
+            return {self._positions[spec.name]: i for i, spec in enumerate(self.specs)}
+        return {i: i for i in range(len(self.specs))}
+
+    def _size(self, name: str, length: int) -> int:
+        sizes = self.dims[name]
+        bucket = next((size for size in sizes if size >= length), None)
+        if length == 0 or bucket is None or (self._exact and bucket != length):
+            taken = f"one of {sizes}" if self._exact else f"1 to {sizes[-1]}"
+            raise OutsideDeclaredError(f"{name} is {length}; this model takes {taken} (handler.openvino.batching.dims)")
+        return bucket if self._pads else length
+
+
+def _declaration(name: str, value: Any) -> str:
+    """The line of the configuration that declares an input like this one."""
+    if not isinstance(value, torch.Tensor):
+        return f"{{name: {name}, shape: [...]}}"
+    return f"{{{', '.join(f'{key}: {said}' for key, said in declaration_of(name, value).items())}}}"
+
+
+def _mask(spec: InputSpec, rows: int, lengths: Mapping[str, int]) -> torch.Tensor:
+    shape = [lengths[size] if isinstance(size, str) else size for size in spec.shape]
+    return torch.ones(rows, *shape, dtype=spec.dtype)
+
+
+def ordinary(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy of one that was made in inference mode.
+
+    Dynamo's guards tell the two apart: a batch that was padded in inference mode would compile the model anew.
+    """
+    if not tensor.is_inference():
+        return tensor
+    with torch.inference_mode(False):
+        return tensor.clone()

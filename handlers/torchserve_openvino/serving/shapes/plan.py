@@ -1,0 +1,209 @@
+"""What is to be compiled: which batch sizes and lengths, learned from what was declared and from eager PyTorch."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from torchserve_openvino.backend.runtime.compare import output_tensors
+from torchserve_openvino.config.sections import OpenVINOSection, WarmupInput
+from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.serving.loading import files as loading
+from torchserve_openvino.serving.modes import SERVING, Modes
+from torchserve_openvino.serving.observation.observe import Call
+from torchserve_openvino.serving.requests.batching import bucket_sizes
+from torchserve_openvino.serving.shapes import probe
+from torchserve_openvino.serving.shapes.input_spec import (
+    Inputs,
+    InputSpec,
+    Signature,
+    declared_specs,
+    parameter_names,
+    specs_of_sample,
+)
+from torchserve_openvino.serving.shapes.inputs import DeclaredInputs
+from torchserve_openvino.serving.shapes.value_sets import richest, sample_sets, value_sets
+from torchserve_openvino.serving.shapes.warmup import Case, signatures
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Shapes:
+    """What a model is compiled for.
+
+    Attributes:
+        inputs: What was declared; None takes every call as it comes.
+        sizes: Batch sizes that a batch is padded or split to; None runs each batch at its own size.
+        facts: Whether items may be joined; None where nothing is known of the inputs.
+        axes: Which axes of each output follow a named dimension.
+        signatures: Compiled shapes.
+        cases: Calls to warm up and to verify with: one for each signature, and the samples.
+        varies: Whether one graph of symbolic sizes serves all shapes from the start, as texts of any length need.
+        notes: What the reader of the report should know of it.
+    """
+
+    inputs: DeclaredInputs | None
+    sizes: list[int] | None = None
+    facts: probe.RowFacts | None = None
+    axes: probe.Axes = field(default_factory=dict)
+    signatures: list[Signature] = field(default_factory=list)
+    cases: list[Case] = field(default_factory=list)
+    varies: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+def shapes_of(
+    eager: Any,
+    section: OpenVINOSection,
+    *,
+    batch_size: int,
+    streams: int,
+    declared: Sequence[WarmupInput],
+    samples: Sequence[Call],
+    learns: bool = True,
+    modes_for: Callable[[Inputs], Modes] = lambda inputs: SERVING,
+) -> Shapes:
+    """Decides, asking the eager model.
+
+    Args:
+        eager: The model.
+        section: ``handler.openvino``.
+        batch_size: TorchServe's batchSize.
+        streams: Parts that a batch is split into.
+        declared: The model's inputs, one item each; empty where they are unknown.
+        samples: Calls that real requests make.
+        modes_for: Says in which modes the model will be called with its inputs, where no sample tells.
+        learns: Whether the first sample shows what the inputs are, so that others are refused.
+
+    Raises:
+        ModelLoadError: The model cannot be padded, or takes none of the batch sizes, as configured.
+    """
+    shapes = Shapes(_inputs(eager, section, declared, samples if learns else ()))
+    shapes.varies = shapes.inputs is None and _varies([sample.inputs for sample in samples])
+    if section.batching.mode == "bucket" and not shapes.varies:
+        shapes.sizes = bucket_sizes(section.batching.buckets, batch_size, streams)
+    if shapes.inputs is not None:
+        shapes.facts, shapes.axes = _probe(eager, section, shapes.inputs)
+        if not shapes.facts.joins:
+            logger.warning("Requests are not joined, nor batches padded: %s", shapes.facts.reason)
+            shapes.sizes = None
+        wanted = batch_sizes(section, batch_size, streams, pads=shapes.sizes is not None)
+        taken = _taken(eager, section, shapes, wanted)
+        shapes.signatures = signatures(taken, shapes.inputs.dims, section.batching.mode)
+        rich = richest(shapes.signatures)
+        modes = samples[0].modes if samples else modes_for(shapes.inputs.make(shapes.signatures[0]))
+        shapes.cases = [_case(shapes.inputs, s, modes, rich=str(s) in rich) for s in shapes.signatures]
+    shapes.cases += [
+        Case(f"sample {s.name}", s.inputs, compiled_shape=False, others=partial(sample_sets, s.inputs), modes=s.modes)
+        for s in samples
+    ]
+    return shapes
+
+
+# Of tokens and their masks; pictures have others.
+_IDS = frozenset({torch.int64, torch.int32, torch.bool})
+
+
+def _varies(samples: Sequence[Inputs]) -> bool:
+    """Whether samples look like text, ids of tokens by sequence, or differ in more than the batch."""
+    shapes = set()
+    for sample in samples:
+        tensors = output_tensors(sample)
+        if tensors and all(t.dtype in _IDS and t.dim() for t in tensors):
+            return True
+        shapes.add(tuple(tuple(t.shape[1:]) for t in tensors))
+    return len(shapes) > 1
+
+
+def _inputs(
+    eager: Any, section: OpenVINOSection, declared: Sequence[WarmupInput], samples: Sequence[Call]
+) -> DeclaredInputs | None:
+    names = parameter_names(eager)
+    specs: list[InputSpec] = declared_specs(declared, names)
+    if not specs and samples:
+        first, *others = [specs_of_sample(sample.inputs, names) for sample in samples]
+        # Samples of different shapes show that shapes vary, not how.
+        specs = first if all(other == first for other in others) else []
+    if not specs:
+        return None
+    batching = section.batching
+    return DeclaredInputs(specs, names, batching.dims, pads=batching.mode == "bucket", exact=batching.mode == "exact")
+
+
+def _probe(eager: Any, section: OpenVINOSection, inputs: DeclaredInputs) -> tuple[probe.RowFacts, probe.Axes]:
+    least = Signature(1, {name: sizes[0] for name, sizes in inputs.dims.items()})
+    facts = probe.probe_rows(eager, inputs.make(least), inputs.make(least, seed=1))
+    if section.batching.mode != "bucket" or not inputs.dims:
+        return facts, {}
+    axes, unsafe = probe.probe_dims(eager, inputs, least)
+    for name, reason in unsafe.items():
+        raise ModelLoadError(
+            f"{name} cannot be padded to the lengths in handler.openvino.batching.dims: {reason}. Declare the input "
+            "that masks the padding (mask: true), or set batching.mode to exact or dynamic."
+        )
+    return facts, axes
+
+
+def batch_sizes(section: OpenVINOSection, batch_size: int, streams: int, *, pads: bool = True) -> Sequence[int]:
+    """Batch sizes that are compiled before READY.
+
+    Args:
+        section: ``handler.openvino``.
+        batch_size: TorchServe's batchSize.
+        streams: Parts that a batch is split into.
+        pads: Whether a batch can be padded to a larger one.
+    """
+    if section.warmup.batch_sizes != "auto":
+        return section.warmup.batch_sizes
+    if section.batching.mode == "bucket" and pads:
+        return bucket_sizes(section.batching.buckets, batch_size, streams)
+    if section.batching.mode == "dynamic":
+        return sorted({1, 2, batch_size})
+    return range(1, batch_size + 1)
+
+
+def _taken(eager: Any, section: OpenVINOSection, shapes: Shapes, sizes: Sequence[int]) -> Sequence[int]:
+    """Those batch sizes that eager PyTorch takes: some models, and programs of torch.export, take no other."""
+    inputs, facts = shapes.inputs, shapes.facts
+    assert inputs is not None and facts is not None
+    if facts.joins and not loading.is_exported(eager):
+        return sizes
+    dims = {name: lengths[0] for name, lengths in inputs.dims.items()}
+    refused = {n: why for n in sizes if (why := probe.refusal(eager, inputs.make(Signature(n, dims))))}
+    if not refused:
+        return sizes
+    taken = [n for n in sizes if n not in refused]
+    first, reason = next(iter(refused.items()))
+    if not taken and len(set(refused.values())) == 1:
+        raise ModelLoadError(
+            f"eager PyTorch does not take the inputs that are declared ({inputs}): {reason}. Mend "
+            f"handler.openvino.warmup.inputs: shape, dtype{_weights_of(eager)}, low and high (ids lie below the "
+            "size of the vocabulary)."
+        )
+    message = f"the model takes no batch of {', '.join(map(str, refused))}: eager PyTorch says {reason!r} to {first}"
+    if not taken or section.warmup.batch_sizes != "auto":
+        raise ModelLoadError(
+            f"{message}. Set batchSize, handler.openvino.batching.buckets or warmup.batch_sizes to what it takes, or "
+            'export it with a dynamic batch: dynamic_shapes=({0: torch.export.Dim("batch")},).'
+        )
+    note = f"served at batches of {', '.join(map(str, taken))} only: {message}"
+    logger.warning("Requests are %s", note)
+    shapes.notes.append(f"requests are {note}")
+    if shapes.sizes is not None:
+        shapes.sizes = [n for n in shapes.sizes if n in taken]
+    return taken
+
+
+def _weights_of(eager: Any) -> str:
+    """Which types a model's weights have, for a message."""
+    kinds = sorted({str(weight.dtype).removeprefix("torch.") for weight in eager.parameters()})
+    return f" (the weights are {', '.join(kinds)})" if kinds else ""
+
+
+def _case(inputs: DeclaredInputs, signature: Signature, modes: Modes, *, rich: bool) -> Case:
+    others = partial(value_sets, inputs, signature, rich=rich)
+    return Case(str(signature), inputs.make(signature), others=others, modes=modes)

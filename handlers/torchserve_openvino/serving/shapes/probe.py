@@ -1,0 +1,142 @@
+"""What eager PyTorch says about a model before it is padded, joined or cut: whether that changes an answer.
+
+Nothing is taken on trust: items may be joined in a batch, and a batch padded, only where eager's answer to each is the
+same alone and together; a sequence may be padded only where eager's answer, cut back, is the same as without padding.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchserve_openvino.backend.runtime.compare import output_tensors
+from torchserve_openvino.serving.shapes.input_spec import Inputs, Signature
+from torchserve_openvino.serving.shapes.inputs import DeclaredInputs
+
+# float32 sums in another order differ by some 1e-6 of the largest value; what depends on its neighbours, by much more.
+TOLERANCE = 1e-4
+
+Axes = dict[str, tuple[tuple[int, ...], ...]]
+
+
+@dataclass(frozen=True)
+class RowFacts:
+    """Whether the items of a batch are independent of each other; if not, why."""
+
+    joins: bool
+    reason: str = ""
+
+
+def probe_rows(model: Callable[..., Any], first: Inputs, second: Inputs) -> RowFacts:
+    """Whether two items get the same answers together as alone.
+
+    Args:
+        model: The eager model.
+        first: A call with one item.
+        second: Another one, of the same shapes.
+    """
+    if getattr(model, "training", False):
+        return RowFacts(False, "the model is in training mode, where batch statistics and dropout join the items")
+    leaves, spec = pytree.tree_flatten(first)
+    if not all(isinstance(t, torch.Tensor) and t.dim() and t.shape[0] == 1 for t in leaves):
+        return RowFacts(False, "not every input has the batch as its first dimension")
+    both = pytree.tree_unflatten(
+        [torch.cat(pair) for pair in zip(leaves, pytree.tree_leaves(second), strict=True)], spec
+    )
+    try:
+        alone = [_run(model, inputs) for inputs in (first, second)]
+        together = _run(model, both)
+    except Exception as error:
+        # Whatever the model raises: it does not take batches of one and of two alike.
+        return RowFacts(False, f"eager PyTorch failed on one or on two items: {str(error).strip().splitlines()[:1]}")
+    if not together:
+        return RowFacts(False, "the model returns no tensor")
+    for index, values in enumerate(zip(together, *alone, strict=False)):
+        joined, *single = values
+        if joined.dim() == 0 or joined.shape[0] != 2 or any(t.dim() == 0 or t.shape[0] != 1 for t in single):
+            return RowFacts(False, f"output {index} does not have the batch as its first dimension")
+        if not _close(joined, torch.cat(single)):
+            return RowFacts(False, f"output {index} of an item depends on the other items of its batch")
+    return RowFacts(True)
+
+
+def refusal(model: Callable[..., Any], inputs: Inputs) -> str:
+    """What eager PyTorch raises for a call, on one line; empty where it answers."""
+    try:
+        _run(model, inputs)
+    except Exception as error:
+        # Whatever the model raises is its own way to say that it does not take this.
+        return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    return ""
+
+
+def probe_dims(model: Callable[..., Any], inputs: DeclaredInputs, smallest: Signature) -> tuple[Axes, dict[str, str]]:
+    """Which axes of the outputs follow a named dimension, and for which dimensions padding would change an answer.
+
+    Args:
+        model: The eager model.
+        inputs: Declared inputs that pad.
+        smallest: A signature with the least batch and lengths.
+
+    Returns:
+        Dimension name to one tuple of axes per output tensor; and name to reason where padding is not safe.
+    """
+    axes: Axes = {}
+    unsafe: dict[str, str] = {}
+    for name, sizes in inputs.dims.items():
+        size = next((s for s in sizes if s > 1), None)
+        if size is None:
+            continue
+        length = max(1, size * 3 // 4)
+        shorter, longer = (Signature(smallest.batch, {**smallest.dims, name: n}) for n in (length, size))
+        call = inputs.make(shorter)
+        # `fit` pads this very call up to the compiled length, as it does with a request.
+        fitted = inputs.fit(*call)
+        plain, padded = _run(model, call), _run(model, (fitted.args, fitted.kwargs))
+        found = [_grown(a, b, length, size) for a, b in zip(plain, padded, strict=False)]
+        if len(plain) != len(padded) or any(axis is None for axis in found):
+            unsafe[name] = f"an output changes its shape with {name} in another way than by its length"
+            continue
+        axes[name] = tuple(axis for axis in found if axis is not None)
+        for index, (a, b) in enumerate(zip(plain, cut_axes(padded, axes[name], length), strict=True)):
+            if not _close(a, b):
+                unsafe[name] = f"output {index} changes when {name} is padded from {length} to {longer.dims[name]}"
+    return axes, unsafe
+
+
+def cut_axes(outputs: Sequence[torch.Tensor], axes: Sequence[tuple[int, ...]], length: int) -> list[torch.Tensor]:
+    """Each output without its padding."""
+    result = []
+    for tensor, along in zip(outputs, axes, strict=True):
+        cut = tensor
+        for axis in along:
+            cut = cut.narrow(axis, 0, length)
+        result.append(cut)
+    return result
+
+
+def _run(model: Callable[..., Any], inputs: Inputs) -> list[torch.Tensor]:
+    with torch.inference_mode():
+        return output_tensors(model(*inputs[0], **inputs[1]))
+
+
+def _grown(a: torch.Tensor, b: torch.Tensor, length: int, size: int) -> tuple[int, ...] | None:
+    """Axes that went from ``length`` to ``size``; None where something else changed."""
+    if a.dim() != b.dim():
+        return None
+    changed = [axis for axis in range(a.dim()) if a.shape[axis] != b.shape[axis]]
+    fits = all(a.shape[axis] == length and b.shape[axis] == size for axis in changed)
+    return tuple(changed) if fits else None
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    x, y = a.double(), b.double()
+    finite = x[x.isfinite()]
+    scale = max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
+    return torch.allclose(x, y, rtol=0.0, atol=TOLERANCE * scale, equal_nan=True)

@@ -1,0 +1,97 @@
+"""Runs the model on every compiled shape before READY, so that no request pays for compilation."""
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchserve_openvino.serving.modes import SERVING, Modes
+from torchserve_openvino.serving.shapes.input_spec import Inputs, Signature
+from torchserve_openvino.serving.shapes.value_sets import ValueSet
+
+logger = logging.getLogger(__name__)
+
+# A worker that needs more than this share of startupTimeout may miss it on a busy day.
+SAFE_SHARE = 0.7
+# Calls of each case: the first compiles.
+ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """One warm-up call.
+
+    Attributes:
+        inputs: Made-up values of one compiled shape, or a sample from the archive.
+        compiled_shape: Whether this is the shape to compile, not to be split or padded.
+        others: Makes other values of the same shape, which the call is verified on.
+        modes: In which the handler calls the model.
+    """
+
+    name: str
+    inputs: Inputs
+    compiled_shape: bool = True
+    others: Callable[[], Sequence[ValueSet]] | None = None
+    modes: Modes = SERVING
+
+
+def signatures(batch_sizes: Sequence[int], dims: Mapping[str, Sequence[int]], mode: str) -> list[Signature]:
+    """The cross product of batch sizes and lengths.
+
+    Args:
+        batch_sizes: Compiled batch sizes.
+        dims: Compiled lengths of each named dimension.
+        mode: In ``dynamic`` one symbolic graph serves all lengths, except that torch treats 1 by itself: the least, one
+            in the middle and the largest are run.
+    """
+    lengths = [
+        sorted({1, max(1, sizes[-1] // 2), sizes[-1]}) if mode == "dynamic" else sizes for sizes in dims.values()
+    ]
+    return [
+        Signature(batch, dict(zip(dims, combination, strict=True)))
+        for batch in batch_sizes
+        for combination in itertools.product(*lengths)
+    ]
+
+
+def run_case(compiled: Callable[..., Any], served: Callable[..., Any], case: Case) -> float:
+    """Calls the model once, and gives the seconds that it took.
+
+    Args:
+        compiled: Takes a case that has a compiled shape.
+        served: Takes any other: pads and splits.
+    """
+    args, kwargs = case.inputs
+    start = time.perf_counter()
+    with case.modes.on():
+        (compiled if case.compiled_shape else served)(*args, **kwargs)
+    return time.perf_counter() - start
+
+
+def warm_up(compiled: Callable[..., Any], served: Callable[..., Any], cases: Sequence[Case]) -> float:
+    """Calls the model with each case, as `run_case`; the second round shows what a request will take.
+
+    Returns:
+        Seconds for all of it.
+    """
+    start = time.perf_counter()
+    for position, case in enumerate(cases, 1):
+        for _ in range(ROUNDS):
+            last = run_case(compiled, served, case)
+        logger.info(
+            "Warm-up %d of %d: %s, %.1f s so far, %.1f ms a call",
+            position, len(cases), case.name, time.perf_counter() - start, last * 1e3,
+        )  # fmt: skip
+    return time.perf_counter() - start
+
+
+def startup_advice(seconds: float, timeout: int) -> str | None:
+    """What to change where loading came near TorchServe's ``startupTimeout`` (s); None where there is time enough."""
+    if seconds <= SAFE_SHARE * timeout:
+        return None
+    return (
+        f"loading took {seconds:.0f} s of the {timeout} s that startupTimeout allows; a busier machine would miss it. "
+        f"Set startupTimeout: {int(seconds * 2.5) + 30} or compile fewer shapes (handler.openvino.batching)"
+    )

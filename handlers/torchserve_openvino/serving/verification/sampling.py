@@ -1,0 +1,135 @@
+"""Which requests are run again, and what has to be kept of them for that."""
+
+import hashlib
+import os
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchserve_openvino.backend.runtime.compare import output_tensors
+from torchserve_openvino.cache.identity.tensors import tensor_digest
+from torchserve_openvino.serving.modes import Modes
+from torchserve_openvino.serving.shapes.input_spec import Inputs
+
+_PLAIN = (type(None), bool, int, float, str)
+
+
+class Sampler:
+    """Picks a share of calls at random places: exactly so many in the long run, at most one more or less at any time.
+
+    Each stretch of ``1 / share`` calls has one that is picked, at a place that nobody can know before.
+
+    Args:
+        share: 0..1.
+        seed: For tests; random otherwise.
+    """
+
+    def __init__(self, share: float, seed: int | None = None) -> None:
+        self._share = share
+        self._random = random.Random(os.urandom(16) if seed is None else seed)
+        self._lock = threading.Lock()
+        self._position = 0.0
+        self._stretch = 0
+        self._next = self._random.random()
+
+    def picks(self) -> bool:
+        """Whether this call is one of them."""
+        with self._lock:
+            self._position += self._share
+            if self._position < self._next or not self._share:
+                return False
+            self._stretch += 1
+            self._next = self._stretch + self._random.random()
+            return True
+
+
+@dataclass
+class Sample:
+    """One call with its answer, copied.
+
+    Attributes:
+        inputs: What the caller passed.
+        inference: Whether inference mode was on, and so on for the other two.
+        autocast: The type that autocast computed in; None where it was off.
+        weights: `weight_versions` of that time.
+        output: The tensors that went out.
+        size: Bytes of all tensors.
+    """
+
+    inputs: Inputs
+    inference: bool
+    grad: bool
+    autocast: torch.dtype | None
+    weights: tuple[Any, ...]
+    size: int
+    output: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def digest(self) -> str:
+        """Tells the inputs from others; the same in every process."""
+        leaves, spec = pytree.tree_flatten(self.inputs)
+        found = hashlib.sha256(str(spec).encode())
+        for leaf in leaves:
+            found.update((tensor_digest(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf)).encode())
+        return found.hexdigest()[:16]
+
+
+def copied_inputs(inputs: Inputs) -> Inputs:
+    """The same call with tensors of its own, which are none of inference mode.
+
+    Raises:
+        TypeError: An input is of a kind that is not copied.
+    """
+    leaves, spec = pytree.tree_flatten(inputs)
+    for leaf in leaves:
+        if not isinstance(leaf, (torch.Tensor, *_PLAIN)):
+            raise TypeError(f"an input holds a {type(leaf).__name__}")
+        if isinstance(leaf, torch.Tensor) and (leaf.layout is not torch.strided or leaf.device.type != "cpu"):
+            raise TypeError(f"an input is {leaf.layout} on {leaf.device}")
+    with torch.inference_mode(False), torch.no_grad():
+        kept = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    copied: Inputs = pytree.tree_unflatten(kept, spec)
+    return copied
+
+
+def copied(inputs: Inputs, model: Callable[..., Any]) -> Sample:
+    """A sample that waits for its output.
+
+    Raises:
+        TypeError: An input is of a kind that is not copied.
+    """
+    modes = Modes.now()
+    return Sample(
+        inputs=copied_inputs(inputs),
+        inference=torch.is_inference_mode_enabled(),
+        grad=modes.grad,
+        autocast=modes.autocast,
+        weights=weight_versions(model),
+        size=tensor_bytes(inputs),
+    )
+
+
+def answered(sample: Sample, output: Any) -> Sample:
+    """The sample with a copy of what the call answered."""
+    with torch.inference_mode(False), torch.no_grad():
+        sample.output = [tensor.detach().clone() for tensor in output_tensors(output)]
+    sample.size += tensor_bytes(sample.output)
+    return sample
+
+
+def tensor_bytes(tree: Any) -> int:
+    """Bytes of all tensors in a structure."""
+    return sum(t.numel() * t.element_size() for t in output_tensors(tree))
+
+
+def weight_versions(model: Callable[..., Any]) -> tuple[Any, ...]:
+    """Where each weight lies and how often it was written to, as far as torch counts that (not through ``.data``)."""
+    if not isinstance(model, torch.nn.Module):
+        return ()
+    weights = (*model.parameters(), *model.buffers())
+    return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in weights)

@@ -1,0 +1,262 @@
+"""Verification in production: a share of the requests is answered once more by eager PyTorch, when nobody waits.
+
+A request that is picked is copied with its answer and put into a short queue. A thread of its own takes it from there
+once no request is in progress, runs the eager model, steps aside between two operators for each request that comes
+meanwhile, and compares as verification does before READY.
+"""
+
+import atexit
+import logging
+import math
+import threading
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchserve_openvino.config.sections import VerifySection
+from torchserve_openvino.serving.shapes.input_spec import Inputs
+from torchserve_openvino.serving.verification.mismatches import MismatchFolder
+from torchserve_openvino.serving.verification.quiet import Ended, Quiet
+from torchserve_openvino.serving.verification.sampling import (
+    Sample,
+    Sampler,
+    answered,
+    copied,
+    tensor_bytes,
+    weight_versions,
+)
+from torchserve_openvino.serving.verification.step_aside import Unrepeatable, run_again
+from torchserve_openvino.serving.verification.verify import judge
+
+logger = logging.getLogger(__name__)
+
+# What waits at most; what comes then is skipped, and counted.
+MAX_WAITING = 16
+MAX_WAITING_BYTES = 256 * 1024 * 1024
+# Digests that were logged already; beyond it a repeated mismatch is logged again.
+_MAX_LOGGED = 1024
+_FULL = "too many wait already"
+_SECONDS_TO_STOP = 5.0
+
+
+class Shadow:
+    """Runs some requests again and compares.
+
+    Args:
+        eager: The model in PyTorch.
+        section: ``handler.openvino.verify``.
+        precision: What the device infers with; decides the tolerance.
+        reason_against: Why this model can't be run again; nothing is picked then.
+        ran: Whether it is known to run again, so that an error in one call is that call's.
+        facts: Kept with each mismatch.
+
+    Attributes:
+        quiet: Told of each request.
+        on_mismatch: Called with what is wrong, before it is counted: who sees the count sees what follows from it.
+        on_change: Called after each comparison.
+    """
+
+    def __init__(
+        self,
+        eager: Callable[..., Any],
+        section: VerifySection,
+        precision: str,
+        *,
+        reason_against: str = "",
+        ran: bool = False,
+        facts: dict[str, Any] | None = None,
+    ) -> None:
+        self.quiet = Quiet()
+        self.on_mismatch: Callable[[str], None] = lambda problem: None
+        self.on_change: Callable[[], None] = lambda: None
+        self._eager, self._section, self._precision = eager, section, precision
+        self._facts = facts or {}
+        self._sampler = Sampler(section.shadow)
+        self._folder = MismatchFolder(Path(section.keep_mismatches)) if section.keep_mismatches else None
+        self._lock = threading.Lock()
+        self._waiting: deque[Sample] = deque()
+        self._bytes = 0
+        self._thread: threading.Thread | None = None
+        self._next = 0.0
+        self._why_not, self._ran = reason_against, ran
+        self._logged: set[str] = set()
+        self._checked = self._mismatches = self._kept = 0
+        self._skipped: Counter[str] = Counter()
+        self._not_kept: Counter[str] = Counter()
+        self._worst, self._seconds = 0.0, 0.0
+        # A thread in the middle of an operator when the interpreter is taken apart would crash it.
+        atexit.register(_stop_at_exit, weakref.ref(self))
+
+    # --- in the request -------------------------------------------------------------------------------------
+
+    def take(self, inputs: Callable[[], Inputs]) -> Sample | None:
+        """Before a call: its copied inputs, where it is picked.
+
+        Args:
+            inputs: What the caller passed; asked for only then.
+        """
+        if self._why_not or not self._sampler.picks():
+            return None
+        call = inputs()
+        if not self._room(tensor_bytes(call)):
+            self.skip(_FULL)
+            return None
+        try:
+            return copied(call, self._eager)
+        except TypeError as error:
+            self.skip(str(error))
+            return None
+
+    def put(self, sample: Sample, output: Any) -> None:
+        """After the call: what it answered."""
+        size = tensor_bytes(output)
+        with self._lock:
+            if not self._room(sample.size + size):
+                self._skipped[_FULL] += 1
+                return
+            answered(sample, output)
+            self._waiting.append(sample)
+            self._bytes += sample.size
+            if self._thread is None:
+                # A daemon never keeps the worker alive.
+                self._thread = threading.Thread(target=self._work, name="openvino-shadow", daemon=True)
+                self._thread.start()
+
+    def skip(self, reason: str) -> None:
+        """Counts a picked call that is not compared."""
+        with self._lock:
+            self._skipped[reason] += 1
+
+    def _room(self, size: int) -> bool:
+        return len(self._waiting) < MAX_WAITING and self._bytes + size <= MAX_WAITING_BYTES
+
+    # --- beside the requests --------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Ends the thread, at the latest after the operator that it runs."""
+        self.quiet.close()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=_SECONDS_TO_STOP)
+
+    def _work(self) -> None:
+        """Checks what waits, and ends when nothing does."""
+        try:
+            while True:
+                self.quiet.pause(self._next - time.monotonic())
+                self.quiet.wait()
+                sample = self._waiting[0]
+                try:
+                    self._check(sample)
+                except Exception as error:
+                    # A fault of the comparison must not end all further ones, nor pass for an answer that was right.
+                    logger.exception("verify.shadow: a comparison failed")
+                    self.skip(f"the comparison failed: {type(error).__name__}")
+                with self._lock:
+                    self._waiting.popleft()
+                    self._bytes -= sample.size
+                    if not self._waiting:
+                        self._thread = None
+                        return
+        except Ended:
+            return
+
+    def _check(self, sample: Sample) -> None:
+        if self._why_not:
+            self.skip(self._why_not)
+            return
+        if weight_versions(self._eager) != sample.weights:
+            self.skip("the weights changed")
+            return
+        start, waited = time.monotonic(), self.quiet.waited
+        try:
+            expected, error = run_again(self._eager, sample, self.quiet), None
+        except Unrepeatable as reason:
+            self._give_up(str(reason))
+            return
+        except Exception as raised:
+            # Whatever the model raises: the same call was answered.
+            expected, error = [], raised
+        finally:
+            took = time.monotonic() - start - (self.quiet.waited - waited)
+            self._seconds += took
+            self._next = time.monotonic() + took * (1.0 / self._section.shadow_budget - 1.0)
+        if error is not None and (not self._ran or isinstance(error, MemoryError) or "not enough memory" in str(error)):
+            self.skip(f"eager PyTorch raises {type(error).__name__}")
+            return
+        if weight_versions(self._eager) != sample.weights:
+            self.skip("the weights changed")
+            return
+        self._ran = True
+        self._compare(sample, expected, error)
+
+    def _compare(self, sample: Sample, expected: list[torch.Tensor], error: Exception | None) -> None:
+        outputs: list[dict[str, float | None]] = []
+        if error is None:
+            problems = judge(sample.output, expected, self._precision, self._section, outputs)
+        else:
+            problems = [f": eager PyTorch raises {type(error).__name__} where an answer went out: {error}"]
+        # An answer of another shape has no difference in numbers.
+        figures = [output.get("max_abs", math.inf) for output in outputs] or ([math.inf] if problems else [0.0])
+        try:
+            if problems:
+                self.on_mismatch(self._reported(sample, expected, problems))
+        finally:
+            with self._lock:
+                self._checked += 1
+                self._mismatches += bool(problems)
+                self._worst = max([self._worst, *(figure for figure in figures if figure is not None)])
+        self.on_change()
+
+    def _reported(self, sample: Sample, expected: list[torch.Tensor], problems: list[str]) -> str:
+        """Logs a mismatch, once for the same inputs, and keeps it."""
+        digest = sample.digest
+        problem = f"request {digest}{'; '.join(problems)}"
+        if digest in self._logged:
+            return problem
+        if len(self._logged) < _MAX_LOGGED:
+            self._logged.add(digest)
+        logger.warning("verify.shadow: an answer that went out differs from eager PyTorch's: %s", problem)
+        if self._folder is not None:
+            facts = {**self._facts, "precision": self._precision, "problems": problems}
+            modes = {"inference_mode": sample.inference, "grad": sample.grad, "autocast": str(sample.autocast or "")}
+            reason = self._folder.keep(digest, sample.inputs, sample.output, expected, {**facts, "modes": modes})
+            if reason:
+                logger.warning("verify.keep_mismatches: request %s is not kept: %s", digest, reason)
+                self._not_kept[reason] += 1
+            else:
+                self._kept += 1
+        return problem
+
+    def _give_up(self, reason: str) -> None:
+        self._why_not = reason
+        logger.warning("verify.shadow ends: %s", reason)
+        self.skip(reason)
+        self.on_change()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-safe: share, counts, the largest difference (text where it is infinite), seconds, what is skipped."""
+        with self._lock:
+            return {
+                "share": self._section.shadow,
+                "checked": self._checked,
+                "mismatches": self._mismatches,
+                "worst": self._worst if math.isfinite(self._worst) else str(self._worst),
+                "seconds": round(self._seconds, 4),
+                "waiting": len(self._waiting),
+                "skipped": self._skipped.total(),
+                "why_skipped": dict(self._skipped),
+                "kept": self._kept,
+                "not_kept": dict(self._not_kept),
+                "why_not": self._why_not,
+            }
+
+
+def _stop_at_exit(shadow: "weakref.ref[Shadow]") -> None:
+    if (found := shadow()) is not None:
+        found.stop()

@@ -1,0 +1,107 @@
+"""Eager PyTorch beside the requests: it stops between two operators while one is in progress, and changes nothing."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchserve_openvino.backend.capture.module_state import module_state
+from torchserve_openvino.backend.runtime.compare import output_tensors
+from torchserve_openvino.backend.upstream._torch_modes import ThreadDispatchMode
+from torchserve_openvino.serving.shapes.input_spec import Inputs
+from torchserve_openvino.serving.verification.quiet import Quiet
+from torchserve_openvino.serving.verification.sampling import Sample, weight_versions
+
+# Arguments by which an operator says that it drops nothing out: False, or a probability of 0.
+_SWITCHES = frozenset({"train", "training", "dropout", "dropout_p"})
+
+
+class Unrepeatable(BaseException):
+    """A second run of the model would give another answer, or would change it for the requests. No model catches it."""
+
+
+class StepAside(ThreadDispatchMode):
+    """Lets requests go first at each operator, and stops a run that would draw random numbers or write to a weight.
+
+    Args:
+        quiet: Knows whether a request is in progress; None never waits.
+        model: Its weights must not be written to.
+    """
+
+    def __init__(self, quiet: Quiet | None, model: Callable[..., Any]) -> None:
+        super().__init__()
+        self._quiet = quiet
+        weights = (*model.parameters(), *model.buffers()) if isinstance(model, torch.nn.Module) else ()
+        self._weights = {t.untyped_storage().data_ptr() for t in weights if t.layout is torch.strided}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one operator, when it may."""
+        kwargs = kwargs or {}
+        if self._quiet is not None and self._quiet.disturbed:
+            self._quiet.wait()
+        if torch.Tag.nondeterministic_seeded in func.tags and _draws(func, args, kwargs):
+            raise Unrepeatable(f"the model draws random numbers ({func})")
+        if func._schema.is_mutable and self._writes_to_weight(func, args, kwargs):
+            raise Unrepeatable(f"the model writes to its own weights or buffers ({func})")
+        return func(*args, **kwargs)
+
+    def _writes_to_weight(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        for position, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            written = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+            if any(t.numel() and t.untyped_storage().data_ptr() in self._weights for t in written):
+                return True
+        return False
+
+
+def _draws(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether an operator that may draw random numbers does: dropout, in whatever operator, has its switches."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name in _SWITCHES:
+            default = argument.default_value if argument.has_default_value() else True
+            if not (args[position] if position < len(args) else kwargs.get(argument.name, default)):
+                return False
+    return True
+
+
+def run_again(model: Callable[..., Any], sample: Sample, quiet: Quiet) -> list[torch.Tensor]:
+    """Eager's answer to a sample, in the modes of its time.
+
+    Raises:
+        Unrepeatable: It would not be the same run, or would change the model.
+        Ended: The worker ends.
+    """
+    kind = sample.autocast or torch.bfloat16
+    with (
+        torch.inference_mode(sample.inference),
+        torch.set_grad_enabled(sample.grad),
+        torch.autocast("cpu", dtype=kind, enabled=sample.autocast is not None),
+        StepAside(quiet, model),
+    ):
+        # The model may write to its inputs, which are kept for whoever wants to see a mismatch.
+        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, sample.inputs)
+        return [tensor.detach() for tensor in output_tensors(model(*args, **kwargs))]
+
+
+def why_not(model: Callable[..., Any], inputs: Inputs) -> str:
+    """Why a model's runs can't be repeated in eager PyTorch; empty where they can. Runs it once, where nobody waits."""
+    if getattr(model, "training", False):
+        return "the model is in training mode"
+    args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, inputs)
+    before = _state(model)
+    try:
+        with torch.inference_mode(), StepAside(None, model):
+            model(*args, **kwargs)
+    except Unrepeatable as reason:
+        return str(reason)
+    except Exception as error:
+        # It ran before, in verification: what it does not take is being watched operator by operator.
+        return f"eager PyTorch cannot be watched in it: {type(error).__name__}: {error}"
+    return "the model keeps state between calls" if _state(model) != before else ""
+
+
+def _state(model: Callable[..., Any]) -> Any:
+    return (module_state(model), weight_versions(model)) if isinstance(model, torch.nn.Module) else None

@@ -1,0 +1,221 @@
+"""Whether the compiled model's answers equal eager PyTorch's, output by output."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from torchserve_openvino.backend.runtime.compare import output_tensors, relative_tolerance, too_far, widened
+from torchserve_openvino.config.sections import VerifySection
+from torchserve_openvino.serving.shapes.value_sets import ValueSet
+from torchserve_openvino.serving.shapes.warmup import Case
+from torchserve_openvino.serving.verification.rounding import is_rounding
+
+logger = logging.getLogger(__name__)
+
+WORST = {"max_abs": max, "max_rel": max, "cosine": min, "top1_agreement": min}
+_SHOWN = 20
+
+
+def compare(
+    compiled: Callable[..., Any],
+    eager: Callable[..., Any],
+    cases: Sequence[Case],
+    *,
+    precision: str,
+    section: VerifySection,
+) -> dict[str, Any]:
+    """Runs both on each case, on other values than the case was compiled with, in memory that was poisoned before.
+
+    Args:
+        precision: What the device infers with; decides the tolerance where ``section.max_abs`` is None.
+        section: Tolerances.
+
+    Returns:
+        JSON-safe: ``passed``, ``cases``, ``tolerance``, ``problems``; the worst ``max_abs``, ``max_rel``, ``cosine``
+        and ``top1_agreement`` (None where no output has classes); ``outputs`` with these four for each output; and
+        ``value_sets``: how many were ``compared``, of which ``kinds``, how many were ``skipped`` and why, and whether
+        every case was compared on ``unseen`` values, which its compilation did not see.
+    """
+    found = _Comparison(compiled, eager, precision, section)
+    for case in cases:
+        found.run(case)
+    tolerance = f"{relative_tolerance(precision):g} of the largest value ({precision})"
+    return {
+        "passed": not found.problems,
+        "against": "eager",
+        "cases": len(cases),
+        "value_sets": {
+            "compared": found.kinds.total(),
+            "kinds": dict(found.kinds),
+            "skipped": len(found.skipped),
+            "why_skipped": found.skipped[:_SHOWN],
+            "unseen": found.unseen,
+        },
+        "tolerance": f"max_abs {section.max_abs:g}" if section.max_abs is not None else tolerance,
+        **{name: _worst(name, [output.get(name) for output in found.outputs]) for name in WORST},
+        "outputs": found.outputs,
+        "problems": found.problems[:_SHOWN],
+    }
+
+
+class _Comparison:
+    """Collects what the comparisons of all cases find."""
+
+    def __init__(
+        self, compiled: Callable[..., Any], eager: Callable[..., Any], precision: str, section: VerifySection
+    ) -> None:
+        self._compiled, self._eager = compiled, eager
+        self._precision, self._section = precision, section
+        self._poisoned = getattr(compiled, "poisoned", nullcontext)
+        self.outputs: list[dict[str, float | None]] = []
+        self.problems: list[str] = []
+        self.kinds: Counter[str] = Counter()
+        self.skipped: list[str] = []
+        self.unseen = True
+
+    def run(self, case: Case) -> None:
+        """Compares one case on its other values; on its own where it has none that eager takes."""
+        sets = case.others() if case.others is not None else ()
+        with case.modes.on():
+            compared = [self._one(case.name, values) for values in sets]
+            if not any(compared):
+                self.unseen = False
+                self._one(case.name, ValueSet("as recorded", case.inputs), required=True)
+
+    def _one(self, case: str, values: ValueSet, required: bool = False) -> bool:
+        """Whether a set of values could be compared; ``required`` compares whatever eager answers."""
+        name = f"{case}, {values.name}"
+        args, kwargs = values.inputs
+        try:
+            expected = [tensor.detach() for tensor in output_tensors(self._eager(*args, **kwargs))]
+        except Exception as error:
+            if required:
+                raise
+            return self._skip(name, f"eager raises {type(error).__name__}: {_first_line(error)}")
+        if reason := "" if required else _says_nothing(expected, values):
+            return self._skip(name, reason)
+        try:
+            with self._poisoned():
+                got = [tensor.detach() for tensor in output_tensors(self._compiled(*args, **kwargs))]
+        except Exception as error:
+            if required:
+                raise
+            self.problems.append(f"{name}: raises {type(error).__name__}: {_first_line(error)}")
+            return True
+        outputs: list[dict[str, float | None]] = []
+        problems = judge(got, expected, self._precision, self._section, outputs)
+        if problems and values.constant and is_rounding(self._eager, values.inputs, got, expected, self._precision):
+            return self._skip(name, "eager's own answer changes as much by rounding")
+        self.kinds[values.name] += 1
+        self.problems += [f"{name}{text}" for text in problems]
+        for index, figures in enumerate(outputs):
+            if index == len(self.outputs):
+                self.outputs.append({})
+            for figure, value in figures.items():
+                self.outputs[index][figure] = _worst(figure, [self.outputs[index].get(figure), value])
+        return True
+
+    def _skip(self, name: str, reason: str) -> bool:
+        logger.info("Verification: %s is skipped: %s", name, reason)
+        self.skipped.append(f"{name}: {reason}")
+        return False
+
+
+def judge(
+    got: Sequence[torch.Tensor],
+    expected: Sequence[torch.Tensor],
+    precision: str,
+    section: VerifySection,
+    outputs: list[dict[str, float | None]],
+) -> list[str]:
+    """What is wrong with an answer, in words that follow its name.
+
+    Args:
+        got: The answer's tensors.
+        expected: Eager's.
+        precision: What the device infers with.
+        section: Tolerances.
+        outputs: The figures of each output are appended here.
+    """
+    if len(got) != len(expected):
+        return [f": {len(got)} outputs instead of {len(expected)}"]
+    problems = []
+    for index, (a, b) in enumerate(zip(got, expected, strict=True)):
+        outputs.append({})
+        problems += [f", output {index}: {text}" for text in _difference(a, b, precision, section, outputs[index])]
+    return problems
+
+
+def _says_nothing(expected: Sequence[torch.Tensor], values: ValueSet) -> str:
+    """Why eager's answer to some values can't be held against the compiled model; empty where it can."""
+    numbers = [t for t in expected if (t.is_floating_point() or t.is_complex()) and t.numel()]
+    if values.needs_finite and any(bool(t.isnan().any()) for t in numbers):
+        return "eager answers NaN"
+    if numbers and len(numbers) == len(expected) and all(bool(t.isnan().all()) for t in numbers):
+        return "eager answers NaN everywhere"
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0]
+
+
+def _difference(
+    a: torch.Tensor, b: torch.Tensor, precision: str, section: VerifySection, worst: dict[str, float | None]
+) -> list[str]:
+    """What is wrong with one output; its figures go into ``worst``."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return [f"is {list(a.shape)} {a.dtype} instead of {list(b.shape)} {b.dtype}"]
+    figures = _figures(widened(a), widened(b))
+    for name, value in figures.items():
+        worst[name] = _worst(name, [worst.get(name), value])
+    found = []
+    if not torch.equal(a.isnan(), b.isnan()):
+        found.append("is NaN at other places")
+    if far := too_far(a, b, precision, section.max_abs, figures["max_abs"]):
+        found.append(far)
+    if section.min_cosine is not None and figures["cosine"] < section.min_cosine:
+        found.append(f"has cosine {figures['cosine']:.6f}, less than min_cosine {section.min_cosine:g}")
+    top1 = figures["top1_agreement"]
+    if section.min_top1 is not None and top1 is not None and top1 < section.min_top1:
+        found.append(f"agrees in {top1:.1%} of the largest values, less than min_top1 {section.min_top1:.1%}")
+    return found
+
+
+def _worst(name: str, values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return WORST[name](known) if known else None
+
+
+def _finite(tensor: torch.Tensor) -> torch.Tensor:
+    flat = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return torch.cat([torch.nan_to_num(flat, 0.0, 0.0, 0.0).reshape(-1), torch.zeros(1, dtype=flat.dtype)])
+
+
+def _figures(a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
+    same = (a == b) | (a.isnan() & b.isnan())
+    difference = torch.where(same, 0.0, (a - b).abs())
+    x, y = _finite(a), _finite(b)
+    norm = float(x.norm() * y.norm())
+    top1 = None
+    if a.dim() >= 2 and a.shape[-1] > 1 and a.numel() and not a.is_complex():
+        top1 = float((a.argmax(-1) == b.argmax(-1)).double().mean())
+    return {
+        "max_abs": float(_finite(difference).max()) if bool(difference.isfinite().all()) else float("inf"),
+        "max_rel": float(_finite(difference / b.abs().clamp_min(1e-6)).max()),
+        "cosine": float(x @ y) / norm if norm else 1.0,
+        "top1_agreement": top1,
+    }
+
+
+def failure(result: dict[str, Any]) -> str:
+    """What a user should read and do about a comparison that failed."""
+    return (
+        f"answers differ from eager PyTorch: {'; '.join(result['problems'][:3])} (max abs {result['max_abs']}, cosine "
+        f"{result['cosine']}; tolerance {result['tolerance']}). Set another INFERENCE_PRECISION_HINT, a larger "
+        "handler.openvino.verify.max_abs, find the operator with disabled_ops, or say on_violation: warn."
+    )
