@@ -1,4 +1,4 @@
-"""README.md and docs/: their pages, and the code that they show."""
+"""README.md, CONTRIBUTING.md and docs/: their pages, and the code that they show."""
 
 import re
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Block:
 
 def pages() -> dict[str, str]:
     """Text of each page, by its path relative to the root."""
-    paths = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    paths = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
     return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 

@@ -411,7 +411,7 @@ def test_reshaping_a_product_to_a_scalar_ends_the_process_and_squeezing_it_does_
     def status(how: str) -> int:
         return subprocess.run([sys.executable, "-c", TO_SCALAR, how], check=False, capture_output=True).returncode
 
-    assert status("reshape") == -signal.SIGSEGV, "OpenVINO has mended it: kernel_users.py need not squeeze"
+    assert status("reshape") == -signal.SIGSEGV, "OpenVINO has mended it: kernel_fusions.py need not squeeze"
     assert status("squeeze") == 0
 
 

@@ -63,6 +63,8 @@ def test_every_shell_command_is_covered_here() -> None:
         "torchserve --start",
         "torchserve-openvino report",
         "curl ",
+        "python scripts/op_conformance.py",  # tests/conformance
+        "python scripts/fuzz_models.py",  # tests/unit/backend/test_fuzzing.py
     )
     shell = [line for line in commands() if re.match(r"(bash|curl|pip|python|torch\S+) ", line)]
     assert len(shell) >= 8

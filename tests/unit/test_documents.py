@@ -95,4 +95,13 @@ def test_a_kept_mismatch_is_run_again(tmp_path: Path) -> None:
 
 
 def test_no_python_block_is_left_out() -> None:
-    assert len(blocks("python")) == 4
+    assert len(blocks("python")) == 6
+
+
+def test_the_worked_example_of_an_operator() -> None:
+    rule = python("@decomposition(aten.addbmm.default)")
+    matrices = ROOT / "handlers" / "torchserve_openvino" / "ops" / "rules" / "matrices.py"
+    assert rule in matrices.read_text(encoding="utf-8")
+    space = {"tov": tov, "torch": torch}
+    exec(python("def test_addbmm"), space)
+    space["test_addbmm"]()  # type: ignore[operator]

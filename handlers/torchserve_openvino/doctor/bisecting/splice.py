@@ -24,14 +24,12 @@ class Addition(NamedTuple):
         entries: To be appended, without those that are there already.
         present: Whether an entry of the list is as good as the new one.
         around: For a key of ``path`` that does not exist yet, what its new mapping holds beside the next key.
-        single: Whether one entry is written by itself, not as a list.
     """
 
     path: tuple[str, ...]
     entries: tuple[str, ...]
     present: Callable[[Any, str], bool]
     around: Mapping[str, Mapping[str, Any]] = {}
-    single: bool = False
 
     def missing(self, there: Sequence[Any]) -> list[str]:
         """The entries that a list lacks."""
@@ -41,14 +39,10 @@ class Addition(NamedTuple):
                 found.append(entry)
         return found
 
-    def value(self, entries: Sequence[str]) -> Any:
-        """What a key that does not exist yet gets."""
-        return entries[0] if self.single and len(entries) == 1 else list(entries)
-
     def nested(self, depth: int) -> Any:
         """What stands below ``path[:depth]`` where nothing stands there yet."""
         if depth == len(self.path):
-            return self.value(self.missing([]))
+            return self.missing([])
         beside = self.around.get(self.path[depth - 1], {}) if depth else {}
         return {**beside, self.path[depth]: self.nested(depth + 1)}
 
@@ -77,7 +71,7 @@ def add(text: str, name: str, addition: Addition) -> str:
         key = ".".join(addition.path)
         raise ConfigError(
             "cannot be edited without changing its neighbours (an alias, a merge key or an unusual layout). "
-            f"Write it by hand: {key}: {_flow(addition.value(addition.entries))}",
+            f"Write it by hand: {key}: {_flow(addition.entries)}",
             place=name,
             key=key,
         )

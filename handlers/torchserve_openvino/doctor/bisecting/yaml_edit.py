@@ -30,24 +30,13 @@ def add_disabled_ops(path: Path, ops: Sequence[str]) -> str:
     Raises:
         ConfigError: The file is no valid configuration before or after, or names another backend; it is unchanged.
     """
-    return _add(path, lambda config: _option(path, config, "disabled_ops", ops))
+    return _add(path, lambda config: _disabled_ops(path, config, ops))
 
 
-def add_decompositions(path: Path, ops: Sequence[str]) -> str:
-    """As `add_disabled_ops`, for the option ``decompositions``."""
-    return _add(path, lambda config: _option(path, config, "decompositions", ops))
-
-
-def add_mapping(path: Path, file: str) -> str:
-    """Adds a file to ``handler.openvino.op_mappings``; see `add_disabled_ops`."""
-    keys = ("handler", "openvino", "op_mappings")
-    return _add(path, lambda config: Addition(keys, (file,), lambda there, new: str(there) == new, single=True))
-
-
-def _option(path: Path, config: ServingConfig, name: str, ops: Sequence[str]) -> Addition:
+def _disabled_ops(path: Path, config: ServingConfig, ops: Sequence[str]) -> Addition:
     if not config.pt2.is_openvino:
         raise ConfigError(
-            f"compiles with {config.pt2.backend}, which has no option {name}; name the backend {OUR_BACKENDS[0]}.",
+            f"compiles with {config.pt2.backend}, which knows no disabled_ops; name the backend {OUR_BACKENDS[0]}.",
             place=str(path),
             key="pt2",
         )
@@ -58,7 +47,7 @@ def _option(path: Path, config: ServingConfig, name: str, ops: Sequence[str]) ->
 
     form = config.pt2.form
     keys = options_path("compile" if form in {"none", "export"} else form)
-    return Addition((*map(str, keys), name), tuple(map(normalise, ops)), present, _NEW_COMPILE)
+    return Addition((*map(str, keys), "disabled_ops"), tuple(map(normalise, ops)), present, _NEW_COMPILE)
 
 
 def _add(path: Path, addition_for: Callable[[ServingConfig], Addition]) -> str:
