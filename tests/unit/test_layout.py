@@ -55,10 +55,10 @@ def test_private_modules_of_torch_and_openvino_have_one_door_each() -> None:
 
 # A folder of the backend may import from itself and from those before it. What stands beside the folders in backend/
 # imports whatever it needs; they import nothing of that but these.
-STAGES = ("upstream", "lowering", "partitioning", "conversion", "runtime", "routes", "capture")
+STAGES = ("upstream", "lowering", "partitioning", "conversion", "runtime", "routes", "capture", "runners")
 BESIDE = {
     "spec": "", "open_axes": "", "probes": "routes", "settings": "routes",
-    "compiled": "top", "auto": "top", "compiler": "top", "entry": "top",
+    "compiled": "top", "compiler": "top", "entry": "top",
 }  # fmt: skip
 
 

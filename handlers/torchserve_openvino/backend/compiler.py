@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 
-from torchserve_openvino.backend.compiled import CompiledModule, Traced
+from torchserve_openvino.backend.compiled import CompiledModule
 from torchserve_openvino.backend.open_axes import OpenAxes
 from torchserve_openvino.backend.probes import NO_PROBES, Probes
 from torchserve_openvino.backend.routes.call_cache import CallCache
+from torchserve_openvino.backend.runners.freezing import FreezingRunner
+from torchserve_openvino.backend.runners.guarded import Runner, Traced
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.cache.open import CacheSettings, open_cache
-from torchserve_openvino.config import ResolvedOptions, resolve_options
+from torchserve_openvino.config import ResolvedOptions, backends, resolve_options
 from torchserve_openvino.errors import TorchScriptModelError
 from torchserve_openvino.ops.mappings import Mappings
 from torchserve_openvino.report import Tracker
 
-# What `openvino_serving` means in Python is `openvino`.
-OWN_BACKENDS = {name: name for name in ("openvino", "openvino_ts", "export", "auto")} | {"openvino_serving": "openvino"}
 # Each static shape is one compilation; Dynamo's default of 8 would send the ninth batch size to eager for good.
 RECOMPILE_LIMIT = 64
 
@@ -70,13 +70,15 @@ def compile_with(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker 
         )
     if isinstance(model, CompiledModule):
         model = model.eager
-    tracker = tracker or Tracker()
-    remake = functools.partial(compile_with, spec=spec)
-    if spec.backend not in OWN_BACKENDS:
-        return _foreign(model, spec, tracker, remake)
+    return CompiledModule(_runner(model, spec, tracker or Tracker()), functools.partial(compile_with, spec=spec))
+
+
+def _runner(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> Runner:
+    if spec.backend not in backends.OURS:
+        return _foreign(model, spec, tracker)
     resolved = spec.resolved or resolve_options(spec.options)
     if spec.backend == "auto":
-        return _choosing(model, replace(spec, resolved=resolved), remake)
+        return _choosing(model, replace(spec, resolved=resolved))
     settings = make_settings(resolved, tracker, spec)
     shapes = {"dynamic": spec.dynamic} | ({"open_axes": spec.open_axes.to_plain()} if spec.open_axes else {})
     calls = CallCache(model, settings, shapes) if settings.partitions is not None else None
@@ -87,9 +89,7 @@ def compile_with(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker 
         capture = functools.partial(_export, model, spec, settings)
     else:
         capture = functools.partial(_trace, traced, sync, spec, settings)
-    return CompiledModule(
-        model, capture, tracker, settings=settings, calls=calls, proves=spec.cache.proves, remake=remake
-    )
+    return FreezingRunner(model, capture, settings, calls, spec.cache.proves)
 
 
 def make_settings(resolved: ResolvedOptions, tracker: Tracker, spec: CompileSpec) -> BackendSettings:
@@ -99,15 +99,13 @@ def make_settings(resolved: ResolvedOptions, tracker: Tracker, spec: CompileSpec
     if store is not None:
         tracker.cache.directory = str(store.primary.root) if store.primary is not None else ""
         tracker.cache.packaged = str(store.extra[0].root) if store.extra else ""
-    backend = OWN_BACKENDS[spec.backend]
+    backend = backends.canonical(spec.backend)
     settings = BackendSettings.of(resolved, tracker, spec.own_weights, store, spec.cache.for_level, backend)
     settings.probes = spec.probes
     return settings
 
 
-def _foreign(
-    model: Callable[..., Any], spec: CompileSpec, tracker: Tracker, remake: Callable[[Any], CompiledModule]
-) -> CompiledModule:
+def _foreign(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> Runner:
     """Another backend of torch.compile, passed through and reported."""
     tracker.config.update(backend=spec.backend, options=dict(spec.options or {}), effective_device="CPU")
     passed: Any = {"mode": spec.mode} | ({"options": dict(spec.options)} if spec.options else {})
@@ -121,15 +119,17 @@ def _foreign(
         private.watch_frames(foreign, books, keeps_going=False)
         return Traced(functools.partial(books.run, foreign))
 
-    return CompiledModule(model, pass_through, tracker, foreign=spec.backend, remake=remake)
+    return Runner(model, pass_through, tracker)
 
 
-def _choosing(model: Callable[..., Any], spec: CompileSpec, remake: Callable[[Any], CompiledModule]) -> CompiledModule:
+def _choosing(model: Callable[..., Any], spec: CompileSpec) -> Runner:
     """The backend ``auto``."""
-    from torchserve_openvino.backend.auto import CANDIDATES, ChoosingModule
+    from torchserve_openvino.backend.runners.choosing import ChoosingRunner
 
-    makers = {name: functools.partial(compile_with, model, replace(spec, backend=name)) for name in CANDIDATES}
-    return ChoosingModule(model, makers, remake)
+    ways = {
+        name: functools.partial(_runner, model, replace(spec, backend=name), Tracker()) for name in backends.COMPILING
+    }
+    return ChoosingRunner(model, ways)
 
 
 def _export(model: Callable[..., Any], spec: CompileSpec, settings: BackendSettings) -> Traced:

@@ -5,10 +5,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from torchserve_openvino.config import backends
 from torchserve_openvino.config.problems import KeyPath, Problems
 from torchserve_openvino.config.spelling import listed, nearest, parse_bool, shown
 
-OUR_BACKENDS = ("openvino", "openvino_serving", "openvino_ts", "export", "auto")
 # torch.compile's own names; Inductor alone gives them a meaning.
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _KWARGS = ("backend", "mode", "dynamic", "fullgraph", "options")
@@ -44,7 +44,7 @@ class CompileConfig(BaseModel):
     @property
     def is_openvino(self) -> bool:
         """Whether the backend is this package's."""
-        return self.backend in OUR_BACKENDS
+        return self.backend in backends.OURS
 
 
 def options_path(form: Form) -> KeyPath:
@@ -130,7 +130,7 @@ def _from_kwargs(given: Mapping[Any, Any], problems: Problems, *, form: Form, en
         backend = "openvino"
     else:
         _check_backend(backend, problems, ("backend",))
-    ours = backend in OUR_BACKENDS
+    ours = backend in backends.OURS
     options = given.get("options")
     # Ours are checked with the backend's options, so that the mistake is told once.
     if options is not None and not isinstance(options, Mapping) and not ours:
@@ -181,10 +181,10 @@ def _mode(mode: Any, ours: bool, has_options: bool, problems: Problems) -> str |
 
 
 def _check_backend(backend: str, problems: Problems, keys: KeyPath) -> None:
-    if backend in OUR_BACKENDS:
+    if backend in backends.OURS:
         return
     # A near miss of our own name needs no torch, whose import takes seconds.
-    if nearest(backend, OUR_BACKENDS, cutoff=0.8) is None:
+    if nearest(backend, backends.OURS, cutoff=0.8) is None:
         from torch._dynamo import list_backends
 
         known = list_backends(exclude_tags=())
@@ -192,7 +192,7 @@ def _check_backend(backend: str, problems: Problems, keys: KeyPath) -> None:
             return
     else:
         known = []
-    names = sorted({*known, *OUR_BACKENDS})
+    names = sorted({*known, *backends.OURS})
     message = f"unknown torch.compile backend {backend!r}" + (f"; valid backends: {listed(names)}." if known else ".")
     problems.add(keys, message, suggestion=nearest(backend, names))
 

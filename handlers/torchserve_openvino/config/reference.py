@@ -5,8 +5,9 @@ from typing import Any, NamedTuple, TypeGuard, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter
 
+from torchserve_openvino.config import backends
 from torchserve_openvino.config.options import BackendOptions
-from torchserve_openvino.config.pt2 import MODES, OUR_BACKENDS, CompileConfig
+from torchserve_openvino.config.pt2 import MODES, CompileConfig
 from torchserve_openvino.config.sections import OpenVINOSection
 from torchserve_openvino.config.torchserve_keys import BOOLEANS, INTEGERS, SECTIONS, WORDS
 
@@ -77,7 +78,7 @@ def _standard(value: Any) -> Any:
 def _pt2_schema() -> Schema:
     keys = CompileConfig.model_json_schema()["properties"]
     backend = {
-        "anyOf": [{"enum": list(OUR_BACKENDS)}, {"type": "string"}],
+        "anyOf": [{"enum": list(backends.OURS)}, {"type": "string"}],
         "description": keys["backend"]["description"],
     }
     arguments: Schema = {

@@ -13,9 +13,9 @@ from backend_models import MODELS, Branch, Counting, inputs, mlp
 
 import torchserve_openvino as tov
 from helpers import assert_same
-from torchserve_openvino.backend.auto import CANDIDATES
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.backend.runtime.execute import CompiledPartition
+from torchserve_openvino.config.backends import COMPILING
 
 
 @pytest.mark.parametrize("freezes", [False, True])
@@ -32,7 +32,7 @@ def test_answers_are_eagers(name: str, freezes: bool) -> None:
             call = inputs(model, batch)
             assert_same(compiled(**call), model(**call), strides=False)
     choice = early.to_dict()["config"]["backend_choice"]
-    assert choice["chosen"] in CANDIDATES and set(choice["tried"]) == set(CANDIDATES)
+    assert choice["chosen"] in COMPILING and set(choice["tried"]) == set(COMPILING)
     for facts in choice["tried"].values():
         assert facts["problem"] == "" and facts["milliseconds"] > 0
     assert early.to_dict()["config"]["backend"] == choice["chosen"] == early.backend
@@ -103,7 +103,7 @@ def test_a_random_model_can_be_compared() -> None:
     compiled = tov.compile(Noisy().eval(), backend="auto")
     with torch.inference_mode():
         compiled(torch.randn(2, 4))
-    assert compiled.report.to_dict()["config"]["backend_choice"]["chosen"] in CANDIDATES
+    assert compiled.report.to_dict()["config"]["backend_choice"]["chosen"] in COMPILING
 
 
 def test_eagers_own_error_is_the_callers() -> None:

@@ -33,7 +33,6 @@ class StandIn:
     eager: Callable[..., Any]
     # Compiles another model as this one was; None where nobody knows how.
     _remake: Callable[[Any], Any] | None
-    _frozen: Any
 
     @property
     def released(self) -> bool:
@@ -71,7 +70,7 @@ class StandIn:
 
     @property
     def _freezes_copies(self) -> bool:
-        return self._frozen is not None
+        raise NotImplementedError
 
     def _check_copyable(self) -> None:
         if self.released:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.config import ServingConfig, load_serving_config
+from torchserve_openvino.config.backends import OURS
 from torchserve_openvino.config.op_names import normalise, packet
-from torchserve_openvino.config.pt2 import OUR_BACKENDS, options_path
+from torchserve_openvino.config.pt2 import options_path
 from torchserve_openvino.doctor.bisecting.splice import Addition, add
 from torchserve_openvino.errors import ConfigError
 
@@ -36,7 +37,7 @@ def add_disabled_ops(path: Path, ops: Sequence[str]) -> str:
 def _disabled_ops(path: Path, config: ServingConfig, ops: Sequence[str]) -> Addition:
     if not config.pt2.is_openvino:
         raise ConfigError(
-            f"compiles with {config.pt2.backend}, which knows no disabled_ops; name the backend {OUR_BACKENDS[0]}.",
+            f"compiles with {config.pt2.backend}, which knows no disabled_ops; name the backend {OURS[0]}.",
             place=str(path),
             key="pt2",
         )

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchserve_openvino.backend import OpenAxes
-from torchserve_openvino.config import ServingConfig
+from torchserve_openvino.config import ServingConfig, backends
 from torchserve_openvino.report import Summary
 from torchserve_openvino.serving.shapes.plan import Shapes
 
 KEY = "handler.openvino.batching.one_graph"
 # `export` makes a graph for each shape whatever it is told, and `auto` may choose it.
-_BACKENDS = frozenset({"openvino", "openvino_serving", "openvino_ts"})
 # Saving less than this is not worth the time.
 WORTH_BYTES = 128 * 2**20
 
@@ -73,7 +72,7 @@ def choose(eager: Any, config: ServingConfig, shapes: Shapes, part: str = "") ->
         return Choice(f"{KEY}: false")
     if shapes.inputs is None:
         return Choice("no inputs are declared")
-    if resolved is None or pt2.backend not in _BACKENDS:
+    if resolved is None or backends.canonical(pt2.backend) not in backends.BY_DYNAMO:
         return Choice(f"the backend {pt2.backend} compiles")
     if section.batching.mode == "dynamic" or pt2.dynamic:
         return Choice("the graph is dynamic anyway")

@@ -6,9 +6,9 @@ among those the fastest. Where a cache holds what an earlier process chose, that
 
 import logging
 import statistics
+import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +16,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.capture.kept_state import StateKeeper
-from torchserve_openvino.backend.compiled import CompiledModule, Traced, is_exported
+from torchserve_openvino.backend.runners.guarded import Runner, Traced, is_exported
 from torchserve_openvino.backend.runtime.compare import difference, reordered
 from torchserve_openvino.report import Tracker
 
 logger = logging.getLogger(__name__)
 
-# In this order among equals.
-CANDIDATES = ("openvino", "openvino_ts", "export")
 # Timed calls of each, in turn, so that a busy moment of the machine meets all of them.
 ROUNDS = 7
 
@@ -39,7 +37,7 @@ class Trial:
     """
 
     name: str
-    compiled: CompiledModule
+    runner: Runner
     coverage: float = 0.0
     milliseconds: float = 0.0
     problem: str = ""
@@ -49,98 +47,47 @@ class Trial:
         return {"coverage": self.coverage, "milliseconds": round(self.milliseconds, 4), "problem": self.problem}
 
 
-class ChoosingModule(CompiledModule):
-    """A compiled model that becomes one of several at its first call; `report` is the chosen one's from then on.
+class ChoosingRunner(Runner):
+    """Tries several ways to compile at the first call; the best one takes over, and `report` is its own from then on.
 
     Args:
         model: The model.
-        makers: Compiles it, by the backend's name.
-        remake: As in `CompiledModule`.
+        makers: Make the runner of each, by the backend's name.
     """
 
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        makers: Mapping[str, Callable[[], CompiledModule]],
-        remake: Callable[[Any], CompiledModule] | None = None,
-    ) -> None:
+    def __init__(self, model: Callable[..., Any], makers: Mapping[str, Callable[[], Runner]]) -> None:
         tracker = Tracker()
         tracker.config["backend"] = "auto"
-        super().__init__(model, lambda: _eager(model, tracker, "none was tried yet"), tracker, remake=remake)
+        super().__init__(model, lambda: _eager(model, tracker, "none was tried yet"), tracker)
         self._makers = makers
-        self._chosen: CompiledModule | None = None
-        self._freezes = False
+        self._chosen: Runner | None = None
+        self._lock = threading.Lock()
+        self._become: Callable[[Runner], None] = lambda runner: None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def settles(self, become: Callable[[Runner], None]) -> None:
+        """See `Runner`."""
+        self._become = become
+
+    def freeze(self) -> None:
+        """See `Runner`."""
+        self.freezes = True
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model; the first call tries every backend."""
-        if self._chosen is None and is_exported(args, kwargs):
-            return self._inside(*args, **kwargs)
-        if self._chosen is None:
-            with self._lock:
-                if self._chosen is None:
-                    answer = self._choose(args, kwargs)
-                    if answer is not None:
-                        return answer[0]
+        if is_exported(args, kwargs):
+            return self.inside(args, kwargs)
+        with self._lock:
+            answer = self._choose(args, kwargs) if self._chosen is None else None
+        if answer is not None:
+            return answer[0]
         assert self._chosen is not None
-        return self._chosen(*args, **kwargs)
-
-    __call__._torchdynamo_inline = CompiledModule._inside  # type: ignore[attr-defined]
-
-    def freeze(self) -> CompiledModule:
-        """See `CompiledModule.freeze`."""
-        self._freezes = True
-        if self._chosen is not None:
-            self._chosen.freeze()
-        return self
-
-    @property
-    def _freezes_copies(self) -> bool:
-        return self._freezes
-
-    @property
-    def released(self) -> bool:
-        """See `CompiledModule.released`."""
-        return self._chosen is not None and self._chosen.released
-
-    @property
-    def frozen(self) -> int:
-        """See `CompiledModule.frozen`."""
-        return self._chosen.frozen if self._chosen is not None else 0
-
-    def give_memory_back(self) -> int:
-        """See `CompiledModule.give_memory_back`."""
-        return self._chosen.give_memory_back() if self._chosen is not None else 0
-
-    @property
-    def guarded_reasons(self) -> dict[str, int]:
-        """See `CompiledModule.guarded_reasons`."""
-        return self._chosen.guarded_reasons if self._chosen is not None else {}
-
-    def reject_cached(self) -> bool:
-        """See `CompiledModule.reject_cached`."""
-        return self._chosen is not None and self._chosen.reject_cached()
-
-    def confirm_cached(self) -> None:
-        """See `CompiledModule.confirm_cached`."""
-        if self._chosen is not None:
-            self._chosen.confirm_cached()
-
-    def poisoned(self) -> AbstractContextManager[None]:
-        """See `CompiledModule.poisoned`."""
-        return self._chosen.poisoned() if self._chosen is not None else super().poisoned()
-
-    def release_weights(self) -> CompiledModule:
-        """See `CompiledModule.release_weights`."""
-        if self._chosen is None:
-            return super().release_weights()
-        self._chosen.release_weights()
-        return self
+        return self._chosen(args, kwargs)
 
     def _choose(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
         """Finds the way to compile; the call's answer where it could be run only once."""
-        bench = _Bench(self.eager, args, kwargs)
+        bench = _Bench(self.model, args, kwargs)
         made = {name: make() for name, make in self._makers.items()}
-        if self._freezes:
+        if self.freezes:
             for compiled in made.values():
                 compiled.freeze()
         if bench.wrote:
@@ -156,24 +103,28 @@ class ChoosingModule(CompiledModule):
         best = min(fit, key=lambda trial: (-trial.coverage, trial.milliseconds), default=None)
         for trial in trials:
             if trial is not best:
-                trial.compiled.drop()
+                trial.runner.drop()
         facts = {
             "chosen": best.name if best else "eager",
             "from_cache": best is not None and best.name in stored,
             "tried": {trial.name: trial.to_dict() for trial in trials},
         }
         if best is not None:
-            chosen = best.compiled
+            chosen = best.runner
         else:
             reasons = "; ".join(f"{trial.name}: {trial.problem}" for trial in trials)
-            chosen = CompiledModule(self.eager, lambda: _eager(self.eager, self._tracker, reasons), self._tracker)
+            chosen = Runner(self.model, lambda: _eager(self.model, self._tracker, reasons), self._tracker)
         chosen.report.set_config("backend_choice", facts)
         self.report.follow(chosen.report)
         logger.info("Backend %s is used. Tried: %s", facts["chosen"], facts["tried"])
-        self._chosen = chosen
+        self._settle(chosen)
         return None
 
-    def _take_first(self, made: Mapping[str, CompiledModule], wrote: list[str]) -> None:
+    def _settle(self, chosen: Runner) -> None:
+        self._chosen = chosen
+        self._become(chosen)
+
+    def _take_first(self, made: Mapping[str, Runner], wrote: list[str]) -> None:
         """Chooses without trials: the model writes to its weights, and each further run would do it again."""
         name, chosen = next(iter(made.items()))
         reason = f"the model writes to its weights ({', '.join(wrote)}), so nothing was tried: this call ran in eager"
@@ -181,7 +132,7 @@ class ChoosingModule(CompiledModule):
         chosen.report.add_fallback("conversion_failed", "whole model", reason)
         self.report.follow(chosen.report)
         logger.warning("Backend %s is used: %s", name, reason)
-        self._chosen = chosen
+        self._settle(chosen)
 
 
 def _eager(model: Callable[..., Any], tracker: Tracker, problems: str) -> Traced:
@@ -226,7 +177,7 @@ class _Bench:
         if other is None:
             return
         try:
-            self._checks.append((other, self.run(model, other)[0]))
+            self._checks.append((other, self.run(lambda args, kwargs: model(*args, **kwargs), other)[0]))
         except Exception as error:
             logger.info("Backends are compared on one set of values; eager refuses the other: %s", error)
 
@@ -242,13 +193,13 @@ class _Bench:
         torch.set_rng_state(self._generator)
         self._keeper.restore()
 
-    def run(self, model: Callable[..., Any], call: Any) -> tuple[Any, float]:
+    def run(self, runner: Callable[[Any, Any], Any], call: Any) -> tuple[Any, float]:
         """The answer, and seconds."""
         args, kwargs = pytree.tree_map(_copy, call)
         torch.set_rng_state(self._generator)
         try:
             start = time.perf_counter()
-            answer = model(*args, **kwargs)
+            answer = runner(args, kwargs)
             return answer, time.perf_counter() - start
         finally:
             self._put_back()
@@ -258,15 +209,15 @@ class _Bench:
         logger.info("Backend %s: compiling, comparing, timing", trial.name)
         try:
             for call, expected in self._checks:
-                with trial.compiled.poisoned():
-                    answer, _ = self.run(trial.compiled, call)
-                precision = str(trial.compiled.report.summary.precision)
+                with trial.runner.poisoned():
+                    answer, _ = self.run(trial.runner, call)
+                precision = str(trial.runner.report.summary.precision)
                 trial.problem = trial.problem or difference(answer, expected, precision)
         except Exception as error:
             # Eager ran this call: whatever a backend raises is its own.
             logger.warning("Backend %s failed: %s", trial.name, error)
             trial.problem = f"{type(error).__name__}: {error}"
-        trial.coverage = trial.compiled.report.summary.coverage
+        trial.coverage = trial.runner.report.summary.coverage
         return trial
 
     def time(self, trials: list[Trial]) -> None:
@@ -274,7 +225,7 @@ class _Bench:
         seconds: dict[str, list[float]] = {trial.name: [] for trial in trials}
         for _ in range(ROUNDS):
             for trial in trials:
-                seconds[trial.name].append(self.run(trial.compiled, self._call)[1])
+                seconds[trial.name].append(self.run(trial.runner, self._call)[1])
         for trial in trials:
             trial.milliseconds = statistics.median(seconds[trial.name]) * 1e3
 

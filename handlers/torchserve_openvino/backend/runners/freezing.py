@@ -1,0 +1,223 @@
+"""Calls of our own backends: guarded at first, and frozen where the model promises not to change."""
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from torchserve_openvino.backend.routes.call_cache import CallCache
+from torchserve_openvino.backend.routes.frozen import FrozenCalls, GraphCall, Key, Route
+from torchserve_openvino.backend.routes.proof import Proof
+from torchserve_openvino.backend.runners.guarded import Runner, Traced, is_exported
+from torchserve_openvino.backend.runtime.pages import give_pages_back
+from torchserve_openvino.backend.settings import BackendSettings
+from torchserve_openvino.cache.identity.key import make_key
+from torchserve_openvino.errors import WeightsReleasedError
+
+logger = logging.getLogger(__name__)
+
+
+class FreezingRunner(Runner):
+    """Runs calls through Dynamo, and frozen ones by their recorded route, perhaps from the cache.
+
+    Args:
+        model: The model.
+        trace: Makes what goes through Dynamo.
+        settings: Of the backend.
+        calls: The cache of calls, for a frozen model.
+        proves: Whether a call from the cache is first compared with eager PyTorch.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        trace: Callable[[], Traced],
+        settings: BackendSettings,
+        calls: CallCache | None,
+        proves: bool,
+    ) -> None:
+        super().__init__(model, trace, settings.tracker)
+        self._settings = settings
+        self._calls = calls
+        self._proves = proves
+        self._frozen: FrozenCalls | None = None
+        self._lock = threading.RLock()
+        # Signatures that were stored after their first call, and are not confirmed yet.
+        self._stored: dict[Key, str] = {}
+
+    @property
+    def freezes(self) -> bool:  # type: ignore[override]
+        """See `Runner`."""
+        return self._frozen is not None
+
+    @property
+    def frozen(self) -> int:  # type: ignore[override]
+        """See `Runner`."""
+        return self._frozen.recorded if self._frozen is not None else 0
+
+    @property
+    def guarded_reasons(self) -> dict[str, int]:
+        """See `Runner`."""
+        return dict(self._frozen.refused) if self._frozen is not None else {}
+
+    @property
+    def released(self) -> bool:  # type: ignore[override]
+        """See `Runner`."""
+        return self._settings.eager_copy.released
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """See `Runner`."""
+        if self._frozen is None:
+            return self._guarded(args, kwargs)
+        key, leaves, recorded = self._frozen.find(args, kwargs)
+        if recorded is not None:
+            return recorded(leaves)
+        if key is None:
+            return self._guarded(args, kwargs)
+        if self._calls is not None and not self._frozen.known(key):
+            return self._first(self._calls, self._frozen, key, leaves, args, kwargs)
+        result, _ = self._recorded(self._frozen, key, leaves, args, kwargs)
+        if self._calls is not None and self._frozen.candidate(key) is None and (stored := self._stored.pop(key, "")):
+            # The second call took another way: the model keeps state that nothing showed.
+            self._calls.discard(stored)
+        return result
+
+    def _recorded(
+        self, frozen: FrozenCalls, key: Key, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, list[GraphCall]]:
+        """A guarded call that is written down, where it can be captured whole."""
+        if self.released or is_exported(args, kwargs) or frozen.parted(key):
+            return self._guarded(args, kwargs), []
+        traced, thread = self._traced, self._tracker.thread
+        calls: list[GraphCall] = []
+        runs = thread.graph_calls
+        thread.recording = calls
+        try:
+            result = (traced.whole or traced.call)(*args, **kwargs)
+        except Exception as error:
+            if traced.whole is None or thread.graph_calls != runs:
+                raise
+            failure: Exception | None = error
+        else:
+            failure = None
+        finally:
+            thread.recording = None
+        if failure is not None:
+            from torchserve_openvino.backend.routes.whole import why_not_whole
+
+            # Nothing of the call ran yet. Where the error is the caller's, this raises it again.
+            result = self._guarded(args, kwargs)
+            frozen.part(key, why_not_whole(failure))
+            return result, []
+        frozen.record(key, leaves, calls, result)
+        return result, calls
+
+    def _first(
+        self,
+        calls: CallCache,
+        frozen: FrozenCalls,
+        key: Key,
+        leaves: list[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """The first call of a signature: from the cache, proven, or traced and stored; the second confirms it."""
+        with self._lock:
+            if frozen.known(key):
+                return self(args, kwargs)
+            fields = calls.fields(key)
+            if fields is None:
+                return self._recorded(frozen, key, leaves, args, kwargs)[0]
+            entry = make_key("call", fields)
+            with calls.lock(entry):
+                route = calls.load(entry, fields)
+                if route is not None:
+                    result = self._proven(route, leaves, args, kwargs)
+                    if result is not None:
+                        frozen.put(key, route)
+                        calls.accept(entry)
+                        return result[0]
+                    calls.reject(entry)
+                answer, made = self._recorded(frozen, key, leaves, args, kwargs)
+                route = frozen.candidate(key)
+                if route is not None and made[0].blueprint is not None:
+                    calls.save(entry, fields, route, made[0].blueprint)
+                    self._stored[key] = entry
+            return answer
+
+    def _proven(
+        self, route: Route, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any] | None:
+        """The answer of a way from the cache, once eager PyTorch gave the same; None where it did not."""
+        proof = Proof(self.model, self._tracker, self.poisoned)
+        result, problem = proof.run(route, leaves, (args, kwargs), compares=self._proves)
+        if problem:
+            logger.warning("A cached model is not used and compiled again: %s", problem)
+            return None
+        self._tracker.cache.verified += self._proves
+        return (result,)
+
+    def freeze(self) -> None:
+        """See `CompiledModule.freeze`."""
+        self._frozen = FrozenCalls()
+
+    def poisoned(self) -> AbstractContextManager[None]:
+        """See `CompiledModule.poisoned`."""
+        return self._settings.memory.poison()
+
+    def reject_cached(self) -> bool:
+        """See `CompiledModule.reject_cached`."""
+        return self._calls is not None and self._calls.reject_used()
+
+    def confirm_cached(self) -> None:
+        """See `CompiledModule.confirm_cached`."""
+        if self._calls is not None:
+            self._tracker.cache.verified = self._tracker.cache.call_hits
+
+    def release_weights(self) -> None:
+        """See `CompiledModule.release_weights`."""
+        if reason := self._why_weights_are_needed():
+            raise WeightsReleasedError(f"the weights are still needed: {reason}")
+        assert isinstance(self.model, torch.nn.Module)
+        self._settings.eager_copy.released = True
+        if "_traced" in vars(self):
+            self._traced.release_weights()
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            tensor.data = torch.empty(0, dtype=tensor.dtype)
+
+    def give_memory_back(self) -> int:
+        """See `CompiledModule.give_memory_back`."""
+        partitions = self._settings.partitions
+        return give_pages_back(partitions.mapped) if partitions is not None else 0
+
+    def in_cache(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """See `Runner`."""
+        if self._frozen is None or self._calls is None:
+            return False
+        key, _, _ = self._frozen.find(args, kwargs)
+        fields = self._calls.fields(key) if key is not None else None
+        return fields is not None and self._calls.has(make_key("call", fields))
+
+    def drop(self) -> None:
+        """See `Runner`."""
+        super().drop()
+        for entry in self._stored.values():
+            assert self._calls is not None
+            self._calls.discard(entry)
+
+    def _why_weights_are_needed(self) -> str | None:
+        if not isinstance(self.model, torch.nn.Module):
+            return "only a module that OpenVINO runs can do without"
+        if not self._settings.own_weights:
+            return "the compiled model shares them (own_weights is False)"
+        if self._frozen is None or not self._frozen.recorded or self._frozen.refused:
+            refused = ", ".join(self._frozen.refused) if self._frozen is not None else ""
+            return f"calls run guarded{': ' + refused if refused else ', freeze() and call first'}"
+        summary = self.report.summary
+        if summary.coverage < 1.0 or summary.graph_breaks:
+            left = summary.ops_total - summary.ops_on_openvino
+            return f"{left} op(s) run in eager, {summary.graph_breaks} graph break(s)"
+        return None
