@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import output
 from benchmarks.harness import Call, interleave
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
-from torchserve_openvino.backend.probes import Observation, Probes
+from torchserve_openvino.backend.instrumentation import Instrumentation, Observation
 from torchserve_openvino.backend.upstream._openvino_private import fx_to_model
 
 OURS, UPSTREAM = "this package", "OpenVINO's decoder"
@@ -47,7 +47,7 @@ def lowered(depth: int) -> torch.fx.GraphModule:
     """The graph of a network as partitions see it, weights as inputs."""
     seen: list[Observation] = []
     torch.compiler.reset()
-    compiled = compile_with(network(depth), CompileSpec(probes=Probes(observe=seen.append)))
+    compiled = compile_with(network(depth), CompileSpec(instrumentation=Instrumentation(observe=seen.append)))
     with torch.inference_mode():
         compiled(torch.zeros(2, WIDTH))
     (observation,) = seen

@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import output
 from benchmarks.harness import Call, enough_repeats, interleave
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
+from torchserve_openvino.backend.instrumentation import Instrumentation, Observation
 from torchserve_openvino.backend.partitioning.cost_model import PIECE_US, eager_us
-from torchserve_openvino.backend.probes import Observation, Probes
 
 SIZES = (16, 1_000, 10_000, 100_000, 1_000_000)
 CHAINS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -53,7 +53,7 @@ class Piece:
 def piece(chain: str, elements: int, rounds: int) -> Piece:
     torch._dynamo.reset()
     seen: list[Observation] = []
-    compiled = compile_with(CHAINS[chain], CompileSpec(probes=Probes(observe=seen.append)))
+    compiled = compile_with(CHAINS[chain], CompileSpec(instrumentation=Instrumentation(observe=seen.append)))
     x = torch.rand(elements)
     with torch.inference_mode():
         compiled(x)

@@ -14,7 +14,7 @@ from conformance.cases import Call
 from conformance.compare import difference
 from conformance.outcome import Outcome, judge, merge, short
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
-from torchserve_openvino.backend.probes import Observation, Probes
+from torchserve_openvino.backend.instrumentation import Instrumentation, Observation
 from torchserve_openvino.ops import does_work, op_name
 
 # Several processes share the machine; small graphs are what is asked about.
@@ -177,7 +177,9 @@ def _run(
         return [function(*args, **kwargs) for args, kwargs in samples]
 
     model = _AsModule(run).eval() if mode == "export" else run
-    compiled = compile_with(model, CompileSpec(options=_OPTIONS, probes=Probes(observe=observer), **MODES[mode]))
+    compiled = compile_with(
+        model, CompileSpec(options=_OPTIONS, instrumentation=Instrumentation(observe=observer), **MODES[mode])
+    )
     cloned = [call.cloned() for call in calls]
     torch.manual_seed(0)
     try:

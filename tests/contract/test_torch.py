@@ -97,7 +97,7 @@ def test_fused_inference_kernels_have_no_decomposition() -> None:
 
 
 def test_reading_a_tree_may_import_modules_for_two_kinds_of_container() -> None:
-    """Why `backend/routes/plain_tree.py` refuses them."""
+    """Why `backend/routes/serialized_tree.py` refuses them."""
     from torch.utils import _pytree as pytree
 
     assert "import_module" in inspect.getsource(pytree.enum_object_hook)

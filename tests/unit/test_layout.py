@@ -57,7 +57,7 @@ def test_private_modules_of_torch_and_openvino_have_one_door_each() -> None:
 # imports whatever it needs; they import nothing of that but these.
 STAGES = ("upstream", "lowering", "partitioning", "conversion", "runtime", "routes", "capture", "runners")
 BESIDE = {
-    "spec": "", "open_axes": "", "probes": "routes", "settings": "routes",
+    "spec": "", "open_axes": "", "instrumentation": "routes", "settings": "routes",
     "compiled": "top", "compiler": "top", "entry": "top",
 }  # fmt: skip
 

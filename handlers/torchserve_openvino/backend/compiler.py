@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from torchserve_openvino.backend.compiled import CompiledModule
+from torchserve_openvino.backend.instrumentation import NOT_INSTRUMENTED, Instrumentation
 from torchserve_openvino.backend.open_axes import OpenAxes
-from torchserve_openvino.backend.probes import NO_PROBES, Probes
 from torchserve_openvino.backend.routes.call_cache import CallCache
 from torchserve_openvino.backend.runners.freezing import FreezingRunner
 from torchserve_openvino.backend.runners.guarded import Runner, Traced
@@ -34,7 +34,7 @@ class CompileSpec:
         resolved: Options that were validated before, instead of ``options``.
         own_weights: Whether the compiled model keeps its own copy of the weights, for `CompiledModule.release_weights`.
         cache: More about the cache than ``model_caching`` and ``cache_dir`` say.
-        probes: Hooks of a diagnosis; the cache must be off where they leave nodes out.
+        instrumentation: Hooks of a diagnosis; the cache must be off where they leave nodes out.
         open_axes: Sizes that one graph leaves open; `export` makes one for each shape all the same.
     """
 
@@ -46,7 +46,7 @@ class CompileSpec:
     resolved: ResolvedOptions | None = None
     own_weights: bool = False
     cache: CacheSettings = field(default_factory=CacheSettings)
-    probes: Probes = NO_PROBES
+    instrumentation: Instrumentation = NOT_INSTRUMENTED
     open_axes: OpenAxes | None = None
 
 
@@ -101,7 +101,7 @@ def make_settings(resolved: ResolvedOptions, tracker: Tracker, spec: CompileSpec
         tracker.cache.packaged = str(store.extra[0].root) if store.extra else ""
     backend = backends.canonical(spec.backend)
     settings = BackendSettings.of(resolved, tracker, spec.own_weights, store, spec.cache.for_level, backend)
-    settings.probes = spec.probes
+    settings.instrumentation = spec.instrumentation
     return settings
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torchserve_openvino.backend.probes import NO_PROBES, Probes
+from torchserve_openvino.backend.instrumentation import NOT_INSTRUMENTED, Instrumentation
 from torchserve_openvino.backend.routes.partition_cache import PartitionCache
 from torchserve_openvino.backend.runtime.execute import EagerCopy
 from torchserve_openvino.backend.runtime.memory import OutputMemory
@@ -39,8 +39,8 @@ class BackendSettings:
         partitions: The cache; None without one.
         eager_copy: Whether PyTorch's weights are still there.
         memory: Where answers are written to.
-        mappings: Operators and modules that the user taught OpenVINO.
-        probes: Hooks of a diagnosis.
+        mappings: Operators and modules that the user mapped.
+        instrumentation: Hooks of a diagnosis.
         backend: ``openvino``, ``openvino_ts`` or ``export``: who captures, and who converts.
     """
 
@@ -54,7 +54,7 @@ class BackendSettings:
     eager_copy: EagerCopy = field(default_factory=EagerCopy)
     memory: OutputMemory = field(default_factory=OutputMemory)
     mappings: Mappings = field(default_factory=Mappings)
-    probes: Probes = NO_PROBES
+    instrumentation: Instrumentation = NOT_INSTRUMENTED
     backend: str = "openvino"
 
     @classmethod
@@ -86,7 +86,7 @@ class BackendSettings:
             tracker.add_note("fallback to inductor was asked for, but no C++ compiler is on PATH: eager is used")
             fallback_to = "eager"
         partitions = None
-        taught, unknown = mappings_digest(mappings)
+        mapped, unknown = mappings_digest(mappings)
         for what in unknown if store is not None else ():
             tracker.cache.refused[f"{what} can't be made part of the key, so nothing is cached"] += 1
         if store is not None and not unknown:
@@ -98,7 +98,7 @@ class BackendSettings:
 
             tracker.cache.events = events
             partitions = PartitionCache(
-                store, options.device, ov_config, tracker.cache, for_level, taught, converter_of(backend)
+                store, options.device, ov_config, tracker.cache, for_level, mapped, converter_of(backend)
             )
         return cls(
             resolved,
@@ -140,7 +140,7 @@ class BackendSettings:
             converts=frontend_converts,
             own=self.converter == "fx",
             # What a function or a library of the user's converts is the user's to answer for.
-            taught=lambda name: (
+            mapped=lambda name: (
                 self.mappings.covers(name)
                 or (bool(libraries) and frontend_converts(name, libraries) and not frontend_converts(name))
             ),

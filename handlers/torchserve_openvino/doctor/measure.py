@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend import CompiledModule
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
-from torchserve_openvino.backend.partitioning.partition import LeftOut
-from torchserve_openvino.backend.probes import Observation, Probes
+from torchserve_openvino.backend.instrumentation import Instrumentation, Observation
+from torchserve_openvino.backend.partitioning.partition import RefusedNode
 from torchserve_openvino.doctor.target import Call, Target
 from torchserve_openvino.doctor.timing import time_nodes
 from torchserve_openvino.errors import ModelLoadError
@@ -38,7 +38,7 @@ class GraphRun:
     """
 
     graph: Observation
-    left_out: dict[Node, LeftOut]
+    left_out: dict[Node, RefusedNode]
     part_of: dict[str, str]
     node_ms: dict[str, float] = field(default_factory=dict)
     outer_ms: dict[str, float] = field(default_factory=dict)
@@ -129,7 +129,8 @@ def measure(target: Target, progress: Callable[[str], None]) -> Measured:
         ) from error
     progress("compiling for OpenVINO")
     compiled = compile_with(
-        target.model, CompileSpec(dynamic=target.dynamic, resolved=target.options, probes=Probes(called=called))
+        target.model,
+        CompileSpec(dynamic=target.dynamic, resolved=target.options, instrumentation=Instrumentation(called=called)),
     )
     # The second call settles what depends on the first, such as tensors made in inference mode.
     run(compiled, target.call)

@@ -75,7 +75,7 @@ class Helper:
             return [self._enable(sample)]
         if sample.kind == "tiny_partition":
             return [_TINY]
-        # Where the types are the cause, OpenVINO can't be taught.
+        # Where the types are the cause, a mapping does not help.
         foreign = sorted({str(each) for each in sample.dtypes if each not in OV_TYPES})
         values = step_for_values(f"on {foreign[0]}" if foreign else sample.reason)
         if values is not None:

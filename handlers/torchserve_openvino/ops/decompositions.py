@@ -97,7 +97,7 @@ def _keep_whole(support: SupportTable, upstream: set[str], table: Table) -> Tabl
     return {
         op: found
         for op, found in table.items()
-        if not (support.is_disabled(name := op_name(op)) or support.is_taught(name) or runs_whole(name))
+        if not (support.is_disabled(name := op_name(op)) or support.is_mapped(name) or runs_whole(name))
     }
 
 
@@ -111,7 +111,7 @@ def own_decompositions() -> Table:
 
 
 def _is_ours(support: SupportTable, name: str) -> bool:
-    return not support.is_disabled(name) and not support.is_taught(name)
+    return not support.is_disabled(name) and not support.is_mapped(name)
 
 
 def _add_own(support: SupportTable, table: Table) -> Table:

@@ -44,7 +44,7 @@ class SupportTable:
         upstream: Names of OpenVINO's own table, without ``torch.ops.``: overloads, or packets for all of theirs.
         disabled: Canonical names that the user took out (`BackendOptions.disabled_ops`).
         converts: Whether OpenVINO's frontend has a conversion rule for an overload.
-        taught: Whether the user taught OpenVINO an overload, which wins over everything but ``disabled``.
+        mapped: Whether the user mapped an overload, which wins over everything but ``disabled``.
         own: Whether this package's conversions are used; TorchScript's tracer can't call them.
 
     Attributes:
@@ -57,13 +57,13 @@ class SupportTable:
         disabled: Iterable[str] = (),
         *,
         converts: Callable[[str], bool],
-        taught: Callable[[str], bool] = lambda name: False,
+        mapped: Callable[[str], bool] = lambda name: False,
         own: bool = True,
     ) -> None:
         self._supported = frozenset(upstream)
         self._disabled = frozenset(disabled)
         self._converts = converts
-        self.is_taught = taught
+        self.is_mapped = mapped
         self.own = own
 
     def knows(self, name: str) -> bool:
@@ -71,7 +71,7 @@ class SupportTable:
         if self.is_disabled(name):
             return False
         rule = rule_of(name)
-        if self.is_taught(name) or rule.convert is not None:
+        if self.is_mapped(name) or rule.convert is not None:
             return True
         # The rules are of ATen's operators: upstream also names some of quantized_decomposed and torchvision.
         listed = rule.verified or name in self._supported or packet_name(name) in self._supported
@@ -107,12 +107,12 @@ class SupportTable:
         if not isinstance(node.target, torch._ops.OpOverload):
             return Refusal("unsupported_op", f"{name} is not an ATen operator")
         refusal = self._refuse_overload(node, node.target, name) or _refuse_types(node, name)
-        if refusal is not None or self.is_taught(name):
+        if refusal is not None or self.is_mapped(name):
             return refusal
         return self._refuse_arguments(node, name)
 
     def _refuse_overload(self, node: Node, target: torch._ops.OpOverload, name: str) -> Refusal | None:
-        seeded = torch.Tag.nondeterministic_seeded in target.tags and not self.is_taught(name)
+        seeded = torch.Tag.nondeterministic_seeded in target.tags and not self.is_mapped(name)
         draws = rule_of(name).draws
         if seeded and (draws is None or draws(node)):
             return Refusal("unsupported_op", f"{name} draws random numbers: torch's own generator must decide them")

@@ -40,7 +40,7 @@ FOLDER = f"{WORKERS_PREFIX}precision"
 
 
 @dataclass(frozen=True)
-class Trial:
+class TimedPrecision:
     """One precision that was compiled, verified and timed against f32.
 
     Attributes:
@@ -133,7 +133,7 @@ def sure_median(values: Sequence[float], confidence: float = CONFIDENCE) -> floa
     return sorted(values)[below - 1] if below else -math.inf
 
 
-def choose(trials: Sequence[Trial]) -> int:
+def choose(trials: Sequence[TimedPrecision]) -> int:
     """Index of the trial that is served.
 
     It is the first, f32, unless another passed verification, covers as much, and is faster by `MIN_GAIN` for sure.
@@ -148,7 +148,7 @@ def choose(trials: Sequence[Trial]) -> int:
     return best
 
 
-def explain(trials: Sequence[Trial], chosen: int) -> dict[str, Any]:
+def explain(trials: Sequence[TimedPrecision], chosen: int) -> dict[str, Any]:
     """What was tried, JSON-safe."""
     tried = {
         trial.precision: {

@@ -198,14 +198,14 @@ class Preparation:
     def _measure(self, resolved: ResolvedOptions, tried: Sequence[str]) -> dict[str, Any]:
         """Compiles each precision, verifies it, and times it against f32, in turns; what came of it, JSON-safe."""
         base: Prepared | None = None
-        trials: list[precision.Trial] = []
+        trials: list[precision.TimedPrecision] = []
         for name in tried:
             logger.info("Precision %s: compiling, verifying, timing", name)
             # Without the cache, which an archive may carry: what loses would lie in it for nothing.
             options = precision.with_precision(resolved, name, f"{precision.KEY}: auto")
             prepared = self._compilation.make(options, open_axes=self._graph.open_axes, cached=False)
             result = self._admission.compare(prepared.model, prepared.report, name)
-            trial = precision.Trial(name, result, coverage=prepared.report.summary.coverage)
+            trial = precision.TimedPrecision(name, result, coverage=prepared.report.summary.coverage)
             if base is None:
                 base = prepared
             else:

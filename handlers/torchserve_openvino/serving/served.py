@@ -199,7 +199,7 @@ class ServedModel:
         return Fitted(tuple(args), kwargs, rows) if self.facts.joins else None
 
     def _learn(self, args: Sequence[Any], kwargs: dict[str, Any]) -> RowFacts:
-        """Probes with the first call's first item, and with the same values in another order."""
+        """Instrumentation with the first call's first item, and with the same values in another order."""
         first = pytree.tree_map(lambda t: t[:1], (tuple(args), kwargs))
         second = pytree.tree_map(lambda t: t.flip(tuple(range(1, t.dim()))), first)
         facts = probe_rows(self._eager, first, second)

@@ -9,13 +9,22 @@ from serving_worker import WARMUP, save_weights
 
 from torchserve_openvino.config import resolve_options
 from torchserve_openvino.serving import precision
-from torchserve_openvino.serving.precision import Trial, candidates, choose, explain, sure_median, with_precision
+from torchserve_openvino.serving.precision import (
+    TimedPrecision,
+    candidates,
+    choose,
+    explain,
+    sure_median,
+    with_precision,
+)
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 
-def trial(name: str, gain: float = 1.0, passed: bool = True, coverage: float = 1.0, sure: float | None = None) -> Trial:
+def trial(
+    name: str, gain: float = 1.0, passed: bool = True, coverage: float = 1.0, sure: float | None = None
+) -> TimedPrecision:
     verify = {"passed": passed, "max_abs": 0.1, "cosine": 1.0}
-    return Trial(name, verify, gain, gain if sure is None else sure, coverage)
+    return TimedPrecision(name, verify, gain, gain if sure is None else sure, coverage)
 
 
 @pytest.fixture

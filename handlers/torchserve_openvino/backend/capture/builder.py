@@ -17,10 +17,10 @@ from torch.fx import GraphModule, Node
 
 from torchserve_openvino.backend.capture.fallback import fallback_for, laid_out
 from torchserve_openvino.backend.conversion.convert import ConversionError, Converted, convert
-from torchserve_openvino.backend.partitioning.partition import LeftOut, Part, Partitioned, partition
-from torchserve_openvino.backend.probes import Observation
+from torchserve_openvino.backend.instrumentation import Observation
+from torchserve_openvino.backend.partitioning.partition import Part, Partitioned, RefusedNode, partition
 from torchserve_openvino.backend.routes.partition_cache import StoredPartition
-from torchserve_openvino.backend.routes.plain_part import Blueprint
+from torchserve_openvino.backend.routes.serialized_part import Blueprint
 from torchserve_openvino.backend.runtime.assemble import assemble
 from torchserve_openvino.backend.runtime.build import build, note_built
 from torchserve_openvino.backend.runtime.execute import CompiledPartition, GuardedPartition, count_runtime_failure
@@ -103,7 +103,7 @@ class GraphBuilder:
         """Counts each node that stays in eager PyTorch, with its reason and the user's line."""
         self._report(Counter(self._partitioned.left_out))
 
-    def _report(self, left_out: Counter[LeftOut]) -> None:
+    def _report(self, left_out: Counter[RefusedNode]) -> None:
         for item, count in left_out.items():
             new = self._settings.tracker.add_fallback(
                 item.refusal.kind, item.op, to="eager", reason=item.refusal.reason, where=item.where, count=count
@@ -118,7 +118,7 @@ class GraphBuilder:
 
     def _refuse(self, node: Node) -> Refusal | None:
         refusal = self._refused.get(op_name(node.target)) or self._settings.support.refuse(node)
-        leave_out = self._settings.probes.leave_out
+        leave_out = self._settings.instrumentation.leave_out
         if refusal is None and leave_out is not None and (reason := leave_out(node)) is not None:
             return Refusal("disabled_op", reason)
         return refusal
@@ -206,7 +206,7 @@ class GraphBuilder:
             )
             record.builds += 1
         settings.tracker.add_build()
-        run = settings.probes.watch(
+        run = settings.instrumentation.watch(
             Observation(self._gm, self._partitioned, calls, self._record), assemble(self._partitioned.outer, calls)
         )
         whole = all(call.compiled is not None for call in calls.values()) and len(keys) == len(calls)

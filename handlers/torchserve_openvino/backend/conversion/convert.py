@@ -87,7 +87,7 @@ def _convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappin
         nodes = part.output_nodes()
         outputs = tuple(spec_of(value_of(nodes[order.index(i)])) for i in range(max(order) + 1))
         if converter == "ts":
-            _refuse_taught(part, mappings)
+            _refuse_mapped(part, mappings)
             model, decoder = convert_traced(frozen, mappings.libraries)
         else:
             mapped = replace_mapped(frozen.graph, mappings, weights)
@@ -133,11 +133,11 @@ def _convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappin
     )
 
 
-def _refuse_taught(part: Part, mappings: Mappings) -> None:
+def _refuse_mapped(part: Part, mappings: Mappings) -> None:
     """Raises for operators that only the user's functions convert: TorchScript's tracer can't call these."""
-    taught = frozenset(name for name in part.op_counts if mappings.covers(name))
-    if taught:
-        message = f"{', '.join(sorted(taught))}: op_mappings have no effect with the backend openvino_ts"
+    mapped = frozenset(name for name in part.op_counts if mappings.covers(name))
+    if mapped:
+        message = f"{', '.join(sorted(mapped))}: op_mappings have no effect with the backend openvino_ts"
         raise OpMappingError(message)
 
 

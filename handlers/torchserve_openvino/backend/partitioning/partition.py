@@ -23,7 +23,7 @@ Refuse = Callable[[Node], Refusal | None]
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class RefusedNode:
     """A node that stays in eager PyTorch."""
 
     op: str
@@ -71,7 +71,7 @@ class Partitioned:
 
     outer: GraphModule
     parts: list[Part]
-    left_out: list[LeftOut]
+    left_out: list[RefusedNode]
     ops_total: int
 
 
@@ -117,7 +117,7 @@ def partition(gm: GraphModule, refuse: Refuse, min_partition_us: float | None = 
     refusals |= {node: tiny[id(p)] for p in proposed if id(p) in tiny for node in p.nodes}
     proposed = [p for p in proposed if id(p) not in tiny]
     left_out = [
-        LeftOut(op_name(node.target), refusal, where_of(node))
+        RefusedNode(op_name(node.target), refusal, where_of(node))
         for node, refusal in refusals.items()
         if refusal is not None and does_work(node)
     ]

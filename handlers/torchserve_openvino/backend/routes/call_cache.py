@@ -17,17 +17,23 @@ import torch
 
 from torchserve_openvino.backend.routes.frozen import Key, Route, signature
 from torchserve_openvino.backend.routes.partition_cache import PartitionCache
-from torchserve_openvino.backend.routes.plain_call import (
+from torchserve_openvino.backend.routes.serialized_call import (
     LazyGraph,
     below,
     plain_fallback,
     plain_record,
-    plain_whole,
+    plain_single,
     read_fallback,
 )
-from torchserve_openvino.backend.routes.plain_graph import PlainGraph, decode, draws_random_numbers, encode, to_plain
-from torchserve_openvino.backend.routes.plain_tree import text_to_tree, tree_to_text
-from torchserve_openvino.backend.runtime.assemble import Whole
+from torchserve_openvino.backend.routes.serialized_graph import (
+    PlainGraph,
+    decode,
+    draws_random_numbers,
+    encode,
+    to_plain,
+)
+from torchserve_openvino.backend.routes.serialized_tree import text_to_tree, tree_to_text
+from torchserve_openvino.backend.runtime.assemble import SinglePartition
 from torchserve_openvino.backend.runtime.execute import GuardedPartition, count_runtime_failure
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.cache.identity.fingerprint import Fingerprint, fingerprint
@@ -40,7 +46,7 @@ from torchserve_openvino.config.options import json_safe
 from torchserve_openvino.report.tracker import GraphRecord, PartitionRecord
 
 if TYPE_CHECKING:
-    from torchserve_openvino.backend.routes.plain_part import Blueprint
+    from torchserve_openvino.backend.routes.serialized_part import Blueprint
 
 logger = logging.getLogger(__name__)
 
@@ -208,7 +214,9 @@ class CallCache:
         whole = body["whole"]
         if whole is not None:
             slots = [(kind, decode(value)) for kind, value in whole["slots"]]
-            run: Callable[..., Any] = Whole(whole["part"], list(whole["pick"]), slots).bind(calls[whole["part"]])
+            run: Callable[..., Any] = SinglePartition(whole["part"], list(whole["pick"]), slots).bind(
+                calls[whole["part"]]
+            )
         else:
             run = PlainGraph(body["outer"], calls, below(tensors, "outer"))
         return _Built(run, record, [read_fallback(item) for item in body["left_out"]])
@@ -232,7 +240,7 @@ class CallCache:
         self._record.stored += stored is not None
 
     def _body(self, route: Route, blueprint: "Blueprint") -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        from torchserve_openvino.backend.routes.plain_part import attributes
+        from torchserve_openvino.backend.routes.serialized_part import attributes
 
         for item in blueprint.left_out:
             if draws_random_numbers(item.op):
@@ -245,10 +253,10 @@ class CallCache:
             parts.append({"name": part.name, "key": key, "graph": graph, "returns_tuple": part.returns_tuple})
             tensors |= {f"{part.name}/{name}": tensor for name, tensor in attributes(part.graph).items()}
         tensors |= {f"outer/{name}": tensor for name, tensor in attributes(partitioned.outer).items()}
-        whole = Whole.of(partitioned.outer)
+        whole = SinglePartition.of(partitioned.outer)
         graph = {
             "parts": parts,
-            "whole": None if whole is None else plain_whole(whole),
+            "whole": None if whole is None else plain_single(whole),
             "outer": None if whole is not None else to_plain(partitioned.outer.graph),
         }
         contents = {name: tensor_digest(tensor) for name, tensor in tensors.items()}

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchserve_openvino.backend.routes.plain_tree import tree_to_text
+from torchserve_openvino.backend.routes.serialized_tree import tree_to_text
 from torchserve_openvino.backend.runtime.compare import output_tensors
 
 if TYPE_CHECKING:
-    from torchserve_openvino.backend.routes.plain_part import Blueprint
+    from torchserve_openvino.backend.routes.serialized_part import Blueprint
 
 logger = logging.getLogger(__name__)
 

@@ -96,11 +96,11 @@ class PartitionCache:
 
     def fields(self, part: "Part", constants: Mapping[int, "torch.Tensor"]) -> dict[str, Any] | None:
         """The key's fields; None where the graph has no plain form."""
-        from torchserve_openvino.backend.routes.plain_graph import PlainGraphError
-        from torchserve_openvino.backend.routes.plain_part import mapped_modules, plain_part
+        from torchserve_openvino.backend.routes.serialized_graph import PlainGraphError
+        from torchserve_openvino.backend.routes.serialized_part import mapped_modules, serialized_part
 
         try:
-            graph = plain_part(part)
+            graph = serialized_part(part)
             mappings = [self.mappings, mapped_modules(part)] if self.mappings else []
         except (PlainGraphError, TypeError) as error:
             self._record.refused[f"a partition was not stored: {error}"] += 1

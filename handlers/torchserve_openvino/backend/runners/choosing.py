@@ -27,7 +27,7 @@ ROUNDS = 7
 
 
 @dataclass
-class Trial:
+class Candidate:
     """One way to compile the model, as it did on the first call.
 
     Attributes:
@@ -95,24 +95,24 @@ class ChoosingRunner(Runner):
             return (bench.keep(),)
         # An earlier process chose it, and stored what it compiled: another choice would compile the other shapes anew.
         stored = [name for name, compiled in made.items() if compiled.in_cache(args, kwargs)][:1]
-        trials = [bench.check(Trial(name, made.pop(name))) for name in stored]
-        if not stored or trials[0].problem:
-            trials += [bench.check(Trial(name, compiled)) for name, compiled in made.items()]
-        fit = [trial for trial in trials if not trial.problem]
+        candidates = [bench.check(Candidate(name, made.pop(name))) for name in stored]
+        if not stored or candidates[0].problem:
+            candidates += [bench.check(Candidate(name, compiled)) for name, compiled in made.items()]
+        fit = [candidate for candidate in candidates if not candidate.problem]
         bench.time(fit)
-        best = min(fit, key=lambda trial: (-trial.coverage, trial.milliseconds), default=None)
-        for trial in trials:
-            if trial is not best:
-                trial.runner.drop()
+        best = min(fit, key=lambda candidate: (-candidate.coverage, candidate.milliseconds), default=None)
+        for candidate in candidates:
+            if candidate is not best:
+                candidate.runner.drop()
         facts = {
             "chosen": best.name if best else "eager",
             "from_cache": best is not None and best.name in stored,
-            "tried": {trial.name: trial.to_dict() for trial in trials},
+            "tried": {candidate.name: candidate.to_dict() for candidate in candidates},
         }
         if best is not None:
             chosen = best.runner
         else:
-            reasons = "; ".join(f"{trial.name}: {trial.problem}" for trial in trials)
+            reasons = "; ".join(f"{candidate.name}: {candidate.problem}" for candidate in candidates)
             chosen = Runner(self.model, lambda: _eager(self.model, self._tracker, reasons), self._tracker)
         chosen.report.set_config("backend_choice", facts)
         self.report.follow(chosen.report)
@@ -125,7 +125,7 @@ class ChoosingRunner(Runner):
         self._become(chosen)
 
     def _take_first(self, made: Mapping[str, Runner], wrote: list[str]) -> None:
-        """Chooses without trials: the model writes to its weights, and each further run would do it again."""
+        """Chooses without candidates: the model writes to its weights, and each further run would do it again."""
         name, chosen = next(iter(made.items()))
         reason = f"the model writes to its weights ({', '.join(wrote)}), so nothing was tried: this call ran in eager"
         chosen.report.set_config("backend_choice", {"chosen": name, "from_cache": False, "tried": {}, "reason": reason})
@@ -204,30 +204,30 @@ class _Bench:
         finally:
             self._put_back()
 
-    def check(self, trial: Trial) -> Trial:
+    def check(self, candidate: Candidate) -> Candidate:
         """Compiles by calling, twice because a second call confirms the first, then once more on other values."""
-        logger.info("Backend %s: compiling, comparing, timing", trial.name)
+        logger.info("Backend %s: compiling, comparing, timing", candidate.name)
         try:
             for call, expected in self._checks:
-                with trial.runner.poisoned():
-                    answer, _ = self.run(trial.runner, call)
-                precision = str(trial.runner.report.summary.precision)
-                trial.problem = trial.problem or difference(answer, expected, precision)
+                with candidate.runner.poisoned():
+                    answer, _ = self.run(candidate.runner, call)
+                precision = str(candidate.runner.report.summary.precision)
+                candidate.problem = candidate.problem or difference(answer, expected, precision)
         except Exception as error:
             # Eager ran this call: whatever a backend raises is its own.
-            logger.warning("Backend %s failed: %s", trial.name, error)
-            trial.problem = f"{type(error).__name__}: {error}"
-        trial.coverage = trial.runner.report.summary.coverage
-        return trial
+            logger.warning("Backend %s failed: %s", candidate.name, error)
+            candidate.problem = f"{type(error).__name__}: {error}"
+        candidate.coverage = candidate.runner.report.summary.coverage
+        return candidate
 
-    def time(self, trials: list[Trial]) -> None:
+    def time(self, candidates: list[Candidate]) -> None:
         """Times them call by call in turn."""
-        seconds: dict[str, list[float]] = {trial.name: [] for trial in trials}
+        seconds: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
         for _ in range(ROUNDS):
-            for trial in trials:
-                seconds[trial.name].append(self.run(trial.runner, self._call)[1])
-        for trial in trials:
-            trial.milliseconds = statistics.median(seconds[trial.name]) * 1e3
+            for candidate in candidates:
+                seconds[candidate.name].append(self.run(candidate.runner, self._call)[1])
+        for candidate in candidates:
+            candidate.milliseconds = statistics.median(seconds[candidate.name]) * 1e3
 
 
 def _copy(leaf: Any) -> Any:

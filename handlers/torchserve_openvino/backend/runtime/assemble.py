@@ -26,7 +26,7 @@ def picker(positions: list[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
 
 def assemble(outer: "GraphModule", calls: Mapping[str, GuardedPartition]) -> Callable[..., Any]:
     """The outer graph as a function, with its ``call_module`` nodes bound to ``calls``."""
-    whole = Whole.of(outer)
+    whole = SinglePartition.of(outer)
     if whole is not None:
         return whole.bind(calls[whole.part])
     root: dict[str, Any] = dict(calls)
@@ -38,7 +38,7 @@ def assemble(outer: "GraphModule", calls: Mapping[str, GuardedPartition]) -> Cal
 
 
 @dataclass(frozen=True)
-class Whole:
+class SinglePartition:
     """An outer graph that is one partition and nothing else, so that it can be called directly.
 
     Attributes:
@@ -53,7 +53,7 @@ class Whole:
     slots: list[tuple[str, Any]]
 
     @classmethod
-    def of(cls, outer: "GraphModule") -> "Whole | None":
+    def of(cls, outer: "GraphModule") -> "SinglePartition | None":
         """None where more stands in the graph."""
         inner = [node for node in outer.graph.nodes if node.op not in {"placeholder", "output"}]
         modules = [node for node in inner if node.op == "call_module"]

@@ -84,7 +84,7 @@ ARGUMENTS: dict[str, str] = {
     "resolved": "graph",  # The options again.
     "own_weights": "nowhere",  # Decides who keeps the memory.
     "cache": "nowhere",
-    "probes": "nowhere",  # A diagnosis, without a cache.
+    "instrumentation": "nowhere",  # A diagnosis, without a cache.
     "tracker": "nowhere",
     "open_axes": "graph",
 }

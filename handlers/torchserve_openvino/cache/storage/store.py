@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.cache.storage import housekeeping
+from torchserve_openvino.cache.storage.checksums import Problem, Progress, verify
 from torchserve_openvino.cache.storage.directory import Draft, open_root, remove
 from torchserve_openvino.cache.storage.events import Events
 from torchserve_openvino.cache.storage.housekeeping import Freed, Size
@@ -31,7 +32,6 @@ from torchserve_openvino.cache.storage.manifest import (
 )
 from torchserve_openvino.cache.storage.objects import Objects, Source
 from torchserve_openvino.cache.storage.reader import Reader
-from torchserve_openvino.cache.storage.verify import Problem, Progress, verify
 from torchserve_openvino.errors import DamagedEntryError
 
 logger = logging.getLogger(__name__)

@@ -256,10 +256,10 @@ def _kind(outcome: Outcome) -> Kind:
 def _by_suspicion(outcome: Outcome) -> list[str]:
     """Operators that a failure names first, then those that the user or this package added, then rare ones."""
     counts = Counter(node.op for node in outcome.nodes)
-    taught = registered()
+    mapped = registered()
 
     def suspicion(op: str) -> tuple[bool, bool, int]:
-        known = op.startswith("aten.") and not rule_of(op).verified and not taught.covers(op)
+        known = op.startswith("aten.") and not rule_of(op).verified and not mapped.covers(op)
         return op not in outcome.suspects, known, counts[op]
 
     return sorted(counts, key=suspicion)

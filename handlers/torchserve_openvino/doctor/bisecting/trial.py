@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend import compile
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
-from torchserve_openvino.backend.probes import Probes
+from torchserve_openvino.backend.instrumentation import Instrumentation
 from torchserve_openvino.backend.runtime.compare import difference, largest_difference, reordered
 from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.doctor.describe import described
@@ -169,7 +169,8 @@ class Experiments:
         names = dict.fromkeys((*self._options.options.disabled_ops, *disabled_ops))
         options = replace(self._options, options=replace(self._options.options, disabled_ops=tuple(names)))
         compiled = compile_with(
-            self._model, CompileSpec(dynamic=self._dynamic, resolved=options, probes=Probes(leave_out=probe))
+            self._model,
+            CompileSpec(dynamic=self._dynamic, resolved=options, instrumentation=Instrumentation(leave_out=probe)),
         )
         with _quiet():
             try:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchserve_openvino.backend.routes.plain_graph import PlainGraph, encode
-from torchserve_openvino.backend.runtime.assemble import Whole
+from torchserve_openvino.backend.routes.serialized_graph import PlainGraph, encode
+from torchserve_openvino.backend.runtime.assemble import SinglePartition
 from torchserve_openvino.report.tracker import FALLBACK_KINDS, GraphRecord
 
 if TYPE_CHECKING:
-    from torchserve_openvino.backend.partitioning.partition import LeftOut
+    from torchserve_openvino.backend.partitioning.partition import RefusedNode
 
 
 class LazyGraph:
@@ -31,7 +31,7 @@ class LazyGraph:
         return self._graph(*args)
 
 
-def plain_whole(whole: Whole) -> dict[str, Any]:
+def plain_single(whole: SinglePartition) -> dict[str, Any]:
     """JSON-safe."""
     slots = [[kind, encode(value)] for kind, value in whole.slots]
     return {"part": whole.part, "pick": whole.pick, "slots": slots}
@@ -54,7 +54,7 @@ def plain_record(record: GraphRecord) -> dict[str, Any]:
     return {**facts, "where": place_of(record.where), "decomposed": decomposed, "partitions": partitions}
 
 
-def plain_fallback(item: "LeftOut") -> dict[str, Any]:
+def plain_fallback(item: "RefusedNode") -> dict[str, Any]:
     """JSON-safe; `read_fallback` reads it."""
     refusal = item.refusal
     return {"kind": refusal.kind, "op": item.op, "to": "eager", "reason": refusal.reason, "where": place_of(item.where)}

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
-from torchserve_openvino.backend.probes import Observation, Probes
+from torchserve_openvino.backend.instrumentation import Instrumentation, Observation
 from torchserve_openvino.ops import op_name
 
 
@@ -18,7 +18,7 @@ def test_a_node_can_be_left_out_by_name() -> None:
         names.append(node.name)
         return "suspected" if node.name == "relu_1" else None
 
-    compiled = compile_with(model, CompileSpec(probes=Probes(leave_out=leave_out)))
+    compiled = compile_with(model, CompileSpec(instrumentation=Instrumentation(leave_out=leave_out)))
     x = torch.randn(2, 4)
     with torch.inference_mode():
         assert torch.allclose(compiled(x), model(x), atol=1e-5)
@@ -31,7 +31,7 @@ def test_what_was_built_is_shown() -> None:
     seen: list[Observation] = []
     compiled = compile_with(
         nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(),
-        CompileSpec(options={"disabled_ops": ["aten.relu"]}, probes=Probes(observe=seen.append)),
+        CompileSpec(options={"disabled_ops": ["aten.relu"]}, instrumentation=Instrumentation(observe=seen.append)),
     )
     with torch.inference_mode():
         compiled(torch.randn(2, 4))
@@ -46,7 +46,7 @@ def test_each_call_of_a_graph_is_shown_with_its_arguments() -> None:
     seen: list[tuple[Observation, list[Any]]] = []
     model = nn.Linear(4, 4).eval()
     compiled = compile_with(
-        model, CompileSpec(probes=Probes(called=lambda graph, args: seen.append((graph, list(args)))))
+        model, CompileSpec(instrumentation=Instrumentation(called=lambda graph, args: seen.append((graph, list(args)))))
     )
     x = torch.randn(2, 4)
     with torch.inference_mode():

@@ -7,8 +7,8 @@ import torch
 from torch.fx import GraphModule
 
 from torchserve_openvino.backend.conversion.mapped_modules import module_of
-from torchserve_openvino.backend.partitioning.partition import LeftOut, Part, Partitioned
-from torchserve_openvino.backend.routes.plain_graph import Plain, PlainGraphError, to_plain
+from torchserve_openvino.backend.partitioning.partition import Part, Partitioned, RefusedNode
+from torchserve_openvino.backend.routes.serialized_graph import Plain, PlainGraphError, to_plain
 from torchserve_openvino.backend.spec import spec_of
 from torchserve_openvino.cache.identity.fingerprint import fingerprint
 from torchserve_openvino.cache.identity.tensors import tensor_digest
@@ -31,12 +31,12 @@ class Blueprint:
     record: GraphRecord = field(repr=False)
 
     @property
-    def left_out(self) -> list[LeftOut]:
+    def left_out(self) -> list[RefusedNode]:
         """Nodes that run in eager PyTorch."""
         return self.partitioned.left_out
 
 
-def plain_part(part: Part) -> Plain:
+def serialized_part(part: Part) -> Plain:
     """Everything that decides what a partition computes, except its constants.
 
     Raises:

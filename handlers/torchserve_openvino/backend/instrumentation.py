@@ -30,7 +30,7 @@ class Observation:
 
 
 @dataclass(frozen=True)
-class Probes:
+class Instrumentation:
     """Hooks of one compiled model. With ``leave_out`` no cache may be in use: its keys do not know of it.
 
     Attributes:
@@ -59,4 +59,4 @@ class Probes:
         return watched
 
 
-NO_PROBES = Probes()
+NOT_INSTRUMENTED = Instrumentation()
