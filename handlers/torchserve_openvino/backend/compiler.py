@@ -12,13 +12,17 @@ from torchserve_openvino.backend.compiled import CompiledModule
 from torchserve_openvino.backend.instrumentation import NOT_INSTRUMENTED, Instrumentation
 from torchserve_openvino.backend.open_axes import OpenAxes
 from torchserve_openvino.backend.routes.call_cache import CallCache
+from torchserve_openvino.backend.routes.partition_cache import PartitionCache
+from torchserve_openvino.backend.routes.recorder import CallRecorder
 from torchserve_openvino.backend.runners.freezing import FreezingRunner
 from torchserve_openvino.backend.runners.guarded import Runner, Traced
-from torchserve_openvino.backend.settings import BackendSettings
+from torchserve_openvino.backend.settings import BackendSettings, converter_of, cpp_compiler
+from torchserve_openvino.backend.upstream._openvino_private import use_libraries
+from torchserve_openvino.cache.identity.mapping_print import mappings_digest
 from torchserve_openvino.cache.open import CacheSettings, open_cache
 from torchserve_openvino.config import ResolvedOptions, backends, resolve_options
 from torchserve_openvino.errors import TorchScriptModelError
-from torchserve_openvino.ops.mappings import Mappings
+from torchserve_openvino.ops.mappings import Mappings, registered
 from torchserve_openvino.report import Tracker
 
 # Each static shape is one compilation; Dynamo's default of 8 would send the ninth batch size to eager for good.
@@ -93,16 +97,65 @@ def _runner(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> R
 
 
 def make_settings(resolved: ResolvedOptions, tracker: Tracker, spec: CompileSpec) -> BackendSettings:
-    """Settings of one of our own backends, with its cache open."""
+    """Settings of one of our own backends, with its libraries loaded and its cache open; the report states them."""
+    mappings, backend = registered(), backends.canonical(spec.backend)
+    use_libraries(mappings.libraries)
+    settings = BackendSettings(
+        resolved,
+        tracker,
+        fallback_to=_possible_fallback(resolved.options.fallback_to, tracker),
+        own_weights=spec.own_weights,
+        partitions=_open_partitions(resolved, tracker, spec, mappings),
+        mappings=mappings,
+        instrumentation=spec.instrumentation,
+        backend=backend,
+    )
+    hint = settings.ov_config.get("INFERENCE_PRECISION_HINT", "")
+    tracker.config.update(
+        backend=backend,
+        options=resolved.to_dict(),
+        ov_config={name: str(value) for name, value in settings.ov_config.items()},
+        effective_device=settings.device,
+        effective_precision=str(hint) or "chosen by the device",
+    )
+    if not resolved.options.aot_autograd:
+        tracker.add_note("aot_autograd: false has no effect: this backend always lowers through AOTAutograd")
+    return settings
+
+
+def _possible_fallback(asked: str, tracker: Tracker) -> str:
+    if asked == "inductor" and cpp_compiler() is None:
+        tracker.add_note("fallback to inductor was asked for, but no C++ compiler is on PATH: eager is used")
+        return "eager"
+    return asked
+
+
+def _open_partitions(
+    resolved: ResolvedOptions, tracker: Tracker, spec: CompileSpec, mappings: Mappings
+) -> PartitionCache | None:
+    """The cache, where one is wanted and possible."""
     options = resolved.options
     store = open_cache(options.cache_dir if options.model_caching else None, spec.cache)
-    if store is not None:
-        tracker.cache.directory = str(store.primary.root) if store.primary is not None else ""
-        tracker.cache.packaged = str(store.extra[0].root) if store.extra else ""
-    backend = backends.canonical(spec.backend)
-    settings = BackendSettings.of(resolved, tracker, spec.own_weights, store, spec.cache.for_level, backend)
-    settings.instrumentation = spec.instrumentation
-    return settings
+    if store is None:
+        return None
+    tracker.cache.directory = str(store.primary.root) if store.primary is not None else ""
+    tracker.cache.packaged = str(store.extra[0].root) if store.extra else ""
+    mapped, unknown = mappings_digest(mappings)
+    for what in unknown:
+        tracker.cache.refused[f"{what} can't be made part of the key, so nothing is cached"] += 1
+    if unknown:
+        return None
+    tracker.cache.enabled = True
+
+    def events() -> dict[str, Any]:
+        # A store of several layers sums up anew each time it is asked.
+        return store.events.to_dict()
+
+    tracker.cache.events = events
+    converter = converter_of(backends.canonical(spec.backend))
+    return PartitionCache(
+        store, options.device, options.ov_config(), tracker.cache, spec.cache.for_level, mapped, converter
+    )
 
 
 def _foreign(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> Runner:
@@ -115,7 +168,7 @@ def _foreign(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> 
         from torchserve_openvino.backend.upstream import _torch_private as private
 
         foreign = torch.compile(model, backend=spec.backend, dynamic=spec.dynamic, fullgraph=spec.fullgraph, **passed)
-        books = FrameBooks(tracker, spec.backend)
+        books = FrameBooks(tracker, CallRecorder(), spec.backend)
         private.watch_frames(foreign, books, keeps_going=False)
         return Traced(functools.partial(books.run, foreign))
 
@@ -155,7 +208,7 @@ def _trace(
     from torchserve_openvino.backend.upstream import _torch_private as private
     from torchserve_openvino.backend.upstream._torch_kept import kept_whole
 
-    ours, books = OpenVINOBackend(settings, traced), FrameBooks(settings.tracker)
+    ours, books = OpenVINOBackend(settings, traced), FrameBooks(settings.tracker, settings.recorder)
     # Both are in torch 2.13's signature (tests/contract), not in its type stubs.
     limits: Any = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
     compiled = torch.compile(traced, backend=ours, fullgraph=spec.fullgraph, **limits)

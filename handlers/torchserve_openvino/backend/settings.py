@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from torchserve_openvino.backend.instrumentation import NOT_INSTRUMENTED, Instrumentation
 from torchserve_openvino.backend.routes.partition_cache import PartitionCache
+from torchserve_openvino.backend.routes.recorder import CallRecorder
 from torchserve_openvino.backend.runtime.execute import EagerCopy
 from torchserve_openvino.backend.runtime.memory import OutputMemory
-from torchserve_openvino.backend.upstream._openvino_private import use_libraries
-from torchserve_openvino.cache.identity.mapping_print import mappings_digest
-from torchserve_openvino.cache.storage.layers import Layers
 from torchserve_openvino.config import ResolvedOptions
-from torchserve_openvino.ops.mappings import Mappings, registered
+from torchserve_openvino.ops.mappings import Mappings
 from torchserve_openvino.report import Tracker
 
 if TYPE_CHECKING:
@@ -25,16 +23,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(frozen=True)
 class BackendSettings:
-    """One compiled model's settings.
+    """One compiled model's settings; whoever gets them changes none.
 
     Attributes:
         resolved: The validated options.
-        device: OpenVINO device string.
-        ov_config: Properties for ``compile_model``.
         fallback_to: ``eager`` or ``inductor`` for a subgraph that OpenVINO can't compile.
         tracker: Where everything is counted.
+        recorder: What the model's calls do in each thread.
         own_weights: Whether compiled models keep weights of their own, so that the module's can be freed.
         partitions: The cache; None without one.
         eager_copy: Whether PyTorch's weights are still there.
@@ -45,10 +42,9 @@ class BackendSettings:
     """
 
     resolved: ResolvedOptions
-    device: str
-    ov_config: Mapping[str, Any]
-    fallback_to: str
     tracker: Tracker
+    fallback_to: str = "eager"
+    recorder: CallRecorder = field(default_factory=CallRecorder)
     own_weights: bool = False
     partitions: PartitionCache | None = None
     eager_copy: EagerCopy = field(default_factory=EagerCopy)
@@ -57,60 +53,15 @@ class BackendSettings:
     instrumentation: Instrumentation = NOT_INSTRUMENTED
     backend: str = "openvino"
 
-    @classmethod
-    def of(
-        cls,
-        resolved: ResolvedOptions,
-        tracker: Tracker,
-        own_weights: bool = False,
-        store: Layers | None = None,
-        for_level: bool = False,
-        backend: str = "openvino",
-    ) -> "BackendSettings":
-        """Derives the settings from validated options, and states them in the report."""
-        options = resolved.options
-        ov_config = options.ov_config()
-        tracker.config.update(
-            backend=backend,
-            options=resolved.to_dict(),
-            ov_config={name: str(value) for name, value in ov_config.items()},
-            effective_device=options.device,
-            effective_precision=str(ov_config.get("INFERENCE_PRECISION_HINT", "")) or "chosen by the device",
-        )
-        if not options.aot_autograd:
-            tracker.add_note("aot_autograd: false has no effect: this backend always lowers through AOTAutograd")
-        mappings = registered()
-        use_libraries(mappings.libraries)
-        fallback_to = options.fallback_to
-        if fallback_to == "inductor" and cpp_compiler() is None:
-            tracker.add_note("fallback to inductor was asked for, but no C++ compiler is on PATH: eager is used")
-            fallback_to = "eager"
-        partitions = None
-        mapped, unknown = mappings_digest(mappings)
-        for what in unknown if store is not None else ():
-            tracker.cache.refused[f"{what} can't be made part of the key, so nothing is cached"] += 1
-        if store is not None and not unknown:
-            tracker.cache.enabled = True
+    @property
+    def device(self) -> str:
+        """OpenVINO's name of the device."""
+        return self.resolved.options.device
 
-            def events() -> dict[str, Any]:
-                # A store of several layers sums up anew each time it is asked.
-                return store.events.to_dict()
-
-            tracker.cache.events = events
-            partitions = PartitionCache(
-                store, options.device, ov_config, tracker.cache, for_level, mapped, converter_of(backend)
-            )
-        return cls(
-            resolved,
-            options.device,
-            ov_config,
-            fallback_to,
-            tracker,
-            own_weights,
-            partitions,
-            mappings=mappings,
-            backend=backend,
-        )
+    @functools.cached_property
+    def ov_config(self) -> Mapping[str, Any]:
+        """Properties for ``compile_model``."""
+        return self.resolved.options.ov_config()
 
     @property
     def converter(self) -> str:

@@ -25,6 +25,7 @@ from torchserve_openvino.doctor.rewrites import step_for_values
 from torchserve_openvino.doctor.target import Call, Target
 from torchserve_openvino.ops import op_name, overloads, packet_name
 from torchserve_openvino.ops.decompositions import own_decompositions
+from torchserve_openvino.ops.mappings import registered
 from torchserve_openvino.report import Tracker
 
 MAPPING = "my_ops"
@@ -65,7 +66,7 @@ class Helper:
 
     def __init__(self, target: Target) -> None:
         self._options = target.options
-        self._settings = BackendSettings.of(target.options, Tracker())
+        self._settings = BackendSettings(target.options, Tracker(), mappings=registered())
         self._target = target
         self._found: dict[str, list[NextStep]] = {}
 
@@ -117,7 +118,9 @@ class Helper:
         short = packet if torch._decomp.get_decompositions(overloads(packet)) else name
         changed = replace(self._options.options, decompositions=(*self._options.options.decompositions, short))
         options = replace(self._options, options=changed)
-        graph = trace_op(sample.op, *sample.seen, BackendSettings.of(options, Tracker()).decompositions)
+        graph = trace_op(
+            sample.op, *sample.seen, BackendSettings(options, Tracker(), mappings=registered()).decompositions
+        )
         if graph is None or name in names(graph):
             return None
         if self._problem(sample, options):

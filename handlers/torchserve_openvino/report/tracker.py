@@ -133,24 +133,6 @@ class Recompile:
     count: int = 1
 
 
-class _ThreadState(threading.local):
-    """What concerns the calling thread alone.
-
-    Attributes:
-        graph_calls: Compiled graphs that it ran.
-        lost_frames: Frames that it ran in eager because Dynamo gave them up.
-        in_graph: How many compiled graphs it is inside of.
-        recording: Where those are put down, while a call is recorded.
-        newest: The graph that was compiled last.
-    """
-
-    graph_calls = 0
-    lost_frames = 0
-    in_graph = 0
-    recording: list[Any] | None = None
-    newest: Any = None
-
-
 class Tracker:
     """Collects the records of one compiled model; safe from several threads.
 
@@ -175,7 +157,6 @@ class Tracker:
         self.timings: dict[str, float] = {}
         self.notes: list[str] = []
         self.builds = 0
-        self.thread = _ThreadState()
 
     def add_graph(self, **values: Any) -> GraphRecord:
         """Starts the record of a graph and returns it; the backend fills in its partitions."""

@@ -194,9 +194,9 @@ def test_compile_failure_goes_to_inductor_where_asked(monkeypatch: pytest.Monkey
 
 
 def test_inductor_without_a_compiler_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchserve_openvino.backend import settings
+    from torchserve_openvino.backend import compiler
 
-    monkeypatch.setattr(settings, "cpp_compiler", lambda: None)
+    monkeypatch.setattr(compiler, "cpp_compiler", lambda: None)
     compiled = check(lambda x: torch.sin(x) * 2, torch.randn(5), options={"fallback_to": "inductor"})
     assert any("C++ compiler" in note for note in compiled.report.to_dict()["notes"])
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from torchserve_openvino.backend.routes.recorder import CallRecorder
 from torchserve_openvino.backend.upstream._torch_modes import OperatorCount
 from torchserve_openvino.backend.upstream._torch_private import (
     FrameFact,
@@ -28,12 +29,13 @@ class FrameBooks:
 
     Args:
         tracker: Where everything is counted.
+        recorder: What the calls do.
         foreign: Name of a backend that is not ours, whose graphs are counted here.
     """
 
-    def __init__(self, tracker: Tracker, foreign: str | None = None) -> None:
+    def __init__(self, tracker: Tracker, recorder: CallRecorder, foreign: str | None = None) -> None:
         self._tracker = tracker
-        self._thread = tracker.thread
+        self._thread = recorder
         self._foreign = foreign
         self._events = 0
         # Whether the last call that was looked at closely met nothing new.

@@ -109,7 +109,7 @@ class OpenVINOBackend:
         except Exception:
             self.settings.tracker.drop_graph(record)
             raise
-        self.settings.tracker.thread.newest = compiled
+        self.settings.recorder.newest = compiled
         self._graphs.add(compiled)
         compiled.report_left_out()
         record.lower_seconds = time.perf_counter() - start

@@ -63,7 +63,7 @@ class CompiledGraph:
         self._mutates = bool(facts.mutated)
         self._pick: Callable[[Sequence[Any]], tuple[Any, ...]] = picker(self._static)
         self._lock = threading.RLock()
-        self._thread = settings.tracker.thread
+        self._thread = settings.recorder
         self._current: Variant | None = None
         self._variants: dict[tuple[int, ...], Variant] = {}
         self._rebuilds = 0
@@ -97,7 +97,7 @@ class CompiledGraph:
         args.clear()
         assembled = variant.assembled
         results = assembled.run(*call_args)
-        if (calls := self._thread.recording) is not None:
+        if (calls := self._thread.recorded) is not None:
             calls.append(
                 GraphCall(
                     assembled.run, call_args, results, self._mutates, assembled.blueprint, self.unproven, self.touched

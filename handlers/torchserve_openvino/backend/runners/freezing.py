@@ -91,20 +91,16 @@ class FreezingRunner(Runner):
         """A guarded call that is written down, where it can be captured whole."""
         if self.released or is_exported(args, kwargs) or frozen.parted(key):
             return self._guarded(args, kwargs), []
-        traced, thread = self._traced, self._tracker.thread
-        calls: list[GraphCall] = []
-        runs = thread.graph_calls
-        thread.recording = calls
-        try:
-            result = (traced.whole or traced.call)(*args, **kwargs)
-        except Exception as error:
-            if traced.whole is None or thread.graph_calls != runs:
-                raise
-            failure: Exception | None = error
-        else:
-            failure = None
-        finally:
-            thread.recording = None
+        traced, recorder = self._traced, self._settings.recorder
+        runs = recorder.graph_calls
+        failure: Exception | None = None
+        with recorder.recording() as calls:
+            try:
+                result = (traced.whole or traced.call)(*args, **kwargs)
+            except Exception as error:
+                if traced.whole is None or recorder.graph_calls != runs:
+                    raise
+                failure = error
         if failure is not None:
             from torchserve_openvino.backend.routes.whole import why_not_whole
 
