@@ -70,6 +70,8 @@ def decomposition_table(support: SupportTable, whole: Iterable[Any], user: Itera
         user: Canonical names from the option ``decompositions``; they win.
     """
     table: Table = dict(_core_table(len(torch._C._dispatch_get_all_op_names())))
+    # Each changes the table in place: what `automatic` adds asks it later, as it is at the end, whether all of a
+    # decomposition runs.
     for change in (
         functools.partial(_keep_whole, support, {str(op) for op in whole}),
         functools.partial(_add_own, support),
@@ -77,7 +79,7 @@ def decomposition_table(support: SupportTable, whole: Iterable[Any], user: Itera
         functools.partial(_add_special, support),
         _drop_never_decomposed,
     ):
-        table = change(table)
+        change(table)
     return table | user_decompositions(user)
 
 
@@ -87,18 +89,17 @@ def _core_table(registered: int) -> Table:
     return dict(torch._decomp.core_aten_decompositions())
 
 
-def _keep_whole(support: SupportTable, upstream: set[str], table: Table) -> Table:
-    """Without what runs on OpenVINO as it is, and without what the user disabled, so that it is seen and counted."""
+def _keep_whole(support: SupportTable, upstream: set[str], table: Table) -> None:
+    """Takes out what runs on OpenVINO as it is, and what the user disabled, so that it is seen and counted."""
 
     def runs_whole(name: str) -> bool:
         rule = rule_of(name)
         return (name in upstream or rule.kept_whole or rule.convert is not None) and support.knows(name)
 
-    return {
-        op: found
-        for op, found in table.items()
-        if not (support.is_disabled(name := op_name(op)) or support.is_mapped(name) or runs_whole(name))
-    }
+    for op in list(table):
+        name = op_name(op)
+        if support.is_disabled(name) or support.is_mapped(name) or runs_whole(name):
+            del table[op]
 
 
 def own_decompositions() -> Table:
@@ -114,17 +115,15 @@ def _is_ours(support: SupportTable, name: str) -> bool:
     return not support.is_disabled(name) and not support.is_mapped(name)
 
 
-def _add_own(support: SupportTable, table: Table) -> Table:
-    """With the decompositions of the registry, which win over torch's."""
-    own: Table = {}
+def _add_own(support: SupportTable, table: Table) -> None:
+    """Adds the decompositions of the registry, which win over torch's."""
     for name in rules_that(lambda rule: bool(rule.decompose or rule.decompose_traced or rule.scalars)):
         op, rule = _overload(name), rule_of(name)
         found = _own(rule, traced=not support.own)
         if rule.scalars is not None:
             found = _lifted(op, found, rule.scalars)
         if found is not None and _is_ours(support, name):
-            own[op] = found
-    return table | own
+            table[op] = found
 
 
 def _own(rule: Rule, traced: bool) -> Decomposition | None:
@@ -151,20 +150,18 @@ def _lifted(op: torch._ops.OpOverload, otherwise: Decomposition | None, how: Lif
     return decomposed
 
 
-def _add_automatic(support: SupportTable, table: Table) -> Table:
-    """With torch's other decompositions, where all that they are made of runs on OpenVINO."""
-    return table | automatic(support, table)
+def _add_automatic(support: SupportTable, table: Table) -> None:
+    """Adds torch's other decompositions, where all that they are made of runs on OpenVINO."""
+    table.update(automatic(support, table))
 
 
-def _add_special(support: SupportTable, table: Table) -> Table:
-    """With those of complex tensors, and of tensors that are not contiguous, before what there is."""
-    table = dict(table)
+def _add_special(support: SupportTable, table: Table) -> None:
+    """Puts those of complex tensors, and of tensors that are not contiguous, before what there is."""
     for which in ("decompose_complex", "decompose_strided"):
         for name, rule in rules_that(lambda rule, which=which: getattr(rule, which) is not None).items():  # type: ignore[misc]
             op, special = _overload(name), getattr(rule, which)
             if _is_ours(support, name):
                 table[op] = _either(special, table[op]) if op in table else special
-    return table
 
 
 def _either(first: Decomposition, second: Decomposition) -> Decomposition:
@@ -177,5 +174,6 @@ def _either(first: Decomposition, second: Decomposition) -> Decomposition:
     return decomposed
 
 
-def _drop_never_decomposed(table: Table) -> Table:
-    return {op: found for op, found in table.items() if not rule_of(op_name(op)).never_decomposed}
+def _drop_never_decomposed(table: Table) -> None:
+    for op in [op for op in table if rule_of(op_name(op)).never_decomposed]:
+        del table[op]

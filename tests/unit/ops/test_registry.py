@@ -83,3 +83,19 @@ def test_a_changed_rule_changes_what_is_decomposed(rules) -> None:
     assert aten.hypot.default in own_decompositions()
     rules["aten.hypot.default"] = replace(rules["aten.hypot.default"], decompose=None)
     assert aten.hypot.default not in own_decompositions()
+
+
+def test_a_decomposition_may_end_in_operators_that_are_decomposed_in_turn(monkeypatch) -> None:
+    from torchserve_openvino.backend.upstream._openvino_private import frontend_converts, upstream_supported
+    from torchserve_openvino.ops import SupportTable, decomposition_table
+
+    library = torch.library.Library("registry_test", "FRAGMENT")
+    for name in ("outer", "inner"):
+        library.define(f"{name}(Tensor x) -> Tensor")
+    outer, inner = torch.ops.registry_test.outer.default, torch.ops.registry_test.inner.default
+    library.impl("inner", lambda x: x + 1, "Meta")
+    # The order in which torch knows them must not matter.
+    monkeypatch.setitem(torch._decomp.decomposition_table, outer, lambda x: inner(x) * 2)
+    monkeypatch.setitem(torch._decomp.decomposition_table, inner, lambda x: x + 1)
+    table = decomposition_table(SupportTable(upstream_supported(), converts=frontend_converts), ())
+    assert table[outer](torch.ones(2, device="meta")) is not NotImplemented
