@@ -84,7 +84,7 @@ class CompiledModule(StandIn):
         """Frees the module's parameters and buffers, which the frozen calls do not need.
 
         After it the module is empty, only the signatures recorded since `freeze` can be called, and nothing can fall
-        back to eager PyTorch. Compile with ``own_weights=True`` to be able to.
+        back to eager PyTorch. Only a model compiled with `CompileSpec.own_weights` can do so.
 
         Raises:
             WeightsReleasedError: Something still needs them: the reason is in the message, and nothing was freed.
