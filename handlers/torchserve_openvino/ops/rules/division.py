@@ -24,7 +24,7 @@ from torchserve_openvino.ops.registry import (
     declare,
     decomposition,
     stays_whole,
-)  # fmt: skip
+)
 
 aten = torch.ops.aten
 Number = int | float | bool

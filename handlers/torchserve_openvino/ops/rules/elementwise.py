@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from torchserve_openvino.ops import integers, value_range
 from torchserve_openvino.ops.names import op_name, packet_name, packets
-from torchserve_openvino.ops.registry import FAILS, INSTEAD, Rule, Traced, declare, decomposition
+from torchserve_openvino.ops.registry import FAILS, INSTEAD, Rule, declare, decomposition
 
 aten = torch.ops.aten
 Number = int | float | bool
@@ -37,13 +37,6 @@ declare(Rule(range=value_range.clamped), aten.clamp, aten.clamp_min)
 declare(Rule(range=value_range.clamped_above), aten.clamp_max)
 declare(Rule(range=value_range.least_of_two), aten.minimum)
 declare(Rule(range=value_range.largest_of_two), aten.maximum)
-declare(
-    Rule(
-        banned="OpenVINO answers -inf below -88, where torch gives the input back" + INSTEAD,
-        traced=Traced("log_sigmoid", lambda x: (torch.nn.functional.logsigmoid(x), None)),
-    ),
-    aten.log_sigmoid_forward.default,
-)
 
 
 def as_floats(x: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from torchserve_openvino.ops.registry import (
     conversion,
     declare,
     decomposition,
-)  # fmt: skip
+)
 
 aten = torch.ops.aten
 Number = int | float | bool

@@ -21,12 +21,12 @@ from torchserve_openvino.ops.registry import (
     Traced,
     declare,
     decomposition,
-)  # fmt: skip
+)
 
 aten = torch.ops.aten
 
 
-# --- normalization ------------------------------------------------------------------------------------------------
+# --- normalization, log-sigmoid -------------------------------------------------------------------------------------
 
 
 def _batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> tuple[Any, ...]:
@@ -64,6 +64,14 @@ def _of_plain_memory(op: Any) -> Decomposition:
     return decomposed
 
 
+declare(
+    Rule(
+        banned="OpenVINO answers -inf below -88, where torch gives the input back" + INSTEAD,
+        traced=Traced("log_sigmoid", lambda x: (F.logsigmoid(x), None)),
+    ),
+    aten.log_sigmoid_forward.default,
+)
+# Their kernels answer in contiguous memory, or channels last, whatever the layout of what comes in.
 for _op in (
     aten._native_batch_norm_legit_no_training.default,
     aten._native_batch_norm_legit_functional.default,
@@ -82,11 +90,11 @@ for _op in (
 declare(Rule(never_decomposed=True), aten.binary_cross_entropy)
 
 
-def _nll_loss(x: Tensor, target: Tensor, *args: Any) -> Any:
+def _nll_loss(x: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Any:
     """The kernel's answer is contiguous; that of the decomposition is laid out like its inputs in eager."""
     if x.is_contiguous() and target.is_contiguous():
         return NotImplemented
-    return aten.nll_loss2d_forward.default(x.contiguous(), target.contiguous(), *args)
+    return aten.nll_loss2d_forward.default(x.contiguous(), target.contiguous(), *args, **kwargs)
 
 
 declare(Rule(decompose_strided=_nll_loss), aten.nll_loss2d_forward.default)

@@ -23,7 +23,7 @@ from torchserve_openvino.ops.registry import (
     declare,
     decomposition,
     rule_of,
-)  # fmt: skip
+)
 
 aten = torch.ops.aten
 _WIDE_INTEGERS = frozenset({torch.int16, torch.int32, torch.int64})
