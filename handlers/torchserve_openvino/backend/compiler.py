@@ -105,7 +105,7 @@ def make_settings(resolved: ResolvedOptions, tracker: Tracker, spec: CompileSpec
         tracker,
         fallback_to=_possible_fallback(resolved.options.fallback_to, tracker),
         own_weights=spec.own_weights,
-        partitions=_open_partitions(resolved, tracker, spec, mappings),
+        partitions=_open_partitions(resolved, tracker, spec, mappings, converter_of(backend)),
         mappings=mappings,
         instrumentation=spec.instrumentation,
         backend=backend,
@@ -131,7 +131,7 @@ def _possible_fallback(asked: str, tracker: Tracker) -> str:
 
 
 def _open_partitions(
-    resolved: ResolvedOptions, tracker: Tracker, spec: CompileSpec, mappings: Mappings
+    resolved: ResolvedOptions, tracker: Tracker, spec: CompileSpec, mappings: Mappings, converter: str
 ) -> PartitionCache | None:
     """The cache, where one is wanted and possible."""
     options = resolved.options
@@ -152,7 +152,6 @@ def _open_partitions(
         return store.events.to_dict()
 
     tracker.cache.events = events
-    converter = converter_of(backends.canonical(spec.backend))
     return PartitionCache(
         store, options.device, options.ov_config(), tracker.cache, spec.cache.for_level, mapped, converter
     )

@@ -157,10 +157,10 @@ def _add_automatic(support: SupportTable, table: Table) -> None:
 
 def _add_special(support: SupportTable, table: Table) -> None:
     """Puts those of complex tensors, and of tensors that are not contiguous, before what there is."""
-    for which in ("decompose_complex", "decompose_strided"):
-        for name, rule in rules_that(lambda rule, which=which: getattr(rule, which) is not None).items():  # type: ignore[misc]
-            op, special = _overload(name), getattr(rule, which)
-            if _is_ours(support, name):
+    for name, rule in rules_that(lambda rule: bool(rule.decompose_complex or rule.decompose_strided)).items():
+        op = _overload(name)
+        for special in (rule.decompose_complex, rule.decompose_strided):
+            if special is not None and _is_ours(support, name):
                 table[op] = _either(special, table[op]) if op in table else special
 
 

@@ -9,7 +9,9 @@ from torch.fx import Node
 
 _TRACE_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 # Frames of this package that stand around a model, or a part of it, while it is traced.
-_STAND_INS = ("torchserve_openvino/backend/routes/whole.py", "torchserve_openvino/backend/compiled.py")
+_STAND_INS = tuple(
+    f"torchserve_openvino/backend/{name}" for name in ("routes/whole.py", "compiled.py", "runners/guarded.py")
+)
 
 # Nodes that give a tensor a second name: autograd's bookkeeping, not work.
 RENAMES = frozenset({"aten.detach.default", "aten.alias.default"})

@@ -182,3 +182,16 @@ def test_global_hooks_are_called_as_often_as_in_eager() -> None:
             assert seen == eager
     finally:
         handle.remove()
+
+
+def test_a_part_of_another_model_is_reported_at_the_users_line() -> None:
+    inner = tov.compile(torch.nn.Linear(3, 3).eval())
+
+    def outer(x):
+        return inner(x) * 2
+
+    compiled = tov.compile(outer, options={"disabled_ops": ["aten.addmm"]})
+    with torch.no_grad():
+        compiled(torch.ones(2, 3))
+    places = {fallback.op: fallback.where for fallback in compiled.report.fallbacks}
+    assert places["aten.addmm.default"].startswith(f"{__file__}:")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import library as torch_library
 
 import torchserve_openvino.ops
 from torchserve_openvino.ops import overloads, registry
@@ -89,7 +90,7 @@ def test_a_decomposition_may_end_in_operators_that_are_decomposed_in_turn(monkey
     from torchserve_openvino.backend.upstream._openvino_private import frontend_converts, upstream_supported
     from torchserve_openvino.ops import SupportTable, decomposition_table
 
-    library = torch.library.Library("registry_test", "FRAGMENT")
+    library = torch_library.Library("registry_test", "FRAGMENT")
     for name in ("outer", "inner"):
         library.define(f"{name}(Tensor x) -> Tensor")
     outer, inner = torch.ops.registry_test.outer.default, torch.ops.registry_test.inner.default

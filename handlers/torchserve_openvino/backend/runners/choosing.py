@@ -61,6 +61,7 @@ class ChoosingRunner(Runner):
         super().__init__(model, lambda: _eager(model, tracker, "none was tried yet"), tracker)
         self._makers = makers
         self._chosen: Runner | None = None
+        self._freezes = False
         self._lock = threading.Lock()
         self._become: Callable[[Runner], None] = lambda runner: None
 
@@ -70,7 +71,12 @@ class ChoosingRunner(Runner):
 
     def freeze(self) -> None:
         """See `Runner`."""
-        self.freezes = True
+        self._freezes = True
+
+    @property
+    def freezes(self) -> bool:
+        """See `Runner`."""
+        return self._freezes
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model; the first call tries every backend."""

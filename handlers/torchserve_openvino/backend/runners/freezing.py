@@ -49,12 +49,12 @@ class FreezingRunner(Runner):
         self._stored: dict[Key, str] = {}
 
     @property
-    def freezes(self) -> bool:  # type: ignore[override]
+    def freezes(self) -> bool:
         """See `Runner`."""
         return self._frozen is not None
 
     @property
-    def frozen(self) -> int:  # type: ignore[override]
+    def frozen(self) -> int:
         """See `Runner`."""
         return self._frozen.recorded if self._frozen is not None else 0
 
@@ -64,7 +64,7 @@ class FreezingRunner(Runner):
         return dict(self._frozen.refused) if self._frozen is not None else {}
 
     @property
-    def released(self) -> bool:  # type: ignore[override]
+    def released(self) -> bool:
         """See `Runner`."""
         return self._settings.eager_copy.released
 

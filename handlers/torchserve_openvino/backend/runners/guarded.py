@@ -60,10 +60,6 @@ class Runner:
         released: Whether the weights were freed.
     """
 
-    freezes = False
-    frozen = 0
-    released = False
-
     def __init__(self, model: Callable[..., Any], trace: Callable[[], Traced], tracker: Tracker) -> None:
         self.model = model
         self.report = CompileReport(tracker)
@@ -71,9 +67,24 @@ class Runner:
         self._tracker = tracker
 
     @property
+    def freezes(self) -> bool:
+        """See above."""
+        return False
+
+    @property
+    def frozen(self) -> int:
+        """See above."""
+        return 0
+
+    @property
     def guarded_reasons(self) -> dict[str, int]:
         """See above."""
         return {}
+
+    @property
+    def released(self) -> bool:
+        """See above."""
+        return False
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model."""

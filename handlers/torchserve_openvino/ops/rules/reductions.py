@@ -217,6 +217,8 @@ declare(Rule(decompose=_with_index(torch.amax, torch.argmax)), aten.max.dim)
 declare(Rule(decompose=_with_index(torch.amin, torch.argmin)), aten.min.dim)
 
 
+@decomposition(aten.argmin.default)
+@once
 def _argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """For torch NaN is the least value as well as the largest; OpenVINO's argmin passes over it."""
     if not x.is_floating_point():
@@ -224,6 +226,3 @@ def _argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     nans = x.isnan()
     found = torch.any(nans) if dim is None else torch.any(nans, dim, keepdim)
     return torch.where(found, torch.argmax(nans.to(torch.int32), dim, keepdim), torch.argmin(x, dim, keepdim))
-
-
-declare(Rule(decompose=once(_argmin)), aten.argmin.default)
