@@ -74,7 +74,8 @@ PRODUCTS = {
     "a zero among large numbers": ([[0.0, *BIG[:2], 1.0], [*BIG[:2], 0.0, 1.0], [1.0, -0.0, 1.0, 1.0]], 1),
     "not a number": ([[math.nan, 1.0, 2.0, 3.0]] * 3, 0),
     "infinite": ([[math.inf, -1.0, 2.0, 3.0]] * 3, 1),
-    "vanishing": ([[1e-20] * 4] * 3, 1),
+    "vanishing": ([[1e-20, 1e-20, 1e-20, 2.0]] * 3, 1),
+    "vanishing in every order": ([[1e-20, -1e-20, 1e-20, 1.0]] * 3, 0),
     "a zero among small numbers": ([[1e-20, 1e-20, 1e-20, 0.0]] * 3, 0),
     "plain": ([[0.5, -1.5, 2.0, 3.0]] * 3, 0),
 }

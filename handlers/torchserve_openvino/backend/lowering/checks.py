@@ -112,7 +112,7 @@ def _product(node: Node) -> Iterator[Question]:
     """Whether the order of the factors doesn't matter: a part of a product may overflow, or vanish.
 
     All factors of at least 1 together are more than any part of the product, all others together are less. With a
-    factor of 0 the product is 0, whatever vanishes.
+    factor of 0 the product is 0, whatever vanishes; without a factor beyond 1 it vanishes in every order.
     """
     source, how = node.all_input_nodes[0], node.args[1:]
     limits, sentence = torch.finfo(value_of(node).dtype), "the order in which factors are multiplied matters"
@@ -120,18 +120,22 @@ def _product(node: Node) -> Iterator[Question]:
     def of(graph: Graph, factors: Node) -> Node:
         return add_call(graph, node.target, factors, *how, **node.kwargs)
 
-    def does_not_overflow(graph: Graph) -> Node:
+    def most(graph: Graph) -> Node:
         size = add_call(graph, aten.abs.default, source)
-        return add_call(
-            graph, aten.le.Scalar, of(graph, add_call(graph, aten.clamp_min.default, size, 1.0)), limits.max
-        )
+        return of(graph, add_call(graph, aten.clamp_min.default, size, 1.0))
+
+    def does_not_overflow(graph: Graph) -> Node:
+        return add_call(graph, aten.le.Scalar, most(graph), limits.max)
 
     def does_not_vanish(graph: Graph) -> Node:
         size = add_call(graph, aten.abs.default, source)
         least = of(graph, add_call(graph, aten.clamp_max.default, size, 1.0))
         vanished = add_call(graph, aten.lt.Scalar, least, limits.tiny)
         zero = add_call(graph, aten.eq.Scalar, of(graph, add_call(graph, aten.sign.default, size)), 0.0)
-        return add_call(graph, aten.logical_or.default, zero, add_call(graph, aten.logical_not.default, vanished))
+        small = add_call(graph, aten.le.Scalar, most(graph), 1.0)
+        in_every_order = add_call(graph, aten.logical_or.default, zero, small)
+        remains = add_call(graph, aten.logical_not.default, vanished)
+        return add_call(graph, aten.logical_or.default, in_every_order, remains)
 
     yield Question(does_not_overflow, sentence)
     yield Question(does_not_vanish, sentence)
