@@ -74,6 +74,15 @@ def test_the_stages_of_the_backend_stand_in_order() -> None:
                 assert order.index(target) <= order.index(place), f"{path}: {other}"
 
 
+def test_the_backend_knows_the_cache_by_its_interface() -> None:
+    for path in (SOURCE / "backend").rglob("*.py"):
+        names = [other for other in imports(path) if other.startswith("torchserve_openvino.cache")]
+        opens = path.name == "compiler.py"
+        assert all(
+            ".identity" in name or (opens and name.startswith("torchserve_openvino.cache.open")) for name in names
+        )
+
+
 def test_the_architecture_page_says_what_holds() -> None:
     page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     (rooms,) = re.findall(r"^    (cli, .* -> config, errors)$", page, re.MULTILINE)

@@ -138,20 +138,16 @@ def _open_partitions(
     store = open_cache(options.cache_dir if options.model_caching else None, spec.cache)
     if store is None:
         return None
-    tracker.cache.directory = str(store.primary.root) if store.primary is not None else ""
-    tracker.cache.packaged = str(store.extra[0].root) if store.extra else ""
+    own, packaged = (None, store.root) if store.read_only else (store.root, store.packaged)
+    tracker.cache.directory = str(own or "")
+    tracker.cache.packaged = str(packaged or "")
     mapped, unknown = mappings_digest(mappings)
     for what in unknown:
         tracker.cache.refused[f"{what} can't be made part of the key, so nothing is cached"] += 1
     if unknown:
         return None
     tracker.cache.enabled = True
-
-    def events() -> dict[str, Any]:
-        # A store of several layers sums up anew each time it is asked.
-        return store.events.to_dict()
-
-    tracker.cache.events = events
+    tracker.cache.events = store.events.to_dict
     return PartitionCache(
         store, options.device, options.ov_config(), tracker.cache, spec.cache.for_level, mapped, converter
     )

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torchserve_openvino.cache.storage.layers import Layers
 from torchserve_openvino.cache.storage.store import LIMIT_BYTES, Store
 
 # Where `torchserve-openvino package` puts entries into a model archive.
@@ -50,7 +49,7 @@ class CacheSettings:
         return replace(self, directory=Path(folder), created=_PACKAGED_DATE, packaged=None, for_level=level)
 
 
-def open_cache(directory: str | None, settings: CacheSettings) -> Layers | None:
+def open_cache(directory: str | None, settings: CacheSettings) -> Store | None:
     """The store of a model; None where there is neither a folder nor packaged entries.
 
     Args:
@@ -61,12 +60,13 @@ def open_cache(directory: str | None, settings: CacheSettings) -> Layers | None:
         CacheDirectoryError: The folder belongs to another user, or others may write to it.
     """
     folder = settings.directory or (Path(directory) if directory is not None else None)
-    primary = None
-    if folder is not None:
-        primary = Store(
-            folder, limit_bytes=settings.limit_bytes, lock_seconds=settings.lock_seconds, created=settings.created
-        )
-    extra = []
-    if settings.packaged is not None and settings.packaged.is_dir():
-        extra.append(Store(settings.packaged, writable=False, private=False))
-    return Layers(primary, extra) if primary is not None or extra else None
+    packaged = settings.packaged if settings.packaged is not None and settings.packaged.is_dir() else None
+    if folder is None:
+        return Store(packaged, writable=False, private=False) if packaged is not None else None
+    return Store(
+        folder,
+        limit_bytes=settings.limit_bytes,
+        lock_seconds=settings.lock_seconds,
+        packaged=packaged,
+        created=settings.created,
+    )

@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -15,7 +15,6 @@ from torchserve_openvino.cache.identity.fingerprint import fingerprint
 from torchserve_openvino.cache.identity.key import RUN_PROPERTIES, make_key
 from torchserve_openvino.cache.identity.versions import versions
 from torchserve_openvino.cache.open import WORKERS_PREFIX
-from torchserve_openvino.cache.storage.layers import Layers
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.errors import ConfigError
@@ -177,10 +176,10 @@ class Decisions:
     """
 
     def __init__(
-        self, store: Layers | None, model_dir: Path, model: Any, resolved: ResolvedOptions, cases: Sequence[str]
+        self, store: Store | None, model_dir: Path, model: Any, resolved: ResolvedOptions, cases: Sequence[str]
     ) -> None:
-        if store is None or store.primary is None:
-            store = Layers(Store(model_dir / FOLDER), store.extra if store is not None else ())
+        if store is None or store.read_only:
+            store = Store(model_dir / FOLDER, packaged=store.root if store is not None else None)
         self._store = store
         found = fingerprint(model)
         ov_config = {
@@ -202,7 +201,7 @@ class Decisions:
 
     def lock(self) -> AbstractContextManager[bool]:
         """Held while one worker measures; the others wait, then follow."""
-        return self._store.lock("precision", self._key) if self._store.primary is not None else nullcontext(False)
+        return self._store.lock("precision", self._key)
 
     def load(self) -> dict[str, Any] | None:
         """What was decided before, as `explain` made it; None where nothing was."""

@@ -260,7 +260,7 @@ def test_a_reader_and_a_writer_beside_eviction_in_another_process(root):
 
 def test_it_imports_fast_and_without_torch():
     code = (
-        "import sys, torchserve_openvino.cache.storage.layers\n"
+        "import sys, torchserve_openvino.cache.storage.store\n"
         "print({'torch', 'openvino', 'pydantic'} & set(sys.modules))"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"

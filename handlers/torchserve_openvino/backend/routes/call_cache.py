@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import safetensors.torch
 import torch
 
+from torchserve_openvino.backend.routes.artifacts import Artifact
 from torchserve_openvino.backend.routes.frozen import Key, Route, signature
 from torchserve_openvino.backend.routes.partition_cache import PartitionCache
 from torchserve_openvino.backend.routes.serialized_call import (
@@ -41,7 +42,6 @@ from torchserve_openvino.cache.identity.key import digest, graph_options
 from torchserve_openvino.cache.identity.tensors import named_weights, tensor_digest
 from torchserve_openvino.cache.identity.torch_state import torch_state
 from torchserve_openvino.cache.identity.versions import python_version, versions
-from torchserve_openvino.cache.storage.manifest import Entry
 from torchserve_openvino.config.options import json_safe
 from torchserve_openvino.report.tracker import GraphRecord, PartitionRecord
 
@@ -166,7 +166,7 @@ class CallCache:
             self.reject(key)
         return bool(used)
 
-    def _route(self, entry: Entry) -> Route | None:
+    def _route(self, entry: Artifact) -> Route | None:
         body = entry.body
         tensors = safetensors.torch.load(entry.read(_TENSORS)) if _TENSORS in entry.files else {}
         run = self._run(body, tensors)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import openvino as ov
 
+from torchserve_openvino.backend.routes.artifacts import ArtifactStore
 from torchserve_openvino.backend.runtime.build import (
     Built,
     build_from_ir,
@@ -28,7 +29,6 @@ from torchserve_openvino.backend.spec import Interface
 from torchserve_openvino.cache.identity.key import RUN_PROPERTIES, digest, make_key
 from torchserve_openvino.cache.identity.tensors import tensor_digest
 from torchserve_openvino.cache.identity.versions import versions
-from torchserve_openvino.cache.storage.layers import Layers
 from torchserve_openvino.errors import DamagedEntryError
 from torchserve_openvino.report.cache_record import CacheRecord
 from torchserve_openvino.report.tracker import PartitionRecord, Tracker
@@ -77,7 +77,7 @@ class PartitionCache:
 
     def __init__(
         self,
-        store: Layers,
+        store: ArtifactStore,
         device: str,
         ov_config: Mapping[str, Any],
         record: CacheRecord,

@@ -1,7 +1,6 @@
 """What happened to a store: counts for report and metrics, with the last reasons."""
 
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -52,15 +51,3 @@ class Events:
         """All counts and reasons, JSON-safe."""
         with self._lock:
             return {each.name: getattr(self, each.name) for each in fields(self) if not each.name.startswith("_")}
-
-
-def total(events: Iterable[Events]) -> Events:
-    """Sums of several stores' counts; of the reasons, the first that there is."""
-    result = Events()
-    for each in events:
-        for name, value in each.to_dict().items():
-            if isinstance(value, int):
-                setattr(result, name, getattr(result, name) + value)
-            elif value is not None and getattr(result, name) is None:
-                setattr(result, name, value)
-    return result

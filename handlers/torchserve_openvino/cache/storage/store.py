@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.cache.storage import housekeeping
-from torchserve_openvino.cache.storage.checksums import Problem, Progress, verify
 from torchserve_openvino.cache.storage.directory import Draft, open_root, remove
 from torchserve_openvino.cache.storage.events import Events
-from torchserve_openvino.cache.storage.housekeeping import Freed, Size
+from torchserve_openvino.cache.storage.housekeeping import Freed, Problem, Progress, Size
 from torchserve_openvino.cache.storage.locks import commit_lock, hold
 from torchserve_openvino.cache.storage.manifest import (
     KINDS,
@@ -49,13 +48,16 @@ class Store:
         writable: Whether to write at all.
         private: Whether a folder that others may write to is refused; False for one that lies in an unpacked
             model archive, whose code is run anyway.
+        packaged: Folder of entries that came with a model archive, where they are looked for next; only read.
         created: Date that entries state, instead of now; then the same content gives the same files.
 
     Attributes:
         root: The folder, absolute, without links.
+        packaged: That of packaged entries; None without.
+        read_only: Whether it was opened for reading only.
         writable: Whether it can be written.
         why_read_only: Why not; None where it can.
-        events: Counts.
+        events: Counts, of the packaged entries as well.
 
     Raises:
         CacheDirectoryError: The folder is none, belongs to another user, or others may write to it.
@@ -69,9 +71,11 @@ class Store:
         lock_seconds: float = 600.0,
         writable: bool = True,
         private: bool = True,
+        packaged: Path | None = None,
         created: str | None = None,
     ) -> None:
         self.events = Events()
+        self.read_only = not writable
         self._created = created
         self.root, self.why_read_only = open_root(Path(root), writable=writable, private=private)
         self.writable = self.why_read_only is None
@@ -79,6 +83,13 @@ class Store:
         self.lock_seconds = lock_seconds
         self.objects = Objects(self.root)
         self._reader = Reader(self.root, self.objects, self.events, writable=self.writable, private=private)
+        self._readers = [self._reader]
+        self.packaged = None
+        if packaged is not None:
+            self.packaged = open_root(packaged, writable=False, private=False).path
+            self._readers.append(
+                Reader(self.packaged, Objects(self.packaged), self.events, writable=False, private=False)
+            )
         self._told: set[str] = set()
         if self.writable:
             housekeeping.sweep_tmp(self.root, housekeeping.ORPHAN_SECONDS)
@@ -86,7 +97,7 @@ class Store:
             self._write_failed(self.why_read_only)
 
     def get(self, kind: Kind | str, key: str) -> Entry | None:
-        """The entry, or None where it is absent, of another schema, damaged or unreadable.
+        """The entry, or None where it is absent, of another schema, damaged or unreadable; then the packaged one.
 
         All its files are there; their content is checked when it is asked for.
 
@@ -94,7 +105,8 @@ class Store:
             ValueError: Kind or key can't be one.
         """
         check_name(kind, key)
-        entry = self._reader.get(kind, key)
+        found = (reader.get(kind, key) for reader in self._readers)
+        entry = next((entry for entry in found if entry is not None), None)
         self.events.add("misses" if entry is None else "hits")
         return entry
 
@@ -117,7 +129,8 @@ class Store:
             files: Content by name, or the file to copy.
 
         Returns:
-            The entry, or None where it could not be written: counted, and logged once per reason.
+            The entry, or None where it could not be written: counted, and logged once per reason. None, and nothing
+            else, where the store was opened for reading only.
 
         Raises:
             ValueError, TypeError: Kind, key or a file's name can't be one, or fields or body are no JSON.
@@ -126,6 +139,8 @@ class Store:
         sources = dict(files or {})
         for name in sources:
             check_file_name(name)
+        if self.read_only:
+            return None
         created = self._created or datetime.now(timezone.utc).isoformat(timespec="seconds")
         entry = Entry(kind, key, plain(fields), plain(body), {}, created, self._reader)
         if self.why_read_only is not None:
@@ -171,8 +186,10 @@ class Store:
         self._reader.show(entry.kind, entry.key)
 
     def discard(self, kind: Kind | str, key: str) -> None:
-        """Drops an entry, where there is one; in a folder that cannot be written, hides it from this store."""
+        """Drops an entry, where there is one; in a folder that is not written to, hides it from this store."""
         check_name(kind, key)
+        for reader in self._readers[1:]:
+            reader.hide(kind, key)
         if not self.writable:
             self._reader.hide(kind, key)
             return
@@ -212,16 +229,21 @@ class Store:
             yield held
 
     def entries(self, kinds: tuple[str, ...] = KINDS) -> Iterator[Entry]:
-        """All entries with a sound manifest, the least recently used first. Counts, touches and removes nothing."""
+        """All entries with a sound manifest, the least recently used first, without packaged ones.
+
+        Counts, touches and removes nothing.
+        """
         return self._reader.entries(kinds)
 
     def nearest(self, kind: Kind | str, fields: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | None:
         """How that stored entry differs which differs in the fewest fields: ``{field: (stored, wanted)}``.
 
         A field that one side lacks is None there. None where the kind has no entry; of several as near as each
-        other, the one used last.
+        other, the one used last, and the store's own before a packaged one.
         """
-        return self._reader.nearest(kind, plain(fields))
+        wanted = plain(fields)
+        found = [near for reader in self._readers if (near := reader.nearest(kind, wanted)) is not None]
+        return min(found, key=len, default=None)
 
     def load(self, kind: Kind | str, key: str) -> Entry:
         """An entry by its manifest alone, for a look at it; nothing is counted, touched or removed.
@@ -237,7 +259,7 @@ class Store:
 
     def verify(self, progress: Progress | None = None) -> list[Problem]:
         """Reads everything and says what is wrong; removes nothing. `progress` gets bytes read and to read."""
-        return verify(self.root, self.objects, self._reader.load, progress)
+        return housekeeping.verify(self.root, self.objects, self._reader.load, progress)
 
     def prune(self, limit_bytes: int | None = None, *, older_than: float | None = None) -> Freed:
         """Drops what was not used for longest until `limit_bytes` are left, and orphans of an hour.
