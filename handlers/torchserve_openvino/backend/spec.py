@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import openvino as ov
 import torch
 
 from torchserve_openvino.errors import IntegerRangeError
+from torchserve_openvino.ops.memory_order import layout_of
 
 OV_TYPES: dict[torch.dtype, ov.Type] = {
     torch.float32: ov.Type.f32,
@@ -200,41 +200,6 @@ class Interface:
 def checked_spec(checks: Sequence[str]) -> tuple[ValueSpec, ...]:
     """The output that answers an interface's ``checks``; none without."""
     return (ValueSpec(torch.int32, (len(checks),)),) if checks else ()
-
-
-def layout_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """The order of dimensions in memory where it is not the contiguous one.
-
-    Gaps between elements, as in a slice of a value, are not kept; the order is what later operators go by.
-    """
-    if tensor.dim() < 2:
-        return None
-    strides, sizes = example_strides(tensor)
-    several = [i for i, size in enumerate(sizes) if size != 1]
-    by_stride = sorted(several, key=lambda i: (-strides[i], i))
-    # Elements that share memory, as in an expanded value, have no order.
-    shared = 0 in [strides[i] for i in several]
-    if by_stride == several or shared or any(strides[a] < strides[b] * sizes[b] for a, b in pairwise(by_stride)):
-        return None
-    places = iter(by_stride)
-    return tuple(i if size == 1 else next(places) for i, size in enumerate(sizes))
-
-
-def example_strides(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Strides and sizes, with numbers for symbols that leave no symbolic size at 1, which would hide an order."""
-    for factor in (1, 2, 4, 8):
-        strides, sizes = (tuple(example_of(v, factor) for v in values) for values in (tensor.stride(), tensor.shape))
-        if all(size > 1 or isinstance(given, int) for size, given in zip(sizes, tensor.shape, strict=True)):
-            break
-    return strides, sizes
-
-
-def example_of(value: Any, factor: int = 1) -> int:
-    """A size or stride as a number; a symbol stands for the example's, or for 2 at least, times ``factor``."""
-    if isinstance(value, int):
-        return value
-    known, symbols = value.node.shape_env.backed_var_to_val, value.node.expr.free_symbols
-    return int(value.node.expr.subs({name: factor * max(2, int(known.get(name, 2))) for name in symbols}))
 
 
 def spec_of(value: Any) -> ValueSpec:

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.ops.automatic import automatic
+from torchserve_openvino.ops.memory_order import laid_out_as_whole
 from torchserve_openvino.ops.names import op_name
 from torchserve_openvino.ops.registry import Decomposition, Lifted, Rule, rule_of, rules_that, stays_whole
 from torchserve_openvino.ops.support import SupportTable
@@ -76,8 +77,10 @@ def decomposition_table(support: SupportTable, whole: Iterable[Any], user: Itera
         functools.partial(_keep_whole, support, {str(op) for op in whole}),
         functools.partial(_add_own, support),
         functools.partial(_add_automatic, support),
-        functools.partial(_add_special, support),
+        functools.partial(_add_special, support, lambda rule: rule.decompose_complex),
         _drop_never_decomposed,
+        _lay_out,
+        functools.partial(_add_special, support, lambda rule: rule.decompose_strided),
     ):
         change(table)
     return table | user_decompositions(user)
@@ -155,13 +158,22 @@ def _add_automatic(support: SupportTable, table: Table) -> None:
     table.update(automatic(support, table))
 
 
-def _add_special(support: SupportTable, table: Table) -> None:
-    """Puts those of complex tensors, and of tensors that are not contiguous, before what there is."""
-    for name, rule in rules_that(lambda rule: bool(rule.decompose_complex or rule.decompose_strided)).items():
-        op = _overload(name)
-        for special in (rule.decompose_complex, rule.decompose_strided):
-            if special is not None and _is_ours(support, name):
-                table[op] = _either(special, table[op]) if op in table else special
+def _add_special(support: SupportTable, special: Callable[[Rule], Decomposition | None], table: Table) -> None:
+    """Puts those of complex tensors, or of tensors that are not contiguous, before what there is."""
+    for name, rule in rules_that(lambda rule: special(rule) is not None).items():
+        op, found = _overload(name), special(rule)
+        if found is not None and _is_ours(support, name):
+            table[op] = _either(found, table[op]) if op in table else found
+
+
+def _lay_out(table: Table) -> None:
+    """Makes each decomposition keep to the memory order of its operator.
+
+    One that is only made of others has no kernel that could be asked: they are asked in turn.
+    """
+    for op, decompose in table.items():
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
+            table[op] = laid_out_as_whole(op, decompose, rule_of(op_name(op)).ordered_as)
 
 
 def _either(first: Decomposition, second: Decomposition) -> Decomposition:

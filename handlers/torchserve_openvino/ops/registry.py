@@ -129,6 +129,8 @@ class Rule:
         decompose_traced: The same instead, where OpenVINO converts through TorchScript.
         decompose_complex: The same for complex tensors, tried first.
         decompose_strided: The same for tensors that are not contiguous, tried before all others.
+        ordered_as: An operator of the same arguments whose memory order on fake tensors is eager's, where that of this
+            operator's kernel for them is another.
         scalars: For an operator that fails on scalars.
         never_decomposed: Whether torch's own decomposition is not used either.
         kept_whole: Whether torch's core table does not take it apart, where OpenVINO converts it.
@@ -155,6 +157,7 @@ class Rule:
     decompose_traced: Decomposition | None = None
     decompose_complex: Decomposition | None = None
     decompose_strided: Decomposition | None = None
+    ordered_as: Callable[..., Any] | None = None
     scalars: Lifted | None = None
     never_decomposed: bool = False
     kept_whole: bool = False

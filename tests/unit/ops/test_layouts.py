@@ -1,5 +1,6 @@
 """Answers lie in memory as eager's do where what comes in is transposed, or channels last."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -41,9 +42,27 @@ CASES = {
     "stack": (lambda x: torch.stack([x, x], 0), TURNED),
     "pad": (lambda x: F.pad(x, (1, 1)), TURNED),
     "where": (lambda x: torch.where(x > 0, x, 1), TURNED),
+    "norm over a single one": (lambda x: torch.linalg.vector_norm(x.T[:, :, None], math.inf, dim=2), torch.ones(4, 6)),
+    "sum of exponentials, broadcast": (lambda x: torch.logaddexp(x[:1], x), TURNED),
+    "copied sign": (lambda x: x.copysign(x[0, 0, 0]), TURNED),
+    "logarithm, broadcast": (lambda x: torch.xlogy(x, x[0].abs()), torch.rand(6, 4, 2).permute(2, 1, 0)),
+    "spectrum": (lambda x: torch.fft.rfft(x, dim=1).real + 1, TURNED),
+    "polar": (lambda x: torch.polar(x.abs(), x).imag * 2, TURNED),
     "take": (lambda i: torch.take(i.float(), i), torch.arange(24).reshape(4, 6).T),
     "loss of each pixel": (lambda x: F.nll_loss(x, (x[:, 0] > 0).long(), reduction="none"), IMAGE.transpose(2, 3)),
 }
+
+
+# Of unknown sizes they stay in eager PyTorch, in parts.
+STATIC = {
+    "nearest": (lambda x: F.interpolate(x, scale_factor=(2, 2)), IMAGE.transpose(2, 3)),
+    "floor of a quotient": (lambda x: x.div(3.0, rounding_mode="floor"), TURNED),
+}
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_layout_of_what_has_known_sizes(name: str) -> None:
+    check(*STATIC[name], options=OPTIONS, dynamic=False)
 
 
 @pytest.mark.parametrize("name", CASES)

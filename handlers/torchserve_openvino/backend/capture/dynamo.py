@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from torchserve_openvino.backend.capture.decomposed import decomposed_ops
 from torchserve_openvino.backend.capture.graph import CompiledGraph
 from torchserve_openvino.backend.partitioning.partition import is_dynamic
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.upstream import _torch_kept, _torch_modes
 from torchserve_openvino.backend.upstream import _torch_private as private
 from torchserve_openvino.ops import where_of
-from torchserve_openvino.ops.decomposed import decomposed_ops
 from torchserve_openvino.ops.kept import STAND_INS, restore
 from torchserve_openvino.ops.padded_encoders import last_layers, zero_padding
 from torchserve_openvino.ops.rules.complex_numbers import join_pairs

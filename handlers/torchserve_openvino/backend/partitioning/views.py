@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from torchserve_openvino.backend.spec import example_of, example_strides
+from torchserve_openvino.ops.memory_order import example_of, example_strides
 from torchserve_openvino.ops.names import HANDED_OUT, is_symbolic_scalar, value_of
 
 

@@ -15,8 +15,9 @@ import openvino as ov
 import torch
 
 from torchserve_openvino.backend.runtime.memory import OutputMemory, computed_outputs, poison_array
-from torchserve_openvino.backend.spec import Bounds, Interface, Sizes, ValueSpec, checked_spec, layout_of
+from torchserve_openvino.backend.spec import Bounds, Interface, Sizes, ValueSpec, checked_spec
 from torchserve_openvino.errors import IntegerRangeError, WeightsReleasedError
+from torchserve_openvino.ops.memory_order import layout_of, relaid
 from torchserve_openvino.report.tracker import Tracker
 
 logger = logging.getLogger(__name__)
@@ -67,12 +68,6 @@ def _loses_errors(compiled: ov.CompiledModel) -> bool:
         return True
 
 
-def _relayout(tensor: torch.Tensor, layout: tuple[int, ...]) -> torch.Tensor:
-    """The same values in eager's memory order."""
-    inverse = sorted(range(len(layout)), key=layout.__getitem__)
-    return tensor.permute(layout).contiguous().permute(inverse)
-
-
 def as_traced(result: Any, spec: ValueSpec) -> Any:
     """What eager PyTorch computed, in the memory order of the trace, by which operators after it go.
 
@@ -81,9 +76,7 @@ def as_traced(result: Any, spec: ValueSpec) -> Any:
     """
     if spec.is_scalar_int or layout_of(result) == spec.layout:
         return result
-    if spec.layout is not None:
-        return _relayout(result, spec.layout)
-    return result.contiguous()
+    return relaid(result, spec.layout)
 
 
 def _check_integers(tensor: torch.Tensor, bounds: Bounds, position: int) -> None:
@@ -199,7 +192,7 @@ class CompiledPartition:
             if spec.is_scalar_int:
                 results[i] = int(results[i])
             elif spec.layout is not None:
-                results[i] = _relayout(results[i], spec.layout)
+                results[i] = relaid(results[i], spec.layout)
         return results if self._order is None else [results[i] for i in self._order]
 
     def laid_out(self, results: Sequence[Any]) -> list[Any]:

@@ -34,7 +34,10 @@ MOST_VALUES = 2**12
 declare(Rule(check=Check.NONZERO_DIVISOR), aten.div, aten.remainder, aten.fmod)
 declare(Rule(range=value_range.quotient), aten.div)
 declare(Rule(range=value_range.remainder), aten.remainder)
-declare(Rule(banned="OpenVINO rounds an integer quotient towards 0" + INSTEAD), aten.floor_divide.default)
+declare(
+    Rule(banned="OpenVINO rounds an integer quotient towards 0" + INSTEAD, ordered_as=aten.mul.Tensor),
+    aten.floor_divide.default,
+)
 
 
 def _rounds_right(x: Any, y: Any) -> bool:

@@ -28,6 +28,7 @@ declare(
 declare(Rule(banned="OpenVINO's loses three digits near 1 and -1"), aten.erfinv.default)
 declare(Rule(banned=FAILS + ", or answers 0"), aten.gcd.default)
 declare(Rule(multiplies=True), *packets("pow bitwise_left_shift __lshift__"))
+declare(Rule(ordered_as=lambda grad, mask, _: aten.mul.Tensor(grad, mask)), aten.native_dropout_backward.default)
 declare(Rule(integers=integers.sum_of_two, range=value_range.sum_of_two), aten.add)
 declare(Rule(integers=integers.sum_of_two, range=value_range.difference_of_two), aten.sub)
 declare(Rule(integers=integers.sum_of_two, range=value_range.difference_from_second), aten.rsub)

@@ -83,7 +83,10 @@ def _gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) ->
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
-    """Laid out like its index in eager, once it is decomposed to an `index`; the kernel itself is contiguous."""
+    """Laid out like its index in eager, once it is decomposed to an `index`; the kernel itself is contiguous.
+
+    Fake tensors don't show it: for them an `index` is contiguous.
+    """
     return NotImplemented if index.is_contiguous() else aten.take.default(x, index.contiguous())
 
 

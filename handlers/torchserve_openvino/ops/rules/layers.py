@@ -86,6 +86,7 @@ for _op in (
 
 # --- losses -------------------------------------------------------------------------------------------------------
 
+declare(Rule(ordered_as=lambda x, *_: torch.empty_like(x)), aten.huber_loss.default)
 # Its kernel refuses probabilities beyond 1, torch's decomposition does not.
 declare(Rule(never_decomposed=True), aten.binary_cross_entropy)
 
@@ -196,7 +197,9 @@ def _native_multi_head_attention(
     return output, shares.mean(1) if average_attn_weights else shares
 
 
-@decomposition(aten._transformer_encoder_layer_fwd.default)
+@decomposition(
+    aten._transformer_encoder_layer_fwd.default, rule=Rule(ordered_as=lambda src, *_, **__: src.contiguous())
+)
 def _transformer_encoder_layer_fwd(
     src: Tensor,
     embed_dim: int,
@@ -236,7 +239,6 @@ def _transformer_encoder_layer_fwd(
 
     if norm_first:
         x = src + attend(norm_1(src))
-        # The kernel's answer is contiguous, whatever ``src`` is.
-        return (x + feed(norm_2(x))).contiguous()
+        return x + feed(norm_2(x))
     x = norm_1(src + attend(src))
     return norm_2(x + feed(x))

@@ -1,0 +1,113 @@
+"""The order of a tensor's dimensions in memory: what eager PyTorch's is, and decompositions that keep to it.
+
+A decomposition computes what its operator does, but may lay it out otherwise: torch's own put `exp2` in the order of a
+power, `interpolate` in that of an index. Strides of answers show it, and later operators go by it: whether `reshape`
+copies, for example.
+"""
+
+import functools
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+from torchserve_openvino.ops.names import tensors_of
+from torchserve_openvino.ops.registry import Decomposition
+
+_UNKNOWN_BEFORE_THE_RUN = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+
+
+def layout_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The order of dimensions in memory where it is not the contiguous one.
+
+    Gaps between elements, as in a slice of a value, are not kept; the order is what later operators go by.
+    """
+    if tensor.dim() < 2:
+        return None
+    strides, sizes = example_strides(tensor)
+    several = [i for i, size in enumerate(sizes) if size != 1]
+    by_stride = sorted(several, key=lambda i: (-strides[i], i))
+    # Elements that share memory, as in an expanded value, have no order.
+    shared = 0 in [strides[i] for i in several]
+    if by_stride == several or shared or any(strides[a] < strides[b] * sizes[b] for a, b in pairwise(by_stride)):
+        return None
+    places = iter(by_stride)
+    return tuple(i if size == 1 else next(places) for i, size in enumerate(sizes))
+
+
+def example_strides(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Strides and sizes, with numbers for symbols that leave no symbolic size at 1, which would hide an order."""
+    for factor in (1, 2, 4, 8):
+        strides, sizes = (tuple(example_of(v, factor) for v in values) for values in (tensor.stride(), tensor.shape))
+        if all(size > 1 or isinstance(given, int) for size, given in zip(sizes, tensor.shape, strict=True)):
+            break
+    return strides, sizes
+
+
+def example_of(value: Any, factor: int = 1) -> int:
+    """A size or stride as a number; a symbol stands for the example's, or for 2 at least, times ``factor``."""
+    if isinstance(value, int):
+        return value
+    known, symbols = value.node.shape_env.backed_var_to_val, value.node.expr.free_symbols
+    return int(value.node.expr.subs({name: factor * max(2, int(known.get(name, 2))) for name in symbols}))
+
+
+def relaid(tensor: Tensor, layout: tuple[int, ...] | None) -> Tensor:
+    """A copy in another order of memory; None is the contiguous one."""
+    if layout is None:
+        return tensor.contiguous()
+    inverse = sorted(range(len(layout)), key=layout.__getitem__)
+    return tensor.permute(layout).contiguous().permute(inverse)
+
+
+def laid_out_as_whole(
+    op: torch._ops.OpOverload, decompose: Decomposition, ordered_as: Callable[..., Any] | None = None
+) -> Decomposition:
+    """A decomposition whose results have the memory order of the operator itself.
+
+    Args:
+        op: It is asked on fake tensors, beside the trace. Where it can't be, the decomposition's order stays.
+        decompose: The decomposition.
+        ordered_as: Asked instead (`Rule`).
+    """
+    if any(tag in op.tags for tag in _UNKNOWN_BEFORE_THE_RUN):
+        return decompose
+
+    @functools.wraps(decompose)
+    def laid_out(*args: Any, **kwargs: Any) -> Any:
+        found = decompose(*args, **kwargs)
+        if found is NotImplemented or not any(_has_order(tensor) for tensor in tensors_of(found)):
+            return found
+        try:
+            with disable_proxy_modes_tracing():
+                whole = _whole(op, ordered_as, args, kwargs)
+        except (RuntimeError, TypeError):
+            # No kernel for fake tensors, or none for these arguments.
+            return found
+        if isinstance(found, Tensor):
+            return _as(found, whole)
+        return tuple(_as(mine, its) for mine, its in zip(found, whole, strict=True))
+
+    return laid_out
+
+
+def _whole(op: Any, ordered_as: Callable[..., Any] | None, args: Any, kwargs: Any) -> Any:
+    """Fake tensors in the memory order of eager's results."""
+    operands = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    if ordered_as is None and torch.Tag.pointwise in op.tags and len(operands) == 2:
+        # For many others torch's Python kernels stand in, which get a broadcast operand's part in the order wrong.
+        return torch.ops.aten.mul.Tensor(*operands)
+    return (ordered_as or op)(*args, **kwargs)
+
+
+def _has_order(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 1 and value.layout is torch.strided
+
+
+def _as(found: Any, whole: Any) -> Any:
+    if not _has_order(found) or not _has_order(whole) or (layout := layout_of(whole)) == layout_of(found):
+        return found
+    return relaid(found, layout)
