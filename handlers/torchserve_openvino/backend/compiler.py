@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from torchserve_openvino.backend.compiled import CompiledModule
+from torchserve_openvino.backend.conversion.mapped_modules import Twin
 from torchserve_openvino.backend.instrumentation import NOT_INSTRUMENTED, Instrumentation
 from torchserve_openvino.backend.open_axes import OpenAxes
 from torchserve_openvino.backend.routes.call_cache import CallCache
 from torchserve_openvino.backend.routes.partition_cache import PartitionCache
 from torchserve_openvino.backend.routes.recorder import CallRecorder
+from torchserve_openvino.backend.runners.choosing import ChoosingRunner
 from torchserve_openvino.backend.runners.freezing import FreezingRunner
 from torchserve_openvino.backend.runners.guarded import Runner, Traced
 from torchserve_openvino.backend.settings import BackendSettings, converter_of, cpp_compiler
@@ -172,8 +174,6 @@ def _foreign(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> 
 
 def _choosing(model: Callable[..., Any], spec: CompileSpec) -> Runner:
     """The backend ``auto``."""
-    from torchserve_openvino.backend.runners.choosing import ChoosingRunner
-
     ways = {
         name: functools.partial(_runner, model, replace(spec, backend=name), Tracker()) for name in backends.COMPILING
     }
@@ -234,11 +234,8 @@ def _without_wrapper(compiled: Callable[..., Any]) -> Callable[..., Any]:
 
 def _twin(model: Callable[..., Any], mappings: Mappings) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """What is traced in the model's place, and what its compiled form goes through: both only for mapped modules."""
-    if mappings.modules:
-        from torchserve_openvino.backend.conversion.mapped_modules import Twin
-
-        if Twin.needed(model, mappings):
-            assert isinstance(model, torch.nn.Module)
-            twin = Twin(model, mappings)
-            return twin.model, twin.call
+    if mappings.modules and Twin.needed(model, mappings):
+        assert isinstance(model, torch.nn.Module)
+        twin = Twin(model, mappings)
+        return twin.model, twin.call
     return model, lambda compiled: compiled

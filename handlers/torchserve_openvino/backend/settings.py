@@ -6,19 +6,18 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchserve_openvino.backend.instrumentation import NOT_INSTRUMENTED, Instrumentation
 from torchserve_openvino.backend.routes.partition_cache import PartitionCache
 from torchserve_openvino.backend.routes.recorder import CallRecorder
 from torchserve_openvino.backend.runtime.execute import EagerCopy
 from torchserve_openvino.backend.runtime.memory import OutputMemory
+from torchserve_openvino.backend.upstream._openvino_private import frontend_converts, undecomposed, upstream_supported
 from torchserve_openvino.config import ResolvedOptions
+from torchserve_openvino.ops import SupportTable, decomposition_table, is_composite
 from torchserve_openvino.ops.mappings import Mappings
 from torchserve_openvino.report import Tracker
-
-if TYPE_CHECKING:
-    from torchserve_openvino.ops import SupportTable
 
 logger = logging.getLogger(__name__)
 
@@ -68,14 +67,11 @@ class BackendSettings:
         """How a partition becomes an ov.Model: ``fx``, or ``ts`` through TorchScript."""
         return converter_of(self.backend)
 
-    # What only tracing needs, and what takes a second to import.
+    # What only tracing needs.
 
     @functools.cached_property
-    def support(self) -> "SupportTable":
+    def support(self) -> SupportTable:
         """Who may run on OpenVINO."""
-        from torchserve_openvino.backend.upstream._openvino_private import frontend_converts, upstream_supported
-        from torchserve_openvino.ops import SupportTable, is_composite
-
         disabled, libraries = self.resolved.options.disabled_ops, self.mappings.libraries
         # torch.export keeps them whole.
         for name in disabled if self.backend != "export" else ():
@@ -100,9 +96,6 @@ class BackendSettings:
     @functools.cached_property
     def decompositions(self) -> dict[Any, Any]:
         """What AOTAutograd lowers with."""
-        from torchserve_openvino.backend.upstream._openvino_private import undecomposed
-        from torchserve_openvino.ops import decomposition_table
-
         return decomposition_table(self.support, undecomposed(), self.resolved.options.decompositions)
 
 

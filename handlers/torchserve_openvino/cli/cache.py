@@ -12,6 +12,7 @@ import typer
 
 from torchserve_openvino.cli import cache_tables as tables
 from torchserve_openvino.cli.console import fail, print_json, stdout
+from torchserve_openvino.errors import CacheDirectoryError, TorchServeOpenVINOError
 
 if TYPE_CHECKING:
     from torchserve_openvino.cache.storage.store import Store
@@ -214,7 +215,6 @@ def default_dir() -> Path:
 
 def _open(folder: Path | None, *, writable: bool) -> "Store":
     from torchserve_openvino.cache.storage.store import Store
-    from torchserve_openvino.errors import CacheDirectoryError
 
     try:
         return Store(folder.expanduser() if folder is not None else default_dir(), writable=writable)
@@ -244,8 +244,6 @@ def _change(folder: Path | None, *, make: bool = False) -> "Store":
 @contextlib.contextmanager
 def _told(file: Path) -> Iterator[None]:
     """Failures that end a command, as one message."""
-    from torchserve_openvino.errors import TorchServeOpenVINOError
-
     try:
         yield
     except OSError as error:

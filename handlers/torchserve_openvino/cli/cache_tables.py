@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from torchserve_openvino.cli.console import print_json
+from torchserve_openvino.errors import DamagedEntryError
 
 if TYPE_CHECKING:
     from torchserve_openvino.cache.storage.bundle import Moved
@@ -23,7 +24,6 @@ def rows(store: "Store") -> tuple[list[dict[str, Any]], int]:
     """The entries, JSON-safe, the last used one first; and how many could not be read."""
     from torchserve_openvino.cache.storage.housekeeping import manifests
     from torchserve_openvino.cache.storage.manifest import ForeignSchemaError
-    from torchserve_openvino.errors import DamagedEntryError
 
     found_rows: list[dict[str, Any]] = []
     unread = 0

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from torchserve_openvino.cli.console import fail, print_json, stdout
-from torchserve_openvino.errors import ConfigError
+from torchserve_openvino.errors import ConfigError, PackagingError
 
 
 def check(
@@ -44,7 +44,6 @@ def check(
         torchserve-openvino check model-config.yaml --json | jq .settings
     """
     from torchserve_openvino.config import load_serving_config
-    from torchserve_openvino.errors import PackagingError
     from torchserve_openvino.packaging.check import check_archive
 
     try:

@@ -13,9 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from torchserve_openvino.config.op_names import check_operators, packet
 from torchserve_openvino.config.problems import Problems
 from torchserve_openvino.errors import ConfigError, OpMappingError
+from torchserve_openvino.ops.names import op_name
+from torchserve_openvino.ops.registry import rule_of
 
 Convert = Callable[..., Any]
 # Namespace of the operators that stand for mapped modules.
@@ -59,15 +63,10 @@ class Mappings:
 
     def converts(self, name: str) -> Convert | None:
         """As `find`, with this package's own conversions after the user's."""
-        from torchserve_openvino.ops.registry import rule_of
-
         return self.find(name) or rule_of(name).convert
 
     def facts(self, node: Any) -> dict[str, Any]:
         """What this package's own conversion of a node wants to know beside the operator's arguments."""
-        from torchserve_openvino.ops.names import op_name
-        from torchserve_openvino.ops.registry import rule_of
-
         name = op_name(node.target)
         facts = rule_of(name).facts
         return facts(node) if facts is not None and self.find(name) is None else {}
@@ -141,8 +140,6 @@ def register_op(target: Any, *, outputs: int = 1) -> Callable[[_F], _F]:
 
 
 def _register_module(cls: type, outputs: int) -> Callable[[_F], _F]:
-    import torch
-
     if not issubclass(cls, torch.nn.Module):
         raise ConfigError(
             f"register_op takes an operator or a subclass of torch.nn.Module, not {cls.__name__}.", key="register_op"
@@ -159,8 +156,6 @@ def _register_module(cls: type, outputs: int) -> Callable[[_F], _F]:
 
 def _refuse_composite(name: str) -> None:
     """An operator that torch lowers before any backend sees it can't be mapped."""
-    import torch
-
     namespace, operator, *overload = name.split(".")
     found = getattr(getattr(torch.ops, namespace), operator)
     for each in overload or found.overloads():

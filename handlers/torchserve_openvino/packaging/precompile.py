@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
+
 from torchserve_openvino.cache.open import FOR_LEVEL_ENV, PACKAGED_FOLDER, PRECOMPILE_ENV
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.archive import files_of
@@ -114,8 +116,6 @@ def precompile(folder: Path, levels: Sequence[str], log: Callable[[str], None]) 
 
 def contents(folder: Path) -> dict[str, str]:
     """Digest of each file of an unpacked archive, without the manifest and the packaged cache."""
-    from blake3 import blake3
-
     found = {}
     for path in files_of(folder):
         name = path.relative_to(folder).as_posix()

@@ -5,6 +5,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from torchserve_openvino.report import text
 from torchserve_openvino.report.cache_record import CacheRecord
 from torchserve_openvino.report.environment import environment
 from torchserve_openvino.report.tracker import Fallback, FallbackKind, Tracker
@@ -201,15 +202,11 @@ class CompileReport:
 
     def to_text(self) -> str:
         """The report for a terminal or a log."""
-        from torchserve_openvino.report.text import render
-
-        return render(self.to_dict())
+        return text.render(self.to_dict())
 
     def summary_line(self) -> str:
         """One line: coverage, partitions, fallbacks, breaks, recompiles, seconds, device, precision."""
-        from torchserve_openvino.report.text import summary_line
-
-        return summary_line(self.to_dict())
+        return text.summary_line(self.to_dict())
 
 
 def _shown(fallback: Fallback) -> dict[str, Any]:

@@ -4,6 +4,7 @@ The model itself is not touched. A twin of it is traced that shares parameters, 
 mapped module, a stand-in that calls an operator of its own; in eager PyTorch that operator runs the original module.
 """
 
+import ast
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
@@ -84,8 +85,6 @@ def _layout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def _arguments(call: str, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    import ast
-
     left = iter(tensors)
 
     def value(node: ast.expr) -> Any:

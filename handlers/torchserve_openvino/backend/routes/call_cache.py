@@ -33,6 +33,7 @@ from torchserve_openvino.backend.routes.serialized_graph import (
     encode,
     to_plain,
 )
+from torchserve_openvino.backend.routes.serialized_part import attributes
 from torchserve_openvino.backend.routes.serialized_tree import text_to_tree, tree_to_text
 from torchserve_openvino.backend.runtime.assemble import SinglePartition
 from torchserve_openvino.backend.runtime.execute import GuardedPartition, count_runtime_failure
@@ -240,8 +241,6 @@ class CallCache:
         self._record.stored += stored is not None
 
     def _body(self, route: Route, blueprint: "Blueprint") -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        from torchserve_openvino.backend.routes.serialized_part import attributes
-
         for item in blueprint.left_out:
             if draws_random_numbers(item.op):
                 raise ValueError(f"{item.op} draws random numbers: no answer of the model can be proven")

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import openvino as ov
 
 from torchserve_openvino.backend.routes.artifacts import ArtifactStore
+from torchserve_openvino.backend.routes.serialized_graph import PlainGraphError
+from torchserve_openvino.backend.routes.serialized_part import mapped_modules, serialized_part
 from torchserve_openvino.backend.runtime.build import (
     Built,
     build_from_ir,
@@ -96,9 +98,6 @@ class PartitionCache:
 
     def fields(self, part: "Part", constants: Mapping[int, "torch.Tensor"]) -> dict[str, Any] | None:
         """The key's fields; None where the graph has no plain form."""
-        from torchserve_openvino.backend.routes.serialized_graph import PlainGraphError
-        from torchserve_openvino.backend.routes.serialized_part import mapped_modules, serialized_part
-
         try:
             graph = serialized_part(part)
             mappings = [self.mappings, mapped_modules(part)] if self.mappings else []

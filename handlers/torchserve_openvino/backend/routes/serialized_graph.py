@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 
+# This package's own operators must be known, in a process that traces nothing too.
+from torchserve_openvino.ops import fourier  # noqa: F401
+
 Plain = dict[str, Any]
 
 _LITERALS: dict[str, Mapping[str, Any]] = {
@@ -134,9 +137,6 @@ def decode(value: Any, values: Sequence[Any] = ()) -> Any:
 def _target(name: str) -> Callable[..., Any]:
     if name in _BUILTINS:
         return _BUILTINS[name]
-    if name.startswith("openvino_fft."):
-        # This package's own operators must be known, in a process that traces nothing too.
-        from torchserve_openvino.ops import fourier  # noqa: F401
     found: Any = torch.ops
     for part in name.split("."):
         found = getattr(found, part, None)

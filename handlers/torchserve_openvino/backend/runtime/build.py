@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import torch
+from openvino import opset13
 
 from torchserve_openvino.backend.conversion.fused_chains import NO_FUSION, crashes_plugin
 from torchserve_openvino.backend.runtime.own_weights import compile_from_file
@@ -191,8 +192,6 @@ def cpu_level() -> str:
 
     Only a compiled model has this property, so a tiny one is compiled (40 ms).
     """
-    from openvino import opset13 as ops
-
-    parameter = ops.parameter([1], np.float32)
-    compiled = core().compile_model(ov.Model([ops.relu(parameter)], [parameter]), "CPU")
+    parameter = opset13.parameter([1], np.float32)
+    compiled = core().compile_model(ov.Model([opset13.relu(parameter)], [parameter]), "CPU")
     return str(compiled.get_property("RUNTIME_REQUIREMENTS"))

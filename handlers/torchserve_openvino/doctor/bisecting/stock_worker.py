@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
@@ -22,11 +22,10 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.runtime.compare import largest_difference
+from torchserve_openvino.doctor.bisecting.stock import given_options
 from torchserve_openvino.doctor.bisecting.trial import first_line
+from torchserve_openvino.doctor.target import Call, TargetSpec, load_target
 from torchserve_openvino.ops import does_work, op_name
-
-if TYPE_CHECKING:
-    from torchserve_openvino.doctor.target import Call
 
 _LATER_CALLS = 5
 _STAGES = ("backend", "execute", "partition", "compile")
@@ -80,7 +79,7 @@ class _Failures(logging.Handler):
 
 
 def run_stock(
-    model: Callable[..., Any], call: "Call", options: Mapping[str, Any] | None, *, dynamic: bool | None = None
+    model: Callable[..., Any], call: Call, options: Mapping[str, Any] | None, *, dynamic: bool | None = None
 ) -> dict[str, Any]:
     """Runs a model as ``torch.compile(model, backend="openvino", options=options)`` would, and says what came of it.
 
@@ -210,9 +209,6 @@ def main(argument: str) -> None:
             ``caches`` (a folder for caches, instead of the user's), and ``answer`` (the file that the result is
             written to: the model may print what it likes).
     """
-    from torchserve_openvino.doctor.bisecting.stock import given_options
-    from torchserve_openvino.doctor.target import TargetSpec, load_target
-
     request = json.loads(argument)
     stated = request["spec"]
     spec = TargetSpec(stated["path"], stated["config"], tuple(stated["inputs"]), tuple(stated["mappings"]))

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 # Where torch-model-archiver puts what it was told.
 MANIFEST = "MAR-INF/MANIFEST.json"
 # How the line with the report begins.
@@ -28,7 +30,6 @@ def load_handler(place: Path) -> Any:
         The handler; None where the archive's handler is a plain function.
     """
     # Here, so that whoever only wants the names above need not have TorchServe.
-    import yaml
     from ts.model_loader import ModelLoaderFactory
 
     model = model_of(place)

@@ -6,11 +6,15 @@ frontend and wraps a handler before the handler is initialized, so that `take_ov
 three classes for handlers of ours; any other handler keeps upstream's. tests/contract pins what this relies on.
 """
 
+import base64
+import binascii
 import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import numpy as np
 
 from torchserve_openvino.errors import InvalidInputError, ItemError
 
@@ -143,9 +147,6 @@ def _with_bytes(row: Any) -> Any:
 
 
 def _bytes_of(value: dict[str, Any]) -> Any:
-    import base64
-    import binascii
-
     try:
         return base64.b64decode(value["b64"], validate=True)
     except (binascii.Error, ValueError, TypeError) as error:
@@ -154,8 +155,6 @@ def _bytes_of(value: dict[str, Any]) -> Any:
 
 def _kserve_item(entry: dict[str, Any]) -> Any:
     """As upstream's KServev2Envelope: the first string of BYTES, else the data in its shape."""
-    import numpy as np
-
     item = copy.copy(entry)
     try:
         if entry["datatype"] == "BYTES":
@@ -168,7 +167,6 @@ def _kserve_item(entry: dict[str, Any]) -> Any:
 
 
 def _kserve_output(name: str, answer: Any) -> dict[str, Any]:
-    import numpy as np
     from ts.torch_handler.request_envelope.kservev2 import _to_datatype
 
     flat = np.array(answer).flatten()

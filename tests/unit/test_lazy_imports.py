@@ -1,0 +1,84 @@
+"""An import stands inside a function only where it spares somebody a heavy one."""
+
+import ast
+import functools
+from pathlib import Path
+
+import pytest
+
+PACKAGE = "torchserve_openvino"
+SOURCE = Path(__file__).resolve().parents[2] / "handlers" / PACKAGE
+# What takes long, or must not be there: TorchServe, for those who only look at archives; what traces, in a worker that
+# starts from the cache; OpenVINO's frontends, in one that converts nothing; filelock, for whoever only reads a cache.
+HEAVY = {
+    "torch", "torch._dynamo", "torch._functorch", "torch._decomp", "torch.export", "openvino", "openvino.frontend",
+    "openvino.torch", "ts", "safetensors", "jinja2", "filelock",
+}  # fmt: skip
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
+
+
+def file_of(module: str) -> Path | None:
+    path = SOURCE.joinpath(*module.split(".")[1:])
+    return next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each in TREES), None)
+
+
+def modules(node: ast.AST) -> list[str]:
+    """What an import statement loads: ``from package import module`` the module."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if not isinstance(node, ast.ImportFrom) or node.module is None:
+        return []
+    inner = [f"{node.module}.{alias.name}" for alias in node.names]
+    return [each if each.startswith(PACKAGE) and file_of(each) else node.module for each in inner]
+
+
+def at_the_top(tree: ast.AST) -> list[str]:
+    found: list[str] = []
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            found += modules(node)
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            typing_only = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            found += [] if typing_only else at_the_top(node)
+    return found
+
+
+def with_packages(module: str) -> list[str]:
+    parts = module.split(".")
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]
+
+
+@functools.cache
+def heavy_parts(module: str) -> frozenset[str]:
+    """What a module brings in, itself and through others of this package."""
+    seen: set[str] = set()
+    waiting = [module]
+    while waiting:
+        for each in with_packages(waiting.pop()):
+            if each not in seen:
+                seen.add(each)
+                path = file_of(each) if each.startswith(PACKAGE) else None
+                waiting += at_the_top(TREES[path]) if path else []
+    return frozenset(seen & HEAVY)
+
+
+def name_of(path: Path) -> str:
+    parts = [PACKAGE, *path.relative_to(SOURCE).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+# A command of cli/ imports what it runs when it runs: `--help` answers at once.
+@pytest.mark.parametrize(
+    "path", [path for path in TREES if path.relative_to(SOURCE).parts[0] != "cli"], ids=lambda path: path.stem
+)
+def test_imports_inside_functions_spare_something(path: Path) -> None:
+    functions = [node for node in ast.walk(TREES[path]) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    inside = {module for function in functions for node in ast.walk(function) for module in modules(node)}
+    idle = {module for module in inside if not heavy_parts(module) - heavy_parts(name_of(path))}
+    assert not idle, "import it at the top"
+
+
+def test_the_rule_sees_what_it_is_for() -> None:
+    assert heavy_parts(f"{PACKAGE}.cache.storage.store") == set()
+    assert {"torch", "torch._dynamo"} <= heavy_parts(f"{PACKAGE}.backend.capture.dynamo")
+    assert "torch._dynamo" not in heavy_parts(f"{PACKAGE}.backend.compiler")
