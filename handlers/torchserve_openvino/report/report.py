@@ -8,7 +8,7 @@ from typing import Any
 from torchserve_openvino.report import text
 from torchserve_openvino.report.cache_record import CacheRecord
 from torchserve_openvino.report.environment import environment
-from torchserve_openvino.report.tracker import Fallback, FallbackKind, Tracker
+from torchserve_openvino.report.tracker import Fallback, Tracker
 
 SCHEMA = 1
 
@@ -54,7 +54,7 @@ class CompileReport:
 
     @property
     def tracker(self) -> Tracker:
-        """The records that it shows."""
+        """The records that it shows; whoever has something to say of the model writes to them."""
         return self._tracker
 
     @property
@@ -76,80 +76,15 @@ class CompileReport:
         """Fallback counts by kind."""
         return self._tracker.fallback_counts()
 
-    def set_verify(self, result: dict[str, Any]) -> None:
-        """Stores what a comparison with eager PyTorch found (JSON-safe)."""
-        self._tracker.verify = result
-        self._tracker.touch()
-
-    def set_part_verify(self, part: str, result: dict[str, Any]) -> None:
-        """Stores what was found of a part that is compiled by itself."""
-        parts = {**self._tracker.verify.get("parts", {}), part: result}
-        self.set_verify({**self._tracker.verify, "parts": parts})
-
-    @property
-    def verified(self) -> bool:
-        """Whether answers were compared with eager PyTorch's, and were equal: of the model, and of all its parts."""
-        verify = self._tracker.verify
-        parts = verify.get("parts", {})
-        whole = verify.get("passed", bool(parts) and "skipped" not in verify) is True
-        return whole and all(part.get("passed") is True for part in parts.values())
-
-    def set_shadow(self, facts: dict[str, Any]) -> None:
-        """Stores what comparing some requests with eager PyTorch has found so far (JSON-safe)."""
-        if facts != self.shadow:
-            self._tracker.verify = {**self._tracker.verify, "shadow": facts}
-            self._tracker.touch()
-
-    @property
-    def shadow(self) -> dict[str, Any]:
-        """What `set_shadow` stored; empty where ``verify.shadow`` is 0."""
-        found: dict[str, Any] = self._tracker.verify.get("shadow", {})
-        return found
-
-    def set_config(self, name: str, value: Any) -> None:
-        """States one effective setting (JSON-safe)."""
-        self._tracker.config[name] = value
-        self._tracker.touch()
-
     @property
     def backend(self) -> str:
         """Who compiled the model; empty before it is known."""
         return str(self._tracker.config.get("backend", ""))
 
     @property
-    def builds(self) -> int:
-        """How often a set of partitions was compiled."""
-        return self._tracker.builds
-
-    def add_timing(self, name: str, seconds: float) -> None:
-        """Adds seconds to a named phase."""
-        self._tracker.add_timing(name, seconds)
-
-    def add_fallback(self, kind: FallbackKind, op: str, reason: str) -> None:
-        """Counts work that ran in eager PyTorch for a cause outside the backend."""
-        self._tracker.add_fallback(kind, op, to="eager", reason=reason)
-
-    def add_uncompiled(self, op: str, where: str, ops: int, seconds: float, reason: str) -> bool:
-        """Counts what a handler computed in eager PyTorch without asking a compiled graph.
-
-        Args:
-            op: Module, method or operator.
-            where: ``file:line`` in the handler.
-            ops: Operators that do work.
-            seconds: What it took.
-            reason: What to do about it.
-
-        Returns:
-            Whether this is new.
-        """
-        self._tracker.add_uncompiled(f"{op} at {where}", ops)
-        return self._tracker.add_fallback(
-            "outside_compiled", op, to="eager", reason=reason, where=where, seconds=seconds
-        )
-
-    def add_note(self, note: str) -> None:
-        """Keeps a remark for the reader of the report."""
-        self._tracker.add_note(note)
+    def verified(self) -> bool:
+        """Whether answers were compared with eager PyTorch's, and were equal: of the model, and of all its parts."""
+        return self._tracker.verify.passed
 
     @property
     def summary(self) -> Summary:
@@ -194,7 +129,7 @@ class CompileReport:
             "recompiles": [dataclasses.asdict(r) for r in t.recompiles],
             "outside": {**t.outside, **t.uncompiled},
             "cache": t.cache.to_dict(),
-            "verify": t.verify,
+            "verify": t.verify.to_dict(),
             "timings": {name: round(seconds, 4) for name, seconds in t.timings.items()},
             "notes": list(t.notes),
         }

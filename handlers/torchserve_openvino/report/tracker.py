@@ -11,6 +11,7 @@ from typing import Any
 
 from torchserve_openvino.config.kinds import FALLBACK_KINDS, FallbackKind
 from torchserve_openvino.report.cache_record import CacheRecord
+from torchserve_openvino.report.verify_record import VerifyRecord
 
 __all__ = [
     "FALLBACK_KINDS",
@@ -87,21 +88,21 @@ class GraphRecord:
     """One graph that Dynamo handed to the backend.
 
     Attributes:
-        index: Order of arrival.
         compile_id: Dynamo's own name of the compilation, e.g. ``0/1``.
         where: ``file:line (function)`` of the frame.
         stage: ``inference``, ``forward`` (with autograd) or ``backward``.
         ops_total: Operators that do work in the lowered graph.
+        index: Order of arrival.
         dynamic: Whether a size is symbolic.
         lower_seconds: Dynamo graph to lowered, partitioned graph.
         decomposed: Operators that were taken apart: name to ``count``, ``into`` (name to count) and ``where``.
     """
 
-    index: int
     compile_id: str
     where: str
     stage: str
     ops_total: int
+    index: int = 0
     dynamic: bool = False
     lower_seconds: float = 0.0
     partitions: list[PartitionRecord] = field(default_factory=list)
@@ -153,17 +154,13 @@ class Tracker:
         self.recompiles: list[Recompile] = []
         self.config: dict[str, Any] = {}
         self.cache = CacheRecord()
-        self.verify: dict[str, Any] = {}
+        self.verify = VerifyRecord(self._changed)
         self.timings: dict[str, float] = {}
         self.notes: list[str] = []
         self.builds = 0
 
-    def add_graph(self, **values: Any) -> GraphRecord:
-        """Starts the record of a graph and returns it; the backend fills in its partitions."""
-        return self.adopt_graph(GraphRecord(index=0, **values))
-
-    def adopt_graph(self, record: GraphRecord) -> GraphRecord:
-        """Takes over a record, of a graph that another process compiled for example, and gives it its index."""
+    def add_graph(self, record: GraphRecord) -> GraphRecord:
+        """Takes the record of a graph, gives it its index and returns it; the backend fills in its partitions."""
         with self._lock:
             record.index = len(self.graphs)
             self.graphs.append(record)
@@ -175,14 +172,16 @@ class Tracker:
         kind: FallbackKind,
         op: str,
         *,
-        to: str,
         reason: str,
+        to: str = "eager",
         where: str = "",
         count: int = 1,
         caused_by_request: bool = False,
         seconds: float = 0.0,
     ) -> bool:
         """Counts a fallback; the same cause at the same place is one entry with a higher count.
+
+        A graph break is one too: what stands at the break runs as plain Python.
 
         Returns:
             Whether this cause is new, so that the caller logs it once.
@@ -198,10 +197,6 @@ class Tracker:
                     return False
             self.fallbacks.append(Fallback(kind, op, to, reason, where, count, caused_by_request, seconds))
             return True
-
-    def add_graph_break(self, reason: str, where: str, count: int = 1) -> None:
-        """Records a graph break, also as a fallback: what stands at the break runs as plain Python."""
-        self.add_fallback("graph_break", "python", to="eager", reason=reason, where=where, count=count)
 
     def _count_break(self, reason: str, where: str, count: int) -> None:
         """Keeps both lists in step: each fallback of this kind is a graph break."""
@@ -219,12 +214,25 @@ class Tracker:
                     self.outside[op] = count
                     self.revision += 1
 
-    def add_uncompiled(self, place: str, ops: int) -> None:
-        """Takes the operators of one computation that no compiled graph was asked for."""
+    def add_uncompiled(self, op: str, where: str, ops: int, seconds: float, reason: str) -> bool:
+        """Counts what a handler computed in eager PyTorch without asking a compiled graph.
+
+        Args:
+            op: Module, method or operator.
+            where: ``file:line`` in the handler.
+            ops: Operators that do work.
+            seconds: What it took.
+            reason: What to do about it.
+
+        Returns:
+            Whether this is new.
+        """
+        place = f"{op} at {where}"
         with self._lock:
             if ops > self.uncompiled.get(place, 0):
                 self.uncompiled[place] = ops
                 self.revision += 1
+        return self.add_fallback("outside_compiled", op, reason=reason, where=where, seconds=seconds)
 
     def drop_graph(self, record: GraphRecord) -> None:
         """Takes back the record of a graph that came to nothing."""
@@ -258,16 +266,14 @@ class Tracker:
             self.revision += 1
             self.builds += 1
 
-    def touch(self) -> None:
-        """Says that a record was changed in place."""
+    def set_config(self, name: str, value: Any) -> None:
+        """States one effective setting (JSON-safe)."""
+        self.config[name] = value
+        self._changed()
+
+    def _changed(self) -> None:
         with self._lock:
             self.revision += 1
-
-    def runtime_failures(self) -> int:
-        """Calls of partitions that OpenVINO failed on, through no fault of the request."""
-        with self._lock:
-            found = (f for f in self.fallbacks if f.kind == "runtime_failed" and not f.caused_by_request)
-            return sum(f.count for f in found)
 
     def fallback_counts(self) -> dict[str, int]:
         """Fallbacks by kind; kinds without one are absent."""

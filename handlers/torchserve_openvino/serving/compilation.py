@@ -140,7 +140,7 @@ class Compilation:
         )
         if self._shapes.cases:
             seconds = warm_up(compiled, served, self._shapes.cases)
-            compiled.report.add_timing("warmup_seconds", seconds)
+            compiled.report.tracker.add_timing("warmup_seconds", seconds)
         return Prepared(served, compiled.report, self._shapes.cases, self._shapes.signatures, open_axes is not None)
 
     def cache_settings(self) -> CacheSettings:

@@ -117,8 +117,8 @@ class OpenVINOHandler(ArchiveLoading):
         models = self._prepare(threads, int(context.system_properties.get("batch_size") or 1))
         if models is not None and models.needs_no_torch:
             threads = threads.settle()
-        self.report.add_timing("load_seconds", loaded)
-        self.report.set_config("threads", threads.to_dict())
+        self.report.tracker.add_timing("load_seconds", loaded)
+        self.report.tracker.set_config("threads", threads.to_dict())
         self._advise(time.perf_counter() - start)
         watch = PolicyWatch(self.report, self.config.openvino.fallback)
         version = str((context.manifest or {}).get("model", {}).get("modelVersion") or "")
@@ -239,7 +239,7 @@ class OpenVINOHandler(ArchiveLoading):
         advice = startup_advice(seconds, int(self.config.torchserve.get("startupTimeout", 120)))
         if advice is not None:
             logger.warning("%s", advice)
-            self.report.add_note(advice)
+            self.report.tracker.add_note(advice)
 
     def _summary(self, models: Models | None) -> str:
         if models is None:

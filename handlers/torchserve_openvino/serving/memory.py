@@ -41,7 +41,7 @@ def release_weights(
         compiled.release_weights()
     except WeightsReleasedError as error:
         logger.warning("handler.openvino.release_weights: %s", error)
-        report.add_note(f"release_weights: {error}")
+        report.tracker.add_note(f"release_weights: {error}")
         return {}
     gc.collect()
     _trim()

@@ -107,7 +107,7 @@ class MetricsEmitter:
         self._count(metrics, "openvino_compiles_after_ready_total", compiles_after_ready)
 
     def _emit_shadow(self, metrics: Any) -> None:
-        shadow = self._report.shadow
+        shadow = self._report.tracker.verify.shadow
         for key in ("checked", "mismatches", "skipped"):
             self._count(metrics, f"openvino_shadow_{key}_total", shadow.get(key, 0))
         if not shadow:

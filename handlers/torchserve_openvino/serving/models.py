@@ -76,7 +76,9 @@ def prepare_models(eager: Any, seen: Seen, declared: Sequence[Any], *, learns: b
         prepared = root.unasked() if idle else root.run()
         models.root, models.report = prepared, prepared.report
         if idle:
-            models.report.add_note("no sample calls self.model itself; it compiles at the first request that does")
+            models.report.tracker.add_note(
+                "no sample calls self.model itself; it compiles at the first request that does"
+            )
     for path, module in seen.parts.items():
         if module is eager:
             assert models.root is not None
@@ -86,10 +88,10 @@ def prepare_models(eager: Any, seen: Seen, declared: Sequence[Any], *, learns: b
         part = Preparation(module, declared=(), samples=samples, part=path, tracker=models.report.tracker, **settings)
         prepared = part.run() if samples else part.unasked()
         if not samples:
-            models.report.add_note(f"no sample calls {path}; it compiles at the first request that does")
+            models.report.tracker.add_note(f"no sample calls {path}; it compiles at the first request that does")
         logger.info("%s is compiled by itself: %d call(s) of samples", path, len(samples))
         models.parts[path] = prepared
         Redirected(module, prepared.model)
     for note in seen.notes:
-        models.report.add_note(note)
+        models.report.tracker.add_note(note)
     return models

@@ -100,7 +100,7 @@ class Preparation:
         self._admission.require()
         prepared = self._in_precision(self._with_threads())
         for note in self._shapes.notes:
-            prepared.report.add_note(note)
+            prepared.report.tracker.add_note(note)
         self._release(prepared)
         tidy(prepared.model.compiled)
         return prepared
@@ -138,7 +138,7 @@ class Preparation:
         name = facts["chosen"]
         logger.info("Precision %s is served (%s: auto): %s", name, precision.KEY, facts)
         prepared = self._admitted(precision.with_precision(resolved, name, f"{precision.KEY}: auto"))
-        prepared.report.set_config("precision_choice", facts)
+        prepared.report.tracker.set_config("precision_choice", facts)
         return prepared
 
     def _admitted(self, resolved: ResolvedOptions | None) -> Prepared:
@@ -151,7 +151,7 @@ class Preparation:
         else:
             prepared = self._verified(prepared, resolved)
         if self._shapes.inputs is not None:
-            prepared.report.set_config("one_graph", self._graph.to_plain())
+            prepared.report.tracker.set_config("one_graph", self._graph.to_plain())
         return prepared
 
     def _one_for_each(self, prepared: Prepared, resolved: ResolvedOptions | None, flaw: str) -> Prepared:
@@ -170,7 +170,7 @@ class Preparation:
             problem = verify.failure(result)
             logger.warning("Answers from the cache differ from eager's, compiling again: %s", problem)
             prepared = self._compilation.make(resolved, open_axes=self._graph.open_axes)
-            prepared.report.add_note(f"entries of the cache were rejected: {problem}")
+            prepared.report.tracker.add_note(f"entries of the cache were rejected: {problem}")
             result = self._admission.compare(prepared.model, prepared.report)
         elif isinstance(compiled, CompiledModule):
             compiled.confirm_cached()
@@ -233,4 +233,4 @@ class Preparation:
         else:
             note = "release_weights has no effect: calls are not frozen (handler.openvino.freeze, warmup.inputs)"
             logger.warning("%s", note)
-            prepared.report.add_note(note)
+            prepared.report.tracker.add_note(note)

@@ -55,8 +55,8 @@ class ReadyState:
         self._metrics = metrics
         self._models, self._board = models, board
         self._next_post = 0.0
-        self._builds = report.builds
-        self._seen = report.builds
+        self._builds = report.tracker.builds
+        self._seen = report.tracker.builds
         self._shadow, self._ends = shadow, ends
         self._context: Any = None
         self._next_publish = 0.0
@@ -67,7 +67,7 @@ class ReadyState:
     @property
     def compiles_after_ready(self) -> int:
         """Compilations that a request had to wait for."""
-        return self._report.builds - self._builds
+        return self._report.tracker.builds - self._builds
 
     def before_call(self, context: Any) -> None:
         """Ends this worker if the call before this one showed that it has to be replaced.
@@ -88,8 +88,8 @@ class ReadyState:
             if (now := time.monotonic()) >= self._next_publish:
                 self._next_publish = now + SECONDS_BETWEEN
                 self.publish()
-        if self._report.builds != self._seen:
-            self._seen = self._report.builds
+        if self._report.tracker.builds != self._seen:
+            self._seen = self._report.tracker.builds
             logger.warning("%s compiled after READY: %s", model_name(context), self._report.summary_line())
         if time.monotonic() >= self._next_post:
             self.post()
@@ -123,7 +123,7 @@ class ReadyState:
     def publish(self) -> None:
         """Brings the report up to date with what was found beside the requests."""
         if self._shadow is not None:
-            self._report.set_shadow(self._shadow.to_dict())
+            self._report.tracker.verify.state_shadow(self._shadow.to_dict())
 
     def _shadow_differs(self, problem: str) -> None:
         if self._ends:
@@ -170,7 +170,7 @@ def shadow_for(
         reason = why_not(eager, prepared.cases[0].inputs) if prepared.cases else ""
     if reason:
         logger.warning("verify.shadow is off: %s", reason)
-        report.add_note(f"verify.shadow is off: {reason}")
+        report.tracker.add_note(f"verify.shadow is off: {reason}")
     precision = report.summary.precision or "f32"
     ran = prepared is not None and bool(prepared.cases)
     shadow = Shadow(eager, section, precision, reason_against=reason, ran=ran, facts={"model": name, **versions()})

@@ -10,18 +10,18 @@ from typer.testing import CliRunner
 from torchserve_openvino.cli import app
 from torchserve_openvino.cli.report_source import find_report
 from torchserve_openvino.report import CompileReport
-from torchserve_openvino.report.tracker import PartitionRecord, Tracker
+from torchserve_openvino.report.tracker import GraphRecord, PartitionRecord, Tracker
 
 
 @pytest.fixture
 def report() -> dict[str, Any]:
     tracker = Tracker()
     tracker.config.update(effective_device="CPU", effective_precision="f32")
-    graph = tracker.add_graph(compile_id="0/0", where="net.py:3 (forward)", stage="inference", ops_total=4)
+    graph = tracker.add_graph(GraphRecord("0/0", "net.py:3 (forward)", "inference", ops_total=4))
     graph.partitions.append(PartitionRecord("p0", 3, convert_seconds=0.25, constants=2, constant_bytes=3_000_000))
     reason = "disabled by [the] option"
     tracker.add_fallback("disabled_op", "aten.relu.default", to="eager", reason=reason, where="net.py:5")
-    tracker.add_graph_break("data-dependent branch", "net.py:7")
+    tracker.add_fallback("graph_break", "python", reason="data-dependent branch", where="net.py:7")
     tracker.add_recompile("net.py:3", "size mismatch", "0/1")
     tracker.add_note("a remark")
     return CompileReport(tracker).to_dict() | {"pid": 4711}

@@ -6,18 +6,18 @@ import threading
 import pytest
 
 from torchserve_openvino.report import FALLBACK_KINDS, CompileReport, Tracker
-from torchserve_openvino.report.tracker import PartitionRecord
+from torchserve_openvino.report.tracker import GraphRecord, PartitionRecord
 
 
 def example() -> Tracker:
     tracker = Tracker()
     tracker.config.update(effective_device="CPU", effective_precision="f32", folder=object())
-    graph = tracker.add_graph(compile_id="0/0", where="model.py:3", stage="inference", ops_total=10)
+    graph = tracker.add_graph(GraphRecord("0/0", "model.py:3", "inference", ops_total=10))
     graph.lower_seconds = 0.5
     graph.partitions.append(PartitionRecord("openvino_0", 6, convert_seconds=0.25, compile_seconds=0.25))
     graph.partitions.append(PartitionRecord("openvino_1", 3, runs_on="eager"))
     tracker.add_fallback("unsupported_op", "aten.digamma.default", to="eager", reason="none", where="model.py:4")
-    tracker.add_graph_break("print", "model.py:9")
+    tracker.add_fallback("graph_break", "python", reason="print", where="model.py:9")
     tracker.add_recompile("model.py:1", "size mismatch", "0/1")
     return tracker
 
@@ -65,27 +65,27 @@ def test_the_revision_moves_with_every_change() -> None:
     tracker = Tracker()
     report = CompileReport(tracker)
     changes = [
-        lambda: tracker.add_graph(compile_id="0/0", where="", stage="inference", ops_total=1),
+        lambda: tracker.add_graph(GraphRecord("0/0", "", "inference", ops_total=1)),
         lambda: tracker.add_fallback("disabled_op", "o", to="eager", reason="r"),
         lambda: tracker.add_recompile("w", "r", "0/1"),
-        lambda: tracker.add_graph_break("r", "w"),
-        lambda: report.set_verify({"passed": True}),
-        lambda: report.add_timing("load", 1.0),
-        lambda: report.add_note("remark"),
+        lambda: tracker.add_fallback("graph_break", "python", reason="r", where="w"),
+        lambda: tracker.verify.state({"passed": True}),
+        lambda: tracker.add_timing("load", 1.0),
+        lambda: tracker.add_note("remark"),
     ]
     for change in changes:
         before = report.revision
         change()
         assert report.revision > before
     before = report.revision
-    report.add_note("remark")
+    tracker.add_note("remark")
     assert report.revision == before
 
 
 def test_coverage_before_any_graph_and_without_work() -> None:
     tracker = Tracker()
     assert CompileReport(tracker).summary.coverage == 0.0
-    tracker.add_graph(compile_id="0/0", where="", stage="inference", ops_total=0)
+    tracker.add_graph(GraphRecord("0/0", "", "inference", ops_total=0))
     assert CompileReport(tracker).summary.coverage == 1.0
 
 

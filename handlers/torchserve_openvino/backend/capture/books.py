@@ -19,7 +19,7 @@ from torchserve_openvino.backend.upstream._torch_private import (
 )
 from torchserve_openvino.ops.names import op_name
 from torchserve_openvino.ops.registry import computes
-from torchserve_openvino.report.tracker import FallbackKind, PartitionRecord, Tracker
+from torchserve_openvino.report.tracker import FallbackKind, GraphRecord, PartitionRecord, Tracker
 
 logger = logging.getLogger(__name__)
 
@@ -89,15 +89,13 @@ class FrameBooks:
                 (effect, changed, dict(vars(changed))) for effect, changed in objects.items() if changed is not None
             ]
         if self._foreign is not None and fact.ops:
-            record = tracker.add_graph(
-                compile_id=fact.compile_id, where=fact.where, stage="inference", ops_total=fact.ops
-            )
+            record = tracker.add_graph(GraphRecord(fact.compile_id, fact.where, "inference", fact.ops))
             record.partitions.append(PartitionRecord(self._foreign, fact.ops, runs_on=self._foreign))
 
     def broke(self, fact: GraphBreakFact) -> None:
         """See `FrameObserver`."""
         self._note_event()
-        self._tracker.add_graph_break(fact.reason, fact.where)
+        self._tracker.add_fallback("graph_break", "python", reason=fact.reason, where=fact.where)
 
     def lost(self, frame: LostFrame, first: bool) -> None:
         """See `FrameObserver`."""

@@ -25,6 +25,7 @@ from torchserve_openvino.ops import where_of
 from torchserve_openvino.ops.kept import STAND_INS, restore
 from torchserve_openvino.ops.padded_encoders import last_layers, zero_padding
 from torchserve_openvino.ops.rules.complex_numbers import join_pairs
+from torchserve_openvino.report.tracker import GraphRecord
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class OpenVINOBackend:
         start = time.perf_counter()
         self.settings.tracker.cache.traces += 1
         if fact := private.graph_break_of(gm):
-            self.settings.tracker.add_graph_break(fact.reason, fact.where)
+            self.settings.tracker.add_fallback("graph_break", "python", reason=fact.reason, where=fact.where)
         where = _where(gm) or place
         compile_stage = functools.partial(self._compile, compile_id=private.compile_id(), where=where, start=start)
         lower = private.aot_autograd(
@@ -96,13 +97,9 @@ class OpenVINOBackend:
         join_pairs(gm.graph)
         # The saved tensors of a backward graph are new at each call: nothing to freeze.
         facts = private.GraphFacts() if stage == "backward" else private.graph_facts()
+        decomposed = {name: dataclasses.asdict(each) for name, each in decomposed_ops(gm.graph).items()}
         record = self.settings.tracker.add_graph(
-            compile_id=compile_id,
-            where=where,
-            stage=stage,
-            ops_total=0,
-            dynamic=is_dynamic(gm),
-            decomposed={name: dataclasses.asdict(each) for name, each in decomposed_ops(gm.graph).items()},
+            GraphRecord(compile_id, where, stage, ops_total=0, dynamic=is_dynamic(gm), decomposed=decomposed)
         )
         try:
             compiled = CompiledGraph(gm, facts, self.settings, record)

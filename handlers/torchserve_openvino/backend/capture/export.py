@@ -28,6 +28,7 @@ from torchserve_openvino.backend.upstream import _torch_private as private
 from torchserve_openvino.ops import op_name, where_of
 from torchserve_openvino.ops.kept import STAND_INS, restore
 from torchserve_openvino.ops.rules.complex_numbers import join_pairs
+from torchserve_openvino.report.tracker import GraphRecord
 
 logger = logging.getLogger(__name__)
 
@@ -158,9 +159,7 @@ class ExportedModel:
         restore(gm.graph)
         join_pairs(gm.graph)
         where = next((found for node in gm.graph.nodes if (found := where_of(node))), "")
-        record = tracker.add_graph(
-            compile_id=f"export/{len(tracker.graphs)}", where=where, stage="inference", ops_total=0
-        )
+        record = tracker.add_graph(GraphRecord(f"export/{len(tracker.graphs)}", where, "inference", ops_total=0))
         graph = CompiledGraph(gm, binding.facts, self._settings, record)
         graph.report_left_out()
         record.lower_seconds = time.perf_counter() - start

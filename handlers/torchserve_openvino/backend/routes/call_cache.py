@@ -142,7 +142,7 @@ class CallCache:
         built = self._runs[self._used[key]]
         if built.record in tracker.graphs:
             return
-        tracker.adopt_graph(built.record)
+        tracker.add_graph(built.record)
         for item in built.left_out:
             tracker.add_fallback(**item)
 
@@ -202,7 +202,7 @@ class CallCache:
             return None
         facts = dict(body["record"])
         partitions = [PartitionRecord(**partition) for partition in facts.pop("partitions")]
-        record = GraphRecord(index=len(tracker.graphs), **facts, partitions=partitions)
+        record = GraphRecord(**facts, partitions=partitions)
         calls: dict[str, GuardedPartition] = {}
         for part, loaded, partition in zip(body["parts"], found, partitions, strict=True):
             fallback = LazyGraph(part["graph"], below(tensors, part["name"]))

@@ -43,7 +43,7 @@ class Proof:
         Returns:
             Its answer to the caller's values, and what is wrong with it; empty where nothing is.
         """
-        failures = self._tracker.runtime_failures()
+        failures = _failures(self._tracker)
         result, problem = self._tried(route, leaves)
         if compares or problem:
             # Eager says whether the caller's input or the entry is to blame.
@@ -51,7 +51,7 @@ class Proof:
             problem = problem or difference(result, expected, self._precision)
         if compares and not problem:
             problem = self._on_others(route, call)
-        if self._tracker.runtime_failures() != failures:
+        if _failures(self._tracker) != failures:
             problem = problem or "OpenVINO failed on it"
         return result, problem
 
@@ -75,3 +75,9 @@ class Proof:
             return ""
         result, problem = self._tried(route, pytree.tree_leaves(other))
         return problem or difference(result, expected, self._precision)
+
+
+def _failures(tracker: Tracker) -> int:
+    """Calls of partitions that OpenVINO failed on, through no fault of the request."""
+    found = (f for f in list(tracker.fallbacks) if f.kind == "runtime_failed" and not f.caused_by_request)
+    return sum(f.count for f in found)

@@ -120,7 +120,7 @@ class ChoosingRunner(Runner):
         else:
             reasons = "; ".join(f"{candidate.name}: {candidate.problem}" for candidate in candidates)
             chosen = Runner(self.model, lambda: _eager(self.model, self._tracker, reasons), self._tracker)
-        chosen.report.set_config("backend_choice", facts)
+        chosen.report.tracker.set_config("backend_choice", facts)
         self.report.follow(chosen.report)
         logger.info("Backend %s is used. Tried: %s", facts["chosen"], facts["tried"])
         self._settle(chosen)
@@ -134,8 +134,10 @@ class ChoosingRunner(Runner):
         """Chooses without candidates: the model writes to its weights, and each further run would do it again."""
         name, chosen = next(iter(made.items()))
         reason = f"the model writes to its weights ({', '.join(wrote)}), so nothing was tried: this call ran in eager"
-        chosen.report.set_config("backend_choice", {"chosen": name, "from_cache": False, "tried": {}, "reason": reason})
-        chosen.report.add_fallback("conversion_failed", "whole model", reason)
+        chosen.report.tracker.set_config(
+            "backend_choice", {"chosen": name, "from_cache": False, "tried": {}, "reason": reason}
+        )
+        chosen.report.tracker.add_fallback("conversion_failed", "whole model", reason=reason)
         self.report.follow(chosen.report)
         logger.warning("Backend %s is used: %s", name, reason)
         self._settle(chosen)

@@ -175,7 +175,7 @@ class OwnCode:
             self._paths = paths_of(self._handler, self._handler.eager_model)
         path = self._paths.get(id(eager.module), type(eager.module).__name__) if eager.module is not None else ""
         name = f"{path}.{eager.method}" if eager.method else path or eager.op
-        new = self.report.add_uncompiled(name, eager.where, eager.ops, eager.seconds, _advice(path, eager))
+        new = self.report.tracker.add_uncompiled(name, eager.where, eager.ops, eager.seconds, _advice(path, eager))
         if new:
             logger.warning(
                 "Fallback: %s runs in eager PyTorch at %s: no compiled graph is asked for", name, eager.where

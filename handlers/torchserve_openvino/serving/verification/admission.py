@@ -53,7 +53,7 @@ class Admission:
 
     def note_skipped(self, report: CompileReport, name: str) -> None:
         """Says in the report and the log that nothing was compared, and why."""
-        self._store(report, {"skipped": self.skipped})
+        report.tracker.verify.state({"skipped": self.skipped}, self._part)
         logger.warning("%s is not verified: %s", name, self.skipped)
 
     def compare(self, model: Callable[..., Any], report: CompileReport, precision: str | None = None) -> dict[str, Any]:
@@ -67,16 +67,10 @@ class Admission:
         Raises:
             VerificationError: Answers differ, and ``verify.on_violation`` is ``refuse``.
         """
-        self._store(report, result)
+        report.tracker.verify.state(result, self._part)
         if result["passed"]:
             return
         message = f"{self._part}: {verify.failure(result)}" if self._part else verify.failure(result)
         if self._section.verify.on_violation == "refuse":
             raise VerificationError(message)
         logger.warning("Verification: %s", message)
-
-    def _store(self, report: CompileReport, result: dict[str, Any]) -> None:
-        if self._part:
-            report.set_part_verify(self._part, result)
-        else:
-            report.set_verify(result)
