@@ -73,8 +73,8 @@ class VerificationError(TorchServeOpenVINOError, RuntimeError):
     status = 503
 
 
-class IntegerRangeError(TorchServeOpenVINOError, RuntimeError):
-    """An integer that OpenVINO would not compute with as PyTorch does: above 32 bits, or an index out of range."""
+class InexactValueError(TorchServeOpenVINOError, RuntimeError):
+    """A value that OpenVINO would not compute with as PyTorch does, such as an integer above 32 bits."""
 
 
 class WeightsReleasedError(TorchServeOpenVINOError, RuntimeError):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import openvino as ov
 import torch
 
-from torchserve_openvino.errors import IntegerRangeError
+from torchserve_openvino.errors import InexactValueError
 from torchserve_openvino.ops.memory_order import layout_of
 
 OV_TYPES: dict[torch.dtype, ov.Type] = {
@@ -108,11 +108,11 @@ class Sizes:
         """Takes in the sizes of an input: a tensor, or the integer itself.
 
         Raises:
-            IntegerRangeError: One is so large that integers made of it might not be exact.
+            InexactValueError: One is so large that integers made of it might not be exact.
         """
         sizes = (int(value),) if spec.is_scalar_int else value.shape
         if any(size > self._limit for name, size in zip(spec.symbols, sizes, strict=False) if name):
-            raise IntegerRangeError(
+            raise InexactValueError(
                 f"a dimension of {max(sizes)}: integers made of sizes are exact in OpenVINO up to {self._limit}"
             )
         self._known.update((name, size) for name, size in zip(spec.symbols, sizes, strict=False) if name)

@@ -61,7 +61,7 @@ class PartitionRecord:
         convert_seconds: FX to ov.Model.
         compile_seconds: ov.Model to CompiledModel, or the blob's import from the cache.
         inputs: Tensors and integers that are passed at each call.
-        constants: Weights frozen into it.
+        constants: Weights that are constants of it.
         constant_bytes: Size of those weights.
         execution_devices: What OpenVINO says it runs on.
         from_cache: It was not compiled: the blob came from the cache, or from OpenVINO's own CACHE_DIR.

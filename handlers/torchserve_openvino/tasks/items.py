@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchserve_openvino.errors import (
-    IntegerRangeError,
+    InexactValueError,
     InvalidInputError,
     ItemError,
     NonFiniteOutputError,
@@ -85,7 +85,7 @@ class ItemHandler(OpenVINOHandler):
         """Whether eager refuses the value as well: then it is the request's fault, and its message says why."""
         if self.served is not None and self.served.released:
             # There is no eager model any more; a value out of range is known to be the request's without it.
-            return InvalidInputError(str(error)) if isinstance(error, IntegerRangeError) else server_fault(error)
+            return InvalidInputError(str(error)) if isinstance(error, InexactValueError) else server_fault(error)
         try:
             # No answer comes of it: it is not counted as one.
             with torch.inference_mode(), outside.compiled():

@@ -63,14 +63,14 @@ class GraphBuilder:
         self._refused: dict[str, Refusal] = {}
         self._partitioned = self._partition()
 
-    def build(self, frozen: Mapping[int, torch.Tensor]) -> Assembled:
+    def build(self, weights: Mapping[int, torch.Tensor]) -> Assembled:
         """Converts and compiles every partition, or takes it from the cache, and puts the calls into the outer graph.
 
         Args:
-            frozen: Input position to the weight that becomes a constant.
+            weights: Input position to the weight that becomes a constant.
         """
         while True:
-            constants = {part.name: self._constants(part, frozen) for part in self._partitioned.parts}
+            constants = {part.name: self._constants(part, weights) for part in self._partitioned.parts}
             fields = self._fields(constants)
             keys = {name: make_key("partition", found) for name, found in fields.items()}
             cache = self._settings.partitions
@@ -132,7 +132,7 @@ class GraphBuilder:
         ]
         return partitioned
 
-    def _constants(self, part: Part, frozen: Mapping[int, torch.Tensor]) -> Constants:
+    def _constants(self, part: Part, weights: Mapping[int, torch.Tensor]) -> Constants:
         placeholders = {node.name: i for i, node in enumerate(self._gm.graph.find_nodes(op="placeholder"))}
         constants: Constants = {}
         for position, node in enumerate(part.arguments):
@@ -140,8 +140,8 @@ class GraphBuilder:
                 value = getattr(self._partitioned.outer, str(node.target))
                 if isinstance(value, torch.Tensor):
                     constants[position] = value
-            elif node.op == "placeholder" and placeholders[node.name] in frozen:
-                constants[position] = frozen[placeholders[node.name]]
+            elif node.op == "placeholder" and placeholders[node.name] in weights:
+                constants[position] = weights[placeholders[node.name]]
         return constants
 
     def _fields(self, constants: Mapping[str, Constants]) -> dict[str, dict[str, Any]]:

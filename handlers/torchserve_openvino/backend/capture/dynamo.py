@@ -95,7 +95,7 @@ class OpenVINOBackend:
             start = time.perf_counter()
         restore(gm.graph)
         join_pairs(gm.graph)
-        # The saved tensors of a backward graph are new at each call: nothing to freeze.
+        # The saved tensors of a backward graph are new at each call: none is a constant.
         facts = private.GraphFacts() if stage == "backward" else private.graph_facts()
         decomposed = {name: dataclasses.asdict(each) for name, each in decomposed_ops(gm.graph).items()}
         record = self.settings.tracker.add_graph(

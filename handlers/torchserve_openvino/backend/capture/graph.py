@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from torchserve_openvino.backend.capture.builder import Assembled, GraphBuilder
 from torchserve_openvino.backend.routes.frozen import GraphCall, Touched
 from torchserve_openvino.backend.runtime.assemble import picker
-from torchserve_openvino.backend.runtime.weights import WeightWatch, can_freeze
+from torchserve_openvino.backend.runtime.weights import WeightWatch, can_watch
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.upstream._torch_private import GraphFacts, reads_values
 from torchserve_openvino.errors import TorchServeOpenVINOError
@@ -118,19 +118,19 @@ class CompiledGraph:
             if self._rebuilds > MAX_REBUILDS or len(self._variants) >= MAX_VARIANTS:
                 variant = self._without_constants(args)
             else:
-                watch = WeightWatch([w for w in weights if can_freeze(w)], lambda: self._forget(key))
-                frozen = {i: args[i] for i in self._static if can_freeze(args[i])}
-                if len(frozen) < len(self._static):
-                    self._narrow(list(frozen))
+                watch = WeightWatch([w for w in weights if can_watch(w)], lambda: self._forget(key))
+                constants = {i: args[i] for i in self._static if can_watch(args[i])}
+                if len(constants) < len(self._static):
+                    self._narrow(list(constants))
                     return self._select(args, self._pick(args))
-                variant = Variant(self._build(frozen), watch)
+                variant = Variant(self._build(constants), watch)
                 self._variants[key] = variant
             self._current = variant
             return variant
 
-    def _build(self, frozen: dict[int, Any]) -> Assembled:
+    def _build(self, weights: dict[int, Any]) -> Assembled:
         try:
-            return self._builder.build(frozen)
+            return self._builder.build(weights)
         except TorchServeOpenVINOError:
             raise
         except Exception as error:

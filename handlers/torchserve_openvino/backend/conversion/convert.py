@@ -83,22 +83,22 @@ def _convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappin
         runtime = tuple(i for i in range(len(part.arguments)) if i not in constants)
         inputs = tuple(spec_of(value_of(part.arguments[i])) for i in runtime)
         limits = _limits(part, constants)
-        frozen, order, weights, checks = _freeze(part.graph, constants, limits)
+        graph, order, weights, checks = _with_constants(part.graph, constants, limits)
         nodes = part.output_nodes()
         outputs = tuple(spec_of(value_of(nodes[order.index(i)])) for i in range(max(order) + 1))
         if converter == "ts":
             _refuse_mapped(part, mappings)
-            model, decoder = convert_traced(frozen, mappings.libraries)
+            model, decoder = convert_traced(graph, mappings.libraries)
         else:
-            mapped = replace_mapped(frozen.graph, mappings, weights)
+            mapped = replace_mapped(graph.graph, mappings, weights)
             model, decoder = fx_to_model(
-                frozen,
+                graph,
                 [spec.shape for spec in inputs],
                 [spec.dtype for spec in inputs],
                 mapped.translators,
                 mappings.libraries,
             )
-            refuse_other_results(model, frozen.graph)
+            refuse_other_results(model, graph.graph)
         _fit_inputs(model, inputs)
         _fit_outputs(model, (*outputs, *checked_spec(checks)))
         keep_orientations_apart(model)
@@ -128,7 +128,7 @@ def _convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappin
             size_limit=limits.size,
             checks=checks,
         ),
-        keep_alive=(decoder, frozen),
+        keep_alive=(decoder, graph),
         seconds=time.perf_counter() - start,
     )
 
@@ -157,7 +157,7 @@ def _both(limit: Bounds | None, index: Bounds | None) -> Bounds | None:
     return Bounds(max(limit.low, index.low), min(limit.high, index.high), limit.op if narrow else "", *index[3:])
 
 
-def _freeze(
+def _with_constants(
     gm: GraphModule, constants: Mapping[int, torch.Tensor], limits: Limits
 ) -> tuple[GraphModule, tuple[int, ...], frozenset[str], tuple[str, ...]]:
     """A copy of the graph for the frontend, whose ``constants`` placeholders are ``get_attr`` nodes.

@@ -17,7 +17,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchserve_openvino.backend.spec import Bounds
-from torchserve_openvino.errors import IntegerRangeError
+from torchserve_openvino.errors import InexactValueError
 from torchserve_openvino.ops.integers import Operands, largest, magnitude
 from torchserve_openvino.ops.names import op_name, packet_name, tensors_of, value_of
 from torchserve_openvino.ops.registry import Movement, rule_of
@@ -58,16 +58,16 @@ def input_limits(graph: GraphModule, constants: Mapping[str, torch.Tensor], know
 
     Args:
         graph: The subgraph.
-        constants: Placeholder name to the tensor that is frozen there.
+        constants: Placeholder name to the constant that takes its place.
         known: Bounds that inputs have already, as indices.
 
     Raises:
-        IntegerRangeError: No limit keeps its integers exact. The message names the operator.
+        InexactValueError: No limit keeps its integers exact. The message names the operator.
     """
     fixed = {name: _largest(tensor) for name, tensor in constants.items() if tensor.dtype in _CHECKED}
     for name, value in fixed.items():
         if value > INT32_MAX + 1:
-            raise IntegerRangeError(f"int64 constant {name} holds {value}: OpenVINO computes int64 in 32 bits")
+            raise InexactValueError(f"int64 constant {name} holds {value}: OpenVINO computes int64 in 32 bits")
     start = {}
     for node in graph.graph.find_nodes(op="placeholder"):
         dtype = next((tensor.dtype for tensor in tensors_of(value_of(node))), None)
@@ -79,7 +79,7 @@ def input_limits(graph: GraphModule, constants: Mapping[str, torch.Tensor], know
     for size in _SIZES:
         try:
             return Limits(_lowered(nodes, fixed, start, size), size)
-        except IntegerRangeError:
+        except InexactValueError:
             if size == _SIZES[-1]:
                 raise
     raise AssertionError("unreachable")
@@ -99,7 +99,7 @@ def _lower(violation: _Violation, limits: dict[str, int], causes: dict[str, str]
     sources = [source for source in _sources(violation.node, limits) if limits.get(source, 1) > 1]
     if not sources:
         limit = "32 bits" if violation.most > EXACT_IN_FLOAT32 else "2^24"
-        raise IntegerRangeError(
+        raise InexactValueError(
             f"{name} on integers up to {violation.value} may exceed {limit}, within which OpenVINO computes it exactly"
         )
     largest = max(limits[source] for source in sources)

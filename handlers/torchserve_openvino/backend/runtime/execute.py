@@ -16,7 +16,7 @@ import torch
 
 from torchserve_openvino.backend.runtime.memory import OutputMemory, computed_outputs, poison_array
 from torchserve_openvino.backend.spec import Bounds, Interface, Sizes, ValueSpec, checked_spec
-from torchserve_openvino.errors import IntegerRangeError, WeightsReleasedError
+from torchserve_openvino.errors import InexactValueError, WeightsReleasedError
 from torchserve_openvino.ops.memory_order import layout_of, relaid
 from torchserve_openvino.report.tracker import Tracker
 
@@ -88,7 +88,7 @@ def _check_integers(tensor: torch.Tensor, bounds: Bounds, position: int) -> None
         position: Its place, for the message.
 
     Raises:
-        IntegerRangeError: A value lies outside.
+        InexactValueError: A value lies outside.
     """
     if not tensor.numel():
         return
@@ -96,14 +96,14 @@ def _check_integers(tensor: torch.Tensor, bounds: Bounds, position: int) -> None
     low, high, op, *ends = bounds
     for place, value in zip((0, -1), ends, strict=True):
         if value is not None and int(tensor.flatten()[place]) != value:
-            raise IntegerRangeError(f"integer input {position} must {'end' if place else 'start'} with {value}")
+            raise InexactValueError(f"integer input {position} must {'end' if place else 'start'} with {value}")
     if least < low or largest > high:
         why = (
             f"in which {op} is exact in OpenVINO; with `disabled_ops: [{op}]` only that operator runs in eager PyTorch"
             if op
             else "within which OpenVINO computes as torch does (int64 in 32 bits, indices within their tensor)"
         )
-        raise IntegerRangeError(
+        raise InexactValueError(
             f"integer input {position} holds {least if least < low else largest}, outside {low} to {high}, {why}"
         )
 
@@ -112,12 +112,12 @@ def _check_values(answers: torch.Tensor, sentences: Sequence[str]) -> None:
     """Reads what the graph itself says of the call's values (`checks.py`).
 
     Raises:
-        IntegerRangeError: OpenVINO computed something else than torch would.
+        InexactValueError: OpenVINO computed something else than torch would.
     """
     # It is set to 0 beforehand: what no kernel wrote does not pass.
     wrong = [sentence for answer, sentence in zip(answers.tolist(), sentences, strict=True) if answer != 1]
     if wrong:
-        raise IntegerRangeError("; ".join(dict.fromkeys(wrong)))
+        raise InexactValueError("; ".join(dict.fromkeys(wrong)))
 
 
 class CompiledPartition:
@@ -163,7 +163,7 @@ class CompiledPartition:
             One tensor (or int, for a size) for each output, with memory of its own.
 
         Raises:
-            IntegerRangeError: A value that OpenVINO does not compute as torch does.
+            InexactValueError: A value that OpenVINO does not compute as torch does.
             RuntimeError: OpenVINO's own error.
         """
         try:
@@ -256,7 +256,7 @@ class EagerCopy:
 
 def count_runtime_failure(tracker: Tracker, name: str, error: Exception) -> None:
     """Counts a call of a partition that ran in eager PyTorch."""
-    by_request = isinstance(error, IntegerRangeError)
+    by_request = isinstance(error, InexactValueError)
     if tracker.add_fallback("runtime_failed", name, to="eager", reason=str(error), caused_by_request=by_request):
         logger.warning("Fallback: a call of %s ran in eager PyTorch: %s", name, error)
 

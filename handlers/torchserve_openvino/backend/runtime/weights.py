@@ -1,4 +1,4 @@
-"""Whether the weights that were frozen into a compiled graph are still the ones that a call passes.
+"""Whether the weights that became constants of a compiled graph are still the ones that a call passes.
 
 Dynamo reuses one graph for several modules of the same code, and does not guard a parameter's content, so each call
 compares. Four facts are compared, each because the others miss something: identity (another module's weights, or
@@ -31,7 +31,7 @@ def _samples(tensor: torch.Tensor) -> list[memoryview]:
     return [view[start : start + _SAMPLE_BYTES] for start in (0, last // 2, last)]
 
 
-def can_freeze(tensor: object) -> bool:
+def can_watch(tensor: object) -> bool:
     """Whether changes of a tensor can be noticed: an inference tensor has no version counter."""
     return isinstance(tensor, torch.Tensor) and not tensor.is_inference() and tensor.layout is torch.strided
 
