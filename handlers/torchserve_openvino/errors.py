@@ -15,7 +15,7 @@ class ConfigError(TorchServeOpenVINOError, ValueError):
     """A configuration that can't be used: an unknown key, a value out of range, two settings that exclude each other.
 
     Args:
-        message: What is wrong, and how to mend it.
+        message: What is wrong, and how to fix it.
         key: Dotted path of the offending key, e.g. ``pt2.compile.options.device``.
         place: Where it stands, e.g. ``model-config.yaml:7`` or ``options``.
         suggestion: Nearest valid name, if one is near.

@@ -21,7 +21,7 @@ def run_all(
         tasks: In this order, as workers become free.
         jobs: Worker processes.
         seconds: Limit for one task; what takes longer is a `TIMEOUT`.
-        done: Told each outcome; called from several threads, one at a time.
+        done: Called with each outcome; called from several threads, one at a time.
     """
 
     def tell(task: dict[str, Any], answer: dict[str, Any] | Lost) -> None:

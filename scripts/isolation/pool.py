@@ -56,8 +56,8 @@ def run_all(
         tasks: In this order, as workers become free.
         jobs: Worker processes.
         worker: Makes one.
-        done: Told each answer; called from several threads, one at a time.
-        after: Told each answer before that, in the worker's own thread, with a way to ask it more.
+        done: Called with each answer; called from several threads, one at a time.
+        after: Called with each answer before that, in the worker's own thread, with a way to ask it more.
         enough: Whether no further task is to be started.
     """
     waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()

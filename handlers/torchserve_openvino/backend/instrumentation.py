@@ -36,8 +36,8 @@ class Instrumentation:
     Attributes:
         leave_out: The reason to keep one node of a lowered graph in eager PyTorch (counted as ``disabled_op``), or
             None. Called for every node; nodes keep their names from one compilation to the next.
-        observe: Told each graph once it is built.
-        called: Told the arguments of each call of a graph, weights included, before it runs.
+        observe: Called with each graph once it is built.
+        called: Called with the arguments of each call of a graph, weights included, before it runs.
     """
 
     leave_out: "Callable[[Node], str | None] | None" = None

@@ -28,7 +28,7 @@ def check(
 ) -> None:
     """Validate a model-config.yaml, or a whole archive, and print each effective value with its source.
 
-    Exit code 0 if it is valid, 1 otherwise: every problem is told with its
+    Exit code 0 if it is valid, 1 otherwise: every problem is reported with its
     key, its line and the nearest valid name. Of an archive the handler, the
     model file, the weights and the files that the configuration names are
     looked into as well; nothing of it is run.

@@ -93,7 +93,7 @@ def doctor(
             raise ConfigError("--write needs --bisect, and the file to write to by --config.")
         if write_mapping is not None:
             _check_free(write_mapping)
-        # What the model prints must not get into the JSON, and what Dynamo logs is told by the diagnosis.
+        # What the model prints must not get into the JSON, and the diagnosis already says what Dynamo logs.
         with contextlib.redirect_stdout(sys.stderr), _quiet(), steps(lambda _: None) as progress:
             found = _diagnose(spec, progress, stock=stock, bisect=bisect)
         notes = _write_files(found, html, dot, write_mapping)

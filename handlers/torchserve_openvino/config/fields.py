@@ -172,7 +172,7 @@ Count = Annotated[Integer, Field(ge=1)]
 Number = Annotated[float, BeforeValidator(_number)]
 Positive = Annotated[Number, Field(gt=0.0)]
 Boolean = Annotated[bool, BeforeValidator(_boolean)]
-# What an editor is told of values that are read by functions above.
+# The JSON schema of values that functions above read.
 _Names = list[str] | str
 Sizes = Annotated[
     Literal["auto"] | list[int], PlainValidator(_sizes, json_schema_input_type=Literal["auto"] | list[Count])

@@ -1,4 +1,4 @@
-"""Collects everything that is wrong with a configuration, so that the user mends it in one go."""
+"""Collects all problems of a configuration, so that the user fixes them in one go."""
 
 from collections.abc import Callable
 
@@ -72,7 +72,7 @@ class Problems:
 
         Args:
             keys: Path of the offending key below the prefix.
-            message: What is wrong, and how to mend it.
+            message: What is wrong, and how to fix it.
             suggestion: Nearest valid name.
             kind: Error class of this problem.
         """

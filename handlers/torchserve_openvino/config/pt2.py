@@ -132,7 +132,7 @@ def _from_kwargs(given: Mapping[Any, Any], problems: Problems, *, form: Form, en
         _check_backend(backend, problems, ("backend",))
     ours = backend in backends.OURS
     options = given.get("options")
-    # Ours are checked with the backend's options, so that the mistake is told once.
+    # Ours are checked with the backend's options, so that the mistake is reported once.
     if options is not None and not isinstance(options, Mapping) and not ours:
         problems.add(("options",), f"must be a mapping, not {shown(options)}.")
     options = dict(options) if isinstance(options, Mapping) else {}

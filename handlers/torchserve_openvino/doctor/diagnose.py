@@ -26,7 +26,7 @@ def diagnose(target: Target, progress: Callable[[str], None] = lambda _: None) -
 
     Args:
         target: The model with its inputs and options.
-        progress: Told what is under way.
+        progress: Called with what is under way, in words.
 
     Returns:
         The diagnosis. Its ``summary`` counts the graphs that a call runs; times are milliseconds.

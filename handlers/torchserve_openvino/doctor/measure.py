@@ -108,7 +108,7 @@ def measure(target: Target, progress: Callable[[str], None]) -> Measured:
 
     Args:
         target: The model.
-        progress: Told what is under way.
+        progress: Called with what is under way, in words.
 
     Raises:
         ModelLoadError: Eager PyTorch does not take the inputs.

@@ -157,7 +157,7 @@ def _load(path: Path, factory: str) -> _Loaded:
 
 
 def _from_archive(path: Path) -> _Loaded:
-    """Through the archive's own handler, which is told not to compile: a model that is refused loads as well."""
+    """Through the archive's own handler, without compiling it: a model that is refused loads too."""
     scratch = tempfile.TemporaryDirectory(prefix="torchserve-openvino-doctor-")
     folder = Path(scratch.name)
     extract(path, folder)

@@ -135,7 +135,7 @@ class Rule:
         never_decomposed: Whether torch's own decomposition is not used either.
         kept_whole: Whether torch's core table does not take it apart, where OpenVINO converts it.
         convert: Builds it of OpenVINO's operations; takes the arguments of its schema.
-        facts: What ``convert`` is told of a node beside its arguments.
+        facts: Makes keyword arguments of ``convert`` from a node, beside the operator's own.
         traced: How it is traced by TorchScript.
         movement: How it gets its values, if it computes nothing.
         multiplies: Whether it multiplies its values with each other: integers exceed what OpenVINO computes exactly.

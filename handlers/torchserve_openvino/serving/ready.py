@@ -189,7 +189,7 @@ def leave(context: Any) -> None:
     Raises:
         SystemExit: Always.
     """
-    logger.error("%s: this worker broke its policy and ends, to be replaced", model_name(context))
+    logger.error("%s: this worker violates its policy and exits, to be replaced", model_name(context))
     connection = getattr(context, "cl_socket", None)
     if connection is not None:
         try:

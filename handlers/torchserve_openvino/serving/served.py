@@ -113,14 +113,14 @@ class ServedModel:
             fitted = self.inputs.fit(args, kwargs, convert)
             if self._only_sizes is not None and fitted.rows not in self._only_sizes:
                 raise OutsideDeclaredError(
-                    f"{fitted.rows} rows came in one request; this model takes {sorted(self._only_sizes)} "
+                    f"{fitted.rows} rows in one request; this model takes {sorted(self._only_sizes)} "
                     "(handler.openvino.warmup.batch_sizes)"
                 )
         except OutsideDeclaredError as error:
             if error.values or not self._compiles_outside:
                 raise
             self.counters.add("outside_compiled")
-            logger.warning("A request outside the declared shapes is compiled for: %s", error)
+            logger.warning("Compiling for a request outside the declared shapes: %s", error)
             return None
         if fitted.padded:
             self.counters.add("padded_dims")

@@ -73,7 +73,7 @@ class Board:
         self._failed = False
 
     def post(self, facts: dict[str, Any]) -> None:
-        """Replaces what this worker said before; a folder that cannot be written to is told once."""
+        """Replaces what this worker said before; a folder that cannot be written to is reported once."""
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self._folder, delete=False, encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""A model with everything that can go wrong: what `torchserve-openvino doctor` says of it, and what mends it.
+"""A model with everything that can go wrong: what `torchserve-openvino doctor` says of it, and what fixes it.
 
 Three operators that OpenVINO does not know, a graph break, and, with patient.yaml, a mapping that builds the wrong
 formula. See "Find out what does not run on OpenVINO" in the README.

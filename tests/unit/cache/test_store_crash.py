@@ -142,8 +142,8 @@ def test_a_lock_that_another_process_keeps(root, caplog, monkeypatch):
         assert (store.events.lock_waits, store.events.lock_timeouts) == (1, 1)
         said = [record.getMessage() for record in caplog.records if record.name.startswith("torchserve_openvino")]
         assert [text.partition(",")[0].partition(" after")[0] for text in said] == [
-            "Waiting for another process that makes call bbbbbbbbbbbb",
-            "Another process still makes call bbbbbbbbbbbb",
+            "Waiting for another process that builds call bbbbbbbbbbbb",
+            "Another process still builds call bbbbbbbbbbbb",
         ]
 
 

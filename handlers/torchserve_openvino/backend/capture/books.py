@@ -66,12 +66,12 @@ class FrameBooks:
         return result
 
     def _count_eager_call(self) -> None:
-        """Dynamo skipped the model, or was told to."""
+        """Dynamo skipped the model, by itself or on request."""
         reason = "Dynamo ran this call without any compiled graph"
         if self._tracker.add_fallback("graph_break", "whole call", to="eager", reason=reason):
             logger.warning("Fallback: a whole call ran in eager PyTorch: %s", reason)
 
-    # --- told by Dynamo -----------------------------------------------------------------------------------------
+    # --- called by Dynamo -----------------------------------------------------------------------------------------
 
     def compiled(self, fact: FrameFact) -> None:
         """See `FrameObserver`."""

@@ -29,7 +29,7 @@ class _Replay(Interpreter):
     """Runs a graph the way TorchScript can write it down.
 
     Attributes:
-        missed: Operators that it did not write down, so that their results would become constants. Told afterwards: an
+        missed: Operators that it did not write down, so that their results would become constants. Reported later: an
             error in the middle would make Interpreter print the graph, and the tracer fail at its symbolic sizes.
     """
 

@@ -153,7 +153,7 @@ class PartitionCache:
                 built = import_blob(entry.path("blob"), self._device, self._config)
             except (DamagedEntryError, OSError, RuntimeError) as error:
                 # OpenVINO checks its own version and instruction set.
-                logger.warning("A compiled model in the cache is not used, its IR is compiled: %s", _first_line(error))
+                logger.warning("A compiled model in the cache is not used; compiling its IR: %s", _first_line(error))
                 self._record.refused[f"a blob was not used: {_first_line(error)}"] += 1
                 self.store.discard("blob", blob_key)
                 continue

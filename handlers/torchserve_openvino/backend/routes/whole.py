@@ -31,7 +31,7 @@ def capture_whole(
     Args:
         model: The model.
         backend: For the graph.
-        observer: Is told of the frame.
+        observer: Called for the frame.
         around: Surrounds its tracing.
         **limits: Further arguments of ``torch.compile``.
     """

@@ -151,7 +151,7 @@ class FreezingRunner(Runner):
         proof = Proof(self.model, self._tracker, self.poisoned)
         result, problem = proof.run(route, leaves, (args, kwargs), compares=self._proves)
         if problem:
-            logger.warning("A cached model is not used and compiled again: %s", problem)
+            logger.warning("A cached model is rejected and compiled again: %s", problem)
             return None
         self._tracker.cache.verified += self._proves
         return (result,)

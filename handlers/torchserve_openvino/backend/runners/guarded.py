@@ -128,7 +128,7 @@ class Runner:
             self._traced.drop()
 
     def settles(self, become: Callable[["Runner"], None]) -> None:
-        """Says who is to be told of another runner that takes over."""
+        """Takes what to call with another runner that replaces this one."""
 
     @functools.cached_property
     def _traced(self) -> Traced:

@@ -28,7 +28,7 @@ def largest_allowed(expected: torch.Tensor, precision: str) -> float:
         expected: The output, of any dtype.
         precision: What the device infers with.
     """
-    # A model may compute in a narrower type than the device is told to.
+    # A model may compute in a narrower type than the device is set to.
     relative = max(relative_tolerance(precision), _OF_DTYPE.get(expected.dtype, 0.0))
     finite = widened(expected).abs().nan_to_num(0.0, 0.0, 0.0)
     return relative * max(SMALLEST_SCALE, float(finite.max()) if finite.numel() else 0.0)

@@ -33,7 +33,7 @@ def _contiguous(value: Any, spec: ValueSpec) -> torch.Tensor:
 def wrap(tensor: torch.Tensor, spec: ValueSpec) -> ov.Tensor:
     """An ov.Tensor on the memory of a contiguous tensor, which it keeps alive."""
     if spec.dtype is torch.bfloat16:
-        # NumPy has no bfloat16: the same bytes go by as float16, and OpenVINO is told the truth.
+        # NumPy has no bfloat16: the bytes pass as float16, and OpenVINO gets the true type.
         return ov.Tensor(tensor.view(torch.float16).numpy(), list(tensor.shape), ov.Type.bf16)
     return ov.Tensor(tensor.numpy(), shared_memory=True)
 
@@ -60,7 +60,7 @@ def _infer_elsewhere(request: ov.InferRequest) -> None:
 def _loses_errors(compiled: ov.CompiledModel) -> bool:
     """Whether ``infer`` answers as if all were well where a kernel raised: the CPU plugin does so with one thread.
 
-    tests/contract/test_openvino_memory.py pins it. Where the number of threads can't be told, it may be one.
+    tests/contract/test_openvino_memory.py pins it. Where the number of threads is unknown, it may be one.
     """
     try:
         return bool(compiled.get_property("INFERENCE_NUM_THREADS") == 1)
@@ -267,7 +267,7 @@ class GuardedPartition:
     Args:
         compiled: What runs on OpenVINO; None where that was given up.
         fallback: The same subgraph in PyTorch.
-        on_failure: Told the error of a failed inference.
+        on_failure: Called with the error of a failed inference.
         unpack: Whether the outer graph expects a tuple.
     """
 

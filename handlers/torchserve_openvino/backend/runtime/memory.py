@@ -56,7 +56,7 @@ _GIVEN = frozenset({"Input", "Const"})
 
 
 def computed_outputs(compiled: ov.CompiledModel) -> list[bool] | None:
-    """For each output whether a kernel computes it, and will write it wherever it is told to.
+    """For each output whether a kernel computes it, and writes it wherever the memory lies.
 
     An output that is an input or a constant is nobody's to write: OpenVINO then takes the memory that it is given for
     that output for the input itself, and computes everything from what happens to lie there. The names are those of

@@ -5,8 +5,8 @@ compares. Four facts are compared, each because the others miss something: ident
 ``load_state_dict(assign=True)``), version counter (changes in place that autograd tracks), data pointer
 (``param.data = other``) and sampled bytes (``param.data.mul_()``, which torch tracks nowhere). Samples are taken at the
 start, in the middle and at the end of each weight, at one of the three by each call in turn; small ones whole.
-Limit: a change through ``.data`` that spares the bytes which a call samples is not seen by that call, and one that
-spares all three places is never seen; call ``torch.compiler.reset()`` after it.
+Limit: a change through ``.data`` outside the bytes that a call samples is not seen by that call, and one outside
+all three places is never seen; call ``torch.compiler.reset()`` after it.
 """
 
 import itertools

@@ -46,7 +46,7 @@ class OperatorCount(ThreadDispatchMode):
     """Counts the operators that a thread runs in eager PyTorch, by overload; Dynamo compiles all the same.
 
     Args:
-        count: Is told of each.
+        count: Called with each.
     """
 
     # torch.cond and the like; what runs inside comes here by itself.

@@ -140,7 +140,7 @@ class LostFrame:
 
 
 class FrameObserver(Protocol):
-    """Is told what becomes of each frame of one compiled model, in the thread that calls the model."""
+    """Called for each frame of one compiled model, in the thread that calls the model."""
 
     def compiled(self, fact: FrameFact) -> None:
         """A frame was compiled."""
@@ -183,7 +183,7 @@ def watch_frames(
 
     Args:
         compiled: What ``torch.compile`` returned.
-        observer: Is told.
+        observer: Called for each frame.
         place: How to name the outermost frame, where that is no code of the user's.
         keeps_going: Whether a frame on whose way to a graph something failed runs in eager PyTorch instead of raising.
         around: Is entered while a frame is converted.

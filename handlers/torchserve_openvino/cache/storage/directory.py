@@ -135,7 +135,7 @@ def _look_above(root: Path) -> None:
         except OSError:
             continue
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            logger.warning("%s is writable by all users (no sticky bit): they can take %s away.", folder, root)
+            logger.warning("%s is writable by all users (no sticky bit): they can replace %s.", folder, root)
 
 
 def open_plain(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""The reading half of a store: what is loaded was checked, and what is damaged is told once and taken away."""
+"""The reading half of a store: checks what it loads; reports damage once and removes it."""
 
 import contextlib
 import logging
@@ -162,7 +162,7 @@ class Reader:
         return entry
 
     def _file_damaged(self, entry: Entry, name: str, error: Exception) -> None:
-        """Tells a damaged or missing object, unless the whole entry was evicted meanwhile."""
+        """Reports a damaged or missing object, unless the whole entry was evicted meanwhile."""
         if isinstance(error, FileNotFoundError) and not self.place(entry.kind, entry.key).exists():
             logger.debug("%s was evicted by another process.", label(entry.kind, entry.key))
             return
@@ -172,7 +172,7 @@ class Reader:
         text = f"{label(kind, key)} is damaged: {reason}"
         self._events.add("damaged", reason=text)
         then = "it is removed" if self._writable else "it stays, since the folder cannot be written"
-        logger.warning("%s in %s; %s, and what it held is made again.", text, self._root, then)
+        logger.warning("%s in %s; %s, and will be rebuilt.", text, self._root, then)
         if not self._writable:
             self.hide(kind, key)
             return

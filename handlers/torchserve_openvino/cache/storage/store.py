@@ -216,13 +216,13 @@ class Store:
             self.events.add("lock_waits")
 
         def tell() -> None:
-            logger.warning("Waiting for another process that makes %s, %.0f s at most.", what, self.lock_seconds)
+            logger.warning("Waiting for another process that builds %s, %.0f s at most.", what, self.lock_seconds)
 
         with hold(self.root, f"{kind}-{key}", self.lock_seconds, on_wait=wait, on_long=tell) as held:
             if waits and not held:
                 self.events.add("lock_timeouts")
                 logger.warning(
-                    "Another process still makes %s after %.1f s; not waiting any more.",
+                    "Another process still builds %s after %.1f s; not waiting any more.",
                     what,
                     time.monotonic() - started,
                 )
@@ -304,7 +304,7 @@ class Store:
         self.events.add("write_failures", reason=reason)
         if reason not in self._told:
             self._told.add(reason)
-            logger.warning("Nothing is stored in %s, and serving goes on without: %s", self.root, reason)
+            logger.warning("Nothing can be stored in %s; serving continues without: %s", self.root, reason)
 
 
 __all__ = [

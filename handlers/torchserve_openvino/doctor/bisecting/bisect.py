@@ -163,7 +163,7 @@ def find_guilty(
             precision that the options give.
         dynamic: As for ``torch.compile``.
         max_tests: Compilations for each of the two searches; the best that was found by then is the result.
-        progress: Told in words what is being tried.
+        progress: Called with what is being tried, in words.
 
     Raises:
         Exception: What the model itself raises in eager PyTorch.

@@ -20,7 +20,7 @@ class Minimal(Generic[Item]):
     Attributes:
         items: The subset, in the order of the input. The test is true for it.
         tests: How often the test really ran.
-        proven: Whether no item of it can be spared; False where ``max_tests`` ran out before.
+        proven: Whether every item of it is needed; False where ``max_tests`` ran out before.
     """
 
     items: tuple[Item, ...]
@@ -65,7 +65,7 @@ def minimise(
 
     Args:
         items: Without repeats, the most suspicious ones first.
-        test: Told a subset in the order of ``items``; must answer the same each time. It need not be monotone.
+        test: Called with a subset in the order of ``items``; must answer the same each time. It need not be monotone.
         singles: How many items are tried alone before the bisection begins; None means all. One test each, and
             mostly one item is guilty.
         max_tests: When so many tests ran, the smallest subset that passed is returned as it is.

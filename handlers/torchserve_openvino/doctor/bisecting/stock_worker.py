@@ -1,6 +1,6 @@
 """OpenVINO's own torch.compile backend, run on one model and watched from inside; in a process of its own.
 
-Importing that backend changes Dynamo's configuration, and what goes wrong in it is told by DEBUG lines at most: this
+Importing that backend changes Dynamo's configuration, and it logs what goes wrong as DEBUG lines at most: this
 file is a door to its private modules (tests/unit/doctor/test_stock.py pins what it takes).
 """
 

@@ -193,7 +193,7 @@ def _roi_align(
     columns = ops.split(rois, ops.constant(np.int64(1)), 5)
     boxes = ops.concat([columns.output(i) for i in range(1, 5)], 1)
     items = ops.convert(ops.squeeze(columns.output(0), ops.constant(np.array([1], dtype=np.int64))), "i32")
-    # OpenVINO reads where it is told to. (torchvision does so too: what it answers then is anybody's guess.)
+    # OpenVINO reads at any index. (So does torchvision, with undefined results.)
     items = ops.clamp(items, 0, features.get_shape()[0] - 1)
     return ops.roi_align(
         features, boxes, items, pooled_height, pooled_width, max(sampling_ratio, 0), spatial_scale, "avg",

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-# Where torch-model-archiver puts what it was told.
+# Where torch-model-archiver puts its arguments.
 MANIFEST = "MAR-INF/MANIFEST.json"
 # How the line with the report begins.
 RESULT = "torchserve-openvino-loaded: "

@@ -161,7 +161,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     if missing or unexpected:
         raise ModelLoadError(
             f"{path.name} does not fit {type(model).__name__}: {_some('missing', missing)}"
-            f"{_some('unexpected', unexpected)}save model.state_dict() of the very class in the model file."
+            f"{_some('unexpected', unexpected)}save model.state_dict() of the class in the model file."
         )
     try:
         model.load_state_dict(state)

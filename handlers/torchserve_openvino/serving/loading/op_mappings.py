@@ -20,7 +20,7 @@ def load_archived_mappings(model_dir: Path, document: Mapping[str, Any] | None) 
 
     Args:
         model_dir: The unpacked archive.
-        document: The model-config.yaml as TorchServe read it; what is wrong in it is told later, by its own reader.
+        document: The model-config.yaml as TorchServe read it; its own reader reports problems later.
 
     Raises:
         OpMappingError: A file is missing or fails.

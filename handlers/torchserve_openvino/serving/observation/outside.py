@@ -62,7 +62,7 @@ class Outside:
 
     Args:
         files: Of the handler's own classes; the deepest line in them is where a computation comes from.
-        told: Is told of each computation once it is over.
+        told: Called with each computation once it is over.
     """
 
     def __init__(self, files: Sequence[str], told: Callable[[Eager], None]) -> None:
@@ -165,7 +165,7 @@ class _Watch(ThreadDispatchMode):
         return result
 
     def close(self) -> None:
-        """Tells of the computation that is open; of one that only looked at weights nobody is told."""
+        """Reports the open computation, but not one that only looked at weights."""
         done, self._open, self._frame = self._open, None, None
         if done is not None and done.ops:
             self._told(done)

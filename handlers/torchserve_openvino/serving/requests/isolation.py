@@ -79,6 +79,6 @@ def server_fault(error: Exception) -> ItemError:
         refusal: ItemError = ModelCallError(str(error.message))
         refusal.status = int(error.error_code)
         return refusal
-    logger.error("One item failed by a fault of the server", exc_info=error)
+    logger.error("One item failed because of a server error", exc_info=error)
     text = (str(error).strip().splitlines() or [""])[0]
     return ModelCallError(f"the server failed on this item: {type(error).__name__}: {text}")

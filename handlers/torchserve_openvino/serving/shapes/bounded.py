@@ -41,7 +41,7 @@ class BoundedShapes:
     @cached_property
     def _dynamic(self) -> Callable[..., Any]:
         logger.warning(
-            "More than %d shapes came (handler.openvino.batching.max_shapes): the others share one graph of symbolic "
-            "sizes, which is compiled now. Declare lengths (batching.dims) or set batching.mode: dynamic.", self._limit,
+            "More than %d shapes arrived (handler.openvino.batching.max_shapes): the others share one graph of "
+            "symbolic sizes, which is compiled now. Declare lengths (batching.dims) or set batching.mode: dynamic.", self._limit,
         )  # fmt: skip
         return self._make_dynamic()

@@ -142,7 +142,7 @@ class DeclaredInputs:
         for position, value in enumerate(args):
             index = order.get(position)
             if index is None:
-                raise OutsideDeclaredError(f"{len(args)} inputs came; the model takes {self}")
+                raise OutsideDeclaredError(f"{len(args)} inputs given; the model takes {self}")
             found[index] = value
         names = {spec.name: i for i, spec in enumerate(self.specs)}
         for name, value in kwargs.items():

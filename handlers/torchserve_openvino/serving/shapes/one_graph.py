@@ -16,7 +16,7 @@ from torchserve_openvino.report import Summary
 from torchserve_openvino.serving.shapes.plan import Shapes
 
 KEY = "handler.openvino.batching.one_graph"
-# `export` makes a graph for each shape whatever it is told, and `auto` may choose it.
+# `export` always makes a graph for each shape, and `auto` may choose it.
 # Saving less than this is not worth the time.
 WORTH_BYTES = 128 * 2**20
 

@@ -89,7 +89,7 @@ def shapes_of(
     if shapes.inputs is not None:
         shapes.facts, shapes.axes = _probe(eager, section, shapes.inputs)
         if not shapes.facts.joins:
-            logger.warning("Requests are not joined, nor batches padded: %s", shapes.facts.reason)
+            logger.warning("Requests are not batched together, and batches are not padded: %s", shapes.facts.reason)
             shapes.sizes = None
         wanted = batch_sizes(section, batch_size, streams, pads=shapes.sizes is not None)
         taken = _taken(eager, section, shapes, wanted)
@@ -180,7 +180,7 @@ def _taken(eager: Any, section: OpenVINOSection, shapes: Shapes, sizes: Sequence
     first, reason = next(iter(refused.items()))
     if not taken and len(set(refused.values())) == 1:
         raise ModelLoadError(
-            f"eager PyTorch does not take the inputs that are declared ({inputs}): {reason}. Mend "
+            f"eager PyTorch does not take the inputs that are declared ({inputs}): {reason}. Fix "
             f"handler.openvino.warmup.inputs: shape, dtype{_weights_of(eager)}, low and high (ids lie below the "
             "size of the vocabulary)."
         )

@@ -56,7 +56,7 @@ class Shadow:
         facts: Kept with each mismatch.
 
     Attributes:
-        quiet: Told of each request.
+        quiet: Called at each request.
         on_mismatch: Called with what is wrong, before it is counted: who sees the count sees what follows from it.
         on_change: Called after each comparison.
     """
