@@ -299,3 +299,16 @@ def test_modes_of_several_threads_leave_no_flag_of_the_process_behind(whose: str
     for thread in threads:
         thread.join()
     assert not is_in_torch_dispatch_mode()
+
+
+@torch.compiler.disable
+def by_length(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() if x.shape[0] == 2 else x.cos()
+
+
+def test_operators_outside_that_a_new_shape_brings_are_counted_when_it_comes_again() -> None:
+    compiled = tov.compile(lambda x: by_length(x * 2) + 1, dynamic=False)
+    with torch.no_grad():
+        for length in (2, 2, 3, 2, 3):
+            compiled(torch.ones(length))
+    assert compiled.report.to_dict()["outside"] == {"aten.sin.default": 1, "aten.cos.default": 1}

@@ -47,6 +47,8 @@ CASES = {
     "copied sign": (lambda x: x.copysign(x[0, 0, 0]), TURNED),
     "logarithm, broadcast": (lambda x: torch.xlogy(x, x[0].abs()), torch.rand(6, 4, 2).permute(2, 1, 0)),
     "spectrum": (lambda x: torch.fft.rfft(x, dim=1).real + 1, TURNED),
+    "power of a number": (lambda x: 2.0**x + x, TURNED),
+    "power of a number alone": (lambda x: 2**x, LAST),
     "polar": (lambda x: torch.polar(x.abs(), x).imag * 2, TURNED),
     "take": (lambda i: torch.take(i.float(), i), torch.arange(24).reshape(4, 6).T),
     "loss of each pixel": (lambda x: F.nll_loss(x, (x[:, 0] > 0).long(), reduction="none"), IMAGE.transpose(2, 3)),

@@ -9,6 +9,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch.utils import _pytree as pytree
+
 from torchserve_openvino.backend.routes.recorder import CallRecorder
 from torchserve_openvino.backend.upstream._torch_modes import OperatorCount
 from torchserve_openvino.backend.upstream._torch_private import (
@@ -40,12 +43,20 @@ class FrameBooks:
         self._events = 0
         # Whether the last call that was looked at closely met nothing new.
         self._settled = foreign is not None
+        # Calls that met something new while nobody looked: the next of their kind is looked at.
+        self._overlooked: set[Any] = set()
 
     def run(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls what goes through Dynamo, and counts a call without any graph."""
         thread = self._thread
         before = thread.graph_calls + thread.lost_frames
-        result = call(*args, **kwargs) if self._settled else self._observed(call, args, kwargs)
+        if not self._settled or (self._overlooked and _kind(args, kwargs) in self._overlooked):
+            result = self._observed(call, args, kwargs)
+        else:
+            events = self._events
+            result = call(*args, **kwargs)
+            if self._events != events and self._foreign is None:
+                self._overlooked.add(_kind(args, kwargs))
         if thread.graph_calls + thread.lost_frames == before and self._foreign is None:
             self._count_eager_call()
         return result
@@ -63,6 +74,8 @@ class FrameBooks:
             result = call(*args, **kwargs)
         self._tracker.add_outside({op_name(op): number for op, number in counts.items() if computes(op)})
         self._settled = self._events == events
+        if self._settled and self._overlooked:
+            self._overlooked.discard(_kind(args, kwargs))
         return result
 
     def _count_eager_call(self) -> None:
@@ -111,3 +124,14 @@ class FrameBooks:
     def _note_event(self) -> None:
         self._events += 1
         self._settled = self._foreign is not None
+
+
+def _kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What is alike in calls that run the same operators, as far as shapes, types and numbers decide it."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    parts = [(leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else _plain(leaf) for leaf in leaves]
+    return spec, torch.is_grad_enabled(), *parts
+
+
+def _plain(leaf: Any) -> Any:
+    return repr(leaf) if leaf is None or isinstance(leaf, (bool, int, float, str)) else type(leaf)

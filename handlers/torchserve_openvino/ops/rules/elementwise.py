@@ -29,6 +29,8 @@ declare(Rule(banned="OpenVINO's loses three digits near 1 and -1"), aten.erfinv.
 declare(Rule(banned=FAILS + ", or answers 0"), aten.gcd.default)
 declare(Rule(multiplies=True), *packets("pow bitwise_left_shift __lshift__"))
 declare(Rule(ordered_as=lambda grad, mask, _: aten.mul.Tensor(grad, mask)), aten.native_dropout_backward.default)
+# A product with a power of 2, whose kernel answers contiguously.
+declare(Rule(ordered_as=lambda x, power: aten.mul.Tensor(x, power.contiguous())), aten.ldexp.Tensor)
 declare(Rule(integers=integers.sum_of_two, range=value_range.sum_of_two), aten.add)
 declare(Rule(integers=integers.sum_of_two, range=value_range.difference_of_two), aten.sub)
 declare(Rule(integers=integers.sum_of_two, range=value_range.difference_from_second), aten.rsub)
@@ -48,6 +50,14 @@ def as_floats(x: Tensor) -> Tensor:
 @decomposition(aten.trunc.default)
 def _trunc(x: Tensor) -> Tensor:
     return torch.where(x < 0, x.ceil(), x.floor()) if x.is_floating_point() else x.clone()
+
+
+def _power_of_number(base: Number, x: Tensor) -> Tensor:
+    """The kernel's answer is contiguous; on fake tensors it is laid out like ``x``."""
+    return NotImplemented if x.is_contiguous() else aten.pow.Scalar(base, x.contiguous())
+
+
+declare(Rule(decompose_strided=_power_of_number), aten.pow.Scalar)
 
 
 @decomposition(aten.exp2.default)

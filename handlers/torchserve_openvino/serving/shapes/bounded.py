@@ -42,6 +42,7 @@ class BoundedShapes:
     def _dynamic(self) -> Callable[..., Any]:
         logger.warning(
             "More than %d shapes arrived (handler.openvino.batching.max_shapes): the others share one graph of "
-            "symbolic sizes, which is compiled now. Declare lengths (batching.dims) or set batching.mode: dynamic.", self._limit,
-        )  # fmt: skip
+            "symbolic sizes, which is compiled now. Declare lengths (batching.dims) or set batching.mode: dynamic.",
+            self._limit,
+        )
         return self._make_dynamic()
