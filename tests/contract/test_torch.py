@@ -1,12 +1,17 @@
 """Pins what `backend/upstream/_torch_private.py` takes from torch 2.13's private modules."""
 
 import inspect
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from helpers import run_backend
 from torchserve_openvino.backend.upstream._torch_private import python_implementation
+
+aten = torch.ops.aten
 
 
 def test_the_tested_version() -> None:
@@ -175,3 +180,24 @@ def test_export_keeps_the_very_tensors_and_drops_changes_of_plain_attributes() -
     assert program.constants["shift"] is model.shift
     assert any(tensor is model.items[0] for tensor in program.constants.values())
     assert [spec.target for spec in program.graph_signature.input_specs][:2] == ["linear.weight", "linear.bias"]
+
+
+TRANSPOSED, SCALAR = torch.randn(5, 10).T, torch.tensor(4.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "right"),
+    [
+        ("a product", lambda x, s: aten.mul.Tensor(x, s), True),
+        ("a copied sign", lambda x, s: aten.copysign.Tensor(x, s), False),
+        ("a floored quotient", lambda x, s: aten.div.Tensor_mode(x, s, rounding_mode="floor"), False),
+        ("a power of a number", lambda x, s: aten.pow.Scalar(2.0, x), False),
+        ("log-sigmoid", lambda x, s: aten.log_sigmoid_forward.default(x)[0], False),
+        ("taken by an index", lambda x, s: aten.index.Tensor(x, [None, (x[:3, :4] > 9).long()]), False),
+    ],
+)
+def test_the_memory_order_of_fake_tensors(name: str, call: Any, right: bool) -> None:
+    """`ops.memory_order` and `Rule.decompose_strided` make up for those that are not right."""
+    with FakeTensorMode() as mode:
+        fake = call(mode.from_tensor(TRANSPOSED), mode.from_tensor(SCALAR))
+    assert (fake.stride() == call(TRANSPOSED, SCALAR).stride()) == right, name

@@ -89,7 +89,8 @@ def laid_out_as_whole(
             return found
         if isinstance(found, Tensor):
             return _as(found, whole)
-        return tuple(_as(mine, its) for mine, its in zip(found, whole, strict=True))
+        parts = [_as(mine, its) for mine, its in zip(found, whole, strict=True)]
+        return parts if isinstance(found, list) else tuple(parts)
 
     return laid_out
 
@@ -98,7 +99,7 @@ def _whole(op: Any, ordered_as: Callable[..., Any] | None, args: Any, kwargs: An
     """Fake tensors in the memory order of eager's results."""
     operands = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     if ordered_as is None and torch.Tag.pointwise in op.tags and len(operands) == 2:
-        # For many others torch's Python kernels stand in, which get a broadcast operand's part in the order wrong.
+        # On fake tensors, Python kernels stand in for many of them and misplace broadcast dimensions (tests/contract).
         return torch.ops.aten.mul.Tensor(*operands)
     return (ordered_as or op)(*args, **kwargs)
 
