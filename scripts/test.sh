@@ -36,17 +36,25 @@ lint() { "$PY" -m ruff check . && "$PY" -m ruff format --check .; }
 : >"$LOG"
 step "ruff" "$LOG" lint || { cat "$LOG" >&2; die "ruff failed."; }
 : >"$LOG"
-step "mypy" "$LOG" "$PY" -m mypy || { cat "$LOG" >&2; die "mypy failed."; }
+types_failed() { cat "$LOG" >&2; die "mypy failed."; }
 
 # With a path among the arguments that alone runs.
 for argument in "$@"; do
-  if [ -e "${argument%%::*}" ]; then exec "$PY" -m pytest --timeout=900 "$@"; fi
+  if [ -e "${argument%%::*}" ]; then
+    step "mypy" "$LOG" "$PY" -m mypy || types_failed
+    exec "$PY" -m pytest --timeout=900 "$@"
+  fi
 done
-# Two at a time; of those that start servers one file at a time in each process, which share what they set up. Those in
+# mypy runs beside the tests, which wait for servers and for each other now and then. So three processes keep two cores
+# busy; of those that start servers there are two, one file at a time in each, which share what they set up. Those in
 # contract/ come late: what they import from others leaves traces in their process.
+title "mypy, beside the tests" && say ""
+"$PY" -m mypy >"$LOG" 2>&1 &
+types=$!
 first=0 second=0
-"$PY" -m pytest --timeout=900 -n 2 tests/unit tests/contract tests/conformance "$@" || first=$?
+"$PY" -m pytest --timeout=900 -n 3 tests/unit tests/contract tests/conformance "$@" || first=$?
 "$PY" -m pytest --timeout=900 -n 2 --dist loadfile tests/e2e "$@" || second=$?
+wait "$types" || types_failed
 # 5: none of them fits a filter such as -k.
 if [ "$first" = 5 ]; then exit "$second"; fi
 if [ "$first" = 0 ] && [ "$second" != 5 ]; then exit "$second"; fi
