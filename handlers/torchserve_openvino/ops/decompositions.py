@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.ops.automatic import automatic
 from torchserve_openvino.ops.memory_order import laid_out_as_whole
-from torchserve_openvino.ops.names import op_name
+from torchserve_openvino.ops.names import is_made_of_others, op_name
 from torchserve_openvino.ops.registry import Decomposition, Lifted, Rule, rule_of, rules_that, stays_whole
 from torchserve_openvino.ops.support import SupportTable
 
@@ -40,8 +40,7 @@ def is_composite(name: str) -> bool:
     """
     # An overload with an out argument may have a kernel of its own.
     pure = [op for op in overloads(name) if not op._schema.is_mutable]
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key
-    return bool(pure) and all(composite(op.name(), "CompositeImplicitAutograd") for op in pure)
+    return bool(pure) and all(map(is_made_of_others, pure))
 
 
 def user_decompositions(names: Iterable[str]) -> dict[Any, Callable[..., Any]]:
@@ -172,7 +171,7 @@ def _lay_out(table: Table) -> None:
     One that is only made of others has no kernel that could be asked: they are asked in turn.
     """
     for op, decompose in table.items():
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
+        if not is_made_of_others(op):
             table[op] = laid_out_as_whole(op, decompose, rule_of(op_name(op)).ordered_as)
 
 

@@ -18,7 +18,7 @@ import torch
 from torchserve_openvino.config.op_names import check_operators, packet
 from torchserve_openvino.config.problems import Problems
 from torchserve_openvino.errors import ConfigError, OpMappingError
-from torchserve_openvino.ops.names import op_name
+from torchserve_openvino.ops.names import is_made_of_others, op_name
 from torchserve_openvino.ops.registry import rule_of
 
 Convert = Callable[..., Any]
@@ -159,12 +159,11 @@ def _refuse_composite(name: str) -> None:
     namespace, operator, *overload = name.split(".")
     found = getattr(getattr(torch.ops, namespace), operator)
     for each in overload or found.overloads():
-        key = "CompositeImplicitAutograd"
-        schema_name = getattr(found, each)._schema.name + ("" if each == "default" else f".{each}")
-        if torch._C._dispatch_has_kernel_for_dispatch_key(schema_name, key):
+        if is_made_of_others(getattr(found, each)):
             raise ConfigError(
-                f"torch itself takes {name}.{each} apart before a backend sees it (it is {key}). Map what it becomes "
-                "(torchserve-openvino doctor lists it), or define your own operator by torch.library.custom_op.",
+                f"torch itself takes {name}.{each} apart before a backend sees it (it is CompositeImplicitAutograd). "
+                "Map what it becomes (torchserve-openvino doctor lists it), or define your own operator by "
+                "torch.library.custom_op.",
                 key="register_op",
             )
 

@@ -55,6 +55,11 @@ def example_of(value: Any, factor: int = 1) -> int:
     return int(value.node.expr.subs({name: factor * max(2, int(known.get(name, 2))) for name in symbols}))
 
 
+def in_order(tensor: Tensor, layout: tuple[int, ...] | None) -> Tensor:
+    """A tensor in an order of memory (`layout_of`): itself, or a copy."""
+    return tensor if layout_of(tensor) == layout else relaid(tensor, layout)
+
+
 def relaid(tensor: Tensor, layout: tuple[int, ...] | None) -> Tensor:
     """A copy in another order of memory; None is the contiguous one."""
     if layout is None:
@@ -109,6 +114,4 @@ def _has_order(value: Any) -> bool:
 
 
 def _as(found: Any, whole: Any) -> Any:
-    if not _has_order(found) or not _has_order(whole) or (layout := layout_of(whole)) == layout_of(found):
-        return found
-    return relaid(found, layout)
+    return in_order(found, layout_of(whole)) if _has_order(found) and _has_order(whole) else found

@@ -28,6 +28,11 @@ def op_name(target: Any) -> str:
     return f"{module.lstrip('_')}.{name}" if module else name
 
 
+def is_made_of_others(op: torch._ops.OpOverload) -> bool:
+    """Whether an overload has no kernel, but for one that calls other operators."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+
+
 def packet_name(name: str) -> str:
     """``aten.relu`` of ``aten.relu.default``."""
     return ".".join(name.split(".")[:2])

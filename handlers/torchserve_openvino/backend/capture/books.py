@@ -81,7 +81,7 @@ class FrameBooks:
     def _count_eager_call(self) -> None:
         """Dynamo skipped the model, by itself or on request."""
         reason = "Dynamo ran this call without any compiled graph"
-        if self._tracker.add_fallback("graph_break", "whole call", to="eager", reason=reason):
+        if self._tracker.add_fallback("graph_break", "whole call", reason=reason):
             logger.warning("Fallback: a whole call ran in eager PyTorch: %s", reason)
 
     # --- called by Dynamo -----------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class FrameBooks:
         self._thread.lost_frames += 1
         kind: FallbackKind = "graph_break" if frame.is_break else "conversion_failed"
         name = frame.where or "a function"
-        if self._tracker.add_fallback(kind, name, to="eager", reason=frame.reason, where=frame.where):
+        if self._tracker.add_fallback(kind, name, reason=frame.reason, where=frame.where):
             logger.warning("Fallback: %s runs in eager PyTorch at each call: %s", name, frame.reason)
 
     def _note_event(self) -> None:

@@ -94,7 +94,7 @@ class GraphBuilder:
         eager = laid_out(self._gm)
 
         def run(*args: Any) -> Any:
-            settings.tracker.add_fallback("conversion_failed", name, to="eager", reason=reason)
+            settings.tracker.add_fallback("conversion_failed", name, reason=reason)
             return settings.eager_copy.run(functools.partial(eager, *args))
 
         return Assembled(run, None)
@@ -106,7 +106,7 @@ class GraphBuilder:
     def _report(self, left_out: Counter[RefusedNode]) -> None:
         for item, count in left_out.items():
             new = self._settings.tracker.add_fallback(
-                item.refusal.kind, item.op, to="eager", reason=item.refusal.reason, where=item.where, count=count
+                item.refusal.kind, item.op, reason=item.refusal.reason, where=item.where, count=count
             )
             if new:
                 logger.warning(

@@ -80,7 +80,7 @@ class ExportedModel:
             # The casts of an autocast region are in the graph.
             with torch.autocast("cpu", enabled=False):
                 return found.binding.run(found.graph, leaves)
-        if self._settings.tracker.add_fallback("conversion_failed", "whole model", to="eager", reason=found):
+        if self._settings.tracker.add_fallback("conversion_failed", "whole model", reason=found):
             logger.warning("Fallback: the whole model runs in eager PyTorch: %s", found)
         return self._settings.eager_copy.run(functools.partial(self._model, *args, **kwargs))
 

@@ -68,9 +68,7 @@ class _InductorThenEager:
         try:
             result = self._run(*args)
         except Exception as error:
-            self._settings.tracker.add_fallback(
-                "compile_failed", self._part.name, to="eager", reason=f"inductor: {error}"
-            )
+            self._settings.tracker.add_fallback("compile_failed", self._part.name, reason=f"inductor: {error}")
             logger.warning("Fallback: inductor failed for %s, eager is used: %s", self._part.name, error)
             self._run = self._part.graph.forward
             result = self._run(*args)

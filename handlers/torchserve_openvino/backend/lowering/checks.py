@@ -114,31 +114,25 @@ def _product(node: Node) -> Iterator[Question]:
     All factors of at least 1 together are more than any part of the product, all others together are less. With a
     factor of 0 the product is 0, whatever vanishes; without a factor beyond 1 it vanishes in every order.
     """
-    source, how = node.all_input_nodes[0], node.args[1:]
-    limits, sentence = torch.finfo(value_of(node).dtype), "the order in which factors are multiplied matters"
+    source, how, limits = node.all_input_nodes[0], node.args[1:], torch.finfo(value_of(node).dtype)
 
     def of(graph: Graph, factors: Node) -> Node:
         return add_call(graph, node.target, factors, *how, **node.kwargs)
 
-    def most(graph: Graph) -> Node:
+    def holds_in_any_order(graph: Graph) -> Node:
         size = add_call(graph, aten.abs.default, source)
-        return of(graph, add_call(graph, aten.clamp_min.default, size, 1.0))
-
-    def does_not_overflow(graph: Graph) -> Node:
-        return add_call(graph, aten.le.Scalar, most(graph), limits.max)
-
-    def does_not_vanish(graph: Graph) -> Node:
-        size = add_call(graph, aten.abs.default, source)
+        most = of(graph, add_call(graph, aten.clamp_min.default, size, 1.0))
         least = of(graph, add_call(graph, aten.clamp_max.default, size, 1.0))
-        vanished = add_call(graph, aten.lt.Scalar, least, limits.tiny)
+        does_not_overflow = add_call(graph, aten.le.Scalar, most, limits.max)
+        small = add_call(graph, aten.le.Scalar, most, 1.0)
         zero = add_call(graph, aten.eq.Scalar, of(graph, add_call(graph, aten.sign.default, size)), 0.0)
-        small = add_call(graph, aten.le.Scalar, most(graph), 1.0)
+        vanishes = add_call(graph, aten.lt.Scalar, least, limits.tiny)
+        remains = add_call(graph, aten.logical_not.default, vanishes)
         in_every_order = add_call(graph, aten.logical_or.default, zero, small)
-        remains = add_call(graph, aten.logical_not.default, vanished)
-        return add_call(graph, aten.logical_or.default, in_every_order, remains)
+        does_not_vanish = add_call(graph, aten.logical_or.default, in_every_order, remains)
+        return add_call(graph, aten.logical_and.default, does_not_overflow, does_not_vanish)
 
-    yield Question(does_not_overflow, sentence)
-    yield Question(does_not_vanish, sentence)
+    yield Question(holds_in_any_order, "the order in which factors are multiplied matters")
 
 
 def _index(source: Node, dim: int, index: Node, negative: bool, ranges: ValueRanges) -> Iterator[Question]:

@@ -148,7 +148,7 @@ def _eager(model: Callable[..., Any], tracker: Tracker, problems: str) -> Traced
 
     def call(*args: Any, **kwargs: Any) -> Any:
         reason = f"no backend gave eager's answer: {problems}"
-        if tracker.add_fallback("conversion_failed", "whole model", to="eager", reason=reason):
+        if tracker.add_fallback("conversion_failed", "whole model", reason=reason):
             logger.warning("Fallback: the whole model runs in eager PyTorch: %s", reason)
         return model(*args, **kwargs)
 

@@ -17,7 +17,7 @@ import torch
 from torchserve_openvino.backend.runtime.memory import OutputMemory, computed_outputs, poison_array
 from torchserve_openvino.backend.spec import Bounds, Interface, Sizes, ValueSpec, checked_spec
 from torchserve_openvino.errors import InexactValueError, WeightsReleasedError
-from torchserve_openvino.ops.memory_order import layout_of, relaid
+from torchserve_openvino.ops.memory_order import in_order, relaid
 from torchserve_openvino.report.tracker import Tracker
 
 logger = logging.getLogger(__name__)
@@ -74,9 +74,7 @@ def as_traced(result: Any, spec: ValueSpec) -> Any:
     An operator of the lowered graph may lay out its result otherwise than the one that it was made of: ``2.0 ** x`` is
     contiguous, ``exp2(x)`` is laid out like ``x``.
     """
-    if spec.is_scalar_int or layout_of(result) == spec.layout:
-        return result
-    return relaid(result, spec.layout)
+    return result if spec.is_scalar_int else in_order(result, spec.layout)
 
 
 def _check_integers(tensor: torch.Tensor, bounds: Bounds, position: int) -> None:
@@ -257,7 +255,7 @@ class EagerCopy:
 def count_runtime_failure(tracker: Tracker, name: str, error: Exception) -> None:
     """Counts a call of a partition that ran in eager PyTorch."""
     by_request = isinstance(error, InexactValueError)
-    if tracker.add_fallback("runtime_failed", name, to="eager", reason=str(error), caused_by_request=by_request):
+    if tracker.add_fallback("runtime_failed", name, reason=str(error), caused_by_request=by_request):
         logger.warning("Fallback: a call of %s ran in eager PyTorch: %s", name, error)
 
 
