@@ -19,7 +19,8 @@ class Observation:
         tensors: ``output 0``, ``input x0``, ``state b0``, ``grad x0`` to copies of their values.
         strides: Of outputs.
         aliases: Pairs of names of an output and something else: ``same`` object or ``alias``.
-        requires_grad: Of outputs.
+        requires_grad: Of outputs and inputs.
+        written_with_grad: Whether something that requires a gradient was written into an input.
     """
 
     error: str = ""
@@ -28,6 +29,7 @@ class Observation:
     strides: dict[str, tuple[int, ...]] = field(default_factory=dict)
     aliases: dict[tuple[str, str], str] = field(default_factory=dict)
     requires_grad: dict[str, bool] = field(default_factory=dict)
+    written_with_grad: bool = False
 
 
 def observe(
@@ -62,6 +64,9 @@ def observe(
         known[name] = tensor
         seen.strides[name] = tuple(tensor.stride())
         seen.requires_grad[name] = tensor.requires_grad
+    for name, tensor in zip(names, inputs, strict=True):
+        seen.requires_grad[f"input {name}"] = tensor.requires_grad
+        seen.written_with_grad |= tensor.requires_grad and not tensor.is_leaf
     for name, tensor in (outputs | around).items():
         seen.tensors[name] = tensor.detach().clone()
     if backward:

@@ -232,7 +232,7 @@ def _compared(program: Program, compile_: Compile, strict: bool) -> Result:
             continue
         if letter == "X" and not theirs.error:
             break
-        if _breaks(ours.call):
+        if _breaks(ours.call) or theirs.written_with_grad:
             _drop_zeros(mine, theirs)
         kind, detail = difference(mine, theirs, {}, strict, layouts)
         noise: dict[str, float] = {}
@@ -258,7 +258,10 @@ def _breaks(call: Callable[..., Any]) -> int:
 
 
 def _drop_zeros(mine: Observation, theirs: Observation) -> None:
-    """AOTAutograd sends zeros back to a part of the model of which a later part takes a value and makes nothing."""
+    """AOTAutograd sends zeros back to what made a value that no output depends on.
+
+    Such values leave a graph where a later part of the model takes them, or where they are written into an input.
+    """
     for name in [name for name in mine.tensors if name.startswith("grad") and name not in theirs.tensors]:
         if not mine.tensors[name].any():
             del mine.tensors[name]

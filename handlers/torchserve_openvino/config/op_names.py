@@ -1,6 +1,7 @@
 """Operator names in every spelling, brought to one: ``aten.relu.default`` (an overload) or ``aten.relu`` (all
 of them)."""
 
+import functools
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -43,7 +44,11 @@ def _suggest(name: str) -> str | None:
     namespaces = {each.split(".")[0] for each in names}
     head, *rest = name.split(".")
     if not rest:
-        return f"aten.{name}" if f"aten.{name}" in {packet(each) for each in names} else nearest(f"aten.{name}", names)
+        return (
+            f"aten.{name}"
+            if f"aten.{name}" in {packet_name(each) for each in names}
+            else nearest(f"aten.{name}", names)
+        )
     # A typo sits in one part as a rule: look among the operators of that namespace first.
     if head not in namespaces:
         near = nearest(head, namespaces)
@@ -52,12 +57,13 @@ def _suggest(name: str) -> str | None:
         head = near
     fitting = [each for each in names if each.startswith(f"{head}.")]
     if len(rest) == 1:
-        return nearest(f"{head}.{rest[0]}", {packet(each) for each in fitting})
+        return nearest(f"{head}.{rest[0]}", {packet_name(each) for each in fitting})
     fitting += [f"{each}.default" for each in fitting if each.count(".") == 1]
     return nearest(f"{head}.{'.'.join(rest)}", fitting)
 
 
-def packet(name: str) -> str:
+@functools.lru_cache(maxsize=8192)
+def packet_name(name: str) -> str:
     """``aten.relu`` of ``aten.relu.default``."""
     return ".".join(name.split(".")[:2])
 

@@ -16,6 +16,7 @@ from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.spec import OV_TYPES
 from torchserve_openvino.backend.upstream._torch_private import python_implementation
 from torchserve_openvino.config import ResolvedOptions
+from torchserve_openvino.config.op_names import packet_name
 from torchserve_openvino.doctor.describe import described
 from torchserve_openvino.doctor.diagnosis import MappingDraft, NextStep
 from torchserve_openvino.doctor.mapping.formula import formula_for
@@ -23,7 +24,7 @@ from torchserve_openvino.doctor.mapping.skeletons import draft, mapping_file, ma
 from torchserve_openvino.doctor.mapping.trace import names, trace_op
 from torchserve_openvino.doctor.rewrites import step_for_values
 from torchserve_openvino.doctor.target import Call, Target
-from torchserve_openvino.ops import op_name, overloads, packet_name
+from torchserve_openvino.ops import op_name, overloads
 from torchserve_openvino.ops.decompositions import own_decompositions
 from torchserve_openvino.ops.mappings import registered
 from torchserve_openvino.report import Tracker

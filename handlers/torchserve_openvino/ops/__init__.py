@@ -2,7 +2,7 @@
 
 from torchserve_openvino.ops import rules as rules  # declares what is known of each operator
 from torchserve_openvino.ops.decompositions import decomposition_table, is_composite, overloads
-from torchserve_openvino.ops.names import does_work, op_name, packet_name, where_of
+from torchserve_openvino.ops.names import does_work, op_name, where_of
 from torchserve_openvino.ops.support import Refusal, SupportTable, moves_only
 
 __all__ = [
@@ -14,6 +14,5 @@ __all__ = [
     "moves_only",
     "op_name",
     "overloads",
-    "packet_name",
     "where_of",
 ]

@@ -7,7 +7,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchserve_openvino.ops.names import RENAMES, op_name, packet_name, tensors_of
+from torchserve_openvino.config.op_names import packet_name
+from torchserve_openvino.ops.names import RENAMES, op_name, tensors_of
 from torchserve_openvino.ops.support import SupportTable
 
 # `ops.support` refuses these types wherever they are.

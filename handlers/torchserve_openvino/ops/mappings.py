@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchserve_openvino.config.op_names import check_operators, packet
+from torchserve_openvino.config.op_names import check_operators, packet_name
 from torchserve_openvino.config.problems import Problems
 from torchserve_openvino.errors import ConfigError, OpMappingError
 from torchserve_openvino.ops.names import is_made_of_others, op_name
@@ -59,7 +59,7 @@ class Mappings:
 
     def find(self, name: str) -> Convert | None:
         """What converts an overload (``aten.relu.default``), registered by its own name or by its packet's."""
-        return self.ops.get(name) or self.ops.get(packet(name))
+        return self.ops.get(name) or self.ops.get(packet_name(name))
 
     def converts(self, name: str) -> Convert | None:
         """As `find`, with this package's own conversions after the user's."""

@@ -5,7 +5,6 @@ power, `interpolate` in that of an index. Strides of answers show it, and later 
 copies, for example.
 """
 
-import functools
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -17,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torchserve_openvino.ops.names import tensors_of
 from torchserve_openvino.ops.registry import Decomposition
 
-_UNKNOWN_BEFORE_THE_RUN = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+_UNKNOWN_BEFORE_THE_RUN = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
 def layout_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
@@ -78,10 +77,9 @@ def laid_out_as_whole(
         decompose: The decomposition.
         ordered_as: Asked instead (`Rule`).
     """
-    if any(tag in op.tags for tag in _UNKNOWN_BEFORE_THE_RUN):
+    if not _UNKNOWN_BEFORE_THE_RUN.isdisjoint(op.tags):
         return decompose
 
-    @functools.wraps(decompose)
     def laid_out(*args: Any, **kwargs: Any) -> Any:
         found = decompose(*args, **kwargs)
         if found is NotImplemented or not any(_has_order(tensor) for tensor in tensors_of(found)):

@@ -1,5 +1,6 @@
 """Operator names as the report, the YAML and OpenVINO's table spell them, and which nodes count as work."""
 
+import functools
 import operator
 import re
 from typing import Any
@@ -22,20 +23,19 @@ HANDED_OUT = "openvino_handed_out"
 def op_name(target: Any) -> str:
     """``aten.relu.default`` for an overload, ``operator.mul`` or the like for Python callables."""
     if isinstance(target, torch._ops.OpOverload):
-        return str(target)
+        return _overload_name(target)
     module = getattr(target, "__module__", "") or ""
     name = getattr(target, "__name__", str(target))
     return f"{module.lstrip('_')}.{name}" if module else name
 
 
+# Every compiled model asks for the names of all operators that can be decomposed, and for what is known of them.
+_overload_name = functools.lru_cache(maxsize=8192)(str)
+
+
 def is_made_of_others(op: torch._ops.OpOverload) -> bool:
     """Whether an overload has no kernel, but for one that calls other operators."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
-
-
-def packet_name(name: str) -> str:
-    """``aten.relu`` of ``aten.relu.default``."""
-    return ".".join(name.split(".")[:2])
 
 
 def packets(names: str) -> frozenset[str]:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.fx import Node
 
-from torchserve_openvino.ops.names import packet_name, packets
+from torchserve_openvino.config.op_names import packet_name
+from torchserve_openvino.ops.names import packets
 
 if TYPE_CHECKING:
     from torchserve_openvino.ops.integers import IntegerBound

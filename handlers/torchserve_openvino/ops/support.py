@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from torchserve_openvino.ops.names import is_symbolic_scalar, op_name, packet_name, tensors_of, value_of
+from torchserve_openvino.config.op_names import packet_name
+from torchserve_openvino.ops.names import is_symbolic_scalar, op_name, tensors_of, value_of
 from torchserve_openvino.ops.registry import ArgumentLimit, rule_of
 from torchserve_openvino.report import FallbackKind
 

@@ -11,7 +11,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchserve_openvino.backend.spec import Bounds
-from torchserve_openvino.ops.names import op_name, packet_name, tensors_of, value_of
+from torchserve_openvino.config.op_names import packet_name
+from torchserve_openvino.ops.names import op_name, tensors_of, value_of
 from torchserve_openvino.ops.registry import Movement, rule_of
 
 # What 32 bits hold: the end is not known beforehand, and OpenVINO itself raises beyond it.

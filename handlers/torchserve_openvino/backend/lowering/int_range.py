@@ -17,9 +17,10 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchserve_openvino.backend.spec import Bounds
+from torchserve_openvino.config.op_names import packet_name
 from torchserve_openvino.errors import InexactValueError
 from torchserve_openvino.ops.integers import Operands, largest, magnitude
-from torchserve_openvino.ops.names import op_name, packet_name, tensors_of, value_of
+from torchserve_openvino.ops.names import op_name, tensors_of, value_of
 from torchserve_openvino.ops.registry import Movement, rule_of
 
 INT32_MAX = 2**31 - 1

@@ -10,7 +10,7 @@ from typing import Any
 
 from torchserve_openvino.config import ServingConfig, load_serving_config
 from torchserve_openvino.config.backends import OURS
-from torchserve_openvino.config.op_names import normalise, packet
+from torchserve_openvino.config.op_names import normalise, packet_name
 from torchserve_openvino.config.pt2 import options_path
 from torchserve_openvino.doctor.bisecting.splice import Addition, add
 from torchserve_openvino.errors import ConfigError
@@ -44,7 +44,7 @@ def _disabled_ops(path: Path, config: ServingConfig, ops: Sequence[str]) -> Addi
 
     def present(there: Any, new: str) -> bool:
         known = normalise(str(there))
-        return known in {new, packet(new)}
+        return known in {new, packet_name(new)}
 
     form = config.pt2.form
     keys = options_path("compile" if form in {"none", "export"} else form)

@@ -21,10 +21,11 @@ from torchserve_openvino.backend.runtime.compare import difference
 from torchserve_openvino.backend.runtime.execute import wrap
 from torchserve_openvino.backend.spec import OV_TYPES, ValueSpec
 from torchserve_openvino.backend.upstream._openvino_private import core
+from torchserve_openvino.config.op_names import packet_name
 from torchserve_openvino.doctor.mapping.trace import trace_op
 from torchserve_openvino.doctor.mapping.writer import BINARY, UNARY, UnknownOpError, Writer
 from torchserve_openvino.doctor.target import Call
-from torchserve_openvino.ops import op_name, packet_name
+from torchserve_openvino.ops import op_name
 
 # Traced in the place of the n-th floating-point argument: digits that no formula has by chance.
 _SENTINELS = (0.7310585917, 1.3178921641, 2.6038749157, 0.1927463815)

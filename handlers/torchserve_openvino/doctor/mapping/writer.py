@@ -9,8 +9,9 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.spec import OV_TYPES
+from torchserve_openvino.config.op_names import packet_name
 from torchserve_openvino.doctor.mapping.trace import work_nodes
-from torchserve_openvino.ops import op_name, packet_name
+from torchserve_openvino.ops import op_name
 from torchserve_openvino.ops.registry import rule_of
 
 # torch's name to OpenVINO's, where they differ after a colon.

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from torchserve_openvino.config.op_names import packet_name
 from torchserve_openvino.ops import integers, value_range
-from torchserve_openvino.ops.names import op_name, packet_name, packets
+from torchserve_openvino.ops.names import op_name, packets
 from torchserve_openvino.ops.registry import FAILS, INSTEAD, Rule, declare, decomposition
 
 aten = torch.ops.aten
