@@ -1,4 +1,4 @@
-"""Serve PyTorch models on OpenVINO through torch.compile, and know the truth about how each operator ran.
+"""Serve PyTorch models on OpenVINO through torch.compile, with a report of where each operator really ran.
 
 import torchserve_openvino as tov
 compiled = tov.compile(model, options={"device": "CPU"})
@@ -25,8 +25,8 @@ __all__ = [
     "register_op",
 ]
 
-# Each name is imported when it is first used: the handler needs TorchServe, the compiler torch and OpenVINO, and
-# neither is needed to read a configuration.
+# Each name is imported on first use: the handler needs TorchServe, the compiler needs torch and OpenVINO, and reading
+# a configuration needs none of them.
 _HOMES = {
     "compile": "torchserve_openvino.backend",
     "CompiledModule": "torchserve_openvino.backend",

@@ -1,11 +1,11 @@
-"""One small exception per failure that a user can cause, each with the HTTP status that a request gets for it."""
+"""One small exception per failure that a user can cause, each with the HTTP status of the response."""
 
 
 class TorchServeOpenVINOError(Exception):
     """Base of every error that this package raises on purpose.
 
     Attributes:
-        status: HTTP status code of the answer when the error ends a request.
+        status: HTTP status code of the response when the error ends a request.
     """
 
     status: int = 500
@@ -17,8 +17,8 @@ class ConfigError(TorchServeOpenVINOError, ValueError):
     Args:
         message: What is wrong, and how to fix it.
         key: Dotted path of the offending key, e.g. ``pt2.compile.options.device``.
-        place: Where it stands, e.g. ``model-config.yaml:7`` or ``options``.
-        suggestion: Nearest valid name, if one is near.
+        place: Where the key was set, e.g. ``model-config.yaml:7`` or ``options``.
+        suggestion: Closest valid name, if there is a close one.
     """
 
     status = 400
@@ -42,15 +42,15 @@ class UnknownOperatorError(ConfigError):
 
 
 class OpMappingError(ConfigError):
-    """A file of operator mappings that can't be loaded, or a mapping that does not build what torch computes."""
+    """A file of operator mappings that can't be loaded, or a mapping that does not produce what torch does."""
 
 
 class CacheDirectoryError(ConfigError):
-    """A folder that must not hold the cache: others may write to it, or it is none."""
+    """A path that must not hold the cache: other users may write to it, or it is not a folder."""
 
 
 class DamagedEntryError(TorchServeOpenVINOError, RuntimeError):
-    """A cache entry, or a file of it, that is not what was stored; what it held must be made again."""
+    """A cache entry, or a file in it, that differs from what was stored; its content must be made again."""
 
 
 class ModelLoadError(TorchServeOpenVINOError, RuntimeError):
@@ -62,13 +62,13 @@ class TorchScriptModelError(ModelLoadError):
 
 
 class PolicyViolationError(TorchServeOpenVINOError, RuntimeError):
-    """The compiled model falls short of ``handler.openvino.fallback``, and ``on_violation`` is ``refuse``."""
+    """The compiled model violates ``handler.openvino.fallback``, and ``on_violation`` is ``refuse``."""
 
     status = 503
 
 
 class VerificationError(TorchServeOpenVINOError, RuntimeError):
-    """The compiled model's answers differ from eager PyTorch by more than the tolerance."""
+    """The compiled model's outputs differ from those of eager PyTorch by more than the tolerance."""
 
     status = 503
 
@@ -82,11 +82,11 @@ class WeightsReleasedError(TorchServeOpenVINOError, RuntimeError):
 
 
 class PackagingError(TorchServeOpenVINOError):
-    """A model archive that can't be made, read, or compiled for."""
+    """A model archive that can't be made, read, or precompiled."""
 
 
 class ItemError(TorchServeOpenVINOError, ValueError):
-    """What one request item is answered instead of a result; the rest of its batch is not concerned."""
+    """The response to one request item instead of a result; the rest of its batch is not affected."""
 
 
 class InvalidInputError(ItemError):
@@ -111,8 +111,8 @@ class OutsideDeclaredError(InvalidInputError):
     """A request item that fits none of the shapes that the model was compiled for.
 
     Args:
-        message: What came, and what is taken.
-        values: Whether the shapes fit and only values lie outside their declared range.
+        message: What was received, and what is accepted.
+        values: Whether the shapes fit, and only values lie outside their declared range.
     """
 
     def __init__(self, message: str, *, values: bool = False) -> None:
@@ -121,19 +121,19 @@ class OutsideDeclaredError(InvalidInputError):
 
 
 class UndeclaredInputError(OutsideDeclaredError):
-    """A request item for an input that the model has and its configuration lacks: not the sender is to blame."""
+    """A request item with an input that the model takes but the configuration lacks: not the sender's fault."""
 
     status = 500
 
 
 class NonFiniteOutputError(ItemError):
-    """An item whose answer holds NaN or infinity, where ``handler.openvino.outputs.non_finite`` is ``refuse``."""
+    """An item whose result holds NaN or infinity, where ``handler.openvino.outputs.non_finite`` is ``refuse``."""
 
     status = 422
 
 
 class ModelCallError(ItemError):
-    """An item on which the model itself failed, though it was well formed; the cause is the server's."""
+    """A well-formed item on which the model itself failed; the cause lies on the server's side."""
 
     status = 500
 
@@ -143,7 +143,7 @@ class ForbiddenFallbackError(ItemError):
 
     Args:
         message: What ran where, and why.
-        by_request: Whether the request's own values caused it, so that another request is not concerned.
+        by_request: Whether the request's own values caused it, so that other requests are not affected.
     """
 
     def __init__(self, message: str, *, by_request: bool) -> None:

@@ -1,6 +1,6 @@
-"""The torch.compile backend, one folder per stage; ARCHITECTURE.md says how a graph passes through them.
+"""The torch.compile backend, one folder per stage; ARCHITECTURE.md describes how a graph passes through them.
 
-It knows nothing of TorchServe.
+It does not depend on TorchServe.
 """
 
 from torchserve_openvino.backend.compiled import CompiledModule

@@ -1,4 +1,4 @@
-"""A compiled model as its user calls it."""
+"""The compiled model that users call."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -9,19 +9,19 @@ from torchserve_openvino.backend.runners.guarded import Runner
 
 
 class CompiledModule(StandIn):
-    """A compiled model: call it as the model itself; other attributes are the model's.
+    """A compiled model: call it like the model itself; other attributes are those of the model.
 
     Args:
-        runner: Runs its calls.
-        remake: Compiles another model as this one was, for a copy.
+        runner: Runs the calls.
+        remake: Compiles another model in the same way, for copies.
 
     Attributes:
-        report: What ran where, and why; live.
+        report: What ran where, and why; always up to date.
         eager: The model that was compiled, unchanged.
     """
 
     def __init__(self, runner: Runner, remake: Callable[[Any], "CompiledModule"] | None = None) -> None:
-        # Written around `__setattr__`, which writes to the model.
+        # Bypasses `__setattr__`, which writes to the model.
         vars(self).update(eager=runner.model, report=runner.report)
         self._remake = remake
         self._become(runner)
@@ -33,22 +33,22 @@ class CompiledModule(StandIn):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model; compiles at the first call, and for each new shape, dtype or code path.
 
-        Inside another model that is being captured the module itself is called, and becomes part of that graph.
+        While a model that contains this one is captured, the original module runs and becomes part of that graph.
         """
         return self._runner(args, kwargs)
 
     def _inside(self, *args: Any, **kwargs: Any) -> Any:
-        """A call inside another model that is being captured."""
+        """Runs a call inside another model that is being captured."""
         return self._runner.inside(args, kwargs)
 
-    # By this name Dynamo finds what it shall trace instead (tests/contract/test_dynamo.py).
+    # Dynamo looks up this attribute for the function to trace instead (tests/contract/test_dynamo.py).
     __call__._torchdynamo_inline = _inside  # type: ignore[attr-defined]
 
     def freeze(self) -> "CompiledModule":
-        """Promises that the model will not change any more, and takes the guards out of the calls to come.
+        """Declares that the model will not change any more, so that later calls run without guards.
 
-        After it, a change of weights, buffers, mode, attributes or globals of the model is not seen: answers stay
-        those of the frozen state. Inputs are checked as before: a new shape or type is compiled. Calls that can't be
+        Later changes to the model's weights, buffers, mode, attributes or globals are not noticed: results stay those
+        of the frozen state. Inputs are checked as before: a new shape or dtype is compiled. Calls that can't be
         repeated without Dynamo (a graph break, an output that is a view, a buffer that changes) stay guarded.
         """
         self._runner.freeze()
@@ -56,38 +56,38 @@ class CompiledModule(StandIn):
 
     @property
     def frozen(self) -> int:
-        """How many input signatures run without guards; 0 before `freeze`."""
+        """Number of input signatures that run without guards; 0 before `freeze`."""
         return self._runner.frozen
 
     @property
     def guarded_reasons(self) -> dict[str, int]:
-        """Why calls stay guarded after `freeze`: reasons with the number of signatures."""
+        """Maps each reason why calls stay guarded after `freeze` to the number of signatures."""
         return self._runner.guarded_reasons
 
     def poisoned(self) -> AbstractContextManager[None]:
-        """While it lasts, answers are written to memory full of NaN, so that unwritten memory shows in a comparison."""
+        """Fills the memory of results with NaN while the context lasts, so that comparisons reveal unwritten memory."""
         return self._runner.poisoned()
 
     def reject_cached(self) -> bool:
-        """Throws away the entries of the cache that calls of this model use, because an answer is wrong.
+        """Discards the cache entries that calls of this model use, because a result is wrong.
 
         Returns:
-            Whether there were any; compile the model again then.
+            Whether there were any; if so, compile the model again.
         """
         return self._runner.reject_cached()
 
     def confirm_cached(self) -> None:
-        """Says that somebody compared the answers of all calls so far with eager PyTorch's."""
+        """Records that the results of all calls so far were compared with eager PyTorch's."""
         self._runner.confirm_cached()
 
     def release_weights(self) -> "CompiledModule":
         """Frees the module's parameters and buffers, which the frozen calls do not need.
 
-        After it the module is empty, only the signatures recorded since `freeze` can be called, and nothing can fall
-        back to eager PyTorch. Only a model compiled with `CompileSpec.own_weights` can do so.
+        Afterwards the module is empty, only the signatures recorded since `freeze` can be called, and nothing can fall
+        back to eager PyTorch. The model must have been compiled with `CompileSpec.own_weights`.
 
         Raises:
-            WeightsReleasedError: Something still needs them: the reason is in the message, and nothing was freed.
+            WeightsReleasedError: The weights are still needed, as the message explains; nothing was freed.
         """
         self._runner.release_weights()
         return self
@@ -98,15 +98,15 @@ class CompiledModule(StandIn):
         return self._runner.released
 
     def give_memory_back(self) -> int:
-        """Gives back memory that holds the cache's files; call it once each shape has run, and weights are packed.
+        """Releases the memory of mapped cache files; call it once each shape has run and the weights are packed.
 
         Returns:
-            Bytes.
+            Number of bytes released.
         """
         return self._runner.give_memory_back()
 
     def drop(self) -> None:
-        """Frees what was compiled, and forgets calls that it stored: another way to compile the model was preferred."""
+        """Frees what was compiled and discards the calls that it stored, because another backend was preferred."""
         self._runner.drop()
 
     @property

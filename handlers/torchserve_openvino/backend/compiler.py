@@ -1,4 +1,4 @@
-"""Makes compiled models: what `entry.compile` offers to users, and what serving and the doctor need as well."""
+"""Creates compiled models: for `entry.compile`, and for serving and the doctor, which need more settings."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ from torchserve_openvino.errors import TorchScriptModelError
 from torchserve_openvino.ops.mappings import Mappings, registered
 from torchserve_openvino.report import Tracker
 
-# Each static shape is one compilation; Dynamo's default of 8 would send the ninth batch size to eager for good.
+# Each static shape is one compilation; with Dynamo's default of 8, a ninth batch size would always run in eager.
 RECOMPILE_LIMIT = 64
 
 
@@ -36,12 +36,12 @@ class CompileSpec:
     """How a model is compiled.
 
     Attributes:
-        dynamic: As `entry.compile` takes it, and so are ``options``, ``fullgraph``, ``mode`` and ``backend``.
-        resolved: Options that were validated before, instead of ``options``.
+        dynamic: As in `entry.compile`, like ``options``, ``fullgraph``, ``mode`` and ``backend``.
+        resolved: Options that are already validated, used instead of ``options``.
         own_weights: Whether the compiled model keeps its own copy of the weights, for `CompiledModule.release_weights`.
-        cache: More about the cache than ``model_caching`` and ``cache_dir`` say.
-        instrumentation: Hooks of a diagnosis; the cache must be off where they leave nodes out.
-        open_axes: Sizes that one graph leaves open; `export` makes one for each shape all the same.
+        cache: Settings of the cache beyond ``model_caching`` and ``cache_dir``.
+        instrumentation: Hooks for a diagnosis; the cache must be off if they leave nodes out.
+        open_axes: Input sizes that stay symbolic; the backend ``export`` still makes one graph for each shape.
     """
 
     dynamic: bool | None = False
@@ -57,12 +57,12 @@ class CompileSpec:
 
 
 def compile_with(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker | None = None) -> CompiledModule:
-    """Compiles a model at its first call.
+    """Wraps a model so that it is compiled at its first call.
 
     Args:
         model: A module or function on the CPU.
-        spec: How.
-        tracker: Where everything is counted, beside what else is counted there; a new one if None.
+        spec: How to compile it.
+        tracker: Collects the records, in addition to those that it already holds; a new one if None.
 
     Raises:
         ConfigError: An option is unknown or can't be used, before anything is compiled.
@@ -91,7 +91,7 @@ def _runner(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> R
     traced, sync = _twin(model, settings.mappings)
     if spec.backend == "export":
         if traced is not model:
-            tracker.add_note("mappings of modules have no effect with the backend export: it sees their operators")
+            tracker.add_note("mappings of modules have no effect with the backend export: it captures their operators")
         capture = functools.partial(_export, model, spec, settings)
     else:
         capture = functools.partial(_trace, traced, sync, spec, settings)
@@ -99,7 +99,7 @@ def _runner(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> R
 
 
 def make_settings(resolved: ResolvedOptions, tracker: Tracker, spec: CompileSpec) -> BackendSettings:
-    """Settings of one of our own backends, with its libraries loaded and its cache open; the report states them."""
+    """Returns the settings of one of our backends; loads libraries, opens the cache, and fills in the report."""
     mappings, backend = registered(), backends.canonical(spec.backend)
     use_libraries(mappings.libraries)
     settings = BackendSettings(
@@ -135,7 +135,7 @@ def _possible_fallback(asked: str, tracker: Tracker) -> str:
 def _open_partitions(
     resolved: ResolvedOptions, tracker: Tracker, spec: CompileSpec, mappings: Mappings, converter: str
 ) -> PartitionCache | None:
-    """The cache, where one is wanted and possible."""
+    """Opens the cache; returns None if it is off, or if a mapping can't be part of its keys."""
     options = resolved.options
     store = open_cache(options.cache_dir if options.model_caching else None, spec.cache)
     if store is None:
@@ -156,7 +156,7 @@ def _open_partitions(
 
 
 def _foreign(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> Runner:
-    """Another backend of torch.compile, passed through and reported."""
+    """Returns a runner for any other backend of torch.compile, which is passed through and reported."""
     tracker.config.update(backend=spec.backend, options=dict(spec.options or {}), effective_device="CPU")
     passed: Any = {"mode": spec.mode} | ({"options": dict(spec.options)} if spec.options else {})
 
@@ -173,7 +173,7 @@ def _foreign(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> 
 
 
 def _choosing(model: Callable[..., Any], spec: CompileSpec) -> Runner:
-    """The backend ``auto``."""
+    """Returns the runner of the backend ``auto``."""
     ways = {
         name: functools.partial(_runner, model, replace(spec, backend=name), Tracker()) for name in backends.COMPILING
     }
@@ -181,7 +181,7 @@ def _choosing(model: Callable[..., Any], spec: CompileSpec) -> Runner:
 
 
 def _export(model: Callable[..., Any], spec: CompileSpec, settings: BackendSettings) -> Traced:
-    """Captures by torch.export."""
+    """Captures the model with torch.export."""
     from torchserve_openvino.backend.capture.export import ExportedModel
 
     exported = ExportedModel(model, settings, spec.dynamic)
@@ -191,11 +191,11 @@ def _export(model: Callable[..., Any], spec: CompileSpec, settings: BackendSetti
 def _trace(
     traced: Callable[..., Any], sync: Callable[..., Any], spec: CompileSpec, settings: BackendSettings
 ) -> Traced:
-    """Captures by Dynamo.
+    """Captures the model with Dynamo.
 
     Args:
         traced: The model, or its twin (`_twin`).
-        sync: What the compiled form goes through.
+        sync: Wraps the compiled form of ``traced``.
     """
     from torchserve_openvino.backend.capture.books import FrameBooks
     from torchserve_openvino.backend.capture.dynamo import OpenVINOBackend
@@ -225,15 +225,15 @@ def _trace(
 
 
 def _without_wrapper(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """What ``torch.compile`` made of a module, without the module around it.
+    """Returns what ``torch.compile`` made of a module, without its wrapper module.
 
-    That one would call global hooks once more than eager does, and costs 40 us.
+    The wrapper would call global hooks once more than eager does, and costs 40 us.
     """
     return compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
 
 
 def _twin(model: Callable[..., Any], mappings: Mappings) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """What is traced in the model's place, and what its compiled form goes through: both only for mapped modules."""
+    """Returns what to trace (the model, or a twin for mapped modules), and a wrapper for its compiled form."""
     if mappings.modules and Twin.needed(model, mappings):
         assert isinstance(model, torch.nn.Module)
         twin = Twin(model, mappings)

@@ -1,4 +1,4 @@
-"""The doors to the backend: `compile` for Python, `openvino_serving` for ``torch.compile(backend=...)``."""
+"""The entry points of the backend: `compile` for Python, `openvino_serving` for ``torch.compile(backend=...)``."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,18 +21,18 @@ def compile(
     mode: str | None = None,
     backend: str = "openvino",
 ) -> CompiledModule:
-    """Compiles a model through ``torch.compile``, with OpenVINO as the backend, and keeps the books.
+    """Compiles a model through ``torch.compile`` with OpenVINO as the backend, and reports what ran where.
 
     Args:
         model: A module or function on the CPU; compilation happens at its first call.
         dynamic: As in ``torch.compile``: False makes one graph for each shape, True one for all, None lets Dynamo
             decide after the second shape.
         options: OpenVINO's own options: ``device``, ``aot_autograd``, ``model_caching``, ``cache_dir``,
-            ``decompositions``, ``disabled_ops``, ``config``; and ``fallback_to``. Never changed.
-        fullgraph: Raise at a graph break instead of going on in Python.
+            ``decompositions``, ``disabled_ops``, ``config``; and ``fallback_to``. Not modified.
+        fullgraph: Raise an error at a graph break instead of continuing in Python.
         mode: For other backends only, as in ``torch.compile``.
         backend: ``openvino``; ``openvino_ts`` converts through TorchScript; ``export`` captures by torch.export;
-            ``auto`` tries these at the first call and keeps the best. Any other that Dynamo knows is passed through,
+            ``auto`` tries these at the first call and keeps the best. Any other backend of Dynamo is passed through
             and reported.
 
     Raises:
@@ -51,7 +51,7 @@ def openvino_serving(
 ) -> Any:
     """The same backend for ``torch.compile(model, backend="openvino_serving", options={...})``.
 
-    Dynamo finds it by the entry point group ``torch_dynamo_backends``. What falls back is logged as a warning; for the
+    Dynamo finds it through the entry point group ``torch_dynamo_backends``. Fallbacks are logged as warnings; for a
     report use `compile`.
     """
     from torchserve_openvino.backend.capture.dynamo import OpenVINOBackend

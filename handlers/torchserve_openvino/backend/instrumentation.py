@@ -1,4 +1,4 @@
-"""What a diagnosis asks of the backend beside the report: nodes to leave out, and a look at what was built."""
+"""Hooks for a diagnosis that needs more than the report: they leave nodes out and observe graphs and calls."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Observation:
-    """One lowered graph, once for each set of weights that it was built for.
+    """A lowered graph as it was built for one set of weights.
 
     Attributes:
         lowered: AOTAutograd's graph, weights as placeholders; not to be changed.
         partitioned: The outer graph, its parts and what was left out.
-        calls: For each part's name what the outer graph calls.
+        calls: Maps the name of each part to what the outer graph calls.
         record: The graph's record in the report.
     """
 
@@ -31,11 +31,11 @@ class Observation:
 
 @dataclass(frozen=True)
 class Instrumentation:
-    """Hooks of one compiled model. With ``leave_out`` no cache may be in use: its keys do not know of it.
+    """Hooks of one compiled model. With ``leave_out`` the cache must be off, because its keys do not include it.
 
     Attributes:
-        leave_out: The reason to keep one node of a lowered graph in eager PyTorch (counted as ``disabled_op``), or
-            None. Called for every node; nodes keep their names from one compilation to the next.
+        leave_out: Returns the reason to keep a node of a lowered graph in eager PyTorch (counted as ``disabled_op``),
+            or None. Called for every node; a node has the same name in every compilation.
         observe: Called with each graph once it is built.
         called: Called with the arguments of each call of a graph, weights included, before it runs.
     """
@@ -45,7 +45,7 @@ class Instrumentation:
     called: Callable[[Observation, Sequence[Any]], None] | None = None
 
     def watch(self, observation: Observation, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Shows a built graph to ``observe``; returns ``run``, with ``called`` before it where that is set."""
+        """Passes a built graph to ``observe``; returns ``run``, preceded by ``called`` if that is set."""
         if self.observe is not None:
             self.observe(observation)
         called = self.called

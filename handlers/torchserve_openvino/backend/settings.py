@@ -1,4 +1,4 @@
-"""What every stage needs to know of the configuration, passed along instead of reached for."""
+"""The settings of a compiled model, which are passed to every stage."""
 
 import functools
 import logging
@@ -24,20 +24,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BackendSettings:
-    """One compiled model's settings; whoever gets them changes none.
+    """Settings of one compiled model; no stage changes them.
 
     Attributes:
         resolved: The validated options.
         fallback_to: ``eager`` or ``inductor`` for a subgraph that OpenVINO can't compile.
-        tracker: Where everything is counted.
-        recorder: What the model's calls do in each thread.
-        own_weights: Whether compiled models keep weights of their own, so that the module's can be freed.
-        partitions: The cache; None without one.
-        eager_copy: Whether PyTorch's weights are still there.
-        memory: Where answers are written to.
+        tracker: Collects the records of the report.
+        recorder: Records what the model's calls do in each thread.
+        own_weights: Whether compiled models keep their own copy of the weights, so that the module's can be freed.
+        partitions: The cache of partitions; None without a cache.
+        eager_copy: Runs fallbacks, unless PyTorch's weights were released.
+        memory: Allocates the memory for results.
         mappings: Operators and modules that the user mapped.
-        instrumentation: Hooks of a diagnosis.
-        backend: ``openvino``, ``openvino_ts`` or ``export``: who captures, and who converts.
+        instrumentation: Hooks for a diagnosis.
+        backend: ``openvino``, ``openvino_ts`` or ``export``; decides how the model is captured and converted.
     """
 
     resolved: ResolvedOptions
@@ -54,7 +54,7 @@ class BackendSettings:
 
     @property
     def device(self) -> str:
-        """OpenVINO's name of the device."""
+        """The device string for OpenVINO."""
         return self.resolved.options.device
 
     @functools.cached_property
@@ -67,18 +67,18 @@ class BackendSettings:
         """How a partition becomes an ov.Model: ``fx``, or ``ts`` through TorchScript."""
         return converter_of(self.backend)
 
-    # What only tracing needs.
+    # Needed only for tracing.
 
     @functools.cached_property
     def support(self) -> SupportTable:
-        """Who may run on OpenVINO."""
+        """Decides which nodes may run on OpenVINO."""
         disabled, libraries = self.resolved.options.disabled_ops, self.mappings.libraries
-        # torch.export keeps them whole.
+        # torch.export keeps composite operators whole.
         for name in disabled if self.backend != "export" else ():
             if is_composite(name):
                 logger.warning(
-                    "disabled_ops: %s has no effect: torch takes it apart before a backend sees it; "
-                    "name the operators that it is made of",
+                    "disabled_ops: %s has no effect: torch decomposes it before a backend sees it; "
+                    "name the operators that it decomposes into",
                     name,
                 )
         return SupportTable(
@@ -86,7 +86,7 @@ class BackendSettings:
             disabled,
             converts=frontend_converts,
             own=self.converter == "fx",
-            # What a function or a library of the user's converts is the user's to answer for.
+            # The user is responsible for operators that the user's own function or library converts.
             mapped=lambda name: (
                 self.mappings.covers(name)
                 or (bool(libraries) and frontend_converts(name, libraries) and not frontend_converts(name))
@@ -95,17 +95,17 @@ class BackendSettings:
 
     @functools.cached_property
     def decompositions(self) -> dict[Any, Any]:
-        """What AOTAutograd lowers with."""
+        """The decomposition table for AOTAutograd."""
         return decomposition_table(self.support, undecomposed(), self.resolved.options.decompositions)
 
 
 def converter_of(backend: str) -> str:
-    """Which of OpenVINO's frontends a backend converts with, ``fx`` or ``ts``."""
+    """Returns which of OpenVINO's frontends a backend converts with, ``fx`` or ``ts``."""
     return "ts" if backend == "openvino_ts" else "fx"
 
 
 def cpp_compiler() -> str | None:
-    """The C++ compiler that Inductor would use: ``$CXX``, else the first of the usual names on PATH."""
+    """Finds the C++ compiler that Inductor would use: ``$CXX``, else the first of the usual names on PATH."""
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
         if name and (found := shutil.which(name)):
             return found

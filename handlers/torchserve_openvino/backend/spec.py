@@ -1,4 +1,4 @@
-"""What crosses the border between torch and OpenVINO: types, shapes and memory layout of inputs and outputs."""
+"""The interface between torch and OpenVINO: types, shapes and memory layouts of inputs and outputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,12 +28,12 @@ class ValueSpec:
 
     Attributes:
         dtype: Element type; int64 for an integer that torch passes as SymInt.
-        shape: -1 where a dimension is symbolic.
-        is_scalar_int: A SymInt, crossing as a 0-d int64 tensor.
-        layout: Order of dimensions from outermost to innermost in eager's memory, None where it is contiguous:
-            answers keep eager's strides.
-        symbols: For each dimension the formula of its size, empty where that is known; () where all are known. Equal
-            formulas are equal sizes, in inputs and outputs alike.
+        shape: Sizes of the dimensions; -1 for a symbolic one.
+        is_scalar_int: Whether the value is a SymInt, which is passed as a 0-d int64 tensor.
+        layout: Order of the dimensions in eager's memory, outermost first; None if contiguous. Results keep eager's
+            strides.
+        symbols: Formula of each dimension's size, empty if the size is known; () if all are known. Equal formulas mean
+            equal sizes, across inputs and outputs.
     """
 
     dtype: torch.dtype
@@ -49,11 +49,11 @@ class ValueSpec:
 
     @property
     def ov_type(self) -> ov.Type:
-        """OpenVINO's name of the element type."""
+        """The element type in OpenVINO."""
         return OV_TYPES[self.dtype]
 
     def to_plain(self) -> list[Any]:
-        """JSON-safe; `of_plain` reads it."""
+        """Returns JSON-safe data for `of_plain`."""
         return [
             str(self.dtype),
             list(self.shape),
@@ -64,10 +64,10 @@ class ValueSpec:
 
     @classmethod
     def of_plain(cls, plain: list[Any]) -> "ValueSpec":
-        """Reads `to_plain`.
+        """Reads the result of `to_plain`.
 
         Raises:
-            KeyError: A type that does not cross the border.
+            KeyError: The type can't be passed to OpenVINO.
         """
         name, shape, is_scalar_int, layout, symbols = plain
         order = None if layout is None else tuple(layout)
@@ -78,12 +78,12 @@ _TYPES_BY_NAME = {str(dtype): dtype for dtype in OV_TYPES}
 
 
 class Bounds(NamedTuple):
-    """What an integer input may hold.
+    """The values that an integer input may hold.
 
     Attributes:
-        op: The operator that allows no more; empty where it is the type's range, or an index.
-        first: What the first element must be; None where any will do.
-        last: The same of the last.
+        op: The operator that sets the bounds; empty if the type's range or indexing does.
+        first: The value that the first element must have; None if any is allowed.
+        last: The same for the last element.
     """
 
     low: int
@@ -94,10 +94,10 @@ class Bounds(NamedTuple):
 
 
 class Sizes:
-    """The symbolic sizes of one call, learned from what goes in and held against what comes out.
+    """The symbolic sizes of one call, learned from its inputs and checked against its outputs.
 
     Args:
-        limit: The largest that a size may be.
+        limit: The largest size allowed.
     """
 
     def __init__(self, limit: int) -> None:
@@ -105,23 +105,23 @@ class Sizes:
         self._known: dict[str, int] = {}
 
     def learn(self, spec: ValueSpec, value: Any) -> None:
-        """Takes in the sizes of an input: a tensor, or the integer itself.
+        """Learns the sizes of an input: those of a tensor, or an integer itself.
 
         Raises:
-            InexactValueError: One is so large that integers made of it might not be exact.
+            InexactValueError: A size is so large that integers computed from it might not be exact.
         """
         sizes = (int(value),) if spec.is_scalar_int else value.shape
         if any(size > self._limit for name, size in zip(spec.symbols, sizes, strict=False) if name):
             raise InexactValueError(
-                f"a dimension of {max(sizes)}: integers made of sizes are exact in OpenVINO up to {self._limit}"
+                f"a dimension of {max(sizes)}: integers computed from sizes are exact in OpenVINO up to {self._limit}"
             )
         self._known.update((name, size) for name, size in zip(spec.symbols, sizes, strict=False) if name)
 
     def check(self, spec: ValueSpec, shape: Sequence[int]) -> None:
-        """Looks at the shape of an output.
+        """Checks the shape of an output.
 
         Raises:
-            RuntimeError: It is not the one that torch would answer.
+            RuntimeError: The shape differs from the one that torch would return.
         """
         if not spec.symbols or spec.is_scalar_int:
             expected: tuple[int, ...] = spec.shape
@@ -133,24 +133,24 @@ class Sizes:
         else:
             expected = spec.shape
         if tuple(shape) != expected:
-            raise RuntimeError(f"OpenVINO answered the shape {list(shape)} where torch has {list(expected)}")
+            raise RuntimeError(f"OpenVINO returned the shape {list(shape)} where torch returns {list(expected)}")
 
 
 @dataclass(frozen=True)
 class Interface:
-    """How a partition is called, apart from who computes it.
+    """How a partition is called, regardless of what computes it.
 
     Attributes:
-        runtime: Positions in the partition's arguments that are passed at each call; the others are constants.
+        runtime: Positions of the partition's arguments that are passed at each call; the others are constants.
         inputs: Spec of each runtime argument.
         outputs: Spec of each output of the model, as eager PyTorch would return it.
-        arguments: How many arguments there are, the constant ones included.
+        arguments: Number of arguments, constants included.
         constant_bytes: Size of the constants.
-        int_bounds: For each runtime argument the least and largest integer that it may hold; None where any will do.
-        order: For each output of the partition, its position in ``outputs``: one tensor may have two names.
-        size_limit: The largest symbolic size for which its integers are exact.
-        checks: What one more output at the end says of the call's values, a sentence for each of its elements: 0 where
-            OpenVINO would compute something else than torch.
+        int_bounds: For each runtime argument the bounds on its integers; None if it has none.
+        order: For each output of the partition, its position in ``outputs``: two may be the same tensor.
+        size_limit: The largest symbolic size for which integers computed from it are exact.
+        checks: A sentence for each element of an additional last output, which checks the call's values: an element
+            is 0 if OpenVINO would compute something else than torch.
     """
 
     runtime: tuple[int, ...]
@@ -164,7 +164,7 @@ class Interface:
     checks: tuple[str, ...]
 
     def to_plain(self) -> dict[str, Any]:
-        """JSON-safe; `of_plain` reads it."""
+        """Returns JSON-safe data for `of_plain`."""
         return {
             "runtime": list(self.runtime),
             "inputs": [spec.to_plain() for spec in self.inputs],
@@ -179,10 +179,10 @@ class Interface:
 
     @classmethod
     def of_plain(cls, plain: Mapping[str, Any]) -> "Interface":
-        """Reads `to_plain`.
+        """Reads the result of `to_plain`.
 
         Raises:
-            KeyError: A part is missing, or a type does not cross the border.
+            KeyError: A field is missing, or a type can't be passed to OpenVINO.
         """
         return cls(
             runtime=tuple(plain["runtime"]),
@@ -198,7 +198,7 @@ class Interface:
 
 
 def checked_spec(checks: Sequence[str]) -> tuple[ValueSpec, ...]:
-    """The output that answers an interface's ``checks``; none without."""
+    """Returns the spec of the additional output for an interface's ``checks``; empty if there are none."""
     return (ValueSpec(torch.int32, (len(checks),)),) if checks else ()
 
 
@@ -206,7 +206,7 @@ def spec_of(value: Any) -> ValueSpec:
     """Describes a fake value of the traced graph.
 
     Raises:
-        TypeError: Neither a tensor nor an integer.
+        TypeError: The value is neither a tensor nor an integer.
     """
     if isinstance(value, torch.Tensor):
         shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)

@@ -1,1 +1,1 @@
-"""What was compiled, kept on disk: entries by key, complete or absent, each checked before it is used."""
+"""On-disk cache of compiled models: entries are found by key, written atomically and verified before use."""

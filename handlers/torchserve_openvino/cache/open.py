@@ -1,4 +1,4 @@
-"""From settings to the store that a model uses."""
+"""Opens the store that a model uses, according to its settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,28 +8,28 @@ from torchserve_openvino.cache.storage.store import LIMIT_BYTES, Store
 
 # Where `torchserve-openvino package` puts entries into a model archive.
 PACKAGED_FOLDER = "torchserve-openvino-cache"
-# How folders begin that workers make in an unpacked archive, and that are none of its own.
+# Prefix of folders that workers create in an unpacked archive; they are not part of the archive.
 WORKERS_PREFIX = ".torchserve-openvino-"
-# How `torchserve-openvino package --precompile` tells the worker that it starts where to store.
+# Environment variables that tell a worker started by `torchserve-openvino package --precompile` where and how to store.
 PRECOMPILE_ENV = "TORCHSERVE_OPENVINO_PRECOMPILE"
 FOR_LEVEL_ENV = "TORCHSERVE_OPENVINO_PRECOMPILE_FOR_LEVEL"
-# The date of packaged entries: the same content shall give the same archive.
+# Creation date of packaged entries, fixed so that the same content gives the same archive.
 _PACKAGED_DATE = "1980-01-01T00:00:00+00:00"
 
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """More about the cache than OpenVINO's own options say.
+    """Settings of the cache beyond the options ``model_caching`` and ``cache_dir``.
 
     Attributes:
-        limit_bytes: Size that all entries may have together.
-        lock_seconds: How long to wait for another process that compiles the same.
-        packaged: Folder of entries that came with the model archive; only read.
-        proves: Whether the answer of a call from the cache is compared with eager PyTorch's before it is used; False
-            where somebody else compares.
+        limit_bytes: Maximum total size of all entries.
+        lock_seconds: How long to wait for another process that is compiling the same model.
+        packaged: Folder of the entries in the model archive; never written.
+        proves: Whether the result of a cached call is compared with eager PyTorch's before it is used; False where
+            the caller compares them.
         for_level: Whether compiled models are stored for any CPU with this one's instruction set.
-        directory: Folder instead of the options' ``cache_dir``, whether or not ``model_caching`` is on.
-        created: Date that entries state, instead of now.
+        directory: Folder to use instead of ``cache_dir``, whether or not ``model_caching`` is on.
+        created: Creation date to record in entries, instead of the current time.
     """
 
     limit_bytes: int = LIMIT_BYTES
@@ -41,7 +41,7 @@ class CacheSettings:
     created: str | None = None
 
     def while_packaging(self, env: Mapping[str, str]) -> "CacheSettings":
-        """These settings, or those of a worker that fills an archive's cache, where the environment says so."""
+        """Returns these settings, or those of a worker that fills an archive's cache if `PRECOMPILE_ENV` is set."""
         folder = env.get(PRECOMPILE_ENV)
         if not folder:
             return self
@@ -50,11 +50,11 @@ class CacheSettings:
 
 
 def open_cache(directory: str | None, settings: CacheSettings) -> Store | None:
-    """The store of a model; None where there is neither a folder nor packaged entries.
+    """Opens the store of a model; returns None if there is neither a cache folder nor packaged entries.
 
     Args:
         directory: Folder of the cache; None while ``model_caching`` is off.
-        settings: Everything else.
+        settings: All other settings.
 
     Raises:
         CacheDirectoryError: The folder belongs to another user, or others may write to it.

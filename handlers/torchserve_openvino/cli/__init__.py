@@ -13,7 +13,7 @@ from torchserve_openvino.cli.why import why
 
 app = typer.Typer(
     name="torchserve-openvino",
-    help="Serve PyTorch models on OpenVINO: begin, check, diagnose, read reports, tend the cache.",
+    help="Serve PyTorch models on OpenVINO: set up, check, package, diagnose, read reports, manage the cache.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

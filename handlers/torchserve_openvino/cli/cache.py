@@ -22,13 +22,13 @@ _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])", re.IGNORECASE)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 cache = typer.Typer(
-    help="Look at the cache of compiled models, check it, make it smaller, carry it to another machine.",
+    help="List, verify, shrink or clear the cache of compiled models, or copy it to another machine.",
     no_args_is_help=True,
 )
 
 
 def size_of(text: str) -> int:
-    """Bytes of ``5GB``, ``512 MiB`` or ``1000``."""
+    """Converts ``5GB``, ``512 MiB`` or ``1000`` to bytes."""
     match = _SIZE.fullmatch(text.strip())
     if not match:
         raise typer.BadParameter(f"{text!r} is not a size; write e.g. 5GB, 512MiB or a number of bytes.")
@@ -37,7 +37,7 @@ def size_of(text: str) -> int:
 
 
 def age_of(text: str) -> float:
-    """Seconds of ``30d``, ``12h``, ``2w``, ``90m`` or ``10s``."""
+    """Converts ``30d``, ``12h``, ``2w``, ``90m`` or ``10s`` to seconds."""
     match = _AGE.fullmatch(text.strip())
     if not match:
         raise typer.BadParameter(f"{text!r} is not an age; write e.g. 30d, 12h or 2w.")
@@ -57,7 +57,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 @cache.command("ls")
 def ls(folder: Dir = None, as_json: Json = False) -> None:
-    """List the entries, the last used one first.
+    """List the entries, most recently used first.
 
     Examples:
 
@@ -80,7 +80,7 @@ def ls(folder: Dir = None, as_json: Json = False) -> None:
 
 @cache.command("verify")
 def verify(folder: Dir = None, as_json: Json = False) -> None:
-    """Read every file and compare it with its checksum. Removes nothing: a damaged entry is made again when it is used.
+    """Read every file and compare it with its checksum. Removes nothing: a damaged entry is rebuilt on its next use.
 
     Exit code 0 if all is well, 1 otherwise.
 
@@ -116,13 +116,13 @@ def prune(
         typer.Option(
             parser=age_of,
             metavar="AGE",
-            help="Drop what was not used for that long, e.g. 30d or 12h.",
+            help="Drop entries that were not used for that long, e.g. 30d or 12h.",
             show_default=False,
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Drop the entries that were not used for longest, and what interrupted writes left. By default to 20 GiB.
+    """Drop the least recently used entries and leftovers of interrupted writes. By default down to 20 GiB.
 
     Examples:
 
@@ -140,11 +140,11 @@ def export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The tar file to write.", show_default=False)],
     keys: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY]...", help="Keys or their beginnings, as ls shows them.", show_default=False),
+        typer.Argument(metavar="[KEY]...", help="Keys or key prefixes, as ls shows them.", show_default=False),
     ] = None,
     folder: Dir = None,
 ) -> None:
-    """Write entries to a tar file, all of them or those named.
+    """Write all entries, or the named ones, to a tar file.
 
     Exit code 1 if an entry was damaged and left out.
 
@@ -170,9 +170,9 @@ def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A tar file that export wrote.", show_default=False)],
     folder: Dir = None,
 ) -> None:
-    """Take over the entries of a tar file. Everything is verified; what is wrong is named and left out.
+    """Import the entries of a tar file. Everything is verified; what is wrong is reported and left out.
 
-    Compiled models are code: take them only from whom you would take a program.
+    Compiled models are code: import them only from sources you would run a program from.
 
     Exit code 1 if something was left out.
 
@@ -185,14 +185,14 @@ def import_(
     store = _change(folder, make=True)
     with tables.progress("Reading") as progress, _told(file):
         moved = bundle.import_(store, file, progress=progress)
-    tables.print_moved(moved, f"taken over into {store.root}")
+    tables.print_moved(moved, f"imported into {store.root}")
     if moved.problems:
         raise typer.Exit(1)
 
 
 @cache.command("clear")
 def clear(folder: Dir = None, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False) -> None:
-    """Drop everything.
+    """Remove everything from the cache.
 
     Examples:
 
@@ -206,7 +206,7 @@ def clear(folder: Dir = None, yes: Annotated[bool, typer.Option("--yes", "-y", h
 
 
 def default_dir() -> Path:
-    """Where the backend keeps its cache if nobody names a folder."""
+    """Returns the folder in which the backend keeps its cache by default."""
     from torchserve_openvino.config.options import ENV_CACHE_DIR, cache_root
 
     given = os.environ.get(ENV_CACHE_DIR, "").strip()
@@ -223,7 +223,7 @@ def _open(folder: Path | None, *, writable: bool) -> "Store":
 
 
 def _look(folder: Path | None) -> "Store":
-    """A store that is only read; one that does not exist is empty, and that is said."""
+    """Opens a store read-only; one that does not exist is empty, and a note says so."""
     store = _open(folder, writable=False)
     if not store.root.exists():
         typer.echo(f"note: {store.root} does not exist", err=True)
@@ -231,7 +231,7 @@ def _look(folder: Path | None) -> "Store":
 
 
 def _change(folder: Path | None, *, make: bool = False) -> "Store":
-    """A store that can be written; where there is none it is made, or is empty."""
+    """Opens a store for writing; one that does not exist is created if ``make`` is set, else it is empty."""
     store = _look(folder)
     if not make and not store.root.exists():
         return store
@@ -243,7 +243,7 @@ def _change(folder: Path | None, *, make: bool = False) -> "Store":
 
 @contextlib.contextmanager
 def _told(file: Path) -> Iterator[None]:
-    """Failures that end a command, as one message."""
+    """Reports an error as one message that ends the command."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The cache for a terminal: tables, sizes, ages, progress bars."""
+"""Terminal output of the cache commands: tables, sizes, ages, progress bars."""
 
 import contextlib
 import time
@@ -21,7 +21,7 @@ _FIELDS = ("model", "device", "cpu", "torch", "openvino")
 
 
 def rows(store: "Store") -> tuple[list[dict[str, Any]], int]:
-    """The entries, JSON-safe, the last used one first; and how many could not be read."""
+    """Returns the entries, JSON-safe and most recently used first, and the number of those that could not be read."""
     from torchserve_openvino.cache.storage.housekeeping import manifests
     from torchserve_openvino.cache.storage.manifest import ForeignSchemaError
 
@@ -48,7 +48,7 @@ def rows(store: "Store") -> tuple[list[dict[str, Any]], int]:
 
 
 def table(entries: Sequence[Mapping[str, Any]]) -> Table:
-    """A line for each entry; of the fields, those that any entry has."""
+    """Makes a table with a row for each entry; a field that no entry has gets no column."""
     shown = [name for name in _FIELDS if any(_field(each["fields"], name) for each in entries)]
     result = Table("kind", "key", "size", "age", "last used", *shown)
     result.columns[2].justify = "right"
@@ -73,7 +73,7 @@ def _field(fields: Mapping[str, Any], name: str) -> str:
 
 
 def human(size: float) -> str:
-    """Bytes in the unit that fits: ``1.5 GB``."""
+    """Formats a number of bytes in a fitting unit: ``1.5 GB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -93,17 +93,17 @@ def _ago(moment: str) -> str:
 
 
 def count(number: int, one: str, many: str) -> str:
-    """``1 entry``, ``2 entries``."""
+    """Formats a number with its noun: ``1 entry``, ``2 entries``."""
     return f"{number} {one if number == 1 else many}"
 
 
 def sized(entries: int, size: int) -> str:
-    """``2 entries, 1.5 GB``."""
+    """Formats a number of entries with their size: ``2 entries, 1.5 GB``."""
     return f"{count(entries, 'entry', 'entries')}, {human(size)}"
 
 
 def print_problems(problems: "Sequence[Problem]") -> None:
-    """A line for each problem on stdout, and one for the file, which is too long for a table."""
+    """Prints each problem on a line on stdout, and its file on the next: paths are too long for a table."""
     for each in problems:
         what = " ".join(part for part in (each.kind, each.key[:12]) if part)
         typer.echo(f"{what}: {each.reason}" if what else each.reason)
@@ -112,7 +112,7 @@ def print_problems(problems: "Sequence[Problem]") -> None:
 
 
 def print_freed(store: "Store", freed: "Freed", as_json: bool) -> None:
-    """What was dropped and what is left."""
+    """Prints what was removed and what is left."""
     left = store.size()
     if as_json:
         removed = {"entries": freed.entries, "files": freed.files, "bytes": freed.bytes}
@@ -123,14 +123,14 @@ def print_freed(store: "Store", freed: "Freed", as_json: bool) -> None:
 
 
 def print_moved(moved: "Moved", where: str) -> None:
-    """What was carried over, and what was not."""
+    """Prints the problems, then how much was exported or imported."""
     print_problems(moved.problems)
     typer.echo(f"{sized(moved.entries, moved.bytes)} {where}")
 
 
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on stderr that takes bytes done and to do; None where nobody would see it."""
+    """Shows a progress bar on stderr; yields its update function (bytes done, bytes in total), None off a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 

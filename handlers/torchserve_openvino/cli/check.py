@@ -29,9 +29,9 @@ def check(
     """Validate a model-config.yaml, or a whole archive, and print each effective value with its source.
 
     Exit code 0 if it is valid, 1 otherwise: every problem is reported with its
-    key, its line and the nearest valid name. Of an archive the handler, the
+    key, its line and the nearest valid name. For an archive, the handler, the
     model file, the weights and the files that the configuration names are
-    looked into as well; nothing of it is run.
+    checked as well; none of its code is run.
 
     Examples:
 
@@ -64,7 +64,7 @@ def check(
     table = Table("setting", "value", "source", title=Text(f"{file}: valid"), title_justify="left")
     table.columns[0].no_wrap = True
     for row in config.effective():
-        # A default is the less interesting half of the table.
+        # Dim the defaults: the values that were set matter more.
         style = "dim" if row.source == "default" else ""
         table.add_row(Text(row.key), Text(_shown(row.value)), Text(row.source), style=style)
     console = stdout()

@@ -1,4 +1,4 @@
-"""What the commands share: where text goes, and how a failure ends."""
+"""Output helpers that the commands share: consoles, JSON, error messages, progress."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ _PIPE_WIDTH = 160
 
 
 def stdout() -> Console:
-    """Console for tables: colours and the terminal's width on a terminal only."""
+    """Returns a console for tables: coloured and as wide as the terminal, or plain and of fixed width elsewhere."""
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, emoji=False, width=_PIPE_WIDTH)
@@ -22,12 +22,12 @@ def stdout() -> Console:
 
 
 def print_json(value: Any) -> None:
-    """JSON on stdout, never wrapped or coloured."""
+    """Prints a value as JSON on stdout, never wrapped or coloured."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
 def fail(message: str) -> NoReturn:
-    """One message on stderr, exit code 1."""
+    """Prints an error message on stderr and exits with code 1."""
     typer.secho("error: ", fg=typer.colors.RED, bold=True, err=True, nl=False)
     typer.echo(message, err=True)
     raise typer.Exit(1)
@@ -35,10 +35,10 @@ def fail(message: str) -> NoReturn:
 
 @contextlib.contextmanager
 def steps(elsewhere: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
-    """A spinner on stderr with the step under way, on a terminal.
+    """Shows a spinner with the current step on stderr; yields the function that takes each step's text.
 
     Args:
-        elsewhere: Takes the steps where stderr is no terminal.
+        elsewhere: The function to yield instead where stderr is not a terminal.
     """
     if not sys.stderr.isatty():
         yield elsewhere

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torchserve_openvino.doctor.diagnosis import Diagnosis
     from torchserve_openvino.doctor.target import TargetSpec
 
-# Exit codes: 0 all is well, 1 an error (as of every command), 2 something falls back or differs.
+# Exit codes: 0 healthy, 1 error (as for every command), 2 something falls back or differs from eager.
 NOT_HEALTHY = 2
 
 
@@ -26,7 +26,7 @@ def doctor(
         typer.Argument(
             metavar="MODEL",
             help="A .mar, a .pt2 of torch.export.save, or FILE.py[:NAME] with a function that returns the model "
-            "(model, make_model, get_model or build), perhaps with its example inputs. Its code is run.",
+            "(model, make_model, get_model or build), optionally with example inputs. Its code is run.",
             show_default=False,
         ),
     ],
@@ -55,21 +55,21 @@ def doctor(
             metavar="FILE", help="Write mappings for the operators that lack one, and test_FILE.", show_default=False
         ),
     ] = None,
-    cpp: Annotated[bool, typer.Option("--cpp", help="Print what a translation inside OpenVINO takes.")] = False,
+    cpp: Annotated[bool, typer.Option("--cpp", help="Print drafts for a translation inside OpenVINO.")] = False,
     stock: Annotated[
-        bool, typer.Option("--stock", help="Also say what OpenVINO's own torch.compile backend does with the model.")
+        bool, typer.Option("--stock", help="Also report what OpenVINO's own torch.compile backend does.")
     ] = False,
     bisect: Annotated[
-        bool, typer.Option("--bisect", help="Find the operators that make the answer wrong, or OpenVINO fail.")
+        bool, typer.Option("--bisect", help="Find the operators that make the answer wrong or OpenVINO fail.")
     ] = False,
     write: Annotated[
-        bool, typer.Option("--write", help="With --bisect: put them into disabled_ops of --config.")
+        bool, typer.Option("--write", help="With --bisect: add them to disabled_ops in the --config file.")
     ] = False,
 ) -> None:
     """Show every operator that does not run on OpenVINO: why, where, how much time it takes, and what helps.
 
-    Exit code 0 if everything runs on OpenVINO and the answer is eager's, 2 if
-    something falls back or differs, 1 for errors.
+    Exit code 0 if everything runs on OpenVINO and the answer matches eager
+    PyTorch's, 2 if something falls back or differs, 1 for errors.
 
     Examples:
 
@@ -90,10 +90,10 @@ def doctor(
             model, str(config) if config else None, tuple(inputs or ()), tuple(str(path) for path in mapping or ())
         )
         if write and not (bisect and config):
-            raise ConfigError("--write needs --bisect, and the file to write to by --config.")
+            raise ConfigError("--write needs --bisect, and --config with the file to write to.")
         if write_mapping is not None:
             _check_free(write_mapping)
-        # What the model prints must not get into the JSON, and the diagnosis already says what Dynamo logs.
+        # Keep what the model prints out of the JSON, and Dynamo's logs off the screen: the diagnosis reports the same.
         with contextlib.redirect_stdout(sys.stderr), _quiet(), steps(lambda _: None) as progress:
             found = _diagnose(spec, progress, stock=stock, bisect=bisect)
         notes = _write_files(found, html, dot, write_mapping)
@@ -144,7 +144,7 @@ def _diagnose(spec: "TargetSpec", progress: Callable[[str], None], *, stock: boo
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps warnings of Dynamo and of the backend off the screen: the diagnosis says the same, in order."""
+    """Silences the warnings of Dynamo and of the backend: the diagnosis reports the same, in order."""
     import torch
 
     ours = logging.getLogger("torchserve_openvino")

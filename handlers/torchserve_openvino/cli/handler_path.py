@@ -15,7 +15,7 @@ def handler_path(
         str | None,
         typer.Argument(metavar="NAME", help="A handler, e.g. image_classifier.", show_default=False),
     ] = None,
-    list_all: Annotated[bool, typer.Option("--list", help="List the handlers with a line each.")] = False,
+    list_all: Annotated[bool, typer.Option("--list", help="List the handlers, one line each.")] = False,
 ) -> None:
     """Print the path of a handler's file, for torch-model-archiver --handler.
 
@@ -42,13 +42,13 @@ def handler_path(
 
 
 def handlers() -> dict[str, Path]:
-    """Name and file of each handler."""
-    # The files are found, not imported: TorchServe need not be installed where an archive is made.
+    """Returns each handler's file by its name."""
+    # List the files, do not import them: TorchServe need not be installed where an archive is made.
     folder = Path(__file__).resolve().parent.parent / "entrypoints"
     return {path.stem: path for path in sorted(folder.glob("[!_]*.py"))}
 
 
 def describe(path: Path) -> str:
-    """First line of a file's docstring."""
+    """Returns the first line of a file's docstring."""
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return docstring.partition("\n")[0]

@@ -15,23 +15,23 @@ def init(
     task: Annotated[str, typer.Option(help="image_classifier, tensor or text.")] = "tensor",
     config: Annotated[
         str | None,
-        typer.Option(help="Begin with this one: cpu-latency, cpu-throughput, gpu, strict ...", show_default=False),
+        typer.Option(help="Template to start from: cpu-latency, cpu-throughput, gpu, strict ...", show_default=False),
     ] = None,
     sample: Annotated[
         Path | None,
         typer.Option(
-            help="A request of tensors (.npy, .json), which shows what the model's inputs are.",
+            help="A request of tensors (.npy, .json) from which the model's inputs are declared.",
             exists=True,
             dir_okay=False,
             show_default=False,
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Replace files that exist.")] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing files.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Write the files of a new model: model-config.yaml, schema.json, config.properties, metrics.yaml, model-store/.
 
-    With --sample the inputs are declared, so that all is compiled and
+    With --sample the inputs are declared, so that everything is compiled and
     verified before the worker is READY.
 
     Examples:
@@ -63,7 +63,7 @@ def init(
     except PackagingError as error:
         fail(str(error))
     except ConfigError as error:
-        fail(f"{name} and this sample do not go together, write model-config.yaml by hand: {error}")
+        fail(f"{name} does not fit this sample; write model-config.yaml by hand: {error}")
     if as_json:
         print_json({"written": [str(path) for path in written], "config": name})
         return

@@ -25,17 +25,17 @@ def package(
         typer.Option(help="Weights: a state dict (.pth, .safetensors) or .pt2.", exists=True, show_default=False),
     ] = None,
     handler: Annotated[
-        str, typer.Option(help="A handler of this package (image_classifier, tensor), or a file of yours.")
+        str, typer.Option(help="A handler of this package (image_classifier, tensor), or your own Python file.")
     ] = "tensor",
     config_file: Annotated[
         Path | None, typer.Option(help="model-config.yaml.", exists=True, show_default=False)
     ] = None,
     index_to_name: Annotated[
-        Path | None, typer.Option(help="Names of the classes, JSON.", exists=True, show_default=False)
+        Path | None, typer.Option(help="JSON file with the class names.", exists=True, show_default=False)
     ] = None,
     sample: Annotated[
         list[Path] | None,
-        typer.Option(help="A request, for handler.openvino.warmup.samples; repeatable.", exists=True),
+        typer.Option(help="A sample request, for handler.openvino.warmup.samples; repeatable.", exists=True),
     ] = None,
     extra_files: Annotated[
         list[Path] | None, typer.Option(help="Anything else the handler reads; repeatable.", exists=True)
@@ -47,7 +47,7 @@ def package(
         bool,
         typer.Option(
             "--bundle-package",
-            help="Put this package's wheel and a requirements.txt into the archive, for a TorchServe without it "
+            help="Add this package's wheel and a requirements.txt to the archive, for a TorchServe without the package "
             "(install_py_dep_per_model=true).",
         ),
     ] = False,
@@ -56,22 +56,22 @@ def package(
     ] = False,
     level: Annotated[
         list[str] | None,
-        typer.Option(help="With --precompile, also for any CPU with avx2, avx512, amx ...; repeatable."),
+        typer.Option(help="With --precompile, also compile for any CPU with avx2, avx512, amx ...; repeatable."),
     ] = None,
     export_path: Annotated[Path, typer.Option(help="Folder for the archive.")] = Path("model-store"),
-    force: Annotated[bool, typer.Option("--force", "-f", help="Replace an archive of this name.")] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite an existing archive of this name.")] = False,
     check: Annotated[
         Path | None,
         typer.Option(
-            "--check", metavar="FILE", help="Say whether this .mar starts warm here, and why not.", show_default=False
+            "--check", metavar="FILE", help="Tell whether this .mar starts warm here; if not, why.", show_default=False
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Make a .mar with torch-model-archiver, with its compiled graphs inside; or look into one.
+    """Make a .mar with torch-model-archiver, optionally with its compiled graphs inside, or inspect one.
 
-    The same files give the same archive, byte for byte. With --check nothing
-    of the archive is run; exit code 0 if it starts warm here, 1 otherwise.
+    The same files give the same archive, byte for byte. --check runs no code
+    of the archive; its exit code is 0 if it starts warm here, 1 otherwise.
 
     Examples:
 
@@ -87,7 +87,7 @@ def package(
             _check(check, as_json)
             return
         if not model_name:
-            raise typer.BadParameter("give the model a --model-name, or a file to --check.")
+            raise typer.BadParameter("give a --model-name to package a model, or a file to --check.")
         if level and not precompile:
             raise typer.BadParameter("--level needs --precompile.")
         target = export_path / f"{model_name}.mar"
@@ -165,7 +165,7 @@ def _make(
 
 
 def _mappings(config_file: Path) -> list[Path]:
-    """Files beside the configuration that its ``handler.openvino.op_mappings`` names: the archive needs them."""
+    """Returns the files beside a configuration that its ``handler.openvino.op_mappings`` names, for the archive."""
     import yaml
 
     from torchserve_openvino.serving.loading.op_mappings import mapping_files

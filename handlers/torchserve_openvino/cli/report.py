@@ -23,7 +23,7 @@ def report(
         str | None,
         typer.Option(
             envvar="TORCHSERVE_MANAGEMENT_TOKEN",
-            help="Management key, where the server asks for one (key_file.json of the server).",
+            help="Management key, if the server requires one (in its key_file.json).",
             show_default=False,
         ),
     ] = None,
@@ -32,7 +32,7 @@ def report(
 ) -> None:
     """Print the compile report of a served model: what ran on OpenVINO, what fell back and why.
 
-    Exit code 1 if the server is down, the model unknown, or served by another handler.
+    Exit code 1 if the server is down, or the model is unknown or served by another handler.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""Where a compile report comes from: TorchServe's management API, or a file."""
+"""Gets a compile report from TorchServe's management API or from a file."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -30,11 +30,11 @@ def fetch(model: str, *, management: str, token: str | None, timeout: float) -> 
     Args:
         model: Name, URL or path of a JSON file.
         management: Address of the management API, for a name.
-        token: Management key, if the server wants one.
-        timeout: Seconds for the whole answer: the server asks a worker, which may be busy with a batch.
+        token: Management key, if the server requires one.
+        timeout: Seconds to wait for the server, which queries a worker that may be busy with a batch.
 
     Raises:
-        ReportNotFoundError: Server down, model unknown, another handler, no report in the file.
+        ReportNotFoundError: The server is down, the model is unknown or has another handler, or there is no report.
     """
     if "://" in model:
         return _from_server(model, token, timeout)
@@ -67,10 +67,7 @@ def _from_server(url: str, token: str | None, timeout: float) -> Found:
     response = _get(url, token, timeout)
     if response.status_code != httpx.codes.OK:
         raise ReportNotFoundError(_why(response, name, token, timeout))
-    try:
-        answer = response.json()
-    except ValueError as error:
-        raise ReportNotFoundError(f"{url} did not answer in JSON. Is it the management API of TorchServe?") from error
+    answer = _json(response, url)
     report = find_report(answer)
     if report is None:
         raise ReportNotFoundError(_no_report(answer, name))
@@ -79,31 +76,38 @@ def _from_server(url: str, token: str | None, timeout: float) -> Found:
 
 
 def workers_of(model: str, *, management: str, token: str | None, timeout: float) -> dict[str, str]:
-    """Status of each worker of a model, by the worker's id.
+    """Returns the status of each worker of a model by the worker's id.
 
     Raises:
-        ReportNotFoundError: The server is down, or does not know the model.
+        ReportNotFoundError: The server is down, or the model is not registered.
     """
     url = f"{management.rstrip('/')}/models/{quote(model)}"
-    # Without the handler's own part, which only a READY worker answers.
+    # Not customized: the handler's own part needs a READY worker.
     response = _get(url, token, timeout, customized=False)
     if response.status_code != httpx.codes.OK:
         raise ReportNotFoundError(_why(response, model, token, timeout))
-    workers = [worker for entry in _entries(response.json()) for worker in entry.get("workers") or []]
+    workers = [worker for entry in _entries(_json(response, url)) for worker in _entries(entry.get("workers") or [])]
     return {str(worker.get("id")): str(worker.get("status")) for worker in workers}
+
+
+def _json(response: httpx.Response, url: str) -> Any:
+    try:
+        return response.json()
+    except ValueError as error:
+        raise ReportNotFoundError(f"{url} did not answer in JSON. Is it the management API of TorchServe?") from error
 
 
 def _get(url: str, token: str | None, timeout: float, *, customized: bool = True) -> httpx.Response:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     parts = urlsplit(url)
     try:
-        # A proxy of the environment can't reach this machine's loopback.
+        # A proxy set in the environment can't reach this machine's loopback.
         with httpx.Client(trust_env=parts.hostname not in _LOOPBACK, timeout=timeout) as client:
             return client.get(url, params={"customized": "true"} if customized else {}, headers=headers)
     except httpx.ConnectError as error:
         message = (
             f"no server answers at {parts.scheme}://{parts.netloc}. Is TorchServe running, and is this its "
-            "management_address (config.properties)? Name another one by --management."
+            "management_address (config.properties)? Name another one with --management."
         )
         raise ReportNotFoundError(message) from error
     except httpx.TimeoutException as error:
@@ -126,12 +130,12 @@ def _why(response: httpx.Response, name: str, token: str | None, timeout: float)
         hint = f" Did you mean {near!r}?" if near and near != name.split("/", maxsplit=1)[0] else ""
         return f"{host} knows no model {name!r}: {said}{hint}"
     if response.status_code in {400, 401, 403} and "token" in said.lower():
-        return f"{host} wants a token: {said} Give its management key by --token."
+        return f"{host} requires a token: {said} Give its management key with --token."
     return f"{host} answered {response.status_code}: {said}"
 
 
 def _served(host: str, token: str | None, timeout: float) -> list[str]:
-    """Names of the registered models, for a hint; none if the server does not tell."""
+    """Returns the names of the registered models, for a hint; empty if the server does not list them."""
     try:
         response = _get(f"{host}/models", token, min(timeout, 5.0))
         models = response.json()["models"]
@@ -146,11 +150,10 @@ def _entries(answer: Any) -> Iterable[Mapping[str, Any]]:
 
 
 def find_report(answer: Any) -> dict[str, Any] | None:
-    """The report in an answer of the management API, in whatever wrapping.
+    """Finds the report in an answer of the management API, however it is wrapped; None if there is none.
 
-    TorchServe 0.12 answers a list with a dict per version, whose ``customizedMetadata`` is what
-    `describe_handle`
-    returned: a dict, or the same as a JSON string, or in a list.
+    TorchServe 0.12 answers a list with a dict per version, whose ``customizedMetadata`` is what `describe_handle`
+    returned: a dict, the dict as a JSON string, or a list with it.
     """
     if isinstance(answer, str):
         try:
@@ -174,7 +177,7 @@ def _no_report(answer: Any, name: str) -> str:
             return f"no worker of {name!r} is READY yet; `torchserve-openvino why {name}` says why not."
         said = entry.get("customizedMetadata")
         if said:
-            return f"{name!r} answered no compile report, but: {str(said)[:200]}"
+            return f"{name!r} answered without a compile report: {str(said)[:200]}"
     return (
         f"{name!r} is served by another handler: it has no compile report. Archive it with a handler of "
         "this package (torchserve-openvino handler-path) or derive yours from OpenVINOHandler."

@@ -1,4 +1,4 @@
-"""A compile report as tables for a terminal."""
+"""Prints a compile report as tables for a terminal."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,7 +25,7 @@ def _seconds(name: str) -> Callable[[Mapping[str, Any]], Any]:
     return lambda entry: f"{float(entry.get(name) or 0):.2f}"
 
 
-# Reasons last: they are the long ones.
+# Reasons come last: they are the longest cells.
 FALLBACKS: tuple[Column, ...] = (
     ("kind", _field("kind")),
     ("op", _field("op")),
@@ -82,10 +82,9 @@ def print_report(report: Mapping[str, Any], title: str, console: Console) -> Non
     """Prints summary, fallbacks, graph breaks, recompiles, graphs and partitions.
 
     Args:
-        report: ``CompileReport.to_dict()``, perhaps of another version of this package: what is absent is
-            left out.
-        title: The model.
-        console: Where to.
+        report: ``CompileReport.to_dict()``, possibly from another version of this package: keys may be missing.
+        title: Name of the model, for the heading.
+        console: The console to print to.
     """
     console.print(_summary(report, title))
     if len(workers := report.get("workers") or []) > 1:

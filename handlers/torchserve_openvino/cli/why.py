@@ -14,22 +14,22 @@ def why(
     model: Annotated[str, typer.Argument(metavar="NAME", help="A model's name, or NAME/VERSION.", show_default=False)],
     logs: Annotated[
         Path | None,
-        typer.Option(help="TorchServe's folder of logs; else LOG_LOCATION, or ./logs.", show_default=False),
+        typer.Option(help="TorchServe's log folder; by default LOG_LOCATION, else ./logs.", show_default=False),
     ] = None,
     management: Annotated[str, typer.Option(help="Address of TorchServe's management API.")] = DEFAULT_MANAGEMENT,
     token: Annotated[
         str | None,
         typer.Option(
-            envvar="TORCHSERVE_MANAGEMENT_TOKEN", help="Management key, if the server asks.", show_default=False
+            envvar="TORCHSERVE_MANAGEMENT_TOKEN", help="Management key, if the server requires one.", show_default=False
         ),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the server.", min=0.1)] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say why a model is not served: asks the server, and reads its logs.
+    """Explain why a model is not served: query the server and read its logs.
 
-    Exit code 0 if all its workers are READY, 1 otherwise. A server that is
-    down is no hindrance: the logs are read all the same.
+    Exit code 0 if all its workers are READY, 1 otherwise. The logs are read
+    even if the server is down.
 
     Examples:
 

@@ -1,20 +1,20 @@
-"""What TorchServe's logs say of workers that did not become READY."""
+"""Finds in TorchServe's logs why a worker did not become READY."""
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-# As `OpenVINOHandler.initialize` logs it.
+# The format in which `OpenVINOHandler.initialize` logs it.
 NOT_SERVED = re.compile(r"ERROR: (?P<model>\S+) is not served\. (?P<cause>.+)$")
 _WORKER = re.compile(
     r"^(?P<time>\S+) \[\w+ *\] W-\d+-(?P<model>.+)_(?P<version>[^_]+)-(?:stdout|stderr) MODEL_LOG - (?P<text>.*)$"
 )
 _FRONTEND = re.compile(r"^(?P<time>\S+) \[\w+ *\] W-\d+-(?P<model>.+)_(?P<version>[^_\s]+) \S+ - (?P<text>.*)$")
-# The last line of a traceback: an exception's class, and what it says.
+# The last line of a traceback: the exception's class and message.
 _RAISED = re.compile(r"^(?P<cause>(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)(?:: .*)?)$")
 _TIMEOUT = re.compile(r"startupTimeout:(?P<seconds>\d+)sec")
-# A log may be large; a cause stands near its end, for TorchServe starts a failed worker again and again.
+# Only the end of a large log is read: it contains the cause, because TorchServe keeps restarting a failed worker.
 _READ_BYTES = 16 * 1024 * 1024
 
 
@@ -24,9 +24,9 @@ class Cause:
 
     Attributes:
         text: The cause, on one line.
-        fix: What to do about it; empty where the cause says so itself.
+        fix: What to do about it; empty if the cause already says so.
         time: When it was logged, as TorchServe writes times.
-        file: Where it stands.
+        file: The log file that contains it.
         times: How often it was logged.
     """
 
@@ -38,11 +38,11 @@ class Cause:
 
 
 def find_cause(folder: Path, model: str) -> Cause | None:
-    """The last cause that the logs of a folder name for a model; None where they name none.
+    """Returns the last cause that the logs in a folder give for a model; None if they give none.
 
     Args:
-        folder: TorchServe's folder of logs, with ``model_log.log`` and ``ts_log.log``.
-        model: Its name, with or without ``/VERSION``.
+        folder: TorchServe's log folder, with ``model_log.log`` and ``ts_log.log``.
+        model: The model's name; a ``/VERSION`` after it is ignored.
     """
     name = model.partition("/")[0]
     ours: list[Cause] = []
@@ -62,7 +62,7 @@ def find_cause(folder: Path, model: str) -> Cause | None:
         for time, text, file in _lines(folder / "ts_log.log", _FRONTEND, name)
         if (found := _TIMEOUT.search(text))
     ]
-    # A refusal of ours says more than the traceback that follows it, and a worker that failed is killed late as well.
+    # Our own message says more than the traceback after it. Timeouts come last: a worker that failed may also time out.
     for group in (ours, raised, late):
         if group:
             last = group[-1]
@@ -71,7 +71,7 @@ def find_cause(folder: Path, model: str) -> Cause | None:
 
 
 def _lines(path: Path, form: re.Pattern[str], model: str) -> Iterable[tuple[str, str, str]]:
-    """Time, text and file of each line that a worker of this model wrote."""
+    """Yields the time, text and file of each line that belongs to a worker of this model."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _READ_BYTES))

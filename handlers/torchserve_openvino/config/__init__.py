@@ -1,4 +1,4 @@
-"""From model-config.yaml and torch.compile's options to checked settings with the source of each value."""
+"""Turns model-config.yaml and torch.compile's options into checked settings, with the source of each value."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ __all__ = [
     "resolve_options",
 ]
 
-# Whoever compiles a model in Python has no YAML: pydantic and PyYAML are imported with the names that need them.
+# Compiling a model from Python needs no YAML: pydantic and PyYAML are only imported with the names that need them.
 _HOMES = {
     "CompileConfig": "torchserve_openvino.config.pt2",
     "OpenVINOSection": "torchserve_openvino.config.sections",

@@ -1,12 +1,12 @@
 """The names of this package's backends, for the YAML and for Python."""
 
-# What `auto` tries, in this order among equals.
+# The backends that `auto` tries; this order decides between equal results.
 COMPILING = ("openvino", "openvino_ts", "export")
-# Captured by Dynamo, which can leave sizes open.
+# Backends that capture with Dynamo, whose graphs may have symbolic sizes.
 BY_DYNAMO = frozenset({"openvino", "openvino_ts"})
 OURS = (*COMPILING, "auto", "openvino_serving")
 
 
 def canonical(name: str) -> str:
-    """One of our names without its synonym: ``openvino_serving`` is how Dynamo knows ``openvino``."""
+    """Resolves the alias ``openvino_serving``, the name under which Dynamo lists ``openvino``."""
     return "openvino" if name == "openvino_serving" else name

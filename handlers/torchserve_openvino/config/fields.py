@@ -1,4 +1,4 @@
-"""The kinds of values that configuration sections are made of: strict where YAML is loose, with messages of our own."""
+"""The value types of configuration sections: strict where YAML is loose, with error messages of our own."""
 
 import math
 import re
@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, PlainValidator
 from torchserve_openvino.config.kinds import FALLBACK_KINDS, FallbackKind
 from torchserve_openvino.config.spelling import listed, nearest, shown
 
-# The steps from a handler to a module: names, and places in lists.
+# Path from a handler to a module: attribute names and list indices.
 _PATH = re.compile(r"(self\.)?[A-Za-z_]\w*(\.\w+|\[\d+\])*")
 
 DTYPES = (
@@ -28,13 +28,13 @@ DTYPES = (
 )
 
 
-# What no machine has, and no batch needs: beyond it a number is a slip, which a worker would only find out by crashing.
+# More than any machine has or any batch needs: a larger number is a typo, and would crash the worker.
 MAX_THREADS = 1024
 MAX_BATCH = 65_536
 
 
 class Misspelt(ValueError):
-    """A word outside a list; carries the nearest valid one."""
+    """A word that is not among the valid ones; carries the nearest valid word, if any."""
 
     def __init__(self, message: str, suggestion: str | None) -> None:
         super().__init__(message)
@@ -78,7 +78,7 @@ def _off(value: Any) -> Any:
 
 
 def _sizes(value: Any) -> Any:
-    """`auto`, or batch sizes in ascending order without repeats."""
+    """Returns `auto`, or the batch sizes in ascending order without duplicates."""
     if value == "auto":
         return value
     sizes = value if isinstance(value, (list, tuple)) else [value]
@@ -122,14 +122,14 @@ def _dtype(value: Any) -> Any:
 
 
 def _axis(value: Any) -> Any:
-    """A size, or the name of a dimension whose size varies."""
+    """Accepts a size, or the name of a dimension whose size varies."""
     if _is_count(value) or (isinstance(value, str) and value.isidentifier()):
         return value
     raise ValueError(f"must be an integer of at least 1 or the name of a free dimension, not {shown(value)}.")
 
 
 def _lengths(value: Any) -> Any:
-    """Compiled lengths of a named dimension: a list, or the largest, below which powers of two from 16 are taken."""
+    """Returns the compiled lengths of a named dimension; below a single number, adds the powers of two from 16."""
     if _is_count(value):
         powers = [2**n for n in range(4, value.bit_length()) if 2**n < value]
         return [*powers, value]
@@ -139,7 +139,7 @@ def _lengths(value: Any) -> Any:
 
 
 def _files(value: Any) -> Any:
-    """Names of files in the archive, one or a list."""
+    """Returns a list of file names in the archive, from one name or a list."""
     names = value if isinstance(value, (list, tuple)) else [value]
     for name in names:
         if not isinstance(name, str) or not name or PurePath(name).is_absolute() or ".." in PurePath(name).parts:
@@ -148,7 +148,7 @@ def _files(value: Any) -> Any:
 
 
 def _paths(value: Any) -> Any:
-    """Places of modules in a handler, one or a list."""
+    """Returns a list of module paths in a handler, from one path or a list."""
     paths = value if isinstance(value, (list, tuple)) else [value]
     for path in paths:
         if not isinstance(path, str) or not _PATH.fullmatch(path):
@@ -172,7 +172,7 @@ Count = Annotated[Integer, Field(ge=1)]
 Number = Annotated[float, BeforeValidator(_number)]
 Positive = Annotated[Number, Field(gt=0.0)]
 Boolean = Annotated[bool, BeforeValidator(_boolean)]
-# The JSON schema of values that functions above read.
+# JSON schema of a value that is one string or a list of strings.
 _Names = list[str] | str
 Sizes = Annotated[
     Literal["auto"] | list[int], PlainValidator(_sizes, json_schema_input_type=Literal["auto"] | list[Count])

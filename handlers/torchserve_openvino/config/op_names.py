@@ -1,5 +1,4 @@
-"""Operator names in every spelling, brought to one: ``aten.relu.default`` (an overload) or ``aten.relu`` (all
-of them)."""
+"""Normalises operator names: to ``aten.relu.default`` (one overload) or ``aten.relu`` (all overloads)."""
 
 import functools
 import re
@@ -14,7 +13,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}")
 
 
 def normalise(spelling: str) -> str:
-    """Brings a spelling to dots; says nothing of whether the operator exists.
+    """Converts a spelling to dotted form; does not check whether the operator exists.
 
     Args:
         spelling: ``torch.ops.aten.relu.default``, ``aten.relu.default``, ``aten::relu``,
@@ -24,7 +23,7 @@ def normalise(spelling: str) -> str:
 
 
 def spelled(op: Any) -> str | None:
-    """The name behind an option's entry: a string, or one of torch's own operator objects; None for anything else."""
+    """Returns the name that an option's entry (a string or torch's operator object) spells; None for anything else."""
     if isinstance(op, str):
         return normalise(op)
     # OpOverload and OpOverloadPacket print as "aten.relu.default" and "aten.relu".
@@ -49,7 +48,7 @@ def _suggest(name: str) -> str | None:
             if f"aten.{name}" in {packet_name(each) for each in names}
             else nearest(f"aten.{name}", names)
         )
-    # A typo sits in one part as a rule: look among the operators of that namespace first.
+    # A typo is usually in one part of a name: only search the operators of that namespace.
     if head not in namespaces:
         near = nearest(head, namespaces)
         if near is None:
@@ -64,7 +63,7 @@ def _suggest(name: str) -> str | None:
 
 @functools.lru_cache(maxsize=8192)
 def packet_name(name: str) -> str:
-    """``aten.relu`` of ``aten.relu.default``."""
+    """Drops the overload: returns ``aten.relu`` for ``aten.relu.default``."""
     return ".".join(name.split(".")[:2])
 
 
@@ -77,22 +76,22 @@ def _exists(name: str) -> bool:
     except (AttributeError, RuntimeError):
         return False
     overloads = getattr(found, "overloads", None)
-    # What torch.ops hands out beside operators (its own functions and modules) has no overloads.
+    # Attributes of torch.ops that are not operators (its own functions and modules) have no overloads.
     if overloads is None:
         return False
     return not overload or overload[0] in overloads()
 
 
 def check_operators(ops: Any, problems: Problems, keys: KeyPath) -> tuple[str, ...]:
-    """Canonical names of the operators in an option.
+    """Returns the canonical names of the operators in an option.
 
     Args:
         ops: One entry or a list of them; an entry is a string or torch's operator object.
-        problems: Takes an `UnknownOperatorError` for each name that torch does not know.
+        problems: Collects an `UnknownOperatorError` for each name that torch does not know.
         keys: Path of the option.
 
     Returns:
-        The names without repeats, in the order given.
+        The names without duplicates, in the order given.
     """
     many = isinstance(ops, Iterable) and not isinstance(ops, (str, bytes)) and spelled(ops) is None
     entries: list[Any] = list(ops) if many else [ops]

@@ -31,9 +31,9 @@ _CACHE_FOLDER = "torchserve-openvino"
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """Options of the backend in canonical form; `resolve_options` makes them from what a user wrote, and checks them.
+    """Options of the backend in canonical form; `resolve_options` checks what a user wrote and builds them.
 
-    No pydantic here: its import would be a tenth of a warm start. Its settings are for `config.reference`.
+    Not a pydantic model: the import would take a tenth of a warm start. `config.reference` reads its pydantic settings.
     """
 
     __pydantic_config__: ClassVar[dict[str, bool]] = {"use_attribute_docstrings": True}
@@ -50,7 +50,7 @@ class BackendOptions:
     decompositions: tuple[str, ...] = ()
     """Operators to decompose before partitioning: `aten.addcdiv` (all overloads) or `aten.addcdiv.default`."""
     disabled_ops: tuple[str, ...] = ()
-    """Operators that run in eager, counted: `aten.relu.default`, `aten::relu`, `aten.relu`,
+    """Operators to run in eager, counted as fallbacks: `aten.relu.default`, `aten::relu`, `aten.relu`,
     `torch.ops.aten.relu.default`. A name that torch decomposes first (`aten.linear`) gets a warning."""
     config: dict[str, Any] = field(default_factory=dict)
     """OpenVINO properties, for example `{PERFORMANCE_HINT: LATENCY, INFERENCE_PRECISION_HINT: bf16}`."""
@@ -59,11 +59,11 @@ class BackendOptions:
     fallback_to: Literal["eager", "inductor"] = "eager"
     """Where a partition runs that OpenVINO could not convert or compile."""
     min_partition_us: float | None = None
-    """Pieces that take eager PyTorch fewer microseconds stay in eager, because calling OpenVINO costs more. Unset: 100
-    for a graph in several pieces, 0 for a graph in one piece. 0 gives OpenVINO everything."""
+    """Partitions that eager PyTorch runs in fewer microseconds stay in eager, because calling OpenVINO costs more.
+    Unset: 100 for a graph in several pieces, 0 for a graph in one piece. 0 sends every partition to OpenVINO."""
 
     def ov_config(self) -> dict[str, Any]:
-        """Properties for ``core.compile_model``.
+        """Returns the properties for ``core.compile_model``.
 
         `config`, plus ``INFERENCE_PRECISION_HINT: f32`` where neither precision nor execution mode is stated (an NPU
         excepted, which computes in f16).
@@ -95,12 +95,12 @@ class ResolvedOptions:
     sources: Mapping[str, str]
 
     def values(self) -> dict[str, Any]:
-        """Effective values under the keys of `sources`; OpenVINO properties one by one as ``config.NAME``."""
+        """Returns the effective values, keyed like `sources`: OpenVINO properties one by one as ``config.NAME``."""
         plain = {name: getattr(self.options, name) for name in OPTION_NAMES if name != "config"}
         return plain | {f"config.{name}": value for name, value in self.options.ov_config().items()}
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """``{"device": {"value": "CPU", "source": "default"}, ...}``, JSON-safe."""
+        """Returns ``{"device": {"value": "CPU", "source": "default"}, ...}``, JSON-safe."""
         return {
             key: {"value": json_safe(value), "source": self.sources.get(key, "default")}
             for key, value in self.values().items()
@@ -108,7 +108,7 @@ class ResolvedOptions:
 
 
 def json_safe(value: Any) -> Any:
-    """The value with tuples as lists and anything JSON lacks as text."""
+    """Returns the value with tuples as lists and anything that JSON lacks as a string."""
     if isinstance(value, Mapping):
         return {str(key): json_safe(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -127,16 +127,16 @@ def resolve_options(
     """Checks the `options` of torch.compile and adds the defaults of the environment.
 
     Args:
-        options: OpenVINO's names; never changed. They win over the environment.
+        options: Keyed by OpenVINO's names; not modified. They override the environment.
         env: Environment variables; ``os.environ`` if None.
-        place: What the options are called in messages and as a source.
+        place: Name of the options in messages and in `ResolvedOptions.sources`.
         check_device: Whether the devices must exist on this machine and accept the properties.
         catalog: Devices to check against instead of this machine's.
 
     Raises:
         DeviceNotFoundError: A named device is absent.
-        UnknownOperatorError: An operator that torch does not know.
-        ConfigError: Anything else; several problems come as one error.
+        UnknownOperatorError: Torch does not know an operator.
+        ConfigError: Anything else is wrong; several problems are raised as one error.
     """
     problems = Problems(lambda _: place)
     resolved = resolve_into(problems, options, env=env, catalog=catalog or pick_catalog(check_device))
@@ -145,12 +145,12 @@ def resolve_options(
 
 
 def pick_catalog(check_device: bool) -> DeviceCatalog:
-    """This machine's devices, or none."""
+    """Returns a catalog of this machine's devices, or one that does not check devices."""
     return SystemCatalog() if check_device else UncheckedCatalog()
 
 
 def cache_root(env: Mapping[str, str] | None = None) -> Path:
-    """The user's own folder for our cache, absolute: where it lies by default, and what a relative one lies below.
+    """Returns the absolute path of the user's cache folder: the default, and the base of a relative ``cache_dir``.
 
     Args:
         env: Environment variables; ``os.environ`` if None.
@@ -166,7 +166,7 @@ def resolve_into(
     env: Mapping[str, str] | None,
     catalog: DeviceCatalog,
 ) -> ResolvedOptions:
-    """As `resolve_options`, but notes problems instead of raising them; the result then has gaps filled by defaults."""
+    """Like `resolve_options`, but collects problems instead of raising them; what is invalid gets its default."""
     env = os.environ if env is None else env
     if options is None:
         options = {}
@@ -217,7 +217,7 @@ class _Resolver:
         return ResolvedOptions(options, self.sources)
 
     def _value(self, name: str) -> Any:
-        """What the user gave: an option, else the environment's default, else None."""
+        """Returns what the user gave: the option, else the environment variable, else None."""
         if self.given.get(name) is not None:
             self.sources[name] = self.problems.place(name)
             return self.given[name]
@@ -228,7 +228,7 @@ class _Resolver:
         return None
 
     def _problems_of(self, name: str) -> tuple[Problems, tuple[str, ...]]:
-        """Where to note a problem of an option: at its key, or at the environment variable that gave it."""
+        """Returns where to report a problem of an option: at its key, or at the environment variable that set it."""
         if self.sources[name].startswith("env "):
             found = Problems(lambda _: "environment")
             found._found = self.problems._found

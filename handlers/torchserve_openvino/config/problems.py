@@ -8,7 +8,7 @@ KeyPath = tuple[str | int, ...]
 
 
 def dotted(path: KeyPath) -> str:
-    """``("warmup", "inputs", 0, "shape")`` as ``warmup.inputs[0].shape``."""
+    """Formats ``("warmup", "inputs", 0, "shape")`` as ``warmup.inputs[0].shape``."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -19,7 +19,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def _line(problem: ConfigError) -> int:
-    """Line of a problem, so that they come in the order of the file; 0 where there is none."""
+    """Returns the line of a problem, to sort by position in the file; 0 if it has none."""
     tail = problem.place.rpartition(":")[2]
     return int(tail) if tail.isdigit() else 0
 
@@ -38,11 +38,11 @@ class ConfigErrors(ConfigError):
 
 
 class Problems:
-    """A list of errors to be raised at once, each with the key and the place that it concerns.
+    """A list of errors to be raised at once, each with its key and the place of that key.
 
     Args:
-        place_of: Says where a key stands, e.g. ``model-config.yaml:7``.
-        prefix: Path that is put before every key.
+        place_of: Returns where a key was set, e.g. ``model-config.yaml:7``.
+        prefix: Path prepended to every key.
     """
 
     def __init__(self, place_of: Callable[[KeyPath], str], prefix: KeyPath = ()) -> None:
@@ -51,13 +51,13 @@ class Problems:
         self._found: list[ConfigError] = []
 
     def at(self, *keys: str | int) -> "Problems":
-        """The same list, seen from a nested key."""
+        """Returns a view of the same list, with a nested key added to the prefix."""
         nested = Problems(self._place_of, self._prefix + keys)
         nested._found = self._found
         return nested
 
     def place(self, *keys: str | int) -> str:
-        """Where a nested key stands."""
+        """Returns where a nested key was set."""
         return self._place_of(self._prefix + keys)
 
     def add(
@@ -68,7 +68,7 @@ class Problems:
         suggestion: str | None = None,
         kind: type[ConfigError] = ConfigError,
     ) -> None:
-        """Notes a problem.
+        """Adds a problem.
 
         Args:
             keys: Path of the offending key below the prefix.
@@ -83,7 +83,7 @@ class Problems:
         return len(self._found)
 
     def raise_if_any(self, place: str = "") -> None:
-        """Raises the only problem as it is, or all of them as `ConfigErrors`.
+        """Raises a single problem as it is, several as one `ConfigErrors`.
 
         Args:
             place: Name of the whole configuration.

@@ -1,4 +1,4 @@
-"""The key `pt2` in every form that TorchServe takes, and which backend it asks for."""
+"""Parses the key `pt2`, in every form that TorchServe accepts."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -9,7 +9,7 @@ from torchserve_openvino.config import backends
 from torchserve_openvino.config.problems import KeyPath, Problems
 from torchserve_openvino.config.spelling import listed, nearest, parse_bool, shown
 
-# torch.compile's own names; Inductor alone gives them a meaning.
+# torch.compile's modes; only Inductor uses them.
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _KWARGS = ("backend", "mode", "dynamic", "fullgraph", "options")
 
@@ -28,7 +28,7 @@ class CompileConfig(BaseModel):
     """False leaves the model to eager PyTorch."""
     backend: str = "openvino"
     """openvino (or openvino_serving), openvino_ts (converted through TorchScript), export (captured by torch.export)
-    and auto (the best of these) are this package; any other Dynamo backend is passed through."""
+    and auto (the best of these) are this package's; any other Dynamo backend is passed through."""
     dynamic: bool | None = None
     """torch.compile's `dynamic`: True for symbolic shapes from the start, False for one graph per shape, None
     for torch's choice: static first, dynamic once a size changes."""
@@ -39,7 +39,7 @@ class CompileConfig(BaseModel):
     options: dict[str, Any] = {}
     """Options of a foreign backend as given; ours are resolved into `ServingConfig.backend`."""
     form: Form = "none"
-    """Form in which TorchServe's YAML gave it."""
+    """Form in which the YAML wrote `pt2`."""
 
     @property
     def is_openvino(self) -> bool:
@@ -48,12 +48,12 @@ class CompileConfig(BaseModel):
 
 
 def options_path(form: Form) -> KeyPath:
-    """Where `options` stand in this form."""
+    """Returns the path of `options` in this form."""
     return ("pt2", "compile", "options") if form == "compile" else ("pt2", "options")
 
 
 def compile_path(form: Form) -> KeyPath:
-    """Where `backend`, `dynamic` and the like stand in this form."""
+    """Returns the path of the mapping that holds `backend`, `dynamic` and the like in this form."""
     return ("pt2", "compile") if form == "compile" else ("pt2",)
 
 
@@ -61,9 +61,9 @@ def parse_pt2(data: Mapping[Any, Any], problems: Problems) -> CompileConfig:
     """Reads `pt2`.
 
     Args:
-        data: The whole model-config.yaml. Without `pt2` the model is compiled with OpenVINO: who picks a
-            handler of this package wants that.
-        problems: Takes what is wrong; its prefix is empty.
+        data: The whole model-config.yaml. Without `pt2` the model is compiled with OpenVINO: choosing
+            a handler of this package implies that.
+        problems: Collects what is wrong; its prefix is empty.
     """
     value = data.get("pt2")
     if value is None:
@@ -132,7 +132,7 @@ def _from_kwargs(given: Mapping[Any, Any], problems: Problems, *, form: Form, en
         _check_backend(backend, problems, ("backend",))
     ours = backend in backends.OURS
     options = given.get("options")
-    # Ours are checked with the backend's options, so that the mistake is reported once.
+    # For our backends, `resolve_into` reports this; it would be reported twice otherwise.
     if options is not None and not isinstance(options, Mapping) and not ours:
         problems.add(("options",), f"must be a mapping, not {shown(options)}.")
     options = dict(options) if isinstance(options, Mapping) else {}
@@ -151,8 +151,7 @@ def _flag(given: Mapping[Any, Any], key: str, default: Any, problems: Problems) 
     value = given.get(key)
     if value is None:
         return default
-    # TorchServe compares with `== True`, so that 'true' means no and 'false' means no as well. Here words mean what
-    # they say, the same as for `options`.
+    # TorchServe compares with `== True`, so the string 'true' counts as false there. Here it is true, as in `options`.
     if (flag := parse_bool(value)) is not None:
         return flag
     problems.add((key,), f"must be true or false, not {shown(value)}.")
@@ -183,7 +182,7 @@ def _mode(mode: Any, ours: bool, has_options: bool, problems: Problems) -> str |
 def _check_backend(backend: str, problems: Problems, keys: KeyPath) -> None:
     if backend in backends.OURS:
         return
-    # A near miss of our own name needs no torch, whose import takes seconds.
+    # A name close to one of ours is a typo: no need to import torch, which takes seconds.
     if nearest(backend, backends.OURS, cutoff=0.8) is None:
         from torch._dynamo import list_backends
 

@@ -1,4 +1,4 @@
-"""Every key with type, default and help, from where it is declared: a JSON schema for editors, tables for people."""
+"""Generates the reference of all keys from their declarations: a JSON schema for editors, tables for the docs."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeGuard, get_args, get_origin
@@ -18,12 +18,12 @@ _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
 class Key(NamedTuple):
-    """One key for the tables.
+    """One key, as a row of the tables.
 
     Attributes:
-        name: With the sections above it: ``batching.mode``.
-        type: The values it takes, in Markdown.
-        default: In Markdown; empty where there is none.
+        name: Dotted, with its sections: ``batching.mode``.
+        type: Accepted values, in Markdown.
+        default: In Markdown; empty if there is none.
         help: What it does, on one line.
     """
 
@@ -34,7 +34,7 @@ class Key(NamedTuple):
 
 
 def json_schema() -> Schema:
-    """The schema of a whole model-config.yaml, JSON Schema draft 2020-12."""
+    """Returns the schema of a whole model-config.yaml, JSON Schema draft 2020-12."""
     section = _model_schema(OpenVINOSection)
     definitions = section.pop("$defs")
     properties: Schema = {name: {"type": "integer", "minimum": least} for name, least in INTEGERS.items()}
@@ -55,7 +55,7 @@ def json_schema() -> Schema:
 
 
 def options_schema() -> Schema:
-    """The schema of `pt2.compile.options`."""
+    """Returns the schema of `pt2.compile.options`."""
     made = TypeAdapter(BackendOptions).json_schema()
     for name in ("decompositions", "disabled_ops"):
         # A single name is accepted as well.
@@ -69,7 +69,7 @@ def _model_schema(model: type[BaseModel]) -> Schema:
 
 
 def _standard(value: Any) -> Any:
-    """With the schema's own names for limits, where pydantic leaves those of annotated-types."""
+    """Renames limits to the names of JSON Schema, where pydantic leaves those of annotated-types."""
     if isinstance(value, Mapping):
         return {_LIMIT_NAMES.get(name, name): _standard(each) for name, each in value.items()}
     return [_standard(each) for each in value] if isinstance(value, list) else value
@@ -86,7 +86,7 @@ def _pt2_schema() -> Schema:
         "dynamic": {"type": ["boolean", "null"], "description": keys["dynamic"]["description"]},
         "fullgraph": {"type": "boolean", "description": keys["fullgraph"]["description"]},
         "mode": {"enum": list(MODES), "description": keys["mode"]["description"]},
-        # Another backend has options of its own.
+        # Other backends have options of their own.
         "options": {"anyOf": [{"$ref": "#/$defs/options"}, {"type": "object"}]},
     }
     export = {"type": "object", "properties": {"aot_compile": {"const": False}}, "additionalProperties": False}
@@ -100,12 +100,12 @@ def _pt2_schema() -> Schema:
 
 
 def section_keys() -> list[Key]:
-    """The keys of `handler.openvino`, sections in the order of their declaration."""
+    """Returns the keys of `handler.openvino`, in the order of their declaration."""
     return list(_keys(OpenVINOSection, ""))
 
 
 def option_keys() -> list[Key]:
-    """The keys of `pt2.compile.options`."""
+    """Returns the keys of `pt2.compile.options`."""
     properties = options_schema()["properties"]
     return [_key(name, entry) for name, entry in properties.items()]
 
@@ -123,7 +123,7 @@ def _keys(section: type[BaseModel], prefix: str) -> Iterator[Key]:
 
 
 def _is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
-    # A generic alias such as list[str] is no class for issubclass.
+    # issubclass rejects a generic alias such as list[str].
     return isinstance(annotation, type) and get_origin(annotation) is None and issubclass(annotation, BaseModel)
 
 
@@ -142,7 +142,7 @@ def _yaml(value: Any) -> str:
 
 
 def _type(entry: Mapping[str, Any]) -> str:
-    """A schema in words."""
+    """Describes the values that a schema accepts, in Markdown."""
     if "enum" in entry:
         return ", ".join(f"`{word}`" for word in entry["enum"])
     if "const" in entry:
@@ -151,7 +151,7 @@ def _type(entry: Mapping[str, Any]) -> str:
     if "anyOf" in entry or isinstance(kind, list):
         several = entry.get("anyOf") or [{**entry, "type": each} for each in kind or ()]
         texts = [_type(each) for each in several if each.get("type") != "null"]
-        # One or a list of them.
+        # A value or a list of such values is described as the list only.
         return " or ".join(text for text in texts if f"list of {text}" not in texts)
     if "$ref" in entry:
         return "mappings"
@@ -167,6 +167,6 @@ def _type(entry: Mapping[str, Any]) -> str:
 
 
 def markdown(keys: list[Key]) -> str:
-    """A table of keys."""
+    """Renders keys as a Markdown table."""
     rows = [f"| `{key.name}` | {key.type} | {key.default} | {key.help.replace('|', '/')} |" for key in keys]
     return "\n".join(["| Key | Values | Default | |", "| --- | --- | --- | --- |", *rows])

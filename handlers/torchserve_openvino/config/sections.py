@@ -28,12 +28,12 @@ from torchserve_openvino.config.fields import (
 )  # fmt: skip
 from torchserve_openvino.config.spelling import listed, nearest
 
-# The name that a shape may begin with; batching.buckets says which sizes it takes.
+# The name that a shape may begin with; batching.buckets defines its sizes.
 BATCH = "batch"
 
 
 class Section(BaseModel):
-    """Base: no unknown keys, no change after loading."""
+    """Base of all sections: immutable, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -60,7 +60,7 @@ class WarmupInput(Section):
     padding."""
 
     def item_shape(self) -> tuple[int | str, ...]:
-        """Shape of one item, a name for each size that varies."""
+        """Returns the shape of one item, with a name for each size that varies."""
         return tuple(self.shape[1:] if self.shape[:1] == [BATCH] else self.shape)
 
     @model_validator(mode="after")
@@ -78,7 +78,7 @@ class WarmupSection(Section):
     """Compiles before the first request: after READY nothing is compiled."""
 
     inputs: list[WarmupInput] = []
-    """The model's inputs. Without them the task's own are used, if it knows them."""
+    """The model's inputs. Without them, those that the handler declares are used, if any."""
     batch_sizes: Sizes = "auto"
     """Batch sizes to run before READY. `auto`: every bucket up to `batchSize`."""
     samples: list[str] = []
@@ -120,7 +120,7 @@ class VerifySection(Section):
     shadow: Share = 0.0
     """Share of requests that eager PyTorch answers again after the response was sent, for comparison."""
     shadow_budget: SomeShare = 0.05
-    """Largest share of time spent on that; 0.05 is 3 s per minute. Requests always come first."""
+    """Largest share of time spent on this comparison; 0.05 is 3 s per minute. Requests always come first."""
     on_shadow_mismatch: OnViolation = "warn"
     """`refuse` ends a worker with a wrong answer at its next request; TorchServe replaces it. `warn`: a log line and a
     metric."""
@@ -143,7 +143,8 @@ class BatchingSection(Section):
     buckets: Sizes = "auto"
     """Compiled batch sizes. `auto`: powers of two up to `batchSize`, and `batchSize`."""
     dims: dict[str, Lengths] = {}
-    """Compiled lengths of the dimensions that `warmup.inputs` names: `{sequence: [32, 128]}`, or the largest alone."""
+    """Compiled lengths of the dimensions that `warmup.inputs` names: `{sequence: [32, 128]}`. `{sequence: 128}` adds
+    the powers of two from 16 below it."""
     one_graph: Freeze = "auto"
     """Whether batch sizes and lengths share one symbolic graph, and so one copy of the weights. `auto` shares on CPU
     where this saves 128 MB and costs neither coverage nor accuracy; a batch of 1 keeps its own graph.
@@ -157,7 +158,7 @@ class BatchingSection(Section):
 
 
 class OutputsSection(Section):
-    """What may be answered."""
+    """Which outputs may be returned."""
 
     non_finite: Literal["allow", "refuse"] = "allow"
     """`refuse` answers 422 to an item whose output contains NaN or infinity."""
@@ -207,7 +208,7 @@ class TensorSection(Section):
 
 
 class CacheSection(Section):
-    """More about the cache that `pt2.compile.options.model_caching` and `cache_dir` switch on."""
+    """Settings of the cache beyond `pt2.compile.options.model_caching` and `cache_dir`."""
 
     limit_gb: Positive = 20.0
     """Size limit of the cache, in 10^9 bytes; the least recently used entries are removed first."""
@@ -229,11 +230,11 @@ class OpenVINOSection(Section):
     batching: BatchingSection = BatchingSection()
     """Batch shapes."""
     outputs: OutputsSection = OutputsSection()
-    """What may be answered."""
+    """Which outputs may be returned."""
     execution: ExecutionSection = ExecutionSection()
     """Latency or throughput."""
     compile: Paths = []
-    """What your handler calls besides `self.model`: `[model.encoder, pipe.unet, models[0]]`. Modules that a
+    """Modules that your handler calls besides `self.model`: `[model.encoder, pipe.unet, models[0]]`. Those that a
     `warmup.samples` file reaches need not be named."""
     freeze: Freeze = "auto"
     """Whether calls skip Dynamo's guards after warm-up; this saves up to a millisecond, and later changes of the model
@@ -241,7 +242,7 @@ class OpenVINOSection(Section):
     release_weights: Boolean = False
     """Whether to free eager PyTorch's weights after compilation; nothing can fall back to eager afterwards."""
     cache: CacheSection = CacheSection()
-    """Size of the cache, waiting, packaged graphs."""
+    """Size limit of the cache, waiting time, packaged graphs."""
     precision: Literal["f32", "bf16", "f16", "auto"] = "f32"
     """Precision of computation, unless `pt2.compile.options.config` sets `INFERENCE_PRECISION_HINT`. `auto` measures
     once per model and machine, and all workers and restarts follow; it takes the fastest precision that passes
@@ -250,7 +251,7 @@ class OpenVINOSection(Section):
     """CPU threads of this worker. `auto`: its share of the cores (CPU affinity and cgroup quota divided by
     `maxWorkers` or the running workers)."""
     op_mappings: Files = []
-    """Files in the archive that teach OpenVINO operators: Python with `register_op`, or extension libraries (.so)."""
+    """Files in the archive that add operators to OpenVINO: Python with `register_op`, or extension libraries (.so)."""
     image: ImageSection = ImageSection()
     """Transforms of image_classifier."""
     tensor: TensorSection = TensorSection()
@@ -259,7 +260,7 @@ class OpenVINOSection(Section):
     @model_validator(mode="after")
     def _folded_photos_have_one_input(self) -> "OpenVINOSection":
         if self.image.fold and self.warmup.inputs:
-            raise ValueError("image.fold: true makes the model's input itself, 8-bit pixels; remove warmup.inputs.")
+            raise ValueError("image.fold: true already defines the model's input, 8-bit pixels; remove warmup.inputs.")
         return self
 
     @model_validator(mode="after")

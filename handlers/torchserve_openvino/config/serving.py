@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 
 class ServingConfig(BaseModel):
-    """Effective settings of one model in TorchServe; `load_serving_config` makes it."""
+    """Effective settings of one model in TorchServe; `load_serving_config` creates it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True)
 
@@ -36,18 +36,18 @@ class ServingConfig(BaseModel):
     pt2: CompileConfig = CompileConfig()
     """How the model is compiled."""
     backend: ResolvedOptions | None = None
-    """Options of our backend with their sources; None where another backend was asked for."""
+    """Options of our backend with their sources; None if another backend is configured."""
     openvino: OpenVINOSection = OpenVINOSection()
     """The section `handler.openvino`."""
     handler: dict[str, Any] = {}
-    """What else stands under `handler`: the user's own, kept as it is."""
+    """Other keys under `handler`: the user's own, unchanged."""
     place: str = ""
-    """Where the settings come from: a file's path, or a word."""
+    """Where the settings come from: a file's path, or a name such as ``model_yaml_config``."""
     sources: dict[str, str] = {}
-    """Place of each key that was given; what is absent here has its default."""
+    """Place of each key that was set; keys that are absent here have their defaults."""
 
     def effective(self) -> list[Row]:
-        """Every setting with its value and its source, in the order of the YAML contract."""
+        """Returns every setting with its value and its source, in the order of the YAML contract."""
         rows = [self._row(key, value) for key, value in self.torchserve.items()]
         above = ".".join(str(part) for part in compile_path(self.pt2.form))
         for name in ("enabled", "backend", "dynamic", "mode", "fullgraph"):
@@ -94,15 +94,15 @@ def load_serving_config(
     """Reads and checks a model-config.yaml.
 
     Args:
-        source: Path of the file, or its content (then messages lack the line); never changed.
+        source: Path of the file, or its parsed content (messages then lack the line); not modified.
         env: Environment variables; ``os.environ`` if None.
-        place: What a mapping is called in messages.
+        place: Name of a parsed mapping in messages.
         check_device: Whether the devices must exist on this machine and accept the properties.
         catalog: Devices to check against instead of this machine's.
 
     Raises:
-        ConfigError: With the key, its place, what is wrong and the nearest valid name. A single problem comes
-            as its own class (`DeviceNotFoundError`, `UnknownOperatorError`), several as one `ConfigErrors`.
+        ConfigError: With the key, its place, what is wrong and the nearest valid name. A single problem is
+            raised as its own class (`DeviceNotFoundError`, `UnknownOperatorError`), several as one `ConfigErrors`.
     """
     if isinstance(source, Mapping):
         read = Source(source, place or "model_yaml_config")
@@ -139,7 +139,7 @@ def _raw_options(data: Mapping[Any, Any], pt2: CompileConfig) -> Any:
 
 
 def _handler(data: Mapping[Any, Any], problems: Problems) -> tuple[OpenVINOSection, dict[str, Any]]:
-    """Our section and the user's own keys beside it."""
+    """Returns our section, and the user's own keys beside it."""
     value = data.get("handler")
     problems = problems.at("handler")
     if value is None:
@@ -149,7 +149,7 @@ def _handler(data: Mapping[Any, Any], problems: Problems) -> tuple[OpenVINOSecti
         return OpenVINOSection(), {}
     own = {key: each for key, each in value.items() if key != "openvino"}
     for key in own:
-        # Other keys are the user's own, but what is nearly our name was meant to be it.
+        # Other keys are the user's own, but one that resembles our name is a typo.
         if nearest(str(key), ("openvino",), cutoff=0.8):
             problems.add((str(key),), "unknown key.", suggestion="openvino")
     section = value.get("openvino")
@@ -163,7 +163,7 @@ def _handler(data: Mapping[Any, Any], problems: Problems) -> tuple[OpenVINOSecti
 
 
 def _with_fallback_to(backend: ResolvedOptions, section: OpenVINOSection, problems: Problems) -> ResolvedOptions:
-    """Joins the two spellings of one setting: `handler.openvino.fallback.to` and the option `fallback_to`."""
+    """Merges the two keys of one setting: `handler.openvino.fallback.to` and the option `fallback_to`."""
     if "to" not in section.fallback.model_fields_set:
         return backend
     keys = ("handler", "openvino", "fallback", "to")
@@ -178,7 +178,7 @@ def _with_fallback_to(backend: ResolvedOptions, section: OpenVINOSection, proble
 
 
 def _with_all_pieces(backend: ResolvedOptions, section: OpenVINOSection) -> ResolvedOptions:
-    """Leaves no small piece in eager PyTorch for speed where the policy would count it against the model."""
+    """Keeps no small partition in eager PyTorch for speed if the policy would count it against the model."""
     allow, given = section.fallback.allow, backend.options.min_partition_us is not None
     if given or ((allow == "all" or "tiny_partition" in allow) and not section.fallback.min_coverage):
         return backend

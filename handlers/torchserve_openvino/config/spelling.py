@@ -1,4 +1,4 @@
-"""Nearest valid name for a misspelt one, and how a value is shown in a message."""
+"""Finds the nearest valid name for a misspelt one, and formats values for messages."""
 
 import difflib
 from collections.abc import Iterable
@@ -9,12 +9,12 @@ FALSE_WORDS = frozenset({"false", "0", "no", "off"})
 
 
 def nearest(name: str, candidates: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The candidate most like ``name``, letter case aside; None if nothing is near.
+    """Returns the candidate most similar to ``name``, ignoring case; None if none is close.
 
     Args:
         name: What the user wrote.
         candidates: Valid names.
-        cutoff: Least similarity in 0..1 (the ratio of `difflib.SequenceMatcher`).
+        cutoff: Minimum similarity in 0..1 (the ratio of `difflib.SequenceMatcher`).
     """
     by_lower: dict[str, str] = {}
     for candidate in candidates:
@@ -24,7 +24,7 @@ def nearest(name: str, candidates: Iterable[str], *, cutoff: float = 0.6) -> str
 
 
 def parse_bool(value: Any) -> bool | None:
-    """True or False for a bool, 0, 1 or the usual words; None for anything else."""
+    """Returns True or False for a bool, 0, 1 or the usual words; None for anything else."""
     if isinstance(value, bool):
         return value
     word = str(value).strip().lower() if isinstance(value, (str, int)) else ""
@@ -34,11 +34,11 @@ def parse_bool(value: Any) -> bool | None:
 
 
 def shown(value: Any, width: int = 60) -> str:
-    """``repr`` of a value, shortened so that a message stays one line."""
+    """Returns the ``repr`` of a value, shortened so that a message stays on one line."""
     text = repr(value)
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names for a message: ``a, b, c``, or ``none``."""
+    """Joins names for a message: ``a, b, c``, or ``none``."""
     return ", ".join(names) or "none"

@@ -1,8 +1,7 @@
 """TorchServe's own top-level keys of model-config.yaml.
 
 Source: ``ModelConfig.build`` of TorchServe 0.12's frontend, and the sections that its Python side and its
-examples read. TorchServe only warns about a wrong value, in a log that nobody reads at that time, and goes on
-with its default.
+examples read. TorchServe itself only logs a warning about a wrong value, and continues with the default.
 """
 
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from typing import Any
 from torchserve_openvino.config.problems import Problems
 from torchserve_openvino.config.spelling import listed, nearest, shown
 
-# Least value that TorchServe does not replace by another.
+# Smallest value that TorchServe does not replace by its default.
 INTEGERS: dict[str, int] = {
     "minWorkers": 1,
     "maxWorkers": 1,
@@ -47,18 +46,18 @@ TORCHRUN = frozenset(
         "OMP_NUMBER_THREADS",
     }
 )
-# Read by TorchServe's handlers and examples, not by its frontend; kept as they are.
+# Read by TorchServe's handlers and examples, not by its frontend; kept unchanged.
 SECTIONS = frozenset({"pippy", "deepspeed", "dali", "micro_batching", "rpc", "tp", "vllm", "torch_xla", "fsdp"})
 OURS = frozenset({"pt2", "handler"})
 ALL = frozenset(INTEGERS) | BOOLEANS | frozenset(WORDS) | SECTIONS | OURS | {"deviceIds", "torchrun"}
 
 
 def check_torchserve_keys(data: Mapping[Any, Any], problems: Problems) -> dict[str, Any]:
-    """TorchServe's part of the configuration, values as they are.
+    """Checks TorchServe's part of the configuration and returns it, with unchanged values.
 
     Args:
         data: The whole model-config.yaml.
-        problems: Takes each unknown key and each value that TorchServe would replace by its default.
+        problems: Collects each unknown key and each value that TorchServe would replace by its default.
     """
     kept: dict[str, Any] = {}
     for key, value in data.items():

@@ -1,4 +1,4 @@
-"""Turns pydantic's errors into ours: the key as it stands in the YAML, and the nearest valid name."""
+"""Converts pydantic's errors to ours, with the key as in the YAML and the nearest valid name."""
 
 from typing import Any, get_args, get_origin
 
@@ -25,12 +25,12 @@ def _model_at(model: type[BaseModel], loc: tuple[str | int, ...]) -> type[BaseMo
 
 
 def note_errors(error: ValidationError, model: type[BaseModel], problems: Problems) -> None:
-    """Notes each error of a failed validation.
+    """Adds each error of a failed validation to ``problems``.
 
     Args:
         error: What pydantic raised.
-        model: The model that was to be filled.
-        problems: Takes them; its prefix is the path of the model.
+        model: The model that was validated against.
+        problems: Collects the errors; its prefix is the path of the model.
     """
     for entry in error.errors(include_url=False):
         message, suggestion = _explain(entry, model)

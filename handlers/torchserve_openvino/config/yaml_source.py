@@ -1,4 +1,4 @@
-"""Reads a YAML file and remembers on which line each key stands."""
+"""Reads a YAML file and records the line of each key."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 @dataclass(frozen=True)
 class Source:
-    """Parsed configuration with the places of its keys.
+    """A parsed configuration with the places of its keys.
 
     Attributes:
         data: The content.
-        name: What the user calls it: a file's path, or a word such as ``model_yaml_config``.
-        lines: Line (from 1) of each key path; empty where the content did not come from a file.
+        name: Its name in messages: a file's path, or a word such as ``model_yaml_config``.
+        lines: Line (from 1) of each key path; empty if the content did not come from a file.
     """
 
     data: Mapping[Any, Any]
@@ -28,7 +28,7 @@ class Source:
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
 
     def place(self, path: KeyPath = ()) -> str:
-        """``file:line`` of a key, or of the nearest key around it; the bare name without lines."""
+        """Returns ``file:line`` of a key or of its nearest parent with a known line; without one, the name alone."""
         for length in range(len(path), 0, -1):
             line = self.lines.get(path[:length])
             if line is not None:
@@ -36,12 +36,12 @@ class Source:
         return self.name
 
     def problems(self) -> Problems:
-        """An empty list of problems with this source's places."""
+        """Returns an empty list of problems that takes its places from this source."""
         return Problems(self.place)
 
 
 class _Walk:
-    """Notes the line of every key and finds keys that are given twice."""
+    """A walk over the YAML nodes that records the line of every key and finds duplicate keys."""
 
     def __init__(self, name: str) -> None:
         self.lines: dict[KeyPath, int] = {}
@@ -49,7 +49,7 @@ class _Walk:
         self._seen: set[int] = set()
 
     def visit(self, node: yaml.Node, path: KeyPath = ()) -> None:
-        # An aliased node is walked once: what stands under its second name takes the line of that name.
+        # An aliased node is walked once: keys inside a later alias get the line of that alias.
         if id(node) in self._seen:
             return
         self._seen.add(id(node))
@@ -82,7 +82,7 @@ class _Walk:
 
 
 def _is_cyclic(node: yaml.Node, above: frozenset[int], cleared: set[int]) -> bool:
-    """Whether an alias below a node leads back to it; nodes found clean are not walked again."""
+    """Checks whether an alias below a node leads back to it; nodes without a cycle are not walked again."""
     if id(node) in above:
         return True
     if id(node) in cleared or not isinstance(node, yaml.CollectionNode):
@@ -99,10 +99,10 @@ def read_yaml(path: Path) -> Source:
     """Reads a YAML file.
 
     Args:
-        path: The file, one YAML document with a mapping at its top. An empty file is an empty mapping.
+        path: The file, one YAML document with a mapping at the top level. An empty file is an empty mapping.
 
     Raises:
-        ConfigError: The file cannot be read, is no YAML, has duplicate keys, or no mapping at its top.
+        ConfigError: The file cannot be read, is not YAML, has duplicate keys, or no mapping at the top level.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -113,7 +113,7 @@ def read_yaml(path: Path) -> Source:
 
 
 def parse_yaml(text: str, name: str) -> Source:
-    """As `read_yaml`, for text at hand; ``name`` stands for the file in messages."""
+    """Like `read_yaml`, but for text; ``name`` replaces the path in messages."""
     try:
         data, lines = _load(text, name)
     except yaml.MarkedYAMLError as error:

@@ -1,5 +1,5 @@
-"""Why an operator does not run on OpenVINO, where in the user's code, and what to do next.
+"""Finds out why an operator does not run on OpenVINO, where it is in the user's code, and what to do next.
 
-The stages, in order: target (what is looked at) -> diagnose (compile, run, time) -> next_steps (what helps, tried out)
--> render_text, render_html, dot, which read the diagnosis' dict only.
+The stages, in order: target (load the model) -> diagnose (compile, run, time) -> next_steps (find and try what helps)
+-> rendering (text, html, dot), which reads only the diagnosis as a dict.
 """

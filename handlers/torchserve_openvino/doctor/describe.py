@@ -1,4 +1,4 @@
-"""Values as short text."""
+"""Formats values as short text."""
 
 import math
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 
 
 def described(value: Any) -> str:
-    """``float32[1, 3]`` for a tensor, the value itself for anything else."""
+    """Formats a tensor, also one in a list, as ``float32[1, 3]``; anything else with ``repr``."""
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
@@ -16,5 +16,5 @@ def described(value: Any) -> str:
 
 
 def json_number(value: float) -> float | str:
-    """The value, or its name where JSON has no such number: ``inf``, ``nan``."""
+    """Returns the value, or its name if JSON has no such number: ``inf``, ``nan``."""
     return value if math.isfinite(value) else str(value)

@@ -1,4 +1,4 @@
-"""From what was measured to a diagnosis."""
+"""Turns the measurements of a model into a diagnosis."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -22,14 +22,14 @@ from torchserve_openvino.serving.verification.verify import judge
 
 
 def diagnose(target: Target, progress: Callable[[str], None] = lambda _: None) -> Diagnosis:
-    """Compiles a model, runs it, and finds out what does not run on OpenVINO and what would help.
+    """Compiles and runs a model, and finds out what does not run on OpenVINO and what would help.
 
     Args:
         target: The model with its inputs and options.
-        progress: Called with what is under way, in words.
+        progress: Called with a short description of each step.
 
     Returns:
-        The diagnosis. Its ``summary`` counts the graphs that a call runs; times are milliseconds.
+        The diagnosis. Its ``summary`` counts the graphs that a call runs; times are in milliseconds.
     """
     measured = measure(target, progress)
     progress("looking for what helps")
@@ -67,13 +67,13 @@ def _summary(measured: Measured, ops: Iterable[OpRow]) -> dict[str, Any]:
         eager_ms=round(measured.eager_ms, 4),
         compiled_ms=round(measured.compiled_ms, 4),
     )
-    # A graph break that is gone in the second call is none of the model's that serves; a fallback stays one.
+    # Graph breaks do not count, since one may be gone in the second call; fallbacks always count.
     summary["all_on_openvino"] = bool(measured.graphs) and here == total and not measured.report["fallbacks"]
     return summary
 
 
 def _comparison(measured: Measured, section: VerifySection) -> dict[str, Any]:
-    """As a worker would compare, with the limits of the YAML."""
+    """Compares the answer with eager's as a worker would, with the limits of the YAML."""
     precision = str(measured.report["summary"]["precision"]) or "f32"
     found = judge(output_tensors(measured.got), output_tensors(measured.expected), precision, section, [])
     return {
@@ -146,7 +146,7 @@ def _break(entry: Mapping[str, Any], root: Path | None) -> Break:
 
 
 def _decomposed(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Over all graphs: which operator of torch became which, before OpenVINO saw it."""
+    """Counts which operators of torch were decomposed in all graphs, and into which ones."""
     counts: Counter[str] = Counter()
     into: dict[str, Counter[str]] = {}
     for graph in report["graphs"]:
@@ -160,7 +160,7 @@ def _decomposed(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _picture(run: GraphRun, root: Path | None) -> Picture:
-    """The outer graph without the nodes that only unpack or pass on."""
+    """Makes the picture of the outer graph, without the nodes that only unpack or pass on values."""
     record, outer = run.graph.record, run.graph.partitioned.outer
     parts = {part.name: part for part in run.graph.partitioned.parts}
     picture = Picture(record.index, short(record.where, root))
@@ -184,7 +184,7 @@ def _picture(run: GraphRun, root: Path | None) -> Picture:
 def _box(node: Node, run: GraphRun, parts: Mapping[str, Any], root: Path | None) -> Box | None:
     ms = run.outer_ms.get(node.name, 0.0)
     if node.op == "placeholder":
-        # Weights are constants of their partitions: an arrow for each would hide the data's way.
+        # Weights are constants of their partitions: an arrow for each would obscure the data flow.
         return None if node.name in run.weights else Box("input", "inputs", "input")
     if node.op == "output":
         return Box("output", "outputs", "output")

@@ -1,4 +1,4 @@
-"""What a diagnosis finds: plain data, which the renderers read as a dict and nothing else."""
+"""The findings of a diagnosis as plain data; the renderers read nothing but its dict."""
 
 import dataclasses
 import json
@@ -15,10 +15,10 @@ class OpRow:
     Attributes:
         op: ``aten.relu.default``.
         count: Nodes in the graphs that a call runs.
-        on_openvino: Those of them that run on OpenVINO.
+        on_openvino: How many of them run on OpenVINO.
         eager_ms: Time of all of them in eager PyTorch for one call, milliseconds.
-        share: Of the time of all operators, 0..1.
-        where: ``file:line`` of each place in the user's code, in order; empty where torch does not say.
+        share: Share of the eager time of all operators, 0..1.
+        where: ``file:line`` of each place in the user's code, in order; empty if torch does not record it.
     """
 
     op: str
@@ -30,7 +30,7 @@ class OpRow:
 
     @property
     def runs_on(self) -> str:
-        """``openvino``, ``eager``, or ``both``."""
+        """Where the nodes run: ``openvino``, ``eager``, or ``both``."""
         if self.on_openvino == self.count:
             return "openvino"
         return "both" if self.on_openvino else "eager"
@@ -38,21 +38,21 @@ class OpRow:
 
 @dataclass
 class MappingDraft:
-    """What a mapping of one operator takes, for the templates.
+    """What the templates need to write a mapping of one operator.
 
     Attributes:
         op: ``mylib.myop.default``.
         function: Name of the mapping's function.
         signature: Its parameters with their defaults.
-        schema: The operator's own.
-        inputs: Arguments seen, by name.
-        outputs: Types and shapes seen.
-        body: Statements; empty where the formula is not known.
+        schema: The operator's schema.
+        inputs: Observed arguments, as ``name=description``.
+        outputs: Observed types and shapes.
+        body: Statements of the function; empty if the formula is not known.
         origin: Where the formula comes from.
-        max_abs: Its largest difference from eager on the values seen.
-        test_args: Python that makes arguments like those seen, as the inside of a tuple.
-        test_kwargs: The same by keyword, as the inside of a dict.
-        registered_in: File of the user's that registers the operator; empty for torch's own.
+        max_abs: The formula's largest difference from eager on the observed values; None without a formula.
+        test_args: Python code of arguments like the observed ones: the inside of a tuple.
+        test_kwargs: The same for keyword arguments: the inside of a dict.
+        registered_in: The user's file that registers the operator; empty for torch's own operators.
     """
 
     op: str
@@ -75,12 +75,12 @@ class NextStep:
 
     Attributes:
         kind: ``enable``, ``decomposition``, ``mapping``, ``rewrite`` or ``upstream``.
-        title: In a few words.
-        text: Why it helps, and how far that was tried.
-        proven: Whether it was tried here, on the values of this call, and works.
+        title: What to do, in a few words.
+        text: Why it helps, and how far that was tested.
+        proven: Whether it was tried on the values of this call and works.
         yaml: Lines for model-config.yaml.
-        files: Name of a file to its content.
-        mapping: What those files were made of, so that the mappings of several operators go into one file.
+        files: Contents of files by file name.
+        mapping: What the files were made from, so that the mappings of several operators can go into one file.
     """
 
     kind: str
@@ -94,13 +94,13 @@ class NextStep:
 
 @dataclass
 class Refused:
-    """An operator that does not run on OpenVINO, for one reason.
+    """The nodes of one operator that do not run on OpenVINO for the same reason.
 
     Attributes:
         kind: Class of the cause, as in the report's fallbacks.
-        source: The user's line at the first place.
-        inputs: Types and shapes that it was called with.
-        outputs: What it returned.
+        source: The user's source line of the first node.
+        inputs: Arguments of the first node, as types and shapes.
+        outputs: Types and shapes of its results.
     """
 
     op: str
@@ -133,10 +133,10 @@ class Box:
     Attributes:
         id: Unique in the whole diagnosis.
         label: Name of the partition or the operator.
-        runs_on: ``openvino``, ``eager`` or ``inductor``; ``input`` and ``output`` for the ends.
-        ops: How many operators it holds.
-        ms: Its time in one call.
-        op_counts: Operators by name.
+        runs_on: ``openvino``, ``eager`` or ``inductor``; ``input`` and ``output`` for the graph's ends.
+        ops: Number of operators in it.
+        ms: Its time in one call, milliseconds.
+        op_counts: Number of operators by name.
     """
 
     id: str
@@ -154,7 +154,7 @@ class Picture:
     """One graph as boxes in the order of data flow.
 
     Attributes:
-        edges: Ids of two boxes each.
+        edges: Pairs of box ids, in the direction of data flow.
     """
 
     index: int
@@ -165,15 +165,15 @@ class Picture:
 
 @dataclass
 class Diagnosis:
-    """All that was found.
+    """Everything that was found out about a model.
 
     Attributes:
-        inputs: Of the call, as text.
+        inputs: Inputs of the call, as text.
         summary: Figures: see `diagnose`.
-        comparison: ``verdict`` in words (empty where the answers agree), ``max_abs``.
+        comparison: ``verdict`` in words (empty if the answers agree), ``max_abs``, ``precision``, ``outputs``.
         report: The whole compile report.
-        stock: What OpenVINO's own backend does with the model, where that was asked.
-        bisection: Which operators make the answer wrong, where that was asked.
+        stock: What OpenVINO's own backend does with the model; None unless requested.
+        bisection: Which operators make the answer wrong or OpenVINO fail; None unless requested and needed.
     """
 
     model: str
@@ -191,18 +191,18 @@ class Diagnosis:
     bisection: dict[str, Any] | None = None
 
     def drafts(self) -> list[MappingDraft]:
-        """A mapping for each operator that one may help, each operator once."""
+        """Returns a mapping draft for each operator that a mapping may help, one per operator."""
         steps = (step for refused in self.refused for step in refused.next_steps)
         found = {step.mapping.op: step.mapping for step in steps if step.mapping is not None}
         return list(found.values())
 
     @property
     def healthy(self) -> bool:
-        """Whether everything runs on OpenVINO and the answer is eager's."""
+        """Whether everything runs on OpenVINO and the answer matches eager's."""
         return bool(self.summary["all_on_openvino"]) and not self.comparison["verdict"]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-safe."""
+        """Returns the diagnosis as a JSON-safe dict."""
         plain = {"schema": SCHEMA, **dataclasses.asdict(self), "healthy": self.healthy}
         for row, entry in zip(self.ops, plain["ops"], strict=True):
             entry["runs_on"] = row.runs_on

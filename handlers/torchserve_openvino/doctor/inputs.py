@@ -1,4 +1,4 @@
-"""Inputs of a diagnosis: written on the command line, or declared in the YAML, filled with random values."""
+"""Inputs of a diagnosis: given on the command line or declared in the YAML, filled with random values."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.serving.shapes.input_spec import Inputs, InputSpec, Signature, declared_specs, parameter_names
 from torchserve_openvino.serving.shapes.inputs import DeclaredInputs
 
-# name=1,3,224,224:float32:0..1, where all but the shape may be absent.
+# name=1,3,224,224:float32:0..1; all but the shape is optional.
 _INPUT = re.compile(
     r"^(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>scalar|\d+(?:,\d+)*)"
     r"(?::(?P<dtype>[a-z]\w*))?(?::(?P<low>-?[\d.]+)\.\.(?P<high>-?[\d.]+))?$"
@@ -21,17 +21,17 @@ HELP = "[NAME=]SHAPE[:DTYPE][:LOW..HIGH], such as 1,3,224,224 or ids=1,128:int64
 
 
 def parse_input(text: str, generator: torch.Generator) -> tuple[str | None, torch.Tensor]:
-    """One input as the command line writes it, batch dimension included.
+    """Parses one input of the command line, batch dimension included.
 
     Args:
         text: ``[NAME=]SHAPE[:DTYPE][:LOW..HIGH]``; ``scalar`` is the shape of a tensor without dimensions.
-        generator: Of the values.
+        generator: Generator of the random values.
 
     Returns:
-        The keyword, None for a positional input, and the tensor.
+        The keyword (None for a positional input) and the tensor.
 
     Raises:
-        ConfigError: It is not of this form.
+        ConfigError: The text is not of this form, or LOW is not less than HIGH.
     """
     match = _INPUT.match(text.replace(" ", ""))
     dtype = getattr(torch, match["dtype"] or "float32", None) if match else None
@@ -54,19 +54,19 @@ def parse_input(text: str, generator: torch.Generator) -> tuple[str | None, torc
 
 
 def parse_inputs(texts: Sequence[str]) -> Inputs:
-    """All inputs of the command line, the same values at each start."""
+    """Parses all inputs of the command line; every run gets the same values."""
     generator = torch.Generator().manual_seed(0)
     made = [parse_input(text, generator) for text in texts]
     return tuple(value for name, value in made if name is None), {name: value for name, value in made if name}
 
 
 def declared_inputs(model: Any, declared: Sequence[WarmupInput], config: ServingConfig) -> Inputs | None:
-    """One item of what ``handler.openvino.warmup.inputs`` declares, named dimensions at their largest length.
+    """Makes a batch of one as ``handler.openvino.warmup.inputs`` declares it, named dimensions at their largest length.
 
     Args:
         model: The eager model, for the names of its arguments.
-        declared: One entry for each input; None is returned where there is none.
-        config: The settings that they stand in.
+        declared: One entry for each input; if there is none, None is returned.
+        config: The settings that the entries belong to.
     """
     if not declared:
         return None

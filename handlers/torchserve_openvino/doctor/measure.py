@@ -1,4 +1,4 @@
-"""Compiles the model, runs it, and keeps what each graph of one call was given, with its times."""
+"""Compiles and runs the model, and records the arguments and times of each graph in one call."""
 
 import statistics
 import time
@@ -25,15 +25,15 @@ BUDGET_SECONDS = 2.0
 
 @dataclass
 class GraphRun:
-    """One graph that a call of the model runs, perhaps several times.
+    """One graph that a call of the model runs, possibly several times.
 
     Attributes:
-        graph: What was built.
+        graph: The graph as it was built.
         left_out: The nodes that stay in eager PyTorch, with the reason of each.
-        part_of: Name of the partition by the name of the node.
-        node_ms: Of each node of the lowered graph in eager PyTorch, for one call of the model.
-        outer_ms: Of each node of the outer graph: partitions on OpenVINO, the rest in eager.
-        arguments: Of each node that was left out.
+        part_of: Partition name by node name.
+        node_ms: Milliseconds of each node of the lowered graph in eager PyTorch, for one call of the model.
+        outer_ms: Milliseconds of each node of the outer graph: partitions on OpenVINO, the rest in eager.
+        arguments: Arguments of each node that was left out.
         weights: Names of the placeholders that stand for the model's own tensors.
     """
 
@@ -47,30 +47,30 @@ class GraphRun:
 
     @classmethod
     def of(cls, graph: Observation) -> "GraphRun":
-        """Finds out where each node went."""
+        """Creates an instance; finds out which nodes are in which partition, and which were left out."""
         parts = graph.partitioned.parts
         part_of = {node.name: part.name for part in parts for node in part.graph.graph.nodes if does_work(node)}
-        # Nodes keep their names on their way into the outer graph and the parts, and `left_out` keeps their order.
+        # Nodes keep their names in the outer graph and the parts, and `left_out` keeps their order.
         outside = [n for n in graph.lowered.graph.nodes if does_work(n) and n.name not in part_of]
         return cls(graph, dict(zip(outside, graph.partitioned.left_out, strict=True)), part_of)
 
     def runs_on(self, node: Node) -> str:
-        """``openvino``, or who runs it instead."""
+        """Returns ``openvino``, or what runs the node instead."""
         return self.part_runs_on(self.part_of[node.name]) if node.name in self.part_of else "eager"
 
     def part_runs_on(self, name: str) -> str:
-        """As `runs_on`, for a partition."""
+        """Like `runs_on`, for a partition."""
         return next(record.runs_on for record in self.graph.record.partitions if record.name == name)
 
     def note_weights(self, args: Sequence[Any], weights: frozenset[int]) -> None:
-        """Finds the weights among the arguments of a call by their memory."""
+        """Finds the weights among the arguments of a call by their data pointers."""
         placeholders = self.graph.lowered.graph.find_nodes(op="placeholder")
         for node, value in zip(placeholders, args, strict=True):
             if isinstance(value, torch.Tensor) and value.data_ptr() in weights:
                 self.weights.add(node.name)
 
     def add_times(self, args: Sequence[Any]) -> None:
-        """Runs both graphs node by node on the arguments of one call."""
+        """Runs both graphs node by node on the arguments of one call and adds up the times."""
         wanted = frozenset(node.name for node in self.left_out)
         eager = time_nodes(self.graph.lowered, args, wanted=wanted)
         outer = time_nodes(self.graph.partitioned.outer, args, self.graph.calls)
@@ -82,15 +82,15 @@ class GraphRun:
 
 @dataclass
 class Measured:
-    """What running the model showed.
+    """Result of `measure`.
 
     Attributes:
         compiled: The compiled model.
-        expected: Eager's answer.
-        got: OpenVINO's.
-        eager_ms: Median of a call in eager PyTorch.
-        compiled_ms: Median of a compiled call.
-        graphs: What a call runs, in order.
+        expected: The answer of eager PyTorch.
+        got: The answer of the compiled model.
+        eager_ms: Median time of a call in eager PyTorch, milliseconds.
+        compiled_ms: Median time of a compiled call, milliseconds.
+        graphs: The graphs that a call runs, in order.
         report: The compile report after those calls.
     """
 
@@ -108,10 +108,10 @@ def measure(target: Target, progress: Callable[[str], None]) -> Measured:
 
     Args:
         target: The model.
-        progress: Called with what is under way, in words.
+        progress: Called with a short description of each step.
 
     Raises:
-        ModelLoadError: Eager PyTorch does not take the inputs.
+        ModelLoadError: The model fails in eager PyTorch on these inputs.
     """
     calls: list[tuple[Observation, tuple[Any, ...]]] = []
     recording = False
@@ -132,7 +132,7 @@ def measure(target: Target, progress: Callable[[str], None]) -> Measured:
         target.model,
         CompileSpec(dynamic=target.dynamic, resolved=target.options, instrumentation=Instrumentation(called=called)),
     )
-    # The second call settles what depends on the first, such as tensors made in inference mode.
+    # Call once before comparing: what depends on a first call, such as tensors made in inference mode, settles then.
     run(compiled, target.call)
     progress("running on OpenVINO")
     with compiled.poisoned():
@@ -155,14 +155,14 @@ def measure(target: Target, progress: Callable[[str], None]) -> Measured:
 
 
 def run(model: Callable[..., Any], call: Call) -> Any:
-    """One call, on copies of the inputs: a model may write to them."""
+    """Calls the model on copies of the inputs, since a model may write to them."""
     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, tuple(call))
     with torch.inference_mode():
         return model(*args, **kwargs)
 
 
 def timed_call(model: Callable[..., Any], call: Call) -> tuple[Any, float]:
-    """The answer, and the median of some calls in milliseconds, after one that is not counted."""
+    """Returns the answer and the median time of several calls in milliseconds, after a warm-up call."""
     result = run(model, call)
     seconds: list[float] = []
     while len(seconds) < CALLS and sum(seconds) < BUDGET_SECONDS:

@@ -1,4 +1,4 @@
-"""What helps an operator that does not run on OpenVINO: what can be tried here is tried."""
+"""Finds what helps an operator that does not run on OpenVINO, and tries it where possible."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -38,11 +38,11 @@ class OpSample:
     """One node that was left out.
 
     Attributes:
-        op: Its target.
-        seen: What it was called with.
-        outputs: What it returned, as fake tensors.
+        op: The node's target.
+        seen: The arguments that it was called with.
+        outputs: Its results, as fake tensors.
         kind: Class of the cause.
-        reason: Against it.
+        reason: Why it was left out.
     """
 
     op: Any
@@ -53,7 +53,7 @@ class OpSample:
 
     @property
     def dtypes(self) -> set[torch.dtype]:
-        """Of all tensors that go in or come out."""
+        """The dtypes of all input and output tensors."""
         leaves = pytree.tree_leaves((self.seen.args, self.seen.kwargs, self.outputs))
         return {leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)}
 
@@ -69,10 +69,10 @@ class Helper:
         self._options = target.options
         self._settings = BackendSettings(target.options, Tracker(), mappings=registered())
         self._target = target
-        self._found: dict[str, list[NextStep]] = {}
+        self._found: dict[tuple[str, str], list[NextStep]] = {}
 
     def steps(self, sample: OpSample) -> list[NextStep]:
-        """Next steps in the order in which to try them."""
+        """Returns the next steps, in the order in which to try them."""
         if sample.kind == "disabled_op":
             return [self._enable(sample)]
         if sample.kind == "tiny_partition":
@@ -83,13 +83,14 @@ class Helper:
         if values is not None:
             return [values]
         if not isinstance(sample.op, torch._ops.OpOverload):
-            return [NextStep("rewrite", "write it in torch operators", f"{op_name(sample.op)} is Python between them.")]
-        name = op_name(sample.op)
-        if name not in self._found:
+            return [NextStep("rewrite", "write it in torch operators", f"{op_name(sample.op)} is not a torch op.")]
+        # The same operator may be refused for several reasons; each has steps of its own.
+        key = op_name(sample.op), sample.reason
+        if key not in self._found:
             made = self._draft(sample)
             steps = [self._decomposition(sample), self._mapping(made), self._upstream(sample, made)]
-            self._found[name] = [step for step in steps if step is not None]
-        return self._found[name]
+            self._found[key] = [step for step in steps if step is not None]
+        return self._found[key]
 
     def _enable(self, sample: OpSample) -> NextStep:
         name = op_name(sample.op)
@@ -98,7 +99,7 @@ class Helper:
         said = (
             f"Tried on the values seen: {problem}."
             if problem
-            else "Tried on the values seen: OpenVINO answers as eager."
+            else "Tried on the values seen: the answer matches eager's."
         )
         return NextStep(
             "enable",
@@ -111,7 +112,7 @@ class Helper:
     # --- decomposition ----------------------------------------------------------------------------------------------
 
     def _decomposition(self, sample: OpSample) -> NextStep | None:
-        """An entry of torch's tables, tried in the real backend; None where it leads nowhere."""
+        """Tries torch's own decomposition in the real backend; returns None if there is none or it does not help."""
         if not torch._decomp.get_decompositions([sample.op]):
             return None
         name = op_name(sample.op)
@@ -128,11 +129,11 @@ class Helper:
             return None
         into = ", ".join(names(graph))
         lines = {"pt2": {"compile": {"options": {"decompositions": [short]}}}}
-        text = f"torch takes it apart into {into}. Tried on the values seen: all of it runs on OpenVINO, as eager."
+        text = f"torch decomposes it into {into}. Tried on the values seen: all runs on OpenVINO, as eager."
         return NextStep("decomposition", f"decompose {short}", text, proven=True, yaml=_yaml(lines))
 
     def _problem(self, sample: OpSample, options: ResolvedOptions) -> str:
-        """What is wrong with the operator alone, compiled with other options; empty where nothing is."""
+        """Compiles the operator alone with these options and returns what is wrong; empty if nothing is."""
         args, kwargs = sample.seen
 
         def alone(*values: Any, **named: Any) -> Any:
@@ -165,21 +166,21 @@ class Helper:
         return draft(sample.op, sample.seen, formula, outputs, self._registered_in(implementation), described)
 
     def _registered_in(self, implementation: Callable[..., Any] | None) -> str:
-        """The file that registers an operator of the user's: where its Python code stands, or the model's file."""
+        """Returns the file that registers a user's operator: the one with its Python code, or the model's file."""
         found = inspect.getsourcefile(inspect.unwrap(implementation)) if implementation is not None else None
         source = found or self._target.source
-        # The folder of an unpacked archive is gone when the files are used.
+        # The folder of an unpacked archive no longer exists when the generated files are used.
         return Path(source).name if self._target.keep is not None else source
 
     def _mapping(self, made: MappingDraft) -> NextStep:
         if made.body:
-            text = f"Its formula was written from {made.origin} and tried: at most {made.max_abs:.2g} from eager."
+            text = f"Its formula was derived from {made.origin} and tested: it is within {made.max_abs:.2g} of eager."
         else:
-            text = "Its formula is not known here: fill it in where the file says so, the test beside it compares."
+            text = "Its formula is not known: fill it in where the file says so; the test compares it with eager."
         return NextStep(
             "mapping",
             f"map {made.op} to OpenVINO's operations",
-            f"{text} Write the files by --write-mapping {MAPPING}.py.",
+            f"{text} Write the files with --write-mapping {MAPPING}.py.",
             proven=bool(made.body),
             yaml=_yaml({"handler": {"openvino": {"op_mappings": f"{MAPPING}.py"}}}),
             files={f"{MAPPING}.py": mapping_file([made], MAPPING), f"test_{MAPPING}.py": mapping_test([made], MAPPING)},
@@ -188,10 +189,10 @@ class Helper:
 
     def _upstream(self, sample: OpSample, made: MappingDraft) -> NextStep | None:
         if sample.op.namespace not in {"aten", "prims"}:
-            # OpenVINO takes no operators of single users; an extension library is their place.
+            # OpenVINO does not accept operators of single users; they belong in an extension library.
             return None
-        text = f"Three pieces for a pull request, as OpenVINO's guides describe ({_GUIDES}); see them by --cpp."
-        return NextStep("upstream", "teach OpenVINO itself", text, files=upstream_files(sample.op, made, sample.seen))
+        text = f"Three pieces for a pull request, as OpenVINO's guides describe ({_GUIDES}); --cpp prints them."
+        return NextStep("upstream", "add it to OpenVINO", text, files=upstream_files(sample.op, made, sample.seen))
 
 
 def _yaml(lines: Mapping[str, Any]) -> str:
@@ -200,8 +201,8 @@ def _yaml(lines: Mapping[str, Any]) -> str:
 
 _TINY = NextStep(
     "enable",
-    "nothing: it is quicker this way",
-    "OpenVINO could run it, but calling it for so little costs more than it saves. It joins a larger piece once what "
-    "stands around it runs on OpenVINO; to have it there all the same, say so:",
+    "nothing to do: it is faster this way",
+    "OpenVINO could run it, but calling it for so little work costs more than it saves. It joins a larger partition "
+    "once the operators around it run on OpenVINO. To run it on OpenVINO anyway, set:",
     yaml=_yaml({"pt2": {"compile": {"options": {"min_partition_us": 0}}}}),
 )

@@ -1,4 +1,4 @@
-"""What to write instead of a line at which Dynamo leaves the graph, or of values that OpenVINO does not compute."""
+"""Hints on what to write instead of a line that breaks Dynamo's graph, or of values that OpenVINO does not compute."""
 
 import re
 from typing import NamedTuple
@@ -10,8 +10,8 @@ class Rewrite(NamedTuple):
     """A hint for one kind of cause.
 
     Attributes:
-        reason: Searched in Dynamo's reason or ours, without regard to case.
-        title: In a few words.
+        reason: Regular expression to search for in Dynamo's reason or ours, ignoring case.
+        title: What to do, in a few words.
         text: What to write instead, and why.
     """
 
@@ -20,13 +20,13 @@ class Rewrite(NamedTuple):
     text: str
 
 
-# The first that fits is given: the particular ones stand before the general ones. Dynamo's own names of its graph
-# breaks, torch 2.13 (torch/_dynamo/graph_break_registry.json).
+# The first match is given, so specific entries stand before general ones. The names are those that Dynamo gives its
+# graph breaks in torch 2.13 (torch/_dynamo/graph_break_registry.json).
 BREAKS = (
     Rewrite(
         r"builtin operator `print`|\blogging\.|logging\.Logger|(?<!_)warnings\.warn|debugging function",
         "take the print or the log call out of forward",
-        "It runs in Python between two graphs at each request. Print while debugging only, or in the handler; "
+        "It runs in Python between two graphs on each request. Print only while debugging, or in the handler; "
         "`if not torch.compiler.is_compiling()` around it hides it from Dynamo.",
     ),
     Rewrite(
@@ -39,7 +39,7 @@ BREAKS = (
         r"data-dependent (branching|assertion)|generic_jump|data dependent operator|torch\.cond: improper predicate",
         "compute both branches, or let torch.cond choose",
         "`if` on a tensor's value cannot be traced. Write torch.where(condition, a, b) where both sides are cheap; "
-        "torch.cond(condition, f, g, operands) keeps one of two functions. An assertion on values belongs into the "
+        "torch.cond(condition, f, g, operands) keeps one of two functions. An assertion on values belongs in the "
         "handler, or under `if not torch.compiler.is_compiling()`.",
     ),
     Rewrite(
@@ -52,14 +52,14 @@ BREAKS = (
     Rewrite(
         r"torch\.compiler\.disable|torch\._dynamo\.disable|_dynamo\.graph_break|dynamo\.skip_frame",
         "take the disable decorator off",
-        "The function is excluded by torch.compiler.disable (or torch._dynamo.disable). Remove it where its reason is "
-        "gone; else call the function outside of forward, in the handler's preprocess or postprocess.",
+        "The function is excluded by torch.compiler.disable (or torch._dynamo.disable). Remove it if it is no "
+        "longer needed; else call the function outside of forward, in the handler's preprocess or postprocess.",
     ),
     Rewrite(
         r"numpy|ndarray",
         "write it in torch",
         "NumPy in forward leaves the graph. Most functions have the same name in torch; what must stay NumPy belongs "
-        "into the handler's preprocess or postprocess.",
+        "in the handler's preprocess or postprocess.",
     ),
     Rewrite(
         r"observed exception|exception_handler|except_handler|failed to raise exception|exception with|"
@@ -93,7 +93,7 @@ BREAKS = (
     Rewrite(
         r"manual_seed|torch\.generator|random\.random\(|tensor\.(random|uniform)_",
         "draw random numbers outside of the model",
-        "Make them in the handler and pass them as an input; then the answer can be repeated as well.",
+        "Make them in the handler and pass them as an input; this also makes the answer reproducible.",
     ),
     Rewrite(
         r"hasattr|setattr|getattr|side effect|mutation|user-defined|deepcopy",
@@ -103,9 +103,9 @@ BREAKS = (
     Rewrite(
         r"c/c\+\+|c extension|marked as skipped|builtin operator|not implemented in python",
         "replace the call by torch operators, or make it an operator",
-        "The function is compiled code, or of a package that Dynamo skips. Use torch's equivalent; or wrap it by "
+        "The function is compiled code, or of a package that Dynamo skips. Use torch's equivalent; or wrap it in "
         "torch.library.custom_op with a register_fake, so that it stays in the graph as one operator, which "
-        "can be mapped then (register_op).",
+        "can then be mapped (register_op).",
     ),
     Rewrite(
         r"graph break in loop|infinite loop|recompile limit",
@@ -118,10 +118,10 @@ _ANY_BREAK = Rewrite(
     "",
     "rewrite this line",
     "Dynamo's own reason above says what it can't trace. Express it in torch operators, move it to the handler, or "
-    "wrap it by torch.library.custom_op with a register_fake, so that the graph stays in one piece.",
+    "wrap it in torch.library.custom_op with a register_fake, so that the graph stays in one piece.",
 )
 
-# Causes that lie in the values, so that no mapping and no decomposition helps.
+# Causes that lie in the values, where neither a mapping nor a decomposition helps.
 VALUES = (
     Rewrite(
         r"on torch\.float64",
@@ -138,12 +138,12 @@ VALUES = (
     Rewrite(
         r"on torch\.",
         "use float32, float16, int64, int32 or bool",
-        "OpenVINO does not compute this type as torch does. Cast before: x.to(torch.int32) or x.float().",
+        "OpenVINO does not compute this type as torch does. Cast first: x.to(torch.int32) or x.float().",
     ),
     Rewrite(
         r"draws random numbers",
         "take the randomness out",
-        "Dropout needs model.eval(); what else is random is best drawn in the handler and passed as an input.",
+        "Dropout needs model.eval(). Draw other random values in the handler and pass them as an input.",
     ),
     Rewrite(
         r"8-bit integers",
@@ -154,7 +154,7 @@ VALUES = (
         r"may exceed (32 bits|2\^24)",
         "compute in float32",
         "OpenVINO computes integers in 32 bits, and most operators on them in float32, which is exact up to 2^24. "
-        "Where the values are small say so: x.float() before, .to(torch.int64) behind.",
+        "If the values are small, cast them: x.float() before, .to(torch.int64) after.",
     ),
     Rewrite(
         r"rounds the quotient",
@@ -170,17 +170,17 @@ VALUES = (
     Rewrite(
         r"writes to its input",
         "write the functional form",
-        "Use the operator without the underscore, or index_put / scatter without in-place.",
+        "Use the operator without the trailing underscore, or index_put / scatter instead of their in-place forms.",
     ),
     Rewrite(
         r"log-sum-exp output",
         "run the model in inference mode",
-        "Only training needs that output: call it under torch.inference_mode(), parameters without requires_grad.",
+        "Only training needs that output: call it under torch.inference_mode(), with requires_grad off for parameters.",
     ),
     Rewrite(
         r"sparse or quantized",
         "use dense tensors",
-        "x.to_dense(); for a quantized model compress with NNCF instead, OpenVINO's own way.",
+        "Use x.to_dense(); instead of quantizing the model in torch, compress it with NNCF, OpenVINO's own way.",
     ),
     Rewrite(
         r"tensor on \w+; inputs must be on the CPU", "move it to the CPU", "model.to('cpu') and inputs on the CPU."
@@ -194,24 +194,24 @@ VALUES = (
 
 
 def steps_for_break(reason: str, source: str) -> list[NextStep]:
-    """A hint for one graph break.
+    """Returns a hint for one graph break.
 
     Args:
-        reason: Dynamo's own.
-        source: The user's line.
+        reason: Dynamo's reason.
+        source: The user's source line.
     """
     found = _find(BREAKS, _detail(reason)) or _find(BREAKS, source) or _ANY_BREAK
     return [NextStep("rewrite", found.title, found.text)]
 
 
 def step_for_values(reason: str) -> NextStep | None:
-    """A hint where the values are the cause; None where it is the operator as such."""
+    """Returns a hint if the values are the cause; None if it is the operator itself."""
     found = _find(VALUES, reason)
     return NextStep("rewrite", found.title, found.text) if found else None
 
 
 def _detail(reason: str) -> str:
-    """Dynamo's kind of break, its explanation and the object concerned, without hints, which name other things."""
+    """Strips Dynamo's hints, which name other things; keeps the kind of break, its explanation and its object."""
     return "\n".join(line for line in reason.splitlines() if not line.strip().startswith(("Hint:", "For more")))
 
 

@@ -1,4 +1,4 @@
-"""What is diagnosed: an eager model, one call of it, and the options that it is compiled with."""
+"""Loads what is diagnosed: an eager model, one call of it, and the options that it is compiled with."""
 
 import importlib.util
 import json
@@ -23,7 +23,7 @@ from torchserve_openvino.serving.loading.files import TORCHSCRIPT_ADVICE, Export
 from torchserve_openvino.serving.loading.op_mappings import load_archived_mappings
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 
-# What a factory is called where the command line names none.
+# Names of model factories to look for if the command line names none.
 FACTORIES = ("model", "make_model", "get_model", "build")
 EXAMPLES = "example_inputs"
 _EAGER_CONFIG = "eager-model-config.yaml"
@@ -38,13 +38,13 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """A model as the command line names it, so that another process can load the same one.
+    """A model as the command line names it, from which another process can load the same one.
 
     Attributes:
         path: A ``.mar``, a ``.pt2``, ``FILE.py`` or ``FILE.py:NAME``.
-        config: A model-config.yaml; None takes that of the archive, or the defaults.
-        inputs: One text for each input, as `inputs.parse_input` reads it; empty takes what the model or its YAML tell.
-        mappings: Files with operator mappings, beside those that the YAML names.
+        config: A model-config.yaml; if None, that of the archive is used, or the defaults.
+        inputs: One text for each input, as `inputs.parse_input` reads it; if empty, the model or its YAML gives them.
+        mappings: Files with operator mappings, in addition to those that the YAML names.
     """
 
     path: str
@@ -58,16 +58,16 @@ class Target:
     """A loaded model.
 
     Attributes:
-        model: In eager PyTorch, evaluation mode.
+        model: The eager model, in evaluation mode.
         call: The inputs that it is run with.
-        options: Of the backend, without any cache.
-        name: What it is called on screen.
-        dynamic: Whether sizes are symbolic, as `compile` takes it.
-        verify: Limits that a worker holds answers to.
-        config_path: The YAML file that the options came from, where it is a file of the user's.
-        root: Folder that the paths of its source lines are shown relative to; None for none.
-        source: The Python file that the model came from; empty for the other kinds.
-        keep: What must live as long as the model, such as the folder of an unpacked archive.
+        options: The backend's options, without any cache.
+        name: Name to display.
+        dynamic: Whether sizes are symbolic, as in `compile`.
+        verify: Limits that a worker checks answers against.
+        config_path: The user's YAML file that the options came from; None if the user gave none.
+        root: Folder to which the paths of its source lines are made relative, if any.
+        source: The Python file that the model came from; empty for other kinds of files.
+        keep: Object that must live as long as the model, such as the folder of an unpacked archive.
     """
 
     model: Any
@@ -84,10 +84,10 @@ class Target:
 
 @dataclass
 class _Loaded:
-    """What one kind of file gives.
+    """What was loaded from a file of one kind.
 
     Attributes:
-        handler: The archive's, which may know the inputs and read samples.
+        handler: The archive's handler, which may know the inputs and read samples.
         config_file: The archive's own YAML.
     """
 
@@ -100,23 +100,23 @@ class _Loaded:
 
 
 def load_target(spec: TargetSpec) -> Target:
-    """Loads what the command line names.
+    """Loads the model that the command line names.
 
-    The inputs are those of the command line; else what ``handler.openvino.warmup`` declares; else the factory's or the
-    exported program's own; else what a sample of the archive shows.
+    The inputs come from the command line; else from what ``handler.openvino.warmup`` declares; else from the factory or
+    the exported program; else from a sample in the archive.
 
     Raises:
-        ModelLoadError: No such file, no model in it, or nothing tells its inputs.
+        ModelLoadError: The file does not exist, contains no model, or the model's inputs are unknown.
         ConfigError: The YAML or an input is not valid.
-        PackagingError: A damaged archive.
+        PackagingError: The archive is damaged.
     """
     text, _, factory = spec.path.rpartition(":") if ".py:" in spec.path else (spec.path, "", "")
     path = Path(text).expanduser()
     if not path.is_file():
         raise ModelLoadError(f"file not found: {text!r}. Give a .mar, a .pt2, or a Python file with a model factory.")
     loaded = _load(path, factory)
-    # After the model, whose file may define the operators that are mapped; before the YAML is checked, which may name
-    # operators that the mappings define.
+    # Load the mappings after the model, whose file may define the mapped operators, and before the YAML is checked,
+    # which may name operators that the mappings define.
     yaml_file = Path(spec.config) if spec.config is not None else loaded.config_file
     if yaml_file is not None:
         load_archived_mappings(yaml_file.parent, read_yaml(yaml_file).data)
@@ -157,7 +157,7 @@ def _load(path: Path, factory: str) -> _Loaded:
 
 
 def _from_archive(path: Path) -> _Loaded:
-    """Through the archive's own handler, without compiling it: a model that is refused loads too."""
+    """Loads a model with its archive's handler, but without compiling it: a model that is refused loads too."""
     scratch = tempfile.TemporaryDirectory(prefix="torchserve-openvino-doctor-")
     folder = Path(scratch.name)
     extract(path, folder)
@@ -181,7 +181,7 @@ def _from_archive(path: Path) -> _Loaded:
 
 def _from_program(path: Path) -> _Loaded:
     program = torch.export.load(path)
-    # The examples that it was exported with are saved in it.
+    # The program contains the example inputs that it was exported with.
     args, kwargs = program.example_inputs or ((), {})
     return _Loaded(ExportedModel(program), (tuple(args), dict(kwargs)) if args or kwargs else None)
 
@@ -208,7 +208,7 @@ def _from_file(path: Path, factory: str) -> _Loaded:
 
 
 def _import(path: Path) -> Any:
-    """The file as a module of its own name, with its folder first in the path, as a script has it."""
+    """Imports the file as a module of its own name, with its folder first in ``sys.path``, as for a script."""
     sys.path.insert(0, str(path.parent.resolve()))
     spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     assert spec is not None and spec.loader is not None
@@ -239,20 +239,20 @@ def _inputs(loaded: _Loaded, spec: TargetSpec, config: ServingConfig, name: str)
     if spec.inputs:
         return parse_inputs(spec.inputs)
     warmup = config.openvino.warmup
-    # A task may know its own inputs, as image_classifier does, where the YAML declares none.
+    # If the YAML declares no inputs, a task may know its own, as image_classifier does.
     declared = warmup.inputs or getattr(loaded.handler, "warmup_inputs", list)()
     found = declared_inputs(loaded.model, declared, config) or loaded.inputs
     if found is None and warmup.samples and hasattr(loaded.handler, "sample_inputs") and loaded.root is not None:
         found = loaded.handler.sample_inputs((loaded.root / warmup.samples[0]).read_bytes())
     if found is None:
         raise ModelLoadError(
-            f"nothing tells the inputs of {name}: give --input 1,3,224,224, a --config with "
+            f"the inputs of {name} are unknown: give --input 1,3,224,224, a --config with "
             f"handler.openvino.warmup.inputs, or a function {EXAMPLES} beside the factory."
         )
     return found
 
 
 def _options(config: ServingConfig) -> ResolvedOptions:
-    """The backend's options; never with a cache, which would answer without tracing."""
+    """Returns the backend's options without a cache, which would answer without tracing."""
     resolved = config.backend or resolve_options(None)
     return replace(resolved, options=replace(resolved.options, model_caching=False, cache_dir=None))

@@ -1,4 +1,4 @@
-"""Time of each node of a graph, by running it node by node on the arguments of a real call."""
+"""Times each node of a graph by running it node by node on the arguments of a real call."""
 
 import statistics
 import time
@@ -11,13 +11,13 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from torchserve_openvino.doctor.target import Call
 
-# Enough for a median; a slow graph gets as many as fit into the budget.
+# Enough for a median; a slow graph runs only as often as the budget allows.
 REPETITIONS = 9
 BUDGET_SECONDS = 3.0
 
 
 class _Timed(Interpreter):
-    """Runs a graph and adds up the seconds of each node."""
+    """Runs a graph and records the seconds of each node in each run."""
 
     def __init__(self, graph: GraphModule, calls: Mapping[str, Any], wanted: frozenset[str]) -> None:
         super().__init__(graph)
@@ -42,8 +42,8 @@ class NodeTimes:
     """Result of `time_nodes`.
 
     Attributes:
-        seconds: Median of each node by its name.
-        arguments: Of the nodes that were asked for.
+        seconds: Median time of each node, by its name.
+        arguments: Arguments of the nodes in ``wanted``, by their names.
     """
 
     def __init__(self, seconds: Mapping[str, float], arguments: Mapping[str, Call]) -> None:
@@ -57,7 +57,7 @@ def time_nodes(
     calls: Mapping[str, Any] | None = None,
     wanted: frozenset[str] = frozenset(),
 ) -> NodeTimes:
-    """Runs a functional graph some times.
+    """Runs a functional graph several times and takes the median time of each node.
 
     Args:
         graph: It must not change its inputs.
@@ -68,7 +68,7 @@ def time_nodes(
     timed = _Timed(graph, calls or {}, wanted)
     start = time.perf_counter()
     with torch.inference_mode():
-        # The first run pays for what is allocated and chosen once.
+        # The first run does not count: it includes one-time allocations and choices.
         timed.run(*args)
         timed.seconds.clear()
         for _ in range(REPETITIONS):

@@ -1,1 +1,1 @@
-"""The files that torch-model-archiver --handler takes: TorchServe wants exactly one class in each."""
+"""The files for torch-model-archiver --handler; TorchServe expects exactly one class in each."""

@@ -4,4 +4,4 @@ from torchserve_openvino.tasks.image_classifier import ImageClassifier
 
 
 class OpenVINOImageClassifier(ImageClassifier):
-    """What TorchServe loads."""
+    """The handler class that TorchServe loads."""

@@ -4,4 +4,4 @@ from torchserve_openvino.tasks.tensor import TensorHandler
 
 
 class OpenVINOTensorHandler(TensorHandler):
-    """What TorchServe loads."""
+    """The handler class that TorchServe loads."""

@@ -1,6 +1,6 @@
-"""Operators: their names, who may run on OpenVINO and why not, and what is decomposed first."""
+"""Operators: their names, the capability check with a reason for each refusal, and their decompositions."""
 
-from torchserve_openvino.ops import rules as rules  # declares what is known of each operator
+from torchserve_openvino.ops import rules as rules  # importing it declares the rules
 from torchserve_openvino.ops.decompositions import decomposition_table, is_composite, overloads
 from torchserve_openvino.ops.names import does_work, op_name, where_of
 from torchserve_openvino.ops.support import Refusal, SupportTable, moves_only

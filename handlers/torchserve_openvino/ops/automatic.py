@@ -1,4 +1,4 @@
-"""Decompositions beyond torch's core table, taken where they end in operators that run on OpenVINO."""
+"""Decompositions beyond torch's core table, used where all operators they call run on OpenVINO."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,13 +11,13 @@ from torchserve_openvino.config.op_names import packet_name
 from torchserve_openvino.ops.names import RENAMES, op_name, tensors_of
 from torchserve_openvino.ops.support import SupportTable
 
-# `ops.support` refuses these types wherever they are.
+# `ops.support` refuses these dtypes for every operator.
 _NOT_COMPUTED = frozenset({torch.float64, torch.complex32, torch.complex64, torch.complex128})
 Table = Mapping[Any, Callable[..., Any]]
 
 
 class _Runs(TorchDispatchMode):
-    """Sees whether every operator that a decomposition calls runs on OpenVINO, or is decomposed in turn."""
+    """Dispatch mode that records whether every operator called runs on OpenVINO, or is decomposed in turn."""
 
     def __init__(self, support: SupportTable, table: Table) -> None:
         super().__init__()
@@ -26,13 +26,13 @@ class _Runs(TorchDispatchMode):
         self._table = table
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Of a device and the like; nothing computes.
+        # Queries of a device and the like, which compute nothing.
         if func.namespace == "prim":
             return func(*args, **(kwargs or {}))
         known = op_name(func) in RENAMES or func in self._table or self._support.knows(op_name(func))
         if not known:
             with self:
-                # An operator that is only made of others reaches nobody by itself.
+                # A composite operator does not reach the backend itself; the operators it calls do.
                 parts = func.decompose(*args, **(kwargs or {}))
             if parts is not NotImplemented:
                 return parts
@@ -43,13 +43,13 @@ class _Runs(TorchDispatchMode):
 
 
 def automatic(support: SupportTable, table: Table) -> dict[Any, Callable[..., Any]]:
-    """Decompositions of operators that neither the support table nor ``table`` knows.
+    """Returns decompositions of operators that neither the support table nor ``table`` has.
 
-    Each looks first, on fake tensors, whether all of it would run on OpenVINO; otherwise the operator stays whole: one
-    operator in eager PyTorch is better than many.
+    Each first checks on fake tensors whether all operators it calls would run on OpenVINO. If not, the operator stays
+    whole: one operator in eager PyTorch is better than many.
 
     Args:
-        support: Who runs on OpenVINO.
+        support: Decides which operators run on OpenVINO.
         table: The decompositions so far.
     """
     return {
@@ -63,7 +63,7 @@ def _wanted(op: torch._ops.OpOverload, support: SupportTable) -> bool:
     name = op_name(op)
     random = torch.Tag.nondeterministic_seeded in op.tags
     computes = all(str(returned.type) == "Tensor" for returned in op._schema.returns)
-    # The lift operators take real tensors into a trace.
+    # The lift operators bring real tensors into a trace.
     constant = packet_name(name) in {"aten.lift", "aten.lift_fresh"}
     kept = random or constant or op._schema.is_mutable or support.is_disabled(name) or support.knows(name)
     return computes and not kept

@@ -1,8 +1,8 @@
-"""The decomposition table of the backend: the export path's, and the user's.
+"""The decomposition table of the backend: that of OpenVINO's torch.export path, and the user's decompositions.
 
-OpenVINO's torch.export path decomposes what torch's core table decomposes, but for the operators that its frontend
-converts better whole (`ops_to_not_decompose`). The same is done here, with one difference: an operator stays whole only
-where the support table really runs it; a disabled operator stays whole as well, so that it is seen and counted.
+OpenVINO's torch.export path uses torch's core table, except for the operators that its frontend converts better whole
+(`ops_to_not_decompose`). This table does the same, with one difference: an operator stays whole only where the support
+table lets it run on OpenVINO. A disabled operator stays whole as well, so that it stays visible and is counted.
 """
 
 import functools
@@ -24,7 +24,7 @@ Table = dict[Any, Decomposition]
 
 
 def overloads(name: str) -> list[torch._ops.OpOverload]:
-    """The overloads that a canonical name means: one, or all of a packet."""
+    """Returns the overloads that a canonical name denotes: one, or all of a packet."""
     namespace, packet, *overload = name.split(".")
     found = getattr(getattr(torch.ops, namespace), packet)
     if overload:
@@ -33,10 +33,10 @@ def overloads(name: str) -> list[torch._ops.OpOverload]:
 
 
 def is_composite(name: str) -> bool:
-    """Whether torch itself takes the operator apart before a backend of `torch.compile` sees a graph.
+    """Returns whether torch itself decomposes the operator before a backend of `torch.compile` sees a graph.
 
     Args:
-        name: Canonical, of an overload or of all of a packet.
+        name: Canonical name of an overload, or of a packet for all its overloads.
     """
     # An overload with an out argument may have a kernel of its own.
     pure = [op for op in overloads(name) if not op._schema.is_mutable]
@@ -44,7 +44,7 @@ def is_composite(name: str) -> bool:
 
 
 def user_decompositions(names: Iterable[str]) -> dict[Any, Callable[..., Any]]:
-    """Decompositions that the option ``decompositions`` asks for.
+    """Returns the decompositions that the option ``decompositions`` names.
 
     Args:
         names: Canonical names, ``aten.addcdiv`` (all overloads) or ``aten.addcdiv.default``.
@@ -70,8 +70,8 @@ def decomposition_table(support: SupportTable, whole: Iterable[Any], user: Itera
         user: Canonical names from the option ``decompositions``; they win.
     """
     table: Table = dict(_core_table(len(torch._C._dispatch_get_all_op_names())))
-    # Each changes the table in place: what `automatic` adds asks it later, as it is at the end, whether all of a
-    # decomposition runs.
+    # Each step changes the table in place: the decompositions that `automatic` adds look operators up in it later, in
+    # its final state, to check whether all they call runs.
     for change in (
         functools.partial(_keep_whole, support, {str(op) for op in whole}),
         functools.partial(_add_own, support),
@@ -87,12 +87,12 @@ def decomposition_table(support: SupportTable, whole: Iterable[Any], user: Itera
 
 @functools.lru_cache(maxsize=1)
 def _core_table(registered: int) -> Table:
-    """torch's core table, which it makes by asking every operator there is; the same while nobody registers another."""
+    """Returns torch's core table; torch goes through all operators to build it, so it is cached until one is added."""
     return dict(torch._decomp.core_aten_decompositions())
 
 
 def _keep_whole(support: SupportTable, upstream: set[str], table: Table) -> None:
-    """Takes out what runs on OpenVINO as it is, and what the user disabled, so that it is seen and counted."""
+    """Removes operators that run whole on OpenVINO, and disabled ones, so that these stay visible and are counted."""
 
     def runs_whole(name: str) -> bool:
         rule = rule_of(name)
@@ -105,7 +105,7 @@ def _keep_whole(support: SupportTable, upstream: set[str], table: Table) -> None
 
 
 def own_decompositions() -> Table:
-    """Those of the registry, for what OpenVINO's frontend for torch.export converts."""
+    """Returns the registry's decompositions for OpenVINO's torch.export frontend."""
     return {
         _overload(name): found
         for name in rules_that(lambda rule: rule.decompose is not None)
@@ -118,7 +118,7 @@ def _is_ours(support: SupportTable, name: str) -> bool:
 
 
 def _add_own(support: SupportTable, table: Table) -> None:
-    """Adds the decompositions of the registry, which win over torch's."""
+    """Adds the registry's decompositions, which take precedence over torch's."""
     for name in rules_that(lambda rule: bool(rule.decompose or rule.decompose_traced or rule.scalars)):
         op, rule = _overload(name), rule_of(name)
         found = _own(rule, traced=not support.own)
@@ -139,7 +139,7 @@ def _overload(name: str) -> torch._ops.OpOverload:
 
 
 def _lifted(op: torch._ops.OpOverload, otherwise: Decomposition | None, how: Lifted) -> Decomposition:
-    """The operator on tensors of one element in the place of scalars, on which OpenVINO fails, or crashes."""
+    """Runs the operator on one-element tensors instead of scalars, on which OpenVINO fails or crashes."""
 
     def decomposed(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         if x.dim():
@@ -153,12 +153,12 @@ def _lifted(op: torch._ops.OpOverload, otherwise: Decomposition | None, how: Lif
 
 
 def _add_automatic(support: SupportTable, table: Table) -> None:
-    """Adds torch's other decompositions, where all that they are made of runs on OpenVINO."""
+    """Adds torch's other decompositions, used where all operators they call run on OpenVINO."""
     table.update(automatic(support, table))
 
 
 def _add_special(support: SupportTable, special: Callable[[Rule], Decomposition | None], table: Table) -> None:
-    """Puts those of complex tensors, or of tensors that are not contiguous, before what there is."""
+    """Adds the decompositions for complex or non-contiguous tensors; they are tried before the existing ones."""
     for name, rule in rules_that(lambda rule: special(rule) is not None).items():
         op, found = _overload(name), special(rule)
         if found is not None and _is_ours(support, name):
@@ -166,9 +166,9 @@ def _add_special(support: SupportTable, special: Callable[[Rule], Decomposition 
 
 
 def _lay_out(table: Table) -> None:
-    """Makes each decomposition keep to the memory order of its operator.
+    """Makes each decomposition keep the memory order of its operator.
 
-    One that is only made of others has no kernel that could be asked: they are asked in turn.
+    A composite operator has no kernel of its own to query; the operators it calls are laid out one by one.
     """
     for op, decompose in table.items():
         if not is_made_of_others(op):
@@ -176,7 +176,7 @@ def _lay_out(table: Table) -> None:
 
 
 def _either(first: Decomposition, second: Decomposition) -> Decomposition:
-    """The first decomposition, or the second where the first is not for these arguments."""
+    """Tries the first decomposition, and the second where the first declines the arguments."""
 
     def decomposed(*args: Any, **kwargs: Any) -> Any:
         found = first(*args, **kwargs)

@@ -1,6 +1,6 @@
-"""The remainder of a division, exact as C's fmod: OpenVINO's Mod rounds the quotient to a float first.
+"""The remainder of a division, as exact as C's fmod; OpenVINO's Mod rounds the quotient to a float first.
 
-Long division in digits of 11 bits, in a Loop that runs as often as the largest quotient needs. With ``|y| 2^(11 k)``
+Long division with digits of 11 bits, in a Loop that runs as often as the largest quotient needs. With ``|y| 2^(11 k)``
 split into two halves of 12 bits (Dekker, "A floating-point technique for extending the available precision", 1971)
 each product of a digit with a half is exact, and so are the differences: all are multiples of the divisor's last bit
 and smaller than twice the divisor. No result depends on whether a multiplication and an addition are fused.
@@ -14,12 +14,12 @@ from openvino import Output, Type
 from openvino import opset15 as ops
 
 _DIGIT = 11
-# 2^(11 k) as a product of two factors, since one float32 does not reach from the largest to the least.
+# 2^(11 k) as a product of two factors, since the larger ones exceed float32.
 _PLACES = 26
 _LOW = np.array([2.0 ** min(_DIGIT * k, 121) for k in range(_PLACES)], np.float32)
 _HIGH = np.array([2.0 ** max(0, min(_DIGIT * k - 121, 127)) for k in range(_PLACES)], np.float32)
 _SPLITTER = np.float32(4097.0)
-# Dividends and divisors above these are divided by the scale, a power of 2, and nothing is lost.
+# Dividends above _HUGE and divisors above _LARGE are divided by _SCALE, a power of 2, so that nothing is lost.
 _HUGE, _LARGE, _SCALE = 2.0**100, 2.0**64, 2.0**24
 
 
@@ -28,11 +28,11 @@ def _f(value: float) -> Any:
 
 
 def exact_fmod(x: Output, y: Output) -> ov.Node:
-    """``x - trunc(x / y) * y`` of floats of one type without any rounding, with the sign of ``x``."""
+    """Computes ``x - trunc(x / y) * y`` for floats of one type without any rounding, with the sign of ``x``."""
     kind = x.get_element_type()
     shape = ops.constant(np.array(np.broadcast_shapes(tuple(x.get_shape()), tuple(y.get_shape())), np.int64))
     dividend, divisor = (ops.broadcast(ops.convert(each, "f32"), shape) for each in (x, y))
-    # OpenVINO drops the abs of what it knows while it compiles (tests/contract pins it).
+    # OpenVINO drops the abs of values that it can compute while it compiles (tests/contract pins it).
     a, b = (ops.maximum(each, ops.negative(each)) for each in (dividend, divisor))
     rest = ops.select(ops.less(a, b), a, _positive_rest(a, b))
     signed = ops.select(ops.less(dividend, _f(0)), ops.negative(rest), rest)
@@ -42,20 +42,20 @@ def exact_fmod(x: Output, y: Output) -> ov.Node:
 
 
 def _positive_rest(a: ov.Node, b: ov.Node) -> ov.Node:
-    """Of numbers that are not negative; multiples of very large ones would overflow, and are taken of smaller ones."""
+    """Computes the remainder of non-negative numbers; very large ones, whose multiples overflow, are scaled down."""
     large, huge = ops.greater(b, _f(_LARGE)), ops.greater(a, _f(_HUGE))
     both = ops.logical_or(large, huge)
     less_b = ops.select(large, ops.multiply(b, _f(1 / _SCALE)), b)
     rest = _reduce(ops.select(both, ops.multiply(a, _f(1 / _SCALE)), a), less_b)
     back = ops.multiply(rest, _f(_SCALE))
-    # Of a huge number and a divisor that is not large the rest of a 2^-24 leads to that of a.
+    # For a huge a and a b that is not large, the rest of a 2^-24, scaled back and reduced again, is that of a.
     only_huge = ops.logical_and(huge, ops.logical_not(large))
     again = _reduce(ops.select(only_huge, back, _f(0)), less_b)
     return ops.select(large, back, ops.select(huge, again, rest))
 
 
 def _iterations(a: ov.Node, b: ov.Node) -> ov.Node:
-    """Digits of the largest quotient, one more than the logarithm says where that is rounded; 0 where none has one."""
+    """Returns the digits of the largest quotient, plus one as the logarithm is rounded; 0 if none reaches 1."""
     length = ops.subtract(ops.log(a), ops.log(b))
     regular = ops.logical_and(ops.greater(length, _f(0)), ops.less(length, _f(200)))
     every = ops.constant(np.arange(len(a.get_output_shape(0)), dtype=np.int64))
@@ -66,7 +66,7 @@ def _iterations(a: ov.Node, b: ov.Node) -> ov.Node:
 
 
 def _reduce(a: ov.Node, b: ov.Node) -> ov.Node:
-    """``a`` less a multiple of ``b``, from 0 to b."""
+    """Returns ``a`` minus a multiple of ``b``, between 0 and ``b``."""
     big = ops.multiply(b, ops.constant(_SPLITTER))
     high = ops.subtract(big, ops.subtract(big, b))
     low = ops.subtract(b, high)

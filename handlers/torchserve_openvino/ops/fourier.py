@@ -1,8 +1,8 @@
 """Fourier transforms of pairs: complex numbers as real tensors with a last dimension of 2, which OpenVINO computes.
 
 Each operator here is torch's own transform with pairs in place of complex numbers; `ops.rules.complex_numbers` puts
-them into the graph. OpenVINO's inverse transforms divide by the length, torch's do what their ``normalization`` says:
-0 nothing, 1 by the length's root, 2 by the length (aten/src/ATen/native/SpectralOpsUtils.h, fft_norm_mode).
+them into the graph. OpenVINO's inverse transforms divide by the length; torch's divide by what ``normalization`` says:
+0 nothing, 1 the length's square root, 2 the length (aten/src/ATen/native/SpectralOpsUtils.h, fft_norm_mode).
 """
 
 import math
@@ -31,7 +31,7 @@ def _define(schema: str, run: Callable[..., Tensor]) -> None:
 
 
 def _pairs(x: Tensor) -> Tensor:
-    # Contiguous: an operator of its own must not return a view, and OpenVINO answers so.
+    # Contiguous: a custom operator must not return a view, and OpenVINO's result is contiguous.
     return torch.view_as_real(x).clone(memory_format=torch.contiguous_format)
 
 
@@ -51,17 +51,17 @@ _define("r2c(Tensor x, int[] dim, int normalization, bool onesided) -> Tensor", 
 _define("c2c(Tensor x, int[] dim, int normalization, bool forward) -> Tensor", _c2c)
 _define("c2r(Tensor x, int[] dim, int normalization, int last) -> Tensor", _c2r)
 OPERATORS = torch.ops.openvino_fft
-# Measured on one core with 100 rows: at 512 both ways take the same time.
+# Measured on one core with 100 rows: at length 512 a matrix product and a transform take the same time.
 _SHORT = 512
 
 
 def is_plain(normalization: int, inverse: bool) -> bool:
-    """Whether OpenVINO's transform is torch's without a factor, which hangs on the length."""
+    """Returns whether OpenVINO's transform equals torch's without a factor, which depends on the length."""
     return normalization == (2 if inverse else 0)
 
 
 def _scaled(found: Any, length: int, normalization: int, inverse: bool) -> Any:
-    """By what torch divides, and OpenVINO did not (or by what it did too much)."""
+    """Corrects a result for the different divisors of OpenVINO and torch."""
     if is_plain(normalization, inverse):
         return found
     factor = {0: 1.0, 1: 1 / math.sqrt(length), 2: 1 / length}[normalization] * (length if inverse else 1)
@@ -69,7 +69,7 @@ def _scaled(found: Any, length: int, normalization: int, inverse: bool) -> Any:
 
 
 def convert_r2c(x: Output, dim: Sequence[int], normalization: int, onesided: bool, *, sizes: Sequence[int]) -> Any:
-    """torch._fft_r2c, as OpenVINO's operations; ``sizes`` are those of ``dim``."""
+    """Builds torch._fft_r2c from OpenVINO operations; ``sizes`` are those of the dimensions ``dim``."""
     if list(dim) == [x.get_partial_shape().rank.get_length() - 1] and _is_short(sizes[0]):
         return _scaled(_by_product(x, sizes[0], onesided), sizes[0], normalization, False)
     if onesided:
@@ -81,12 +81,12 @@ def convert_r2c(x: Output, dim: Sequence[int], normalization: int, onesided: boo
 
 
 def _is_short(length: int) -> bool:
-    """Whether a product with a matrix is faster than OpenVINO's transform, which is fast for powers of 2 only."""
+    """Returns whether a matrix product is faster than OpenVINO's transform, which is fast for powers of 2 only."""
     return 0 < length <= (_SHORT if length & (length - 1) == 0 else 2 * _SHORT)
 
 
 def _by_product(x: Output, length: int, onesided: bool) -> Any:
-    """The definition: a sum over each element by exp(-2 pi i j k / length), whose angle is reduced exactly before."""
+    """Multiplies by the matrix exp(-2 pi i j k / length) of the definition; j k is reduced modulo the length first."""
     frequencies = np.arange(length // 2 + 1 if onesided else length)
     angles = np.outer(np.arange(length), frequencies) % length * (-2 * np.pi / length)
     matrix = np.stack([np.cos(angles), np.sin(angles)], -1).reshape(length, -1).astype(np.float32)
@@ -96,19 +96,19 @@ def _by_product(x: Output, length: int, onesided: bool) -> Any:
 
 
 def convert_c2c(x: Output, dim: Sequence[int], normalization: int, forward: bool, *, sizes: Sequence[int]) -> Any:
-    """The same for torch._fft_c2c."""
+    """Builds torch._fft_c2c in the same way."""
     transform = ops.dft if forward else ops.idft
     return _scaled(transform(x, int64(dim)), math.prod(sizes), normalization, not forward)
 
 
 def convert_c2r(x: Output, dim: Sequence[int], normalization: int, last: int, *, sizes: Sequence[int]) -> Any:
-    """The same for torch._fft_c2r."""
+    """Builds torch._fft_c2r in the same way."""
     sizes = [*sizes[:-1], last]
     return _scaled(ops.irdft(x, int64(dim), int64(sizes)), math.prod(sizes), normalization, True)
 
 
 def facts(node: Node) -> dict[str, Any]:
-    """The sizes of the dimensions that are transformed, 0 for one that is not known."""
+    """Returns the sizes of the transformed dimensions; 0 for one that is not known."""
     source, dim = node.args[:2]
     assert isinstance(source, Node) and isinstance(dim, (list, tuple))
     shape = value_of(source).shape

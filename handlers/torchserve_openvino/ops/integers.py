@@ -1,4 +1,4 @@
-"""The largest integer that an operator returns, from the largest that it gets: one step of interval arithmetic."""
+"""Bounds on the integers that operators return, from bounds on their inputs: steps of interval arithmetic."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,12 +13,12 @@ from torchserve_openvino.ops.names import arguments_of, tensors_of, value_of
 
 @dataclass(frozen=True)
 class Operands:
-    """What an operator gets.
+    """The operands of an operator.
 
     Attributes:
         node: The operator's node.
-        nodes: Largest absolute value of each node that it takes.
-        size: What a symbolic size is at most.
+        nodes: Largest absolute value of each input node.
+        size: Upper bound of symbolic sizes.
     """
 
     node: Node
@@ -26,18 +26,19 @@ class Operands:
     size: int
 
     def value(self, argument: int) -> int:
-        """The largest absolute value of an argument, 0 for what is no number."""
-        return self._value(self.node.args[argument]) if self.node.args else 0
+        """Returns the largest absolute value of an argument; 0 if it is not a number."""
+        return self.of(self.node.args[argument]) if self.node.args else 0
 
     def values(self) -> list[int]:
-        """Those of all positional arguments."""
-        return [self._value(argument) for argument in self.node.args]
+        """Returns the same for all positional arguments."""
+        return [self.of(argument) for argument in self.node.args]
 
-    def _value(self, argument: Any) -> int:
+    def of(self, argument: Any) -> int:
+        """Returns the largest absolute value of a node or a number; 0 for anything else."""
         return self.nodes[argument] if isinstance(argument, Node) else magnitude(argument)
 
     def elements(self, source: Any, dims: Any = None) -> int:
-        """How many elements a node's tensor has, over all or some of its dimensions."""
+        """Returns how many elements a node's tensor has at most, over all or some of its dimensions."""
         shape = next((tensor.shape for tensor in tensors_of(value_of(source))), torch.Size())
         chosen = [dims] if isinstance(dims, int) else dims
         some = isinstance(chosen, (list, tuple)) and chosen and shape
@@ -49,53 +50,53 @@ IntegerBound = Callable[[Operands], int]
 
 
 def magnitude(value: object) -> int:
-    """The absolute value of a number, rounded to 0; 0 for what is none."""
+    """Returns the absolute value of a number, rounded towards 0; 0 for anything else."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         return abs(int(value))
     return 0
 
 
 def largest(operands: Operands) -> int:
-    """Of an operator that selects, moves or shrinks: nothing exceeds its inputs and a value to fill with."""
+    """Bounds an operator that selects, moves or shrinks: no value exceeds those of its inputs and a fill value."""
     node = operands.node
     plain = [value for value in (*node.args, *node.kwargs.values()) if not isinstance(value, Node)]
     return max([*operands.nodes.values(), *map(magnitude, plain)], default=0)
 
 
 def largest_tensor(operands: Operands) -> int:
-    """The same where other arguments say places, not values: the end of a slice may be as large as any number."""
+    """Like `largest`, where other arguments are positions, not values: the end of a slice may be any number."""
     return max(operands.nodes.values(), default=0)
 
 
 def first(operands: Operands) -> int:
-    """Of an operator that takes values of its first argument only."""
+    """Bounds an operator that returns values of its first argument only."""
     return operands.value(0)
 
 
 def sum_of_two(operands: Operands) -> int:
-    """Of a sum or difference with ``alpha``."""
-    alpha = operands.node.kwargs.get("alpha", 1)
-    return operands.value(0) + operands.value(1) * abs(int(alpha if isinstance(alpha, (int, float)) else 1))
+    """Bounds a sum or difference in which ``alpha`` scales one of the operands."""
+    alpha = operands.of(arguments_of(operands.node).get("alpha", 1))
+    return (operands.value(0) + operands.value(1)) * max(1, alpha)
 
 
 def product_of_two(operands: Operands) -> int:
-    """Of a product."""
+    """Bounds a product."""
     return operands.value(0) * operands.value(1)
 
 
 def sum_of_bits(operands: Operands) -> int:
-    """Of an operator on bits: none is set above the highest that any argument has."""
+    """Bounds a bitwise operator: it sets no bit above the highest one of its arguments."""
     return sum(operands.values() or [0]) + 1
 
 
 def total(operands: Operands) -> int:
-    """Of a sum, or a running sum, along the dimensions that the second argument names."""
+    """Bounds a sum, or a running sum, along the dimensions that the second argument names."""
     args = operands.node.args
     return operands.value(0) * max(1, operands.elements(args[0], args[1] if len(args) > 1 else None))
 
 
 def plus_all_of(argument: int) -> IntegerBound:
-    """Of an operator that may add all values of an argument to one of the first."""
+    """Bounds an operator that may add all values of an argument to a single one of the first argument."""
 
     def bound(operands: Operands) -> int:
         added = operands.node.args[argument]
@@ -106,12 +107,12 @@ def plus_all_of(argument: int) -> IntegerBound:
 
 
 def place(operands: Operands) -> int:
-    """Of an operator that names positions: along ``dim``, or in the whole tensor."""
+    """Bounds an operator that returns positions: along ``dim``, or in the whole tensor."""
     return _places(operands, None)
 
 
 def value_or_place(operands: Operands) -> int:
-    """Of an operator that returns values and their positions along ``dim``, by default the last."""
+    """Bounds an operator that returns values and their positions along ``dim``, by default the last."""
     source = operands.node.all_input_nodes[0]
     places = _places(operands, -1)
     if any(tensor.is_floating_point() for tensor in tensors_of(value_of(source))):

@@ -1,8 +1,8 @@
-"""Operators that torch takes apart before any backend sees them, kept whole.
+"""Keeps operators whole that torch decomposes before any backend sees them.
 
 torch's tracer unrolls a recurrent layer step by step. While one of our models is traced, each such operator is
-replaced by a stand-in with the same arguments that torch does not know how to take apart (`STAND_INS`); in the lowered
-graph the operator itself is put back (`restore`), so that everyone after that sees torch's own name.
+replaced by a stand-in with the same arguments that torch cannot decompose (`STAND_INS`). `restore` puts the operator
+itself back into the lowered graph, so that all later stages see torch's own name.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ _ARGUMENTS = (
 def _outputs(
     x: Tensor, states: list[Tensor], params: list[Tensor], layers: int, both: bool, batch_first: bool
 ) -> tuple[Tensor, ...]:
-    """New tensors with the shapes and strides of torch's answers."""
+    """Returns new tensors with the shapes and strides of torch's outputs."""
     rows, columns = (x.shape[1], x.shape[0]) if batch_first else (x.shape[0], x.shape[1])
     features = states[0].shape[2] * (2 if both else 1)
     y = x.new_empty([rows, columns, features])
@@ -43,7 +43,7 @@ def _fake_rnn(
 
 
 def _define(op: Any, states: str, count: int, fake: Any) -> Any:
-    """A stand-in: torch's operator itself, as one piece."""
+    """Defines a stand-in: a single operator that runs torch's own."""
     name = str(op).split(".")[1]
     returned = ", ".join(["Tensor"] * count)
     _LIBRARY.define(
@@ -52,7 +52,7 @@ def _define(op: Any, states: str, count: int, fake: Any) -> Any:
     )
 
     def run(*args: Any) -> Any:
-        # Of the operator's answers one may be a view of another, which a whole operator's must not.
+        # One of the operator's outputs may be a view of another, which a custom operator must not return.
         return tuple(each.clone() for each in op(*args))
 
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
@@ -61,7 +61,7 @@ def _define(op: Any, states: str, count: int, fake: Any) -> Any:
 
 
 def _without_idle_dropout(stand_in: Any) -> Any:
-    """Dropout, which may be a symbol, counts in training mode only."""
+    """Wraps a stand-in so that dropout, which may be a symbol, counts in training mode only."""
 
     def call(x: Tensor, hx: Any, params: list[Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
              bidirectional: bool, batch_first: bool) -> Any:  # fmt: skip
@@ -77,7 +77,7 @@ _KEPT: dict[Any, Any] = {
     aten.rnn_tanh.input: _define(aten.rnn_tanh.input, "Tensor", 2, _fake_rnn),
     aten.rnn_relu.input: _define(aten.rnn_relu.input, "Tensor", 2, _fake_rnn),
 }
-# An operator to what is traced in its place.
+# Maps each operator to the function that is traced in its place.
 STAND_INS = {op: _without_idle_dropout(stand_in) for op, stand_in in _KEPT.items()}
 _ORIGINALS = {stand_in: op for op, stand_in in _KEPT.items()}
 

@@ -1,8 +1,8 @@
-"""Operators and modules that the user teaches OpenVINO: in Python by `register_op`, natively by an extension library.
+"""User-defined conversions of operators and modules: in Python by `register_op`, natively by an extension library.
 
-A mapping builds OpenVINO operations from an operator's own arguments; no rebuild of OpenVINO is needed. The registry
-belongs to the process, as torch's registry of operators does; a compiled model keeps what was registered when it was
-made.
+A mapping builds OpenVINO operations from an operator's own arguments; no rebuild of OpenVINO is needed. The registry is
+per process, like torch's registry of operators; a compiled model keeps the mappings that were registered when it was
+created.
 """
 
 import importlib.util
@@ -29,11 +29,11 @@ _F = TypeVar("_F", bound=Convert)
 
 @dataclass(frozen=True)
 class ModuleMapping:
-    """How a class of modules is converted as one operation.
+    """How modules of a class are converted, each as one operation.
 
     Attributes:
         convert: Called with the module and its inputs.
-        outputs: How many tensors its ``forward`` returns: 1 a tensor, more a tuple.
+        outputs: How many tensors ``forward`` returns: with 1 a tensor, with more a tuple.
     """
 
     convert: Convert
@@ -42,12 +42,12 @@ class ModuleMapping:
 
 @dataclass(frozen=True)
 class Mappings:
-    """What was registered at one moment.
+    """A snapshot of the registry.
 
     Attributes:
-        ops: Canonical name (``mylib.myop`` for all overloads, ``aten.relu.default`` for one) to what converts it.
-        modules: Class, exactly, to what converts its instances.
-        libraries: Extension libraries, absolute.
+        ops: Conversion function by canonical name (``mylib.myop`` for all overloads, ``aten.relu.default`` for one).
+        modules: Mapping by class; instances of subclasses are not included.
+        libraries: Absolute paths of extension libraries.
     """
 
     ops: Mapping[str, Convert] = field(default_factory=dict)
@@ -58,21 +58,21 @@ class Mappings:
         return bool(self.ops or self.modules or self.libraries)
 
     def find(self, name: str) -> Convert | None:
-        """What converts an overload (``aten.relu.default``), registered by its own name or by its packet's."""
+        """Returns the conversion of an overload (``aten.relu.default``), registered by its name or its packet's."""
         return self.ops.get(name) or self.ops.get(packet_name(name))
 
     def converts(self, name: str) -> Convert | None:
-        """As `find`, with this package's own conversions after the user's."""
+        """Like `find`, but falls back to this package's own conversions."""
         return self.find(name) or rule_of(name).convert
 
     def facts(self, node: Any) -> dict[str, Any]:
-        """What this package's own conversion of a node wants to know beside the operator's arguments."""
+        """Returns the keyword arguments that this package's own conversion of a node takes beside the operator's."""
         name = op_name(node.target)
         facts = rule_of(name).facts
         return facts(node) if facts is not None and self.find(name) is None else {}
 
     def covers(self, name: str) -> bool:
-        """Whether a function of the user's converts an operator, or the module that it stands for."""
+        """Returns whether a user's function converts an operator, or the module that it stands for."""
         return self.find(name) is not None or name.startswith(f"{MODULES}.")
 
 
@@ -87,23 +87,23 @@ _REGISTRY = _Registry()
 
 
 def registered() -> Mappings:
-    """What is registered now."""
+    """Returns a snapshot of the current registrations."""
     return Mappings(dict(_REGISTRY.ops), dict(_REGISTRY.modules), tuple(_REGISTRY.libraries))
 
 
 def forget_mappings() -> None:
-    """Takes every registration back; models that were compiled keep theirs. A loaded library stays loaded."""
+    """Removes all registrations; compiled models keep theirs, and a loaded library stays loaded."""
     for table in (_REGISTRY.ops, _REGISTRY.modules, _REGISTRY.libraries):
         table.clear()
 
 
 def register_op(target: Any, *, outputs: int = 1) -> Callable[[_F], _F]:
-    """Registers how an operator, or a class of modules, is built of OpenVINO operations.
+    """Registers how an operator, or a class of modules, is built from OpenVINO operations.
 
-    For an operator the function takes the arguments of its schema, by position and keyword as the schema has them:
+    For an operator, the function takes the arguments of its schema, positional or by keyword as in the schema:
     tensors (and symbolic sizes) as ``openvino.Output``, lists of tensors as lists of those, anything else as the Python
-    value. It returns a node or an output of OpenVINO, or a tuple of them where the operator has several outputs. For
-    a class of modules it takes the module and then the tensors and plain values that the module is called with.
+    value. It returns a node or an output of OpenVINO, or a tuple of them if the operator has several outputs. For a
+    class of modules, it takes the module, then the tensors and plain values that the module is called with.
 
         import openvino.opset13 as ops
 
@@ -111,17 +111,17 @@ def register_op(target: Any, *, outputs: int = 1) -> Callable[[_F], _F]:
         def scaled_tanh(x, scale=1.0):
             return ops.multiply(ops.tanh(x), ops.constant(scale, dtype=x.get_element_type()))
 
-    A registered operator counts as supported, stays undecomposed, and wins over OpenVINO's own conversion;
-    ``disabled_ops`` wins over it.
+    A registered operator counts as supported, is not decomposed, and takes precedence over OpenVINO's own conversion;
+    ``disabled_ops`` takes precedence over it.
 
     Args:
         target: ``mylib::myop`` (all overloads), ``aten.relu.default``, torch's operator object, or a subclass of
             ``torch.nn.Module``.
-        outputs: Of a module: how many tensors its ``forward`` returns (1: a tensor, more: a tuple).
+        outputs: For a module: how many tensors its ``forward`` returns (1: a tensor, more: a tuple).
 
     Raises:
         UnknownOperatorError: torch has no such operator.
-        ConfigError: torch takes the operator apart itself, so that no backend ever sees it; or it is no target.
+        ConfigError: torch itself decomposes the operator, so that no backend ever sees it; or the target is invalid.
     """
     if inspect.isclass(target):
         return _register_module(target, outputs)
@@ -155,14 +155,14 @@ def _register_module(cls: type, outputs: int) -> Callable[[_F], _F]:
 
 
 def _refuse_composite(name: str) -> None:
-    """An operator that torch lowers before any backend sees it can't be mapped."""
+    """Rejects operators that torch itself decomposes before any backend sees them."""
     namespace, operator, *overload = name.split(".")
     found = getattr(getattr(torch.ops, namespace), operator)
     for each in overload or found.overloads():
         if is_made_of_others(getattr(found, each)):
             raise ConfigError(
-                f"torch itself takes {name}.{each} apart before a backend sees it (it is CompositeImplicitAutograd). "
-                "Map what it becomes (torchserve-openvino doctor lists it), or define your own operator by "
+                f"torch itself decomposes {name}.{each} before a backend sees it (it is CompositeImplicitAutograd). "
+                "Map what it becomes (torchserve-openvino doctor lists it), or define your own operator with "
                 "torch.library.custom_op.",
                 key="register_op",
             )
@@ -172,10 +172,10 @@ def load_mappings(path: str | Path) -> None:
     """Loads a file of mappings: Python that calls `register_op`, or an extension library of OpenVINO (.so).
 
     Args:
-        path: The file; Python is executed as an import would, under a name of its own.
+        path: The file; Python is executed as by an import, as a module named after the file.
 
     Raises:
-        OpMappingError: The file is missing, fails, registers nothing, or is neither.
+        OpMappingError: The file is missing, fails, registers nothing, or is neither Python nor an extension library.
     """
     file = Path(path).expanduser().resolve()
     if not file.is_file():
@@ -192,7 +192,7 @@ def _load_python(file: Path) -> None:
     name = file.stem
     known = sys.modules.get(name)
     if known is not None and getattr(known, "__file__", None) == str(file):
-        # The model's own file imported it: to run it again would define its operators twice.
+        # The model's own file imported it: running it again would define its operators twice.
         return
     if known is not None:
         name = f"torchserve_openvino_mappings_{file.stem}"
@@ -200,7 +200,7 @@ def _load_python(file: Path) -> None:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     before = (dict(_REGISTRY.ops), dict(_REGISTRY.modules))
-    # The model may import it as well, and a class of the file finds its module by name.
+    # The model may import it as well, and classes of the file look up their module by name.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)

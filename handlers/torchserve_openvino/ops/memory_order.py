@@ -1,8 +1,8 @@
-"""The order of a tensor's dimensions in memory: what eager PyTorch's is, and decompositions that keep to it.
+"""The order of a tensor's dimensions in memory, and decompositions that keep that of eager PyTorch.
 
-A decomposition computes what its operator does, but may lay it out otherwise: torch's own put `exp2` in the order of a
-power, `interpolate` in that of an index. Strides of answers show it, and later operators go by it: whether `reshape`
-copies, for example.
+A decomposition computes the same values as its operator, but may lay them out differently: torch's own give `exp2` the
+order of a power, and `interpolate` that of an index. The order shows in the strides of results, and later operators
+depend on it: whether `reshape` copies, for example.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ _UNKNOWN_BEFORE_THE_RUN = {torch.Tag.dynamic_output_shape, torch.Tag.data_depend
 
 
 def layout_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """The order of dimensions in memory where it is not the contiguous one.
+    """Returns the order of dimensions in memory, or None if it is the contiguous one.
 
-    Gaps between elements, as in a slice of a value, are not kept; the order is what later operators go by.
+    Gaps between elements, as in a slice, are ignored: later operators depend on the order.
     """
     if tensor.dim() < 2:
         return None
@@ -38,7 +38,7 @@ def layout_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def example_strides(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Strides and sizes, with numbers for symbols that leave no symbolic size at 1, which would hide an order."""
+    """Returns strides and sizes as numbers, chosen so that no symbolic size is 1, which would hide an order."""
     for factor in (1, 2, 4, 8):
         strides, sizes = (tuple(example_of(v, factor) for v in values) for values in (tensor.stride(), tensor.shape))
         if all(size > 1 or isinstance(given, int) for size, given in zip(sizes, tensor.shape, strict=True)):
@@ -47,7 +47,7 @@ def example_strides(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, .
 
 
 def example_of(value: Any, factor: int = 1) -> int:
-    """A size or stride as a number; a symbol stands for the example's, or for 2 at least, times ``factor``."""
+    """Returns a size or stride as a number; a symbol counts as its example value, but at least 2, times ``factor``."""
     if isinstance(value, int):
         return value
     known, symbols = value.node.shape_env.backed_var_to_val, value.node.expr.free_symbols
@@ -55,12 +55,12 @@ def example_of(value: Any, factor: int = 1) -> int:
 
 
 def in_order(tensor: Tensor, layout: tuple[int, ...] | None) -> Tensor:
-    """A tensor in an order of memory (`layout_of`): itself, or a copy."""
+    """Returns a tensor in a given memory order (`layout_of`): itself, or a copy."""
     return tensor if layout_of(tensor) == layout else relaid(tensor, layout)
 
 
 def relaid(tensor: Tensor, layout: tuple[int, ...] | None) -> Tensor:
-    """A copy in another order of memory; None is the contiguous one."""
+    """Copies a tensor to another memory order; None is the contiguous one."""
     if layout is None:
         return tensor.contiguous()
     inverse = sorted(range(len(layout)), key=layout.__getitem__)
@@ -70,12 +70,12 @@ def relaid(tensor: Tensor, layout: tuple[int, ...] | None) -> Tensor:
 def laid_out_as_whole(
     op: torch._ops.OpOverload, decompose: Decomposition, ordered_as: Callable[..., Any] | None = None
 ) -> Decomposition:
-    """A decomposition whose results have the memory order of the operator itself.
+    """Wraps a decomposition so that its results have the memory order of the operator itself.
 
     Args:
-        op: It is asked on fake tensors, beside the trace. Where it can't be, the decomposition's order stays.
+        op: Called on fake tensors, outside the trace. Where this fails, the decomposition's order stays.
         decompose: The decomposition.
-        ordered_as: Asked instead (`Rule`).
+        ordered_as: Called instead of ``op`` (`Rule`).
     """
     if not _UNKNOWN_BEFORE_THE_RUN.isdisjoint(op.tags):
         return decompose
@@ -99,10 +99,10 @@ def laid_out_as_whole(
 
 
 def _whole(op: Any, ordered_as: Callable[..., Any] | None, args: Any, kwargs: Any) -> Any:
-    """Fake tensors in the memory order of eager's results."""
+    """Returns fake tensors in the memory order of eager's results."""
     operands = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     if ordered_as is None and torch.Tag.pointwise in op.tags and len(operands) == 2:
-        # On fake tensors, Python kernels stand in for many of them and misplace broadcast dimensions (tests/contract).
+        # On fake tensors, many of these run as Python kernels that misplace broadcast dimensions (tests/contract).
         return torch.ops.aten.mul.Tensor(*operands)
     return (ordered_as or op)(*args, **kwargs)
 

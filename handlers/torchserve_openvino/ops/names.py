@@ -9,19 +9,20 @@ import torch
 from torch.fx import Node
 
 _TRACE_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-# Frames of this package that stand around a model, or a part of it, while it is traced.
+# Frames of this package that wrap a model, or a part of it, while it is traced.
 _STAND_INS = tuple(
     f"torchserve_openvino/backend/{name}" for name in ("routes/whole.py", "compiled.py", "runners/guarded.py")
 )
 
-# Nodes that give a tensor a second name: autograd's bookkeeping, not work.
+# Operators that only alias a tensor: autograd's bookkeeping, not work.
 RENAMES = frozenset({"aten.detach.default", "aten.alias.default"})
-# In the ``meta`` of a node: a view of what leaves the graph (`backend.partitioning.views`), which computes nothing.
+# Key in the ``meta`` of a node that counts as no work: a view made for the graph's output, or for a node that stays in
+# eager PyTorch (`backend.partitioning.views`).
 HANDED_OUT = "openvino_handed_out"
 
 
 def op_name(target: Any) -> str:
-    """``aten.relu.default`` for an overload, ``operator.mul`` or the like for Python callables."""
+    """Returns ``aten.relu.default`` for an overload, ``operator.mul`` or the like for a Python callable."""
     if isinstance(target, torch._ops.OpOverload):
         return _overload_name(target)
     module = getattr(target, "__module__", "") or ""
@@ -29,34 +30,34 @@ def op_name(target: Any) -> str:
     return f"{module.lstrip('_')}.{name}" if module else name
 
 
-# Every compiled model asks for the names of all operators that can be decomposed, and for what is known of them.
+# Cached: each compiled model looks up the names of all operators that have a decomposition, and their rules.
 _overload_name = functools.lru_cache(maxsize=8192)(str)
 
 
 def is_made_of_others(op: torch._ops.OpOverload) -> bool:
-    """Whether an overload has no kernel, but for one that calls other operators."""
+    """Returns whether an overload is composite: its only implementation calls other operators."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
 
 
 def packets(names: str) -> frozenset[str]:
-    """``aten.view`` and so on, of the bare names of ATen operators between blanks."""
+    """Returns ``aten.view`` and so on for bare names of ATen operators, separated by whitespace."""
     return frozenset(f"aten.{name}" for name in names.split())
 
 
 def value_of(node: Node) -> Any:
-    """The fake value that tracing left on a node: FakeTensor, SymInt, tuple of them, or None."""
+    """Returns the fake value that tracing stored on a node: FakeTensor, SymInt, tuple of them, or None."""
     return node.meta.get("val")
 
 
 def arguments_of(node: Node) -> dict[str, Any]:
-    """The arguments that an operator's node was given, by the names of its schema."""
+    """Returns the arguments of an operator's node, by their names in the schema."""
     assert isinstance(node.target, torch._ops.OpOverload)
     names = [argument.name for argument in node.target._schema.arguments]
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
-    """Every tensor in a (nested) fake value."""
+    """Returns all tensors in a (nested) fake value."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (list, tuple)):
@@ -65,25 +66,25 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 
 
 def first_input(node: Node) -> torch.Tensor | None:
-    """The fake tensor of a node's first input."""
+    """Returns the fake tensor of a node's first input."""
     tensors = tensors_of(value_of(node.all_input_nodes[0])) if node.all_input_nodes else []
     return tensors[0] if tensors else None
 
 
 def is_symbolic_scalar(node: Node) -> bool:
-    """Whether a node computes a size (SymInt, int) instead of a tensor."""
+    """Returns whether a node computes a size (SymInt, int) instead of a tensor."""
     return isinstance(value_of(node), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
 
 
 def does_work(node: Node) -> bool:
-    """Whether a node counts as an op in the report: a ``call_function`` that computes or moves a tensor."""
+    """Returns whether a node counts as an op in the report: a ``call_function`` that computes or moves a tensor."""
     if node.op != "call_function" or node.target is operator.getitem or HANDED_OUT in node.meta:
         return False
     return not is_symbolic_scalar(node) and op_name(node.target) not in RENAMES
 
 
 def where_of(node: Node) -> str:
-    """``file:line`` of the user's code behind a node: the innermost frame outside torch; empty if unknown."""
+    """Returns ``file:line`` of the user's code behind a node: the innermost frame outside torch; empty if unknown."""
     frames = _TRACE_LINE.findall(node.meta.get("stack_trace") or "")
     frames = [frame for frame in frames if not frame[0].endswith(_STAND_INS)]
     own = [(path, line) for path, line, _ in frames if "/torch/" not in path]

@@ -1,4 +1,4 @@
-"""Small pieces of OpenVINO graphs that several conversions need."""
+"""Helpers for OpenVINO graphs that several conversions use."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,14 +9,14 @@ from openvino import opset15 as ops
 
 
 def int64(values: int | Sequence[int]) -> Any:
-    """A constant of one integer, or of a list of them."""
+    """Returns an int64 constant of one integer, or of a list of them."""
     return ops.constant(np.array(values, dtype=np.int64))
 
 
 def static_shape(tensor: Output) -> list[int]:
-    """The sizes of a tensor, all of which are known.
+    """Returns the sizes of a tensor, all of which must be known.
 
     Raises:
-        RuntimeError: One is not.
+        RuntimeError: A size is not known.
     """
     return list(tensor.get_shape())

@@ -1,8 +1,8 @@
-"""What `nn.TransformerEncoder` answers at padded positions: zeros.
+"""Zeros at padded positions in the output of `nn.TransformerEncoder`, as in eager PyTorch.
 
-In evaluation it packs its input to a nested tensor where each item's padding is at its end, so that nothing is computed
-for the padding; what comes back is filled with zeros (torch/nn/modules/transformer.py). While torch traces, the module
-takes no nested tensors, and computes something for the padding as well: the zeros are put in here.
+In evaluation the module packs its input into a nested tensor if each item's padding is at its end, so that nothing is
+computed for the padding, and fills the result up with zeros (torch/nn/modules/transformer.py). While torch traces, the
+module uses no nested tensors and computes values for the padding as well; this file overwrites them with zeros.
 """
 
 from typing import Any
@@ -15,24 +15,24 @@ _KEY_PADDING = 1
 
 
 def last_layers(model: Any) -> frozenset[str]:
-    """The last layers of a model's encoders that use nested tensors, as `nn_module_stack` names modules."""
+    """Returns the last layers of the encoders that use nested tensors, by their names in `nn_module_stack`."""
     modules = model.modules() if isinstance(model, nn.Module) else ()
     encoders = [each for each in modules if isinstance(each, nn.TransformerEncoder)]
     return frozenset(str(id(each.layers[-1])) for each in encoders if getattr(each, "use_nested_tensor", False))
 
 
 def zero_padding(graph: Graph, last: frozenset[str]) -> None:
-    """Fills the answers of encoders as eager PyTorch does, in Dynamo's graph.
+    """Zeros the padding in outputs of encoders, as eager PyTorch does, in Dynamo's graph.
 
     Args:
-        graph: Is changed.
-        last: Of `last_layers`.
+        graph: Changed in place.
+        last: The result of `last_layers`.
     """
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is not torch._transformer_encoder_layer_fwd:
             continue
         mask, mask_type = node.args[-2:]
-        # A module that is called again has a number behind its name.
+        # A module that is called again has "@" and a number after its name.
         modules = {str(name).partition("@")[0] for name in node.meta.get("nn_module_stack") or {}}
         if not last & modules or mask_type != _KEY_PADDING or not isinstance(mask, Node):
             continue
@@ -43,7 +43,7 @@ def zero_padding(graph: Graph, last: frozenset[str]) -> None:
 
 
 def _filled(y: Tensor, mask: Tensor) -> Tensor:
-    """Zeros where the mask is not 0, if that is at the end of each item.
+    """Returns ``y`` with zeros where the mask is not 0, if that is only at the end of each item.
 
     Args:
         y: ``[batch, length, features]``.

@@ -1,9 +1,8 @@
-"""What this package knows of each operator: one rule for an overload, or for all overloads of a packet.
+"""The rule registry: what this package knows of each operator, one rule per overload or per packet (all its overloads).
 
-The rules are declared in `ops.rules`, by families of operators, and read by everyone else: the capability check
-(`ops.support`), the decomposition table (`ops.decompositions`), the converters, and what follows integers and indices
-through a graph. A rule says only what is special; an operator without a rule is converted by OpenVINO if OpenVINO's own
-table names it.
+`ops.rules` declares the rules, by operator family. The capability check (`ops.support`), the decomposition table
+(`ops.decompositions`), the converters, and the analyses of integers and indices in a graph read them. A rule states
+only what is special; an operator without a rule is converted by OpenVINO if OpenVINO's own table lists it.
 """
 
 import functools
@@ -22,30 +21,30 @@ if TYPE_CHECKING:
     from torchserve_openvino.ops.integers import IntegerBound
     from torchserve_openvino.ops.value_range import RangeRule
 
-# Reasons against OpenVINO's own conversion that several operators share.
+# Reasons not to use OpenVINO's own conversion that several operators share.
 FAILS = "its conversion in OpenVINO fails"
 SHAPE = "the shape of its result depends on the values of its input"
 INSTEAD = "; a decomposition computes it instead"
 
-# Returns NotImplemented for arguments that it is not for.
+# Returns NotImplemented for arguments that it does not handle.
 Decomposition = Callable[..., Any]
-# The reason against a node, or None.
+# Returns why a node must not run on OpenVINO, or None.
 ArgumentLimit = Callable[[Node], str | None]
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class Movement(Enum):
-    """How an operator that computes nothing gets its values; such operators are exact in every type."""
+    """Where the results of an operator without arithmetic come from; such operators are exact in every dtype."""
 
     REARRANGES = "some or all values of its inputs, in another order, shape or type"
     LOOKS_UP = "values of one input, chosen by another"
-    FILLS = "a stated value, or values of an input that is not the first"
+    FILLS = "a given value, or values of an input other than the first"
     COMPARES = "truth values"
-    SELECTS = "one of several values each, by their truth or size"
+    SELECTS = "for each element one of several values, chosen by truth value or size"
 
 
 class Check(Enum):
-    """What must hold of an operator's values at each call (`backend.lowering.checks`)."""
+    """A condition on an operator's values that is checked at each call (`backend.lowering.checks`)."""
 
     NONZERO_DIVISOR = "no integer divisor is 0"
     NO_NAN = "nothing is NaN"
@@ -54,13 +53,13 @@ class Check(Enum):
 
 @dataclass(frozen=True)
 class Index:
-    """Which argument is an index, from 0 up, and into what; positions of arguments.
+    """Positions of the arguments that hold a non-negative index, and what it indexes.
 
     Attributes:
-        source: The tensor that is selected from, or written to.
+        source: The tensor that is read from or written to.
         dim: The dimension; None stands for the first.
         index: The index.
-        stays_inside: Whether OpenVINO's kernel leaves the tensor's memory alone for an index beyond its end.
+        stays_inside: Whether OpenVINO's kernel stays within the tensor's memory even for an index beyond its end.
     """
 
     source: int
@@ -71,12 +70,12 @@ class Index:
 
 @dataclass(frozen=True)
 class Bags:
-    """Which arguments of an operator say where bags start; positions of arguments.
+    """Positions of the arguments that define the bags of an operator.
 
     Attributes:
-        rows: What is put into bags.
+        rows: The indices of the rows that are put into bags.
         offsets: Where each bag starts.
-        includes_last: Whether the last offset of a node is the end.
+        includes_last: Whether a node's last offset is the end of the last bag, not the start of another.
     """
 
     rows: int
@@ -86,10 +85,10 @@ class Bags:
 
 @dataclass(frozen=True)
 class Lifted:
-    """An operator that fails on scalars in OpenVINO runs on tensors of one element instead.
+    """How an operator that fails on scalars in OpenVINO runs on one-element tensors instead.
 
     Attributes:
-        shaped_by: Position of the argument whose shape the result has; without it a result is a scalar, too.
+        shaped_by: Position of the argument whose shape the result has; None if the result is a scalar, too.
     """
 
     shaped_by: int | None = None
@@ -100,9 +99,9 @@ class Traced:
     """How an operator is called while TorchScript traces a graph (`backend.conversion.convert_ts`).
 
     Attributes:
-        name: Of the operator that OpenVINO's TorchScript frontend knows.
-        call: Takes the arguments of the overload.
-        sized: Whether the tracer sees through symbolic sizes in them.
+        name: The operator's name in OpenVINO's TorchScript frontend.
+        call: Called with the arguments of the overload.
+        sized: Whether the tracer can follow symbolic sizes in them.
     """
 
     name: str
@@ -111,40 +110,40 @@ class Traced:
 
 
 def stays_whole(*args: Any, **kwargs: Any) -> Any:
-    """The decomposition of what has none."""
+    """Declines all arguments: the decomposition of an operator that stays whole."""
     return NotImplemented
 
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """All that is said of an operator.
+    """Everything that is declared for an operator.
 
     Attributes:
-        verified: Whether OpenVINO's conversion is right, although OpenVINO's own table lacks the operator.
+        verified: Whether OpenVINO's conversion is correct, although OpenVINO's own table lacks the operator.
         banned: Why OpenVINO's conversion is not used.
-        limit: For which arguments a conversion is not used, OpenVINO's or ours.
-        limit_traced: The same instead, where OpenVINO converts through TorchScript.
+        limit: Returns why a node is not converted because of its arguments, by OpenVINO or by this package.
+        limit_traced: Replaces ``limit`` where OpenVINO converts through TorchScript.
         first_output_only: What its other outputs are, which OpenVINO does not compute.
-        draws: Whether a node of this operator draws random numbers; only asked of operators that may.
-        decompose: What it is taken apart into before partitioning; wins over torch's decomposition.
-        decompose_traced: The same instead, where OpenVINO converts through TorchScript.
-        decompose_complex: The same for complex tensors, tried first.
-        decompose_strided: The same for tensors that are not contiguous, tried before all others.
-        ordered_as: An operator of the same arguments whose memory order on fake tensors is eager's, where that of this
-            operator's kernel for them is another.
-        scalars: For an operator that fails on scalars.
+        draws: Whether a node of this operator draws random numbers; called only for operators that may.
+        decompose: Its decomposition before partitioning; takes precedence over torch's.
+        decompose_traced: Replaces ``decompose`` where OpenVINO converts through TorchScript.
+        decompose_complex: Its decomposition for complex tensors, tried first.
+        decompose_strided: Its decomposition for tensors that are not contiguous, tried before all others.
+        ordered_as: A function of the same arguments whose result on fake tensors has eager's memory order, where that
+            of the operator itself differs.
+        scalars: How it runs on scalars, if it fails on them in OpenVINO.
         never_decomposed: Whether torch's own decomposition is not used either.
-        kept_whole: Whether torch's core table does not take it apart, where OpenVINO converts it.
-        convert: Builds it of OpenVINO's operations; takes the arguments of its schema.
-        facts: Makes keyword arguments of ``convert`` from a node, beside the operator's own.
-        traced: How it is traced by TorchScript.
-        movement: How it gets its values, if it computes nothing.
+        kept_whole: Whether the decomposition of torch's core table is not used, where OpenVINO converts the operator.
+        convert: Builds it from OpenVINO operations; takes the arguments of its schema.
+        facts: Computes further keyword arguments of ``convert`` from a node.
+        traced: How TorchScript traces it.
+        movement: Where its results come from, if it does no arithmetic.
         multiplies: Whether it multiplies its values with each other: integers exceed what OpenVINO computes exactly.
-        integers: The largest integer that it returns; by default the largest among its arguments.
-        range: Least and largest integer that it returns.
+        integers: Bounds the integers that it returns; by default the largest among its arguments.
+        range: Computes the least and largest integer that it returns.
         item_ranges: The same for each of several outputs.
-        index: Its index.
-        bags: Its bags.
+        index: Its index argument.
+        bags: Its bag arguments.
         check: What each call has to check.
     """
 
@@ -175,21 +174,21 @@ class Rule:
     check: Check | None = None
 
 
-# By canonical name: of an overload (aten.relu.default), or of a packet (aten.relu).
+# Keyed by the canonical name of an overload (aten.relu.default) or of a packet (aten.relu).
 RULES: dict[str, Rule] = {}
 _NOTHING = Rule()
 _DEFAULTS = {field.name: field.default for field in fields(Rule)}
 
 
 def declare(rule: Rule, *operators: Any) -> None:
-    """Adds what a rule says to what was said before.
+    """Adds a rule to what is already declared for operators.
 
     Args:
-        rule: Its fields that are not at their default.
+        rule: Only fields that are not at their default are added.
         operators: Overloads, packets, or their canonical names.
 
     Raises:
-        ValueError: Something is said for a second time.
+        ValueError: A field is declared for a second time.
     """
     for operator in operators:
         name = str(operator)
@@ -200,7 +199,7 @@ def declare(rule: Rule, *operators: Any) -> None:
 
 
 def decomposition(*operators: Any, rule: Rule = _NOTHING) -> Callable[[_F], _F]:
-    """Declares a function as the decomposition of operators, with what else there is to say of them."""
+    """Declares a function as the decomposition of operators, along with other fields of their rule."""
 
     def declared(function: _F) -> _F:
         declare(replace(rule, decompose=function), *operators)
@@ -210,7 +209,7 @@ def decomposition(*operators: Any, rule: Rule = _NOTHING) -> Callable[[_F], _F]:
 
 
 def conversion(*operators: Any, rule: Rule = _NOTHING) -> Callable[[_F], _F]:
-    """Declares a function as the conversion of operators, with what else there is to say of them."""
+    """Declares a function as the conversion of operators, along with other fields of their rule."""
 
     def declared(function: _F) -> _F:
         declare(replace(rule, convert=function), *operators)
@@ -220,16 +219,16 @@ def conversion(*operators: Any, rule: Rule = _NOTHING) -> Callable[[_F], _F]:
 
 
 def rule_of(name: str) -> Rule:
-    """What is known of an overload: of itself, and of its packet.
+    """Returns the rule of an overload: its packet's, updated with its own.
 
     Args:
-        name: Canonical; one that is not an operator's has an empty rule.
+        name: Canonical name; the rule is empty if nothing is declared for it.
     """
     return _together(RULES.get(packet_name(name), _NOTHING), RULES.get(name, _NOTHING))
 
 
 def rules_that(say: Callable[[Rule], bool]) -> Mapping[str, Rule]:
-    """All rules of which something holds."""
+    """Returns all rules that satisfy a predicate, by name."""
     return {name: rule for name, rule in RULES.items() if say(rule)}
 
 
@@ -244,14 +243,14 @@ def _together(packet: Rule, overload: Rule) -> Rule:
     return overload if packet is _NOTHING else replace(packet, **_said(overload))
 
 
-# Not counted outside a graph: how Python reads a value, and memory without values.
+# Not counted outside a graph: operators by which Python reads a value, or that only handle memory.
 _READS = packets(
     "_has_same_storage_numel _local_scalar_dense copy_ empty empty_like empty_strided is_nonzero item resize_ set_"
 )
 
 
 def computes(op: Any) -> bool:
-    """Whether an operator does work, and counts. One of higher order (torch.cond) does not: what runs inside does."""
+    """Returns whether an operator counts as work. A higher-order one (torch.cond) does not; those it runs inside do."""
     if not isinstance(op, torch._ops.OpOverload) or op.is_view or str(op.overloadpacket) in _READS:
         return False
     return rule_of(str(op)).movement is not Movement.REARRANGES

@@ -1,8 +1,8 @@
-"""Who may run on OpenVINO, and the reason for each node that may not.
+"""Decides which nodes may run on OpenVINO, and gives the reason for each that may not.
 
-The base is what the installed OpenVINO says: its Python table (op_support.py of its torch.compile backend), and its
-C++ frontend, which is asked operator by operator whether it has a conversion rule. The rules of `ops.registry` correct
-it; tests/unit/ops and scripts/op_conformance.py over torch's op_db prove them.
+The basis is what the installed OpenVINO supports: its Python table (op_support.py of its torch.compile backend), and
+its C++ frontend, which is queried for a conversion rule operator by operator. The rules of `ops.registry` correct this;
+tests/unit/ops and scripts/op_conformance.py (over torch's op_db) verify them.
 """
 
 import operator
@@ -17,8 +17,8 @@ from torchserve_openvino.ops.names import is_symbolic_scalar, op_name, tensors_o
 from torchserve_openvino.ops.registry import ArgumentLimit, rule_of
 from torchserve_openvino.report import FallbackKind
 
-# What OpenVINO's CPU plugin computes with the same result as torch. float64 is computed as float32 there, and
-# int16 and the wider unsigned types are not complete in the frontend.
+# The dtypes for which OpenVINO's CPU plugin gives the same results as torch. It computes float64 as float32, and the
+# frontend's support of int16 and the wider unsigned types is incomplete.
 _FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _WIDE_INTS = frozenset({torch.int64, torch.int32, torch.bool})
 # torch wraps around in 8-bit arithmetic, OpenVINO saturates: these types may be moved and cast, not computed with.
@@ -32,18 +32,18 @@ _SYMBOLIC = frozenset(
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a node stays out of OpenVINO."""
+    """Why a node does not run on OpenVINO."""
 
     kind: FallbackKind
     reason: str
 
 
 class SupportTable:
-    """Decides node by node.
+    """The capability check, node by node.
 
     Args:
-        upstream: Names of OpenVINO's own table, without ``torch.ops.``: overloads, or packets for all of theirs.
-        disabled: Canonical names that the user took out (`BackendOptions.disabled_ops`).
+        upstream: Names in OpenVINO's own table, without ``torch.ops.``: overloads, or packets for all their overloads.
+        disabled: Canonical names that the user disabled (`BackendOptions.disabled_ops`).
         converts: Whether OpenVINO's frontend has a conversion rule for an overload.
         mapped: Whether the user mapped an overload, which wins over everything but ``disabled``.
         own: Whether this package's conversions are used; TorchScript's tracer can't call them.
@@ -68,22 +68,22 @@ class SupportTable:
         self.own = own
 
     def knows(self, name: str) -> bool:
-        """Whether an overload (``aten.relu.default``) is in the table and neither banned nor disabled."""
+        """Returns whether an overload (``aten.relu.default``) has a conversion that is neither banned nor disabled."""
         if self.is_disabled(name):
             return False
         rule = rule_of(name)
         if self.is_mapped(name) or rule.convert is not None:
             return True
-        # The rules are of ATen's operators: upstream also names some of quantized_decomposed and torchvision.
+        # The rules are for ATen operators; upstream also lists some of quantized_decomposed and torchvision.
         listed = rule.verified or name in self._supported or packet_name(name) in self._supported
         return name.startswith("aten.") and not rule.banned and listed and self._converts(name)
 
     def is_disabled(self, name: str) -> bool:
-        """Whether the user disabled this overload, by its own name or by its packet's."""
+        """Returns whether the user disabled this overload, by its own name or by its packet's."""
         return name in self._disabled or packet_name(name) in self._disabled
 
     def refuse_name(self, name: str) -> Refusal | None:
-        """The reason against an operator as such, whatever its inputs."""
+        """Returns why an operator is refused whatever its inputs, or None."""
         if self.is_disabled(name):
             return Refusal("disabled_op", f"{name} is listed in disabled_ops")
         if self.knows(name):
@@ -98,7 +98,7 @@ class SupportTable:
         )
 
     def refuse(self, node: Node) -> Refusal | None:
-        """The reason against one node, or None where it may run on OpenVINO."""
+        """Returns why a node is refused, or None if it may run on OpenVINO."""
         name = op_name(node.target)
         if is_symbolic_scalar(node):
             allowed = name in _SYMBOLIC and isinstance(value_of(node), (int, torch.SymInt))
@@ -120,14 +120,14 @@ class SupportTable:
         if target._schema.is_mutable:
             return Refusal("unsupported_op", f"{name} writes to its input; OpenVINO graphs are functional")
         refusal = self.refuse_name(name)
-        # Training also saves the others.
+        # Training also saves the other outputs.
         others = rule_of(name).first_output_only
         if refusal is None and others and len(_used_outputs(node)) > 1:
             return Refusal("unsupported_op", f"{others} of {name} is used")
         return refusal
 
     def _refuse_arguments(self, node: Node, name: str) -> Refusal | None:
-        """Arguments for which OpenVINO's own conversion gives other answers than torch."""
+        """Refuses arguments for which the conversion gives different results than torch."""
         outputs, rule = _used_outputs(node), rule_of(name)
         limit = self._limit(name)
         if limit is not None and (reason := limit(node)) is not None:
@@ -147,12 +147,12 @@ class SupportTable:
 
 
 def moves_only(name: str) -> bool:
-    """Whether an operator only moves, compares or casts values, so that several of them may cancel out."""
+    """Returns whether an operator only moves, compares or casts values, so that several of them may cancel out."""
     return rule_of(name).movement is not None
 
 
 def _used_outputs(node: Node) -> list[torch.Tensor]:
-    """The tensors that a node returns and somebody takes (batch norm returns empty statistics in evaluation)."""
+    """Returns the output tensors of a node that are used (batch norm returns empty statistics in evaluation)."""
     value = value_of(node)
     if not isinstance(value, (list, tuple)):
         return tensors_of(value)
@@ -162,7 +162,7 @@ def _used_outputs(node: Node) -> list[torch.Tensor]:
 
 
 def _refuse_types(node: Node, name: str) -> Refusal | None:
-    """Types, devices and sizes that OpenVINO does not take, or would compute differently whatever the operator."""
+    """Refuses dtypes, devices and sizes that OpenVINO rejects, or computes differently whatever the operator."""
     outputs = _used_outputs(node)
     inputs = [tensor for source in node.all_input_nodes for tensor in tensors_of(value_of(source))]
     for tensor in (*inputs, *outputs):

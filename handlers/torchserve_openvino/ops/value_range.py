@@ -1,9 +1,10 @@
-"""Which values the integers of a graph may have: interval arithmetic over its nodes.
+"""Value ranges of the integers in a graph, by interval arithmetic over its nodes.
 
-Only what follows from the graph alone counts, from its constants, and from what each call checks of its inputs. None
-stands for "not known", which costs a check at run time and never an answer.
+A range is derived only from the graph itself, its constants, and the bounds that each call checks for its inputs. None
+stands for "not known", which costs a check at run time but never makes a result wrong.
 """
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 
@@ -17,11 +18,11 @@ Range = tuple[int, int]
 
 
 class ValueRanges:
-    """Answers for the nodes of one graph.
+    """The value ranges of one graph's nodes.
 
     Args:
         graph: A partition's graph.
-        inputs: What each call checks of a placeholder, or of an integer that a float becomes, by the node's name.
+        inputs: Ranges that each call checks, for placeholders and integers cast from floats, by the node's name.
         constants: Real tensors behind placeholders and ``get_attr`` nodes, by the node's name.
     """
 
@@ -29,15 +30,15 @@ class ValueRanges:
         self._found: dict[Node, Range | None] = {}
         self._inputs = inputs
         self._constants = constants
-        # In order, so that no look-up goes deep.
+        # In graph order, so that no look-up recurses deeply.
         for node in graph.nodes:
             self._found[node] = self._of(node)
 
     def of(self, value: object) -> Range | None:
-        """Least and largest value of a node or a Python number; None where nothing is known."""
+        """Returns the least and largest value of a node or a Python number; None if they are not known."""
         if isinstance(value, Node):
             if value not in self._found:
-                # Added to the graph since.
+                # Added to the graph after construction.
                 self._found[value] = self._of(value)
             return self._found[value]
         if isinstance(value, bool) or not isinstance(value, int):
@@ -103,17 +104,17 @@ def _union(ranges: list[Range | None]) -> Range | None:
 
 
 def stated(value: int) -> RangeRule:
-    """Of an operator that fills with a number."""
+    """Makes the rule of an operator that fills with a number."""
     return lambda ranges, node: (value, value)
 
 
 def of_argument(position: int) -> RangeRule:
-    """Of an operator that returns an argument's values."""
+    """Makes the rule of an operator that returns an argument's values."""
     return lambda ranges, node: ranges.of(node.args[position])
 
 
 def of_arguments(*positions: int) -> RangeRule:
-    """Of an operator that returns values of several arguments."""
+    """Makes the rule of an operator that returns values of several arguments."""
 
     def together(ranges: ValueRanges, node: Node) -> Range | None:
         if len(node.args) <= max(positions):
@@ -124,10 +125,10 @@ def of_arguments(*positions: int) -> RangeRule:
 
 
 def of_both(combine: Callable[[Range, Range], Range]) -> RangeRule:
-    """Of an operator with two operands, from the ranges of these."""
+    """Makes the rule of an operator with two operands, from a function of their ranges."""
 
     def combined(ranges: ValueRanges, node: Node) -> Range | None:
-        if node.kwargs.get("alpha", 1) != 1 or len(node.args) < 2:
+        if len(node.args) < 2 or arguments_of(node).get("alpha", 1) != 1:
             return None
         x, y = ranges.of(node.args[0]), ranges.of(node.args[1])
         return None if x is None or y is None else combine(x, y)
@@ -152,10 +153,10 @@ product_of_two = of_both(_product)
 
 
 def positions(default: int | None) -> RangeRule:
-    """Of an operator that names positions along ``dim``.
+    """Makes the rule of an operator that returns positions along ``dim``.
 
     Args:
-        default: The dimension where none is given; None stands for all elements.
+        default: The dimension if none is given; None stands for all elements.
     """
 
     def of_places(ranges: ValueRanges, node: Node) -> Range | None:
@@ -171,45 +172,38 @@ def positions(default: int | None) -> RangeRule:
 
 
 def arange(ranges: ValueRanges, node: Node) -> Range | None:
-    """Of a range whose ends are known."""
+    """Computes the range of an ``arange`` whose ends are known."""
     bounds = [value for value in node.args if isinstance(value, int)]
     if len(bounds) != len(node.args) or not bounds:
         return None
     start, end, step = (0, bounds[0], 1) if len(bounds) == 1 else (*bounds, 1)[:3]
     values = range(start, end, step)
-    return (min(values), max(values)) if values else (0, 0)
+    return (min(values[0], values[-1]), max(values[0], values[-1])) if values else (0, 0)
 
 
 def clamped(ranges: ValueRanges, node: Node) -> Range | None:
-    """Of what lies between two bounds, one or both."""
-    given = arguments_of(node)
-    low, high = ranges.of(given.get("min")), ranges.of(given.get("max"))
-    found = ranges.of(given["self"])
-    if found is None and (low is None or high is None):
-        return None
-    least = max([r[0] for r in (found, low) if r is not None])
-    most = min([r[1] for r in (found, high) if r is not None])
-    # torch: where the bounds cross, the upper one wins.
-    return min(least, most), max(least, most)
-
-
-def clamped_above(ranges: ValueRanges, node: Node) -> Range | None:
-    """Of what lies below a bound."""
-    found, most = ranges.of(node.args[0]), ranges.of(node.args[1])
-    if found is None or most is None or found[0] > most[1]:
-        return None
-    return found[0], min(found[1], most[1])
+    """Computes the range of a clamp with one bound or both; any of its operands may be unknown."""
+    given, unknown = arguments_of(node), (-math.inf, math.inf)
+    least, most = ranges.of(given["self"]) or unknown
+    if given.get("min") is not None:
+        low = ranges.of(given["min"]) or unknown
+        least, most = max(least, low[0]), max(most, low[1])
+    # In torch, the upper bound wins where the bounds cross.
+    if given.get("max") is not None:
+        high = ranges.of(given["max"]) or unknown
+        least, most = min(least, high[0]), min(most, high[1])
+    return (int(least), int(most)) if math.isfinite(least) and math.isfinite(most) else None
 
 
 def remainder(ranges: ValueRanges, node: Node) -> Range | None:
-    """Of a remainder with the sign of its divisor."""
+    """Computes the range of a remainder with the sign of its divisor; known for positive divisors only."""
     divisor = ranges.of(node.args[1])
     return (0, divisor[1] - 1) if divisor is not None and divisor[0] > 0 else None
 
 
 def quotient(ranges: ValueRanges, node: Node) -> Range | None:
-    """Of a division that rounds down or towards 0: within the dividend and one step below."""
+    """Computes the range of a division that rounds down or towards 0; known for positive divisors only."""
     x, divisor = ranges.of(node.args[0]), ranges.of(node.args[1])
     if x is None or divisor is None or divisor[0] <= 0:
         return None
-    return min(x[0], 0) if x[0] < 0 else 0, max(x[1], 0)
+    return min(x[0], 0), max(x[1], 0)

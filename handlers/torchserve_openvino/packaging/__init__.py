@@ -1,1 +1,1 @@
-"""Model archives: made by torch-model-archiver, with the compiled graphs inside, and looked into."""
+"""Model archives: built with torch-model-archiver and filled with compiled graphs; checked and inspected."""

@@ -1,4 +1,4 @@
-"""A .mar as files: written by torch-model-archiver, rewritten so that the same content gives the same bytes."""
+"""Makes a .mar with torch-model-archiver, unpacks it, and rewrites it so that the same content gives the same bytes."""
 
 import json
 import os
@@ -14,10 +14,10 @@ from torchserve_openvino.cache.open import WORKERS_PREFIX
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.serving.loading.archive import MANIFEST
 
-# The earliest date that a zip file can state, and what stands for "now" in everything that is packaged.
+# The earliest date that a zip file can store; it replaces the current time in everything that is packaged.
 EPOCH = (1980, 1, 1, 0, 0, 0)
 EPOCH_TEXT = "01/01/1980 00:00:00"
-# Far above any model of today; an archive that claims more is damaged, or meant to fill the disk.
+# Far above any current model; an archive that claims more is damaged, or meant to fill the disk.
 MAX_BYTES = 200 * 2**30
 
 
@@ -25,17 +25,17 @@ def run_archiver(arguments: Sequence[str], name: str, folder: Path) -> Path:
     """Runs torch-model-archiver.
 
     Args:
-        arguments: Its options, without name and export path.
+        arguments: Its command-line options, without name and export path.
         name: The model's name.
         folder: Where to write.
 
     Returns:
-        The archive.
+        Path of the archive.
 
     Raises:
-        PackagingError: It failed; with its own words.
+        PackagingError: It failed; the message quotes its output.
     """
-    # Its working folder is TMPDIR/name, which it deletes first: two runs at once need a TMPDIR each.
+    # Its working folder is TMPDIR/name, which it deletes first: concurrent runs need separate TMPDIRs.
     with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
         command = [sys.executable, "-m", "model_archiver.model_packaging", "--force", "--archive-format", "zip-store"]
         command += ["--model-name", name, "--export-path", str(folder), *arguments]
@@ -53,7 +53,7 @@ def extract(path: Path, folder: Path) -> None:
     """Unpacks an archive into an empty folder.
 
     Raises:
-        PackagingError: It is no .mar, or holds what a model archive can't.
+        PackagingError: It is not a valid .mar, or holds links, paths outside the archive, or too much data.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -74,11 +74,11 @@ def _check_name(path: Path, info: zipfile.ZipInfo) -> None:
     parts = PurePosixPath(info.filename).parts
     link = (info.external_attr >> 16) & 0o170000 == 0o120000
     if info.filename.startswith("/") or ".." in parts or "\\" in info.filename or link:
-        raise PackagingError(f"{path} holds {info.filename!r}, which would lie outside the archive, or is a link.")
+        raise PackagingError(f"{path} holds {info.filename!r}, which is a link, or a path outside the archive.")
 
 
 def files_of(folder: Path) -> list[Path]:
-    """All files below a folder that belong into an archive, sorted by name."""
+    """Returns all files below a folder that belong in an archive, sorted by name."""
     found = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     return sorted(path for path in found if not path.relative_to(folder).parts[0].startswith(WORKERS_PREFIX))
 
@@ -86,10 +86,10 @@ def files_of(folder: Path) -> list[Path]:
 def write(folder: Path, target: Path) -> None:
     """Writes a folder as a .mar: names sorted, dates and permissions fixed, so that it depends on the content alone.
 
-    The file appears under its name when it is complete.
+    The file is renamed into place once it is complete.
 
     Args:
-        folder: What belongs into it, with its manifest.
+        folder: Content of the archive, with its manifest, whose ``createdOn`` is overwritten.
         target: The .mar.
     """
     manifest = folder / MANIFEST
@@ -115,7 +115,7 @@ def write(folder: Path, target: Path) -> None:
 def _add(archive: zipfile.ZipFile, path: Path, name: str) -> None:
     info = zipfile.ZipInfo(name, EPOCH)
     info.external_attr = 0o644 << 16
-    # Weights and compiled models hardly shrink, and deflating them takes longer than all the rest.
+    # Weights and compiled models hardly shrink, and deflating them takes longer than everything else.
     info.compress_type = zipfile.ZIP_STORED if path.stat().st_size > 2**20 else zipfile.ZIP_DEFLATED
     with path.open("rb") as source, archive.open(info, "w", force_zip64=True) as sink:
         shutil.copyfileobj(source, sink, 2**20)

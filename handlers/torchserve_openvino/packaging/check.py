@@ -1,4 +1,4 @@
-"""What a worker would refuse of an archive, found without running anything of it."""
+"""Finds what a worker would refuse in an archive, without running any of its code."""
 
 import ast
 import json
@@ -19,7 +19,7 @@ class Checked:
 
     Attributes:
         config: The archive's settings; the defaults where it has no model-config.yaml.
-        problems: A sentence each; empty where a worker would begin to load it.
+        problems: One sentence each; empty if a worker would start to load it.
     """
 
     config: ServingConfig
@@ -27,14 +27,14 @@ class Checked:
 
 
 def check_archive(path: Path, *, check_device: bool) -> Checked:
-    """Looks into a .mar.
+    """Checks a .mar.
 
     Args:
         path: The archive.
-        check_device: Whether a device that this machine lacks is a problem.
+        check_device: Whether a device that this machine lacks is an error.
 
     Raises:
-        PackagingError: It is no model archive.
+        PackagingError: It is not a model archive.
         ConfigError: Its model-config.yaml is not valid.
     """
     with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
@@ -44,7 +44,7 @@ def check_archive(path: Path, *, check_device: bool) -> Checked:
 
 
 def check_folder(folder: Path, *, check_device: bool) -> Checked:
-    """The same for an archive that is unpacked."""
+    """Checks an unpacked archive, as `check_archive` does."""
     model = model_of(folder)
     found: list[str] = []
     config = ServingConfig()
@@ -124,7 +124,7 @@ def _named(folder: Path, config: ServingConfig) -> Iterator[str]:
 
 
 def _parsed(path: Path) -> ast.Module | str:
-    """A Python file's syntax tree, or what is wrong with it."""
+    """Returns a Python file's syntax tree, or what is wrong with it."""
     if not path.is_file():
         return "is not in the archive"
     try:

@@ -1,4 +1,4 @@
-"""Whether an archive will start warm on this machine, and if not, why; without running anything of it."""
+"""Predicts whether an archive starts warm on this machine, and if not, why, without running any of its code."""
 
 import json
 import tempfile
@@ -21,11 +21,11 @@ class Verdict:
 
     Attributes:
         start: ``warm`` (nothing is traced or compiled), ``from IR`` (compiled, not traced) or ``cold``.
-        calls: Input signatures that start without tracing.
-        partitions: Stored subgraphs.
-        compiled: Those of them that are compiled for this machine.
-        model: Of the archive's manifest.
-        reasons: Why it does not start warm; or what to know.
+        calls: Number of input signatures that start without tracing.
+        partitions: Number of subgraphs that these calls use.
+        compiled: Number of these subgraphs that are compiled for this machine.
+        model: The section ``model`` of the archive's manifest.
+        reasons: Why it does not start warm; empty if it does.
     """
 
     start: str = "cold"
@@ -36,15 +36,15 @@ class Verdict:
     reasons: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-safe."""
+        """Returns all attributes, JSON-safe."""
         return dict(vars(self))
 
 
 def inspect(path: Path) -> Verdict:
-    """Opens an archive.
+    """Inspects an archive.
 
     Raises:
-        PackagingError: It is no model archive.
+        PackagingError: It is not a model archive.
     """
     with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
         folder = Path(scratch)
@@ -62,7 +62,7 @@ def inspect(path: Path) -> Verdict:
 
 def _judge(folder: Path, store: Store, verdict: Verdict) -> None:
     damaged = store.verify()
-    verdict.reasons += [f"damaged: {problem}" for problem in damaged]
+    verdict.reasons += [f"damaged: {problem.reason}" for problem in damaged]
     changed = _changed(folder)
     verdict.reasons += changed
     entries = list(store.entries())
@@ -90,14 +90,14 @@ def _changed(folder: Path) -> list[str]:
     try:
         stored = json.loads((folder / PACKAGED_FOLDER / CONTENTS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return [f"{CONTENTS} is missing or damaged: whether the model is the one that was compiled is not known"]
+        return [f"{CONTENTS} is missing or damaged: it is unknown whether the model is the one that was compiled"]
     now = contents(folder)
     names = sorted(name for name in stored.keys() | now.keys() if stored.get(name) != now.get(name))
     return [f"changed since it was compiled: {', '.join(names)}"] if names else []
 
 
 def _guarded(folder: Path) -> list[str]:
-    """What was found when the archive was compiled; in other words where that is not known."""
+    """Returns the reasons stored when the archive was compiled; a general one if they cannot be read."""
     try:
         return [str(reason) for reason in json.loads((folder / PACKAGED_FOLDER / GUARDED).read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError):
@@ -114,7 +114,7 @@ def _differences(fields: list[Mapping[str, Any]], here: Mapping[str, Any]) -> li
 
 
 def _compiled_here(entries: list[Entry]) -> set[Any]:
-    """Keys of the partitions that have a blob for this machine."""
+    """Returns the keys of the partitions that have a blob for this machine."""
     from torchserve_openvino.backend.routes.partition_cache import fits_here
 
     return {e.fields.get("partition") for e in entries if e.kind == "blob" and fits_here(e.fields)}

@@ -1,7 +1,7 @@
-"""Compiles what an archive will serve, the way a worker does, into a folder that goes with the archive.
+"""Compiles the model of an archive as a worker would, into a cache folder that becomes part of the archive.
 
-A real worker's load is run in a process of its own: TorchServe's own loader, the archive's handler, warm-up,
-verification. The cache that it fills is what is packaged.
+A separate process loads the archive like a real worker: TorchServe's own loader, the archive's handler, warm-up,
+verification. The cache that it fills is packaged.
 """
 
 import json
@@ -21,7 +21,7 @@ from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.archive import files_of
 from torchserve_openvino.serving.loading import archive as load_archive
 
-# Name of a CPU level to oneDNN's name of it, and what a CPU must have to compile for it.
+# CPU level to oneDNN's name for it, and the capability (as torch names it) that a CPU needs to compile for it.
 LEVELS: dict[str, tuple[str, str]] = {
     "sse4": ("SSE41", "sse4_1"),
     "avx2": ("AVX2", "avx2"),
@@ -30,14 +30,14 @@ LEVELS: dict[str, tuple[str, str]] = {
     "avx512-bf16": ("AVX512_CORE_BF16", "avx512_bf16"),
     "amx": ("AVX512_CORE_AMX", "amx_tile"),
 }
-# What was packaged, for `--check`: digests of the archive's own files; and why calls are traced all the same.
+# Stored in the archive for `--check`: digests of its own files; and the reasons why calls are traced nevertheless.
 CONTENTS = "contents.json"
 GUARDED = "guarded.json"
 
 
 @dataclass(frozen=True)
 class Precompiled:
-    """What one load of the archive came to.
+    """Result of loading the archive once.
 
     Attributes:
         level: Name of the CPU level; empty for this machine's own CPU.
@@ -49,7 +49,7 @@ class Precompiled:
 
     @property
     def summary(self) -> str:
-        """One line for people."""
+        """One-line summary for the user."""
         cache, summary = self.report["cache"], self.report["summary"]
         cold = "" if not self.guarded else f"; starts cold: {'; '.join(self.guarded)}"
         where = f"any CPU with {self.level}" if self.level else "this CPU"
@@ -60,21 +60,21 @@ class Precompiled:
 
     @property
     def guarded(self) -> list[str]:
-        """Why a worker traces the model all the same; empty where it does not."""
+        """Why a worker traces the model nevertheless; empty if it does not."""
         shapes = self.report["serving"]["shapes"]
         if shapes["frozen"]:
             return []
         return list(shapes["guarded"]) or [
-            "calls are guarded, for a handler of your own may change its weights; if it does not, say "
+            "calls are guarded, for a handler of your own may change its weights; if it does not, set "
             "handler.openvino.freeze: true"
         ]
 
 
 def check_levels(names: Sequence[str]) -> None:
-    """Whether this CPU can compile for each level.
+    """Checks that this CPU can compile for each level.
 
     Raises:
-        PackagingError: It can't, or there is no such level.
+        PackagingError: It cannot, or a level does not exist.
     """
     for name in names:
         if name not in LEVELS:
@@ -94,7 +94,7 @@ def precompile(folder: Path, levels: Sequence[str], log: Callable[[str], None]) 
     Args:
         folder: The unpacked archive.
         levels: Names of `LEVELS` that passed `check_levels`.
-        log: Takes the worker's log, line by line.
+        log: Called with each line of the worker's log.
 
     Raises:
         PackagingError: The model does not load, or nothing was compiled.
@@ -105,7 +105,7 @@ def precompile(folder: Path, levels: Sequence[str], log: Callable[[str], None]) 
     if not done[0].report["cache"]["stored"]:
         raise PackagingError(
             "nothing was compiled while the model loaded. Declare its inputs in handler.openvino.warmup.inputs, and "
-            "let pt2 name the backend openvino."
+            "set the backend in pt2 to openvino."
         )
     for rest in ("locks", "tmp"):
         shutil.rmtree(cache / rest, ignore_errors=True)
@@ -115,7 +115,7 @@ def precompile(folder: Path, levels: Sequence[str], log: Callable[[str], None]) 
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Digest of each file of an unpacked archive, without the manifest and the packaged cache."""
+    """Returns the digest of each file of an unpacked archive, except the manifest and the packaged cache."""
     found = {}
     for path in files_of(folder):
         name = path.relative_to(folder).as_posix()

@@ -1,4 +1,4 @@
-"""What a new model begins with: model-config.yaml with its schema, TorchServe's config.properties, metrics.yaml."""
+"""Starter files for a new model: model-config.yaml with its schema, TorchServe's config.properties, metrics.yaml."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,9 +8,9 @@ import yaml
 
 from torchserve_openvino.errors import ItemError, PackagingError
 
-# A task's handler, and the configuration to begin with. `text` is served by the handler tensor, or one of your own.
+# Task, named after its handler, to the configuration to start from. The handler tensor or a custom one serves `text`.
 TASKS = {"image_classifier": "cpu-latency", "tensor": "cpu-latency", "text": "cpu-text"}
-# Names of a text model's one varying size, in model-config/cpu-text.yaml.
+# Name of the variable dimension of a text model in model-config/cpu-text.yaml.
 _LENGTH = "sequence"
 
 CONFIG_PROPERTIES = """\
@@ -25,28 +25,28 @@ metrics_config={metrics}
 
 
 def template_folder() -> Path:
-    """Where the ready configurations lie: in the installed package, or in its source tree."""
+    """Returns the folder of the ready-made configurations, in the installed package or in its source tree."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "templates"
     return installed if installed.is_dir() else package.parents[1] / "model-config"
 
 
 def templates() -> dict[str, Path]:
-    """Name and file of each ready model-config.yaml."""
+    """Returns the name and path of each ready-made model-config.yaml."""
     found = sorted(template_folder().glob("*.yaml"))
     return {path.stem: path for path in found if path.stem != "metrics"}
 
 
 def inputs_of_sample(body: bytes, *, text: bool) -> list[dict[str, Any]]:
-    """What a request shows of a model's inputs, as ``handler.openvino.warmup.inputs`` declares them.
+    """Derives a model's inputs from a sample request, as ``handler.openvino.warmup.inputs`` declares them.
 
     Args:
         body: A request's body: .npy, or JSON of nested lists, of named inputs, or of KServe v2. Its first dimension is
             the batch.
-        text: Whether inputs of one dimension vary in length.
+        text: Whether integer inputs of one dimension vary in length.
 
     Raises:
-        PackagingError: It is none of these.
+        PackagingError: The body has none of these formats.
     """
     from torchserve_openvino.tasks.tensors import parse
 
@@ -70,7 +70,7 @@ def _declared(name: str | None, tensor: Any, *, text: bool) -> dict[str, Any]:
 
 
 def with_inputs(template: str, inputs: Sequence[Mapping[str, Any]]) -> str:
-    """A configuration's text with these inputs declared, in the place of what it says of inputs itself."""
+    """Returns a configuration's text with these inputs declared, in place of its own section ``warmup``."""
     lines: list[str] = []
     skipping = False
     for line in template.splitlines():
@@ -94,12 +94,12 @@ def write(folder: Path, config: str, *, force: bool) -> list[Path]:
     """Writes the files and the model store's folder.
 
     Args:
-        folder: Where to; it is made.
+        folder: Target folder; created if absent.
         config: Text of model-config.yaml.
-        force: Whether files that exist are replaced.
+        force: Whether to replace existing files.
 
     Raises:
-        PackagingError: One exists, or cannot be written; then none was written.
+        PackagingError: A file exists and `force` is false (nothing is written then), or a file cannot be written.
     """
     metrics = folder / "metrics.yaml"
     contents = {

@@ -1,4 +1,4 @@
-"""This package as a wheel, from its own installed files: for archives that go where it is not installed."""
+"""Builds a wheel of this package from its installed files, for archives that run where it is not installed."""
 
 import base64
 import hashlib
@@ -17,7 +17,7 @@ def build_wheel(folder: Path) -> Path:
     """Writes the wheel; the same files give the same bytes.
 
     Args:
-        folder: Where to.
+        folder: Target folder.
     """
     distribution = metadata.distribution(PACKAGE)
     name = PACKAGE.replace("-", "_")

@@ -1,4 +1,4 @@
-"""What the cache did for one model: plain data of the report."""
+"""What the cache did for one model, as plain data of the report."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -8,23 +8,23 @@ from typing import Any
 
 @dataclass
 class CacheRecord:
-    """Counts of one compiled model.
+    """The cache counters of one compiled model.
 
     Attributes:
-        directory: Of the cache; empty while it is off and nothing was packaged.
-        packaged: Folder of entries that came with the archive; empty without.
-        hits: Partitions that were found compiled, or as IR.
-        misses: Partitions that were not found.
-        imports: Compiled blobs that OpenVINO read; no compilation.
+        directory: Folder of the cache; empty if it is off and nothing was packaged.
+        packaged: Folder of the entries that came with the archive; empty if there are none.
+        hits: Partitions found in the cache, as a compiled blob or as IR.
+        misses: Partitions not found, or not usable.
+        imports: Compiled blobs that OpenVINO imported instead of compiling.
         compiles: Models that OpenVINO compiled, from IR or from a converted graph.
         traces: Graphs that Dynamo traced.
-        call_hits: Input signatures that run without having been traced.
-        call_misses: Those that were not found.
+        call_hits: Input signatures found in the cache, which run without tracing.
+        call_misses: Input signatures not found, or not usable.
         stored: Entries written.
-        verified: Signatures from the cache whose answer was compared with eager PyTorch's.
-        rejected: Signatures from the cache whose answer differed: thrown away, and compiled anew.
-        refused: Why something was not stored or not used, with how often.
-        events: Gives the store's own counts: entries damaged, writes that failed, waiting for locks.
+        verified: Signatures from the cache whose outputs were compared with eager PyTorch's.
+        rejected: Signatures from the cache whose outputs differed; they are discarded and compiled again.
+        refused: Reasons why something was not stored or not used, with counts.
+        events: Returns the store's own counters: damaged entries, failed writes, waits for locks.
         nearest: For a miss, the fields in which the nearest stored entry differs: name to (stored, wanted).
     """
 
@@ -47,7 +47,7 @@ class CacheRecord:
 
     @property
     def write_failures(self) -> int:
-        """Entries that could not be stored: a full disk, a folder that cannot be written."""
+        """Entries that could not be stored, e.g. on a full disk or in a folder that is not writable."""
         return int(self.events().get("write_failures", 0))
 
     @property
@@ -62,7 +62,7 @@ class CacheRecord:
         return "miss" if self.misses or self.call_misses else "unused"
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-safe; of a cache that is off, that and what was compiled."""
+        """Returns the record, JSON-safe; for a cache that is off, only its status and the compilation counts."""
         counts = {"traces": self.traces, "compiles": self.compiles, "imports": self.imports}
         if not self.enabled:
             return {"enabled": False, "status": "off", **counts}

@@ -1,4 +1,4 @@
-"""Versions and machine, as the report states them."""
+"""Versions and machine, for the report."""
 
 import functools
 import os
@@ -36,5 +36,5 @@ def _static() -> dict[str, str]:
 
 
 def environment() -> dict[str, str | int]:
-    """Versions of what answers depend on, the CPU's name, and this process's id."""
+    """Returns the versions of what results depend on, the CPU's name, and this process's id."""
     return {**_static(), "pid": os.getpid()}

@@ -1,4 +1,4 @@
-"""The public face of the records: `CompileReport`, one JSON-safe schema for log, metrics, describe and CLI."""
+"""The public view of the records: `CompileReport`, one JSON-safe schema for log, metrics, describe and CLI."""
 
 import dataclasses
 import json
@@ -18,11 +18,11 @@ class Summary:
     """The figures that fit on one line.
 
     Attributes:
-        ops_total: Operators that do work, over all graphs, and those that run in eager PyTorch outside any graph.
+        ops_total: Operators that do work: in all graphs, and in eager PyTorch outside any graph.
         ops_on_openvino: Those of them that run on OpenVINO.
-        coverage: ``ops_on_openvino / ops_total``, 0..1; 1 where nothing does work; 0 before any graph came.
+        coverage: ``ops_on_openvino / ops_total``, 0..1; 1 if no operator does work; 0 before the first graph.
         fallbacks: Sum of the fallback counts.
-        compile_seconds: Tracing excluded: lowering, conversion and OpenVINO's compilation.
+        compile_seconds: Lowering, conversion and OpenVINO's compilation, without tracing.
     """
 
     ops_total: int
@@ -49,22 +49,22 @@ class CompileReport:
         self._tracker = tracker
 
     def follow(self, other: "CompileReport") -> None:
-        """Shows another model's records from now on, to those as well who hold this report already."""
+        """Switches to another report's records, also for existing references to this report."""
         self._tracker = other._tracker
 
     @property
     def tracker(self) -> Tracker:
-        """The records that it shows; whoever has something to say of the model writes to them."""
+        """The records behind the report, to be written to by code that observes the model."""
         return self._tracker
 
     @property
     def revision(self) -> int:
-        """Changes whenever the report does."""
+        """A number that changes whenever the report does."""
         return self._tracker.revision
 
     @property
     def fallbacks(self) -> list[Fallback]:
-        """Every cause for which work did not run on OpenVINO."""
+        """Every reason why work did not run on OpenVINO."""
         return list(self._tracker.fallbacks)
 
     @property
@@ -73,22 +73,22 @@ class CompileReport:
         return self._tracker.cache
 
     def fallback_counts(self) -> dict[str, int]:
-        """Fallback counts by kind."""
+        """Returns the fallback counts by kind."""
         return self._tracker.fallback_counts()
 
     @property
     def backend(self) -> str:
-        """Who compiled the model; empty before it is known."""
+        """The backend that compiled the model; empty before it is known."""
         return str(self._tracker.config.get("backend", ""))
 
     @property
     def verified(self) -> bool:
-        """Whether answers were compared with eager PyTorch's, and were equal: of the model, and of all its parts."""
+        """Whether the outputs of the model and of all its parts were compared with eager PyTorch's, and matched."""
         return self._tracker.verify.passed
 
     @property
     def summary(self) -> Summary:
-        """The figures of this moment."""
+        """The current figures."""
         t = self._tracker
         total = sum(g.ops_total for g in t.graphs) + sum(t.outside.values()) + sum(t.uncompiled.values())
         on_openvino = sum(g.ops_on_openvino for g in t.graphs)
@@ -111,7 +111,7 @@ class CompileReport:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole report, JSON-safe, in the schema of DESIGN.md."""
+        """Returns the whole report, JSON-safe, as described in docs/report.md."""
         t = self._tracker
         graphs = []
         for graph in t.graphs:
@@ -130,22 +130,22 @@ class CompileReport:
             "outside": {**t.outside, **t.uncompiled},
             "cache": t.cache.to_dict(),
             "verify": t.verify.to_dict(),
-            "timings": {name: round(seconds, 4) for name, seconds in t.timings.items()},
+            "timings": {name: round(seconds, 4) for name, seconds in dict(t.timings).items()},
             "notes": list(t.notes),
         }
         return json.loads(json.dumps(plain, default=str))
 
     def to_text(self) -> str:
-        """The report for a terminal or a log."""
+        """Renders the report for a terminal or a log."""
         return text.render(self.to_dict())
 
     def summary_line(self) -> str:
-        """One line: coverage, partitions, fallbacks, breaks, recompiles, seconds, device, precision."""
+        """Returns one line: coverage, partitions, fallbacks, breaks, recompiles, seconds, device, precision."""
         return text.summary_line(self.to_dict())
 
 
 def _shown(fallback: Fallback) -> dict[str, Any]:
-    """The keys of the contract, and the time where it was taken; who caused it is the server's own affair."""
+    """Returns a fallback's public keys, with `seconds` only where it is measured; `caused_by_request` is internal."""
     entry = dataclasses.asdict(fallback)
     del entry["caused_by_request"], entry["seconds"]
     return entry if fallback.kind != "outside_compiled" else {**entry, "seconds": round(fallback.seconds, 4)}

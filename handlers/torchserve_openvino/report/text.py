@@ -1,10 +1,10 @@
-"""The report as plain text."""
+"""Renders the report as plain text."""
 
 from typing import Any
 
 
 def summary_line(report: dict[str, Any]) -> str:
-    """One line for the log; ``report`` is `CompileReport.to_dict()`."""
+    """Returns one line for the log; ``report`` is `CompileReport.to_dict()`."""
     s = report["summary"]
     kinds: dict[str, int] = {}
     for fallback in report["fallbacks"]:
@@ -26,8 +26,8 @@ def _first_line(text: str, width: int = 160) -> str:
 
 
 def verify_line(verify: dict[str, Any]) -> str:
-    """The comparison with eager on one line; ``verify`` is that entry of the report."""
-    # Requests may be compared where nothing was before READY.
+    """Summarises the comparison with eager on one line; ``verify`` is the report's entry of that name."""
+    # Requests may be compared even if nothing was compared before READY.
     words = []
     if "passed" in verify:
         words = ["passed" if verify["passed"] else "FAILED", f"{verify.get('cases', '?')} case(s)"]
@@ -52,7 +52,7 @@ def verify_line(verify: dict[str, Any]) -> str:
 
 
 def cache_line(cache: dict[str, Any]) -> str:
-    """What the cache did, on one line; ``cache`` is that entry of the report."""
+    """Summarises what the cache did on one line; ``cache`` is the report's entry of that name."""
     words = [cache["status"], f"{cache['traces']} traced, {cache['compiles']} compiled, {cache['imports']} imported"]
     if verified := cache["verified"]["signatures"]:
         words.append(f"{verified} signature(s) compared with eager")
@@ -65,7 +65,7 @@ def cache_line(cache: dict[str, Any]) -> str:
 
 
 def render(report: dict[str, Any]) -> str:
-    """Several lines: summary, graphs with their partitions, then each fallback, break and recompile."""
+    """Returns several lines: summary, graphs with their partitions, then each fallback, break and recompile."""
     lines = ["OpenVINO compile report", "  " + summary_line(report)]
     for graph in report["graphs"]:
         shape = "dynamic" if graph["dynamic"] else "static"

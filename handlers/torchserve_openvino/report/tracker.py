@@ -1,4 +1,4 @@
-"""What happened while a model was compiled and run: plain data, apart from how it is shown.
+"""Records of what happened while a model was compiled and run: plain data, independent of how it is shown.
 
 The backend appends to these records; `CompileReport` reads them. Nothing here imports torch or OpenVINO.
 """
@@ -27,17 +27,17 @@ __all__ = [
 
 @dataclass
 class Fallback:
-    """One cause for which work did not run on OpenVINO.
+    """One reason why work did not run on OpenVINO.
 
     Attributes:
         kind: Class of the cause.
         op: Operator (``aten.bincount.default``), partition (``graph 0 / partition 1``) or user function.
-        to: Who ran it instead.
-        reason: The real message.
+        to: What ran it instead, e.g. ``eager``.
+        reason: The original message.
         where: ``file:line`` in the user's model, empty where torch does not say.
         count: Nodes for an operator, calls for a runtime failure, occurrences otherwise.
-        seconds: What it took, where that was measured: for what ran outside every compiled graph.
-        caused_by_request: Whether the values of an input caused it, so that other inputs are not concerned.
+        seconds: Time it took; only measured for work outside every compiled graph.
+        caused_by_request: Whether the values of an input caused it, so that other inputs are not affected.
     """
 
     kind: FallbackKind
@@ -52,19 +52,19 @@ class Fallback:
 
 @dataclass
 class PartitionRecord:
-    """One subgraph handed to OpenVINO (or given up on).
+    """One subgraph that was passed to OpenVINO, whether or not it runs there.
 
     Attributes:
         name: Unique within its graph.
         ops: Operators in it that do work.
         runs_on: ``openvino``, ``eager`` or ``inductor``.
-        convert_seconds: FX to ov.Model.
-        compile_seconds: ov.Model to CompiledModel, or the blob's import from the cache.
+        convert_seconds: From FX graph to ov.Model.
+        compile_seconds: From ov.Model to CompiledModel, or the import of the blob from the cache.
         inputs: Tensors and integers that are passed at each call.
-        constants: Weights that are constants of it.
+        constants: Number of weights that are constants in it.
         constant_bytes: Size of those weights.
-        execution_devices: What OpenVINO says it runs on.
-        from_cache: It was not compiled: the blob came from the cache, or from OpenVINO's own CACHE_DIR.
+        execution_devices: Devices that it runs on, as OpenVINO reports them.
+        from_cache: Whether it was not compiled, but imported from the cache or OpenVINO's own CACHE_DIR.
         builds: How often it was built (several modules may share one graph; a changed weight builds again).
     """
 
@@ -85,17 +85,18 @@ class PartitionRecord:
 
 @dataclass
 class GraphRecord:
-    """One graph that Dynamo handed to the backend.
+    """One graph that Dynamo passed to the backend.
 
     Attributes:
-        compile_id: Dynamo's own name of the compilation, e.g. ``0/1``.
+        compile_id: Dynamo's own id of the compilation, e.g. ``0/1``.
         where: ``file:line (function)`` of the frame.
         stage: ``inference``, ``forward`` (with autograd) or ``backward``.
         ops_total: Operators that do work in the lowered graph.
         index: Order of arrival.
         dynamic: Whether a size is symbolic.
-        lower_seconds: Dynamo graph to lowered, partitioned graph.
-        decomposed: Operators that were taken apart: name to ``count``, ``into`` (name to count) and ``where``.
+        lower_seconds: From Dynamo's graph to the lowered, partitioned graph.
+        left_out: Operators that stay in eager PyTorch: name to count.
+        decomposed: Operators that were decomposed: name to ``count``, ``into`` (name to count) and ``where``.
     """
 
     compile_id: str
@@ -135,12 +136,12 @@ class Recompile:
 
 
 class Tracker:
-    """Collects the records of one compiled model; safe from several threads.
+    """The records of one compiled model; safe to use from several threads.
 
-    `revision` changes with every change, so that a reader can poll it cheaply. ``builds`` counts how often partitions
-    were compiled. ``outside`` holds the operators that ran in eager PyTorch outside any graph, by name: the most that
-    one call ran of each; ``uncompiled`` how many operators ran where no compiled graph was asked for, by place: the
-    most that one computation there ran.
+    `revision` increases with every change, so that a reader can poll it cheaply. ``builds`` counts how often partitions
+    were compiled. ``outside`` holds the operators that ran in eager PyTorch outside any graph: for each name, the
+    largest number in one call. ``uncompiled`` holds the places that computed without calling a compiled graph: for
+    each, the largest number of operators in one computation.
     """
 
     def __init__(self) -> None:
@@ -160,7 +161,7 @@ class Tracker:
         self.builds = 0
 
     def add_graph(self, record: GraphRecord) -> GraphRecord:
-        """Takes the record of a graph, gives it its index and returns it; the backend fills in its partitions."""
+        """Adds the record of a graph, sets its index and returns it; the backend fills in its partitions."""
         with self._lock:
             record.index = len(self.graphs)
             self.graphs.append(record)
@@ -181,7 +182,7 @@ class Tracker:
     ) -> bool:
         """Counts a fallback; the same cause at the same place is one entry with a higher count.
 
-        A graph break is one too: what stands at the break runs as plain Python.
+        A graph break is a fallback too: the code at the break runs as plain Python.
 
         Returns:
             Whether this cause is new, so that the caller logs it once.
@@ -199,7 +200,7 @@ class Tracker:
             return True
 
     def _count_break(self, reason: str, where: str, count: int) -> None:
-        """Keeps both lists in step: each fallback of this kind is a graph break."""
+        """Counts a graph break in its own list too: both lists stay consistent."""
         for known in self.graph_breaks:
             if (known.reason, known.where) == (reason, where):
                 known.count += count
@@ -207,7 +208,7 @@ class Tracker:
         self.graph_breaks.append(GraphBreak(reason=reason, where=where, count=count))
 
     def add_outside(self, counts: Mapping[str, int]) -> None:
-        """Takes the operators that one call ran in eager PyTorch, outside any graph."""
+        """Records the operators that one call ran in eager PyTorch, outside any graph."""
         with self._lock:
             for op, count in counts.items():
                 if count > self.outside.get(op, 0):
@@ -215,17 +216,17 @@ class Tracker:
                     self.revision += 1
 
     def add_uncompiled(self, op: str, where: str, ops: int, seconds: float, reason: str) -> bool:
-        """Counts what a handler computed in eager PyTorch without asking a compiled graph.
+        """Counts what a handler computed in eager PyTorch without calling a compiled graph.
 
         Args:
             op: Module, method or operator.
             where: ``file:line`` in the handler.
             ops: Operators that do work.
-            seconds: What it took.
+            seconds: Time it took.
             reason: What to do about it.
 
         Returns:
-            Whether this is new.
+            Whether this cause is new, so that the caller logs it once.
         """
         place = f"{op} at {where}"
         with self._lock:
@@ -235,7 +236,7 @@ class Tracker:
         return self.add_fallback("outside_compiled", op, reason=reason, where=where, seconds=seconds)
 
     def drop_graph(self, record: GraphRecord) -> None:
-        """Takes back the record of a graph that came to nothing."""
+        """Removes the record of a graph that could not be compiled."""
         with self._lock:
             if record in self.graphs:
                 self.graphs.remove(record)
@@ -254,20 +255,20 @@ class Tracker:
             self.timings[name] = self.timings.get(name, 0.0) + seconds
 
     def add_note(self, note: str) -> None:
-        """Keeps a remark that is neither a fallback nor an error, once."""
+        """Adds a remark that is neither a fallback nor an error; repeated ones are kept once."""
         with self._lock:
             if note not in self.notes:
                 self.revision += 1
                 self.notes.append(note)
 
     def add_build(self) -> None:
-        """Counts one set of compiled partitions: a new graph, or an old one for other weights."""
+        """Counts one set of compiled partitions: a new graph, or an existing one with other weights."""
         with self._lock:
             self.revision += 1
             self.builds += 1
 
     def set_config(self, name: str, value: Any) -> None:
-        """States one effective setting (JSON-safe)."""
+        """Records one effective setting; its value must be JSON-safe."""
         self.config[name] = value
         self._changed()
 
@@ -276,7 +277,7 @@ class Tracker:
             self.revision += 1
 
     def fallback_counts(self) -> dict[str, int]:
-        """Fallbacks by kind; kinds without one are absent."""
+        """Returns fallback counts by kind; kinds without a fallback are absent."""
         counts: Counter[str] = Counter()
         with self._lock:
             for fallback in self.fallbacks:

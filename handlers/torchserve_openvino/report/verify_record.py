@@ -1,4 +1,4 @@
-"""What comparisons with eager PyTorch found of one model: plain data of the report."""
+"""What comparisons of one model with eager PyTorch found, as plain data of the report."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,31 +16,31 @@ class VerifyRecord:
         self._facts: dict[str, Any] = {}
 
     def state(self, result: dict[str, Any], part: str = "") -> None:
-        """Takes what was found of the model, or of a part of it that is compiled by itself."""
+        """Records the result for the model, or for a part of it that is compiled separately."""
         if part:
             result = {**self._facts, "parts": {**self._facts.get("parts", {}), part: result}}
         self._facts = result
         self._changed()
 
     def state_shadow(self, facts: dict[str, Any]) -> None:
-        """Takes what comparing some requests has found so far."""
+        """Records what the comparison of some requests has found so far."""
         if facts != self.shadow:
             self._facts = {**self._facts, "shadow": facts}
             self._changed()
 
     @property
     def shadow(self) -> dict[str, Any]:
-        """What `state_shadow` took; empty where ``verify.shadow`` is 0."""
+        """What `state_shadow` recorded; empty if ``verify.shadow`` is 0."""
         found: dict[str, Any] = self._facts.get("shadow", {})
         return found
 
     @property
     def passed(self) -> bool:
-        """Whether answers were compared with eager PyTorch's, and were equal: of the model, and of all its parts."""
+        """Whether the outputs of the model and of all its parts were compared with eager PyTorch's, and matched."""
         parts = self._facts.get("parts", {})
         whole = self._facts.get("passed", bool(parts) and "skipped" not in self._facts) is True
         return whole and all(part.get("passed") is True for part in parts.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything that was stated."""
+        """Returns everything that was recorded."""
         return self._facts

@@ -1,7 +1,7 @@
-"""TorchServe's BaseHandler, imported without what it drags along.
+"""Imports TorchServe's BaseHandler without its costly dependency.
 
-Its module imports ``openvino.torch``, which is OpenVINO's own torch.compile backend and imports all of Dynamo: three
-seconds of each worker's start, for something that this package replaces.
+BaseHandler's module imports ``openvino.torch``, OpenVINO's own torch.compile backend, which imports all of Dynamo. That
+takes three seconds of each worker's start, for a backend that this package replaces.
 """
 
 import functools
@@ -14,7 +14,7 @@ _UNUSED = "openvino.torch"
 
 
 def _keep(record: logging.LogRecord) -> bool:
-    # What the module says because of us, and what a user of this package would misread.
+    # The module logs this because its import fails below; users of this package would misread it.
     return record.getMessage() != "OpenVINO is not enabled"
 
 
@@ -22,7 +22,7 @@ _logger = logging.getLogger("ts.torch_handler.base_handler")
 _before: Any = sys.modules.get(_UNUSED)
 _logger.addFilter(_keep)
 if _before is None:
-    # An entry of None is Python's own way to say that a module cannot be imported; BaseHandler then goes on without.
+    # An entry of None makes Python raise ImportError for the module; BaseHandler then goes on without it.
     sys.modules[_UNUSED] = None  # type: ignore[assignment]
 try:
     from ts.torch_handler.base_handler import BaseHandler
@@ -36,7 +36,7 @@ _upstream = BaseHandler.initialize
 
 @functools.wraps(_upstream)
 def _initialize(self: Any, context: Any) -> Any:
-    """Upstream's, inside `while_base_handler_loads` where a handler has that: between it and a user's `initialize`."""
+    """Runs upstream's `initialize`, inside the handler's `while_base_handler_loads` where it has one."""
     prepare = getattr(self, "while_base_handler_loads", None)
     with prepare(context) if prepare is not None else nullcontext():
         return _upstream(self, context)
@@ -46,7 +46,7 @@ BaseHandler.initialize = _initialize
 
 
 def model_name(context: Any) -> str:
-    """The model's name in TorchServe; contexts of tests have it in the manifest, or not at all."""
+    """Returns the model's name in TorchServe; contexts in tests have it in the manifest, or not at all."""
     manifest = getattr(context, "manifest", None) or {}
     return str(getattr(context, "model_name", "") or manifest.get("model", {}).get("modelName") or "model")
 

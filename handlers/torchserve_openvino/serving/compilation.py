@@ -1,4 +1,4 @@
-"""One compilation of a model for serving: compiled, frozen, warmed up, behind the door through which requests come."""
+"""Compiles a model for serving: freezes it, warms it up, and wraps it in the `ServedModel` that takes requests."""
 
 import os
 from dataclasses import dataclass, field, replace
@@ -22,15 +22,15 @@ from torchserve_openvino.serving.shapes.warmup import Case, warm_up
 
 @dataclass
 class Prepared:
-    """What serves.
+    """A model that is ready to serve.
 
     Attributes:
         model: Answers requests.
         report: What ran where, and why.
-        cases: What was run before READY; empty where nothing is known of the inputs.
+        cases: Calls that were run before READY; empty where nothing is known about the inputs.
         signatures: Compiled shapes.
-        closed: Whether no other shapes are served by the same graphs.
-        memory: Before and after the eager weights were freed; empty where they were not.
+        closed: Whether the same graphs serve no other shapes.
+        memory: Memory before and after the eager weights were freed; empty where they were not.
     """
 
     model: ServedModel
@@ -42,7 +42,7 @@ class Prepared:
 
     @property
     def needs_no_torch(self) -> bool:
-        """Whether every declared call runs on OpenVINO alone, and without Dynamo, whose guards know torch's threads."""
+        """Whether every declared call runs on OpenVINO only and without Dynamo, whose guards check torch's threads."""
         compiled, summary = self.model.compiled, self.report.summary
         covered = summary.graphs > 0 and summary.coverage == 1.0 and summary.fallbacks == 0
         frozen = isinstance(compiled, CompiledModule) and compiled.frozen >= len(self.signatures) > 0
@@ -51,19 +51,19 @@ class Prepared:
 
 
 class Compilation:
-    """Makes what serves, as often as asked: in another precision, or without the cache, for comparison.
+    """Compiles a model as often as needed: for serving, or for trials in other precisions and without the cache.
 
     Args:
         eager: The model.
         config: Its settings.
-        shapes: What it is compiled for.
+        shapes: The shapes to compile for.
         streams: Runs the parts of a batch.
-        counters: What happens to requests.
+        counters: Counts what happens to requests.
         freezes: Whether calls run without guards.
-        packaged: Folder of compiled graphs that came with the archive; None takes none.
-        proves: Whether what comes from the cache is compared with eager by itself.
-        part: Path of a module that a handler calls by itself; empty for the model.
-        tracker: Where everything is counted; a new one if None.
+        packaged: Folder of compiled graphs that came with the archive; None uses none.
+        proves: Whether answers of cached calls are compared with eager PyTorch's before use (`CacheSettings`).
+        part: Path of a module that the handler calls directly; empty for the model.
+        tracker: Records everything for the report; a new one if None.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class Compilation:
     def make(
         self, resolved: ResolvedOptions | None, *, open_axes: OpenAxes | None = None, cached: bool = True
     ) -> Prepared:
-        """Compiles, and warms up.
+        """Compiles the model and warms it up.
 
         Args:
             resolved: The backend's options; None where a foreign backend compiles.
-            open_axes: Sizes that a graph leaves open.
-            cached: Whether it may come from the cache, go there, and count for the report; else it is a trial.
+            open_axes: Axes whose sizes one graph leaves open.
+            cached: Whether to read and write the cache, and to record the compilation in the report; False for a trial.
         """
         pt2, mode = self._config.pt2, self._section.batching.mode
         if resolved is not None and not cached:
@@ -107,7 +107,7 @@ class Compilation:
                 options=pt2.options or None,
                 fullgraph=pt2.fullgraph,
                 mode=pt2.mode,
-                # What `auto` tries has a report of its own.
+                # `auto` needs a separate report for each backend that it tries; a part shares the model's report.
                 backend="openvino" if self._part and pt2.backend == "auto" else pt2.backend,
                 resolved=resolved,
                 own_weights=self._section.release_weights and self._freezes,
@@ -120,7 +120,7 @@ class Compilation:
         make = partial(compile_with, self._eager, one, tracker=compiled.report.tracker)
         bounded = BoundedShapes(compiled, make, self._section.batching.max_shapes)
         if self._freezes and self._shapes.cases:
-            # Before the first call: what is verified is then what will be served, and it may come from the cache.
+            # Before the first call, so that verification sees the calls that are served, and they may be cached.
             compiled.freeze()
         only = None
         if self._shapes.sizes is None and mode != "dynamic" and not dynamic:
@@ -144,13 +144,12 @@ class Compilation:
         return Prepared(served, compiled.report, self._shapes.cases, self._shapes.signatures, open_axes is not None)
 
     def cache_settings(self) -> CacheSettings:
-        """The cache that the configuration asks for, with what came in the archive."""
+        """Returns the configured cache settings, with the entries that came in the archive."""
         section = self._section.cache
         settings = CacheSettings(
             limit_bytes=int(section.limit_gb * 1e9),
             lock_seconds=float(section.wait_seconds),
             packaged=self._packaged,
-            # Verification compares every compiled shape with eager; no need to do so twice.
             proves=self._proves,
         )
         return settings.while_packaging(os.environ)

@@ -45,10 +45,10 @@ class OpenVINOHandler(ArchiveLoading):
 
     Attributes:
         eager_model: The model as loaded.
-        model: What answers requests: the model to look at, compiled to call.
-        served: What calls of it go to, which pads batches to compiled sizes; None in eager PyTorch.
+        model: A stand-in that looks like the loaded model, but whose calls run compiled.
+        served: Runs the calls of ``model``, padding batches to compiled sizes; None in eager PyTorch.
         report: What ran where, and why.
-        freezes: Whether calls run without guards after warm-up; only where nobody changes the model later.
+        freezes: Whether calls run without guards after warm-up; only safe if nothing changes the model later.
     """
 
     freezes = False
@@ -64,7 +64,7 @@ class OpenVINOHandler(ArchiveLoading):
         self._own_code = OwnCode(self)
         for name, step in self._own_code.watched_steps().items():
             setattr(self, name, step)
-        # Around whatever a subclass does in its `initialize`, before or after ours, or without it.
+        # Wraps the `initialize` of a subclass, whether or not that calls ours.
         self.initialize = self._until_ready  # type: ignore[method-assign]
         # TorchServe wraps this handler in an envelope next, before it calls `initialize`.
         take_over()
@@ -74,30 +74,30 @@ class OpenVINOHandler(ArchiveLoading):
     def initialize(self, context: Any) -> None:
         """Loads the model; a subclass may call this, and set up what else it needs before or after.
 
-        What TorchServe calls is `_until_ready`, which runs this or a subclass's own, and then compiles ``self.model``.
+        TorchServe calls `_until_ready` instead, which runs this or a subclass's own, and then compiles ``self.model``.
         """
         with self.without_pt2(context):
             super().initialize(context)
 
     def _until_ready(self, context: Any) -> None:
-        """Checks the configuration, loads, compiles, warms up, verifies; a READY worker has done all of it.
+        """Does all that a worker does before READY: checks the configuration, loads, compiles, warms up, verifies.
 
         Raises:
-            RuntimeError: Anything that keeps the model from being served; TorchServe answers this class, and no
-                other, as a failed load instead of a crashed worker. Where it is not of that class, its message names
-                the precise one.
+            RuntimeError: This package refuses to serve the model; if the error is of another class, the message names
+                that class. TorchServe reports only a RuntimeError as a failed load instead of a crashed worker.
+            Exception: Any other error, unchanged.
         """
         try:
             self._serve(context)
         except Exception as error:
-            # TorchServe logs whatever a worker writes as INFO: the word has to be in the line. One line, before the
-            # traceback, for those who look for it (`torchserve-openvino why`).
+            # TorchServe logs all output of a worker as INFO, so the line itself says ERROR. It is one line, before the
+            # traceback, so that it can be searched for (`torchserve-openvino why`).
             text = " ".join(str(error).split())
             logger.error("ERROR: %s is not served. %s: %s", model_name(context), type(error).__name__, text)
             if not isinstance(error, TorchServeOpenVINOError):
                 raise
             logger.debug("Where it was found", exc_info=True)
-            # The message says what is wrong; dozens of frames of ours would only hide it.
+            # The message says what is wrong; dozens of our own stack frames would only hide it.
             refusal = error if isinstance(error, RuntimeError) else ModelLoadError(f"{type(error).__name__}: {error}")
             raise refusal.with_traceback(None) from None
 
@@ -134,11 +134,11 @@ class OpenVINOHandler(ArchiveLoading):
         self.initialized = True
 
     def servable(self, model: Any) -> Any:
-        """The module that is compiled for the model as loaded; a task may wrap it. Eager comparisons use it as well."""
+        """Returns the module to compile for a loaded model; a task may wrap it. Eager comparisons use it as well."""
         return model
 
     def _load_config(self, context: Any) -> ServingConfig:
-        """From the file where there is one, so that errors name the line."""
+        """Reads the configuration, from its file where there is one, so that errors name the line."""
         manifest = context.manifest or {}
         name = manifest.get("model", {}).get("configFile")
         if name and (self.model_dir / name).is_file():
@@ -149,7 +149,7 @@ class OpenVINOHandler(ArchiveLoading):
         keys, section, backend = self.config.torchserve, self.config.openvino, self.config.backend
         return plan_threads(
             section.threads,
-            # TorchServe's default, and what is set while it runs, are more than the YAML says.
+            # More workers may run than the YAML says: by TorchServe's default, or when scaled at run time.
             workers=max(int(keys.get("maxWorkers", keys.get("minWorkers", 1))), len(sibling_pids())),
             streams=section.execution.streams,
             throughput=section.execution.mode == "throughput",
@@ -160,7 +160,7 @@ class OpenVINOHandler(ArchiveLoading):
     # --- compilation ------------------------------------------------------------------------------------------
 
     def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
-        """Compiles, unless the YAML says eager; `model` and `report` are the served ones afterwards."""
+        """Compiles the model unless the YAML disables that, and sets `model` and `report` to the served ones."""
         if not self.config.pt2.enabled:
             self.model = self.eager_model
             tracker = Tracker()
@@ -194,7 +194,7 @@ class OpenVINOHandler(ArchiveLoading):
         return models
 
     def _seen(self, samples: Sequence[tuple[str, bytes]], sizes: Sequence[int]) -> Seen:
-        """What samples show of the calls that this handler makes."""
+        """Returns the calls that this handler makes for the samples."""
         parts = {path: module_at(self, path) for path in self.config.openvino.compile}
         if not self._reads_samples:
             return self._own_code.learn(samples, parts, sizes, self._run_own)
@@ -202,11 +202,11 @@ class OpenVINOHandler(ArchiveLoading):
 
     @property
     def _reads_samples(self) -> bool:
-        """Whether this is a task, which knows what the model gets for a body; a user's own code has to be run."""
+        """Whether this is a task, which derives the inputs from a body itself; a user's own code has to be run."""
         return type(self).sample_inputs is not OpenVINOHandler.sample_inputs
 
     def warmup_inputs(self) -> Sequence[WarmupInput]:
-        """The model's inputs, one item each; a task that knows its own overrides this."""
+        """Returns the model's declared inputs, one item each; a task that knows its own overrides this."""
         return self.config.openvino.warmup.inputs
 
     def _samples(self) -> list[tuple[str, bytes]]:
@@ -228,14 +228,14 @@ class OpenVINOHandler(ArchiveLoading):
             raise ModelLoadError(f"the sample {name} is not a request that this handler accepts: {error}") from error
 
     def sample_inputs(self, body: bytes) -> Inputs:
-        """The call that the model gets for one request's body; a user's own code is run for it, in eager PyTorch."""
+        """Returns the model's inputs for one request's body, found by running the handler's code in eager PyTorch."""
         return self._own_code.inputs_for(body, self._run_own)
 
     def _run_own(self, items: list[Any]) -> Any:
         return self._own_code.run(self._own_handle or super().handle, items, self.context)
 
     def _advise(self, seconds: float) -> None:
-        # 120 s is what TorchServe allows where the YAML says nothing.
+        # TorchServe's default is 120 s.
         advice = startup_advice(seconds, int(self.config.torchserve.get("startupTimeout", 120)))
         if advice is not None:
             logger.warning("%s", advice)
@@ -245,7 +245,7 @@ class OpenVINOHandler(ArchiveLoading):
         if models is None:
             return "eager PyTorch (pt2.compile.enable: false)"
         if not models.ran:
-            return "loaded; it compiles at the first request, unless handler.openvino.warmup.inputs are declared"
+            return "loaded; the model compiles at the first request, as handler.openvino.warmup.inputs is not declared"
         return self.report.summary_line()
 
     # --- requests ---------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class OpenVINOHandler(ArchiveLoading):
         return self.answer_items(items, context)
 
     def answer_items(self, items: list[Any], context: Any) -> list[Any]:
-        """An answer or an `ItemError` for each item; tasks override this, a user's handler keeps its own steps."""
+        """Returns an answer or `ItemError` for each item; tasks override this, a user's handler runs its own steps."""
         handle = self._own_handle or super().handle
 
         def run(some: list[tuple[int, Any]]) -> list[Any]:
@@ -293,7 +293,7 @@ class OpenVINOHandler(ArchiveLoading):
         return run_isolated(list(enumerate(items)), run, lambda _, error: server_fault(error), self.counters)
 
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> Any:
-        """TorchServe's explanations, on the eager model: they hook into its layers and need gradients."""
+        """Runs TorchServe's explanations on the eager model: they hook into its layers and need gradients."""
         served, self.model = self.model, self.eager_model
         try:
             return super().explain_handle(data_preprocess, raw_data)
@@ -301,10 +301,10 @@ class OpenVINOHandler(ArchiveLoading):
             self.model = served
 
     def watched(self, run: Callable[[], Any]) -> Any:
-        """What ``run`` returns, unless it fell back in a way that the policy refuses.
+        """Calls ``run``, returns its result, and checks what fell back against the policy.
 
         Raises:
-            ForbiddenFallbackError: It did.
+            ForbiddenFallbackError: The call fell back in a way that the policy refuses.
         """
         result = self._own_code.watch(run)
         assert self.state is not None
@@ -312,11 +312,11 @@ class OpenVINOHandler(ArchiveLoading):
         return result
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # TorchServe's micro-batching puts itself in the place of `handle`; it stays, inside this one.
+        # TorchServe's micro-batching assigns its own `handle`: it is kept, and called by the one of this class.
         object.__setattr__(self, "_own_handle" if name == "handle" else name, value)
 
     def describe_handle(self) -> dict[str, Any]:
-        """The report, for ``GET /models/NAME?customized=true``."""
+        """Returns the report, for ``GET /models/NAME?customized=true``."""
         if self.state is not None:
             self.state.publish()
         serving = self.state.to_dict() if self.state is not None else {}

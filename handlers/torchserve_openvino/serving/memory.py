@@ -1,4 +1,4 @@
-"""The worker's memory, and freeing what PyTorch does not need any more."""
+"""Measures the worker's memory, and frees what is no longer needed."""
 
 import ctypes
 import gc
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def memory() -> dict[str, int]:
-    """Bytes: ``rss`` as the system counts this process, and ``uss``, which no other process shares."""
+    """Returns this process's memory in bytes: ``rss``, resident, and ``uss``, not shared with other processes."""
     info = psutil.Process().memory_full_info()
     return {"rss": int(info.rss), "uss": int(info.uss)}
 
@@ -26,10 +26,10 @@ def memory() -> dict[str, int]:
 def release_weights(
     compiled: CompiledModule, cases: Sequence[Case], report: CompileReport
 ) -> dict[str, dict[str, int]]:
-    """Frees the eager weights where nothing needs them, and proves that the answers stay the same.
+    """Frees the eager weights if nothing needs them, and checks that the answers stay the same.
 
     Returns:
-        `memory` before and after; empty where they are still needed, and the report says why.
+        `memory` before and after; empty if the weights are still needed, and the report says why.
 
     Raises:
         ModelLoadError: An answer changed.
@@ -48,13 +48,16 @@ def release_weights(
     after = memory()
     for case, tensors in zip(shapes, expected, strict=True):
         if not all(torch.equal(a, b) for a, b in zip(_run(compiled, case), tensors, strict=True)):
-            raise ModelLoadError(f"{case.name}: the answer changed when the weights were released; set it to false")
+            raise ModelLoadError(
+                f"{case.name}: the answer changed when the weights were released; "
+                "set handler.openvino.release_weights: false"
+            )
     logger.info("Released the weights: %.0f MB resident before, %.0f MB after", before["rss"] / 1e6, after["rss"] / 1e6)
     return {"before_release": before, "after_release": after}
 
 
 def tidy(compiled: object) -> None:
-    """Gives back what a worker needed until it was READY and does not need any more."""
+    """Frees memory that a worker needs only until it is READY."""
     if isinstance(compiled, CompiledModule):
         compiled.give_memory_back()
     _trim()
@@ -63,11 +66,12 @@ def tidy(compiled: object) -> None:
 def _run(compiled: CompiledModule, case: Case) -> list[torch.Tensor]:
     args, kwargs = case.inputs
     with torch.inference_mode():
+        # `torch.equal` takes NaN for different from NaN.
         return [tensor.nan_to_num() for tensor in output_tensors(compiled(*args, **kwargs))]
 
 
 def _trim() -> None:
-    """Gives what was freed back to the system; glibc keeps it otherwise."""
+    """Returns freed memory to the operating system; glibc would keep it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

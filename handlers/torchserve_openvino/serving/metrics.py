@@ -25,14 +25,14 @@ COUNTERS = {
     "outside_compiled": "openvino_outside_compiled_total",
     "retried_batches": "openvino_retried_batches_total",
 }
-# Refusals that the handlers of this package make: they show from the start, others once they happen.
+# Statuses with which this package's handlers refuse items: sent from the start, others once they occur.
 _REFUSALS = (400, 413, 415, 422, 500, 503)
-# Each metric is a line that TorchServe's frontend parses: requests are counted together for this long.
+# TorchServe's frontend parses a line for each metric, so counts are collected for this long before they are sent.
 SECONDS_BETWEEN = 1.0
 
 
 def metrics_of(context: Any) -> Any:
-    """``context.metrics`` where it takes gauges; None without it, or with TorchServe's older store of metrics."""
+    """Returns ``context.metrics`` if it takes gauges; None if it is missing or is TorchServe's older metrics store."""
     from ts.metrics.metric_cache_abstract import MetricCacheAbstract
 
     metrics = getattr(context, "metrics", None)
@@ -40,7 +40,7 @@ def metrics_of(context: Any) -> Any:
 
 
 def worker_name(arguments: Sequence[str]) -> str:
-    """The number that TorchServe knows a worker by (9000 in W-9000-NAME_VERSION), from its command line; else its pid.
+    """Returns TorchServe's number of a worker (9000 in W-9000-NAME_VERSION) from its command line; else its pid.
 
     Args:
         arguments: ``sys.argv``: ``... --sock-type unix --sock-name /tmp/.ts.sock.9000`` or ``... --port 9000``.
@@ -52,23 +52,23 @@ def worker_name(arguments: Sequence[str]) -> str:
 
 
 class MetricsEmitter:
-    """Sends gauges when the report changed, and counters by what they grew.
+    """Sends gauges when the report has changed, and counters by their increments.
 
     Args:
-        report: Of the model that this worker serves.
-        counters: What happened to requests.
-        version: The model's.
+        report: The report of the model that this worker serves.
+        counters: Counts of what happened to requests.
+        version: The model's version.
     """
 
     def __init__(self, report: CompileReport, counters: Counters, version: str = "") -> None:
-        # What two workers say of themselves must not overwrite each other.
+        # Gauges of different workers must not overwrite each other.
         self._labels = {"worker": worker_name(sys.argv), "version": version or "default"}
         self._report = report
         self._counters = counters
         self._revision = -1
         self._next = 0.0
         self._sent: dict[str, int] = {}
-        # Requests and what runs beside them send both.
+        # Requests and the thread of shadow verification both send metrics.
         self._lock = threading.Lock()
 
     def emit(self, metrics: Any, compiles_after_ready: int = 0, violated: bool = False) -> None:
@@ -129,7 +129,7 @@ class MetricsEmitter:
         from ts.metrics.metric_type_enum import MetricTypes
 
         labels = {dimension: kind, **self._labels} if dimension else self._labels
-        # TorchServe appends to the list it is given, and its default is shared by all callers: a new one each time.
+        # TorchServe appends to the list it is given, and all callers share its default: pass a new list each time.
         dimensions = [Dimension(label, value) for label, value in labels.items()]
         metrics.add_metric(name, value, unit="count", dimensions=dimensions, metric_type=MetricTypes.GAUGE)
 
@@ -138,7 +138,7 @@ class MetricsEmitter:
 
         key = f"{name} {value}"
         grown = total - self._sent.get(key, 0)
-        # Who watches for a rise needs to see where it began: each counter is sent once at 0.
+        # Each counter is sent once at 0, so that monitoring sees its first increase.
         if grown > 0 or key not in self._sent:
             self._sent[key] = total
             metrics.add_counter(name, grown, dimensions=[Dimension(dimension, value)] if dimension else [])

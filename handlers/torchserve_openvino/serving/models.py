@@ -1,4 +1,4 @@
-"""All models of one handler, compiled: ``self.model``, and the modules that it calls by themselves."""
+"""Compiles all models of one handler: ``self.model``, and the modules that the handler calls directly."""
 
 import logging
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Models:
-    """What serves.
+    """The compiled models of one handler.
 
     Attributes:
-        root: ``self.model``; None where that is no module.
-        parts: Modules that are called by themselves, by path.
-        report: Of all of them.
+        root: ``self.model``; None if that is not a module.
+        parts: Modules that the handler calls directly, by path.
+        report: One report about all of them.
     """
 
     root: Prepared | None
@@ -30,12 +30,12 @@ class Models:
 
     @property
     def ran(self) -> bool:
-        """Whether anything was run before READY."""
+        """Whether any call was run before READY."""
         return any(prepared.cases for prepared in self._all)
 
     @property
     def needs_no_torch(self) -> bool:
-        """Whether every declared call runs on OpenVINO alone."""
+        """Whether every declared call runs on OpenVINO only."""
         return self.root is not None and self.root.needs_no_torch and not self.parts
 
     @property
@@ -44,25 +44,25 @@ class Models:
 
     @property
     def memory(self) -> dict[str, dict[str, int]]:
-        """Before and after the eager weights were freed."""
+        """Memory before and after the eager weights were freed."""
         return self.root.memory if self.root is not None else {}
 
     def describe(self) -> dict[str, Any]:
-        """How requests are shaped, JSON-safe."""
+        """Returns how requests are fitted to compiled shapes, JSON-safe."""
         shapes = describe(self.root.model, self.root.signatures) if self.root is not None else {}
         parts = {path: describe(part.model, part.signatures) for path, part in self.parts.items()}
         return {**shapes, "parts": parts} if parts else shapes
 
 
 def prepare_models(eager: Any, seen: Seen, declared: Sequence[Any], *, learns: bool, **settings: Any) -> Models:
-    """Compiles, verifies, and sends the handler's calls of parts to what was compiled.
+    """Compiles and verifies the models, and redirects the handler's calls of parts to the compiled ones.
 
     Args:
-        eager: ``self.model`` as loaded; None where it is no module.
-        seen: What samples showed, and what the YAML names.
+        eager: ``self.model`` as loaded; None if it is not a module.
+        seen: Calls that the samples showed, and modules that the YAML names.
         declared: Inputs of ``self.model``, one item each.
-        learns: Whether the samples show all that requests may bring: shapes that differ from theirs are refused.
-        settings: As `Preparation` takes them.
+        learns: Whether the samples stand for all requests, so that other shapes are refused.
+        settings: Further arguments of `Preparation`.
 
     Raises:
         VerificationError: See `Preparation.run`.
@@ -71,7 +71,7 @@ def prepare_models(eager: Any, seen: Seen, declared: Sequence[Any], *, learns: b
     models = Models(None, CompileReport(Tracker()))
     if eager is not None:
         root = Preparation(eager, declared=declared, samples=calls.get(ROOT, []), learns=learns, **settings)
-        # Samples that call something else say nothing of `self.model`.
+        # Samples that only call other modules show nothing about `self.model`.
         idle = calls and ROOT not in calls and not declared
         prepared = root.unasked() if idle else root.run()
         models.root, models.report = prepared, prepared.report
@@ -89,7 +89,7 @@ def prepare_models(eager: Any, seen: Seen, declared: Sequence[Any], *, learns: b
         prepared = part.run() if samples else part.unasked()
         if not samples:
             models.report.tracker.add_note(f"no sample calls {path}; it compiles at the first request that does")
-        logger.info("%s is compiled by itself: %d call(s) of samples", path, len(samples))
+        logger.info("%s is compiled separately, for %d sample call(s)", path, len(samples))
         models.parts[path] = prepared
         Redirected(module, prepared.model)
     for note in seen.notes:

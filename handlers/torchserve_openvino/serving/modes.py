@@ -1,4 +1,4 @@
-"""PyTorch's modes around a call of the model: whether gradients are recorded, and what autocast computes in."""
+"""PyTorch's modes during a call of the model: whether gradients are recorded, and the dtype of autocast."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +14,12 @@ from torchserve_openvino.backend.runtime.compare import output_tensors
 class Modes:
     """The modes of one thread.
 
-    Inference mode is not told from `torch.no_grad`: Dynamo's guards tell their tensors apart, so a model that was
-    compiled in one would be compiled again in the other. Whoever has either gets what both compute.
+    Inference mode is treated as `torch.no_grad`. Both compute the same, but Dynamo's guards distinguish their tensors,
+    so a model that was compiled in one mode would be compiled again in the other.
 
     Attributes:
         grad: Whether gradients are recorded.
-        autocast: The type that autocast computes in on the CPU; None where it is off.
+        autocast: The dtype that autocast computes in on the CPU; None where it is off.
     """
 
     grad: bool = False
@@ -27,22 +27,22 @@ class Modes:
 
     @classmethod
     def now(cls) -> "Modes":
-        """Those of the calling thread."""
+        """Returns the modes of the calling thread."""
         kind = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
         return cls(torch.is_grad_enabled(), kind)
 
     @classmethod
     def of_call(cls, inputs: Any) -> "Modes":
-        """Those in which a handler's call of its model is served: gradients only where an input asks for them.
+        """Returns the modes in which to serve a handler's call: gradients only if an input requires them.
 
-        Many handlers forget `torch.no_grad`, and nobody asks their answers for gradients.
+        Many handlers forget `torch.no_grad`, although no gradients of their answers are used.
         """
         found = cls.now()
         return replace(found, grad=found.grad and any(tensor.requires_grad for tensor in output_tensors(inputs)))
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Switches to them."""
+        """Runs the context in these modes."""
         enabled = self.autocast is not None
         with (
             torch.inference_mode(False),

@@ -1,4 +1,4 @@
-"""Whether a compiled model is good enough for its user: at load, and at every call after it."""
+"""Checks a compiled model against the fallback policy of its configuration: at load, and at every call after it."""
 
 import logging
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 def violations(report: CompileReport, policy: FallbackSection) -> list[str]:
-    """What the report shows and ``handler.openvino.fallback`` does not allow, a sentence each."""
+    """Returns what the report shows and ``handler.openvino.fallback`` does not allow, a sentence each."""
     found = [_sentence(fallback) for fallback in _forbidden(report.fallbacks, policy)]
     summary = report.summary
     if (summary.graphs or summary.ops_total) and summary.coverage < policy.min_coverage:
@@ -24,7 +24,7 @@ def violations(report: CompileReport, policy: FallbackSection) -> list[str]:
 
 
 def admit(report: CompileReport, policy: FallbackSection) -> None:
-    """Holds what ran before READY against ``handler.openvino.fallback``.
+    """Checks what ran before READY against ``handler.openvino.fallback``.
 
     Raises:
         PolicyViolationError: More falls back than is allowed, and ``on_violation`` is ``refuse``.
@@ -47,14 +47,14 @@ def _sentence(fallback: Fallback) -> str:
 
 
 class PolicyWatch:
-    """Notices, call by call, what the policy does not allow.
+    """Finds, after each call, what the policy does not allow.
 
     Args:
-        report: Of the model that this worker serves.
+        report: The report of the model that this worker serves.
         policy: ``handler.openvino.fallback``.
 
     Attributes:
-        violations: What was found since READY; not empty marks the worker.
+        violations: What was found since READY; if not empty, the worker is reported as violating the policy.
         replace: Whether the worker should be replaced: it may fail again on the next request.
     """
 
@@ -75,7 +75,7 @@ class PolicyWatch:
         return bool(summary.graphs or summary.ops_total) and summary.coverage < self._policy.min_coverage
 
     def check(self) -> None:
-        """Looks at what a call added to the report; cheap where that is nothing.
+        """Checks what a call added to the report; cheap if it added nothing.
 
         Raises:
             ForbiddenFallbackError: The call fell back in a way that is not allowed, and ``on_violation`` is ``refuse``.
@@ -102,7 +102,7 @@ class PolicyWatch:
             raise ForbiddenFallbackError("; ".join(sentences), by_request=by_request)
 
     def broken(self, sentence: str) -> None:
-        """Marks the worker, to be replaced, for something else than a fallback."""
+        """Records a violation other than a fallback, and marks the worker for replacement."""
         if sentence not in self.violations:
             self.violations.append(sentence)
         self.replace = True

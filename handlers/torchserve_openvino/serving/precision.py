@@ -1,4 +1,4 @@
-"""Which precision a model is served in: f32 unless the YAML says otherwise; ``auto`` measures once and remembers."""
+"""Chooses the precision of a served model: f32 unless the YAML says otherwise; ``auto`` measures once and stores it."""
 
 import logging
 import math
@@ -24,17 +24,17 @@ logger = logging.getLogger(__name__)
 PROPERTY = "INFERENCE_PRECISION_HINT"
 HINT = f"config.{PROPERTY}"
 KEY = "handler.openvino.precision"
-# OPTIMIZATION_CAPABILITIES to INFERENCE_PRECISION_HINT; f32 comes first, since it is the one to beat.
+# Maps OPTIMIZATION_CAPABILITIES to INFERENCE_PRECISION_HINT; f32 comes first, as the baseline.
 PRECISIONS = {"FP32": "f32", "BF16": "bf16", "FP16": "f16"}
-# Less is not worth the rounding.
+# A smaller gain is not worth the rounding errors.
 MIN_GAIN = 1.1
-# How sure it has to be that the median gain is at least `MIN_GAIN`.
+# Confidence required that the median gain is at least `MIN_GAIN`.
 CONFIDENCE = 0.95
-# With fewer pairs the bound is that of the worst one; with more, the machine's noise decides less.
+# With fewer pairs, the bound of the gain is the worst pair's; more pairs average out the machine's noise.
 MIN_PAIRS, MAX_PAIRS = 8, 41
-# Of timing, for each pair of precisions; the least number of pairs is timed in any case.
+# Time limit for comparing two precisions; `MIN_PAIRS` are timed in any case.
 MAX_SECONDS = 20.0
-# Where a worker without a cache keeps its decision for the model's other workers: in the unpacked archive.
+# Folder in the unpacked archive where a worker without a cache stores its decision for the model's other workers.
 FOLDER = f"{WORKERS_PREFIX}precision"
 
 
@@ -43,10 +43,10 @@ class TimedPrecision:
     """One precision that was compiled, verified and timed against f32.
 
     Attributes:
-        gain: Median of f32's time by this one's, pair by pair; 1 for f32.
-        sure_gain: What the median gain is at least, with `CONFIDENCE`.
+        gain: Median over the pairs of f32's time divided by this precision's; 1 for f32.
+        sure_gain: Lower bound of the median gain, with `CONFIDENCE`.
         verify: Result of `verify.compare`.
-        coverage: Share of operators on OpenVINO: eager PyTorch, where a plugin lacks a kernel, may be fast and right.
+        coverage: Share of operators on OpenVINO: where a plugin lacks kernels, eager PyTorch may be fast and correct.
         pairs: How many pairs of calls were timed.
     """
 
@@ -59,12 +59,12 @@ class TimedPrecision:
 
 
 def is_open(resolved: ResolvedOptions | None) -> bool:
-    """Whether ``pt2.compile.options.config`` leaves the precision open: what it states comes before our key."""
+    """Whether ``pt2.compile.options.config`` leaves the precision open; a value there overrides our key."""
     return resolved is not None and resolved.sources.get(HINT) == "default"
 
 
 def candidates(resolved: ResolvedOptions) -> list[str]:
-    """Precisions that ``auto`` tries: those that the device computes fast; only f32 for a virtual device."""
+    """Returns what ``auto`` tries: f32 and the precisions that the device computes fast; only f32 for a virtual one."""
     device = resolved.options.device
     if ":" in device or device == "AUTO":
         return ["f32"]
@@ -73,14 +73,14 @@ def candidates(resolved: ResolvedOptions) -> list[str]:
 
 
 def with_precision(resolved: ResolvedOptions, precision: str, source: str) -> ResolvedOptions:
-    """The options with a precision that they leave open.
+    """Returns the options with the precision set, which they leave open.
 
     Args:
         precision: ``f32``, ``bf16`` or ``f16``.
-        source: Who says so, for the report.
+        source: Where the value comes from, for the report.
 
     Raises:
-        ConfigError: The device does not compute in it, and would take another without a word.
+        ConfigError: The device does not compute in this precision, and would silently use another.
     """
     device = resolved.options.device
     if precision != "f32" and ":" not in device and device != "AUTO":
@@ -100,11 +100,11 @@ def with_precision(resolved: ResolvedOptions, precision: str, source: str) -> Re
 
 
 def timed_pairs(first: Callable[[], object], second: Callable[[], object]) -> list[float]:
-    """Times two calls in turns; the first one's seconds by the second one's, pair by pair."""
+    """Times two calls alternately; returns the first one's seconds divided by the second one's, for each pair."""
     ratios: list[float] = []
     start = time.perf_counter()
     while len(ratios) < MIN_PAIRS or (len(ratios) < MAX_PAIRS and time.perf_counter() - start < MAX_SECONDS):
-        # Who comes first changes, for the second one finds the caches of the CPU full of the first.
+        # The order alternates, since the later call of a pair finds the CPU caches filled by the earlier one.
         if len(ratios) % 2:
             after, before = _seconds(second), _seconds(first)
         else:
@@ -120,11 +120,11 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def sure_median(values: Sequence[float], confidence: float = CONFIDENCE) -> float:
-    """What the median of the values' population is at least, whatever its distribution.
+    """Returns a lower confidence bound of the population's median, for any distribution.
 
-    It is the k-th smallest value, where the chance that fewer than k of n lie below the median, Binomial(n, 1/2), is
-    at most ``1 - confidence``: the bound of the one-sided sign test (Conover, Practical Nonparametric Statistics, 3.4).
-    Minus infinity where there are too few values to be as sure as that.
+    It is the k-th smallest value, for the largest k such that the probability that fewer than k of n values lie below
+    the median, by Binomial(n, 1/2), is at most ``1 - confidence``: the bound of the one-sided sign test (Conover,
+    Practical Nonparametric Statistics, 3.4). Minus infinity if there are too few values for that confidence.
     """
     n = len(values)
     chances = accumulate(math.comb(n, k) / 2**n for k in range(n))
@@ -133,10 +133,11 @@ def sure_median(values: Sequence[float], confidence: float = CONFIDENCE) -> floa
 
 
 def choose(trials: Sequence[TimedPrecision]) -> int:
-    """Index of the trial that is served.
+    """Returns the index of the trial to serve.
 
-    It is the first, f32, unless another passed verification, covers as much, and is faster by `MIN_GAIN` for sure.
-    Where f32 failed it is judged as well: a wider tolerance of another precision would only hide that.
+    It is the first, f32, unless another passed verification, has at least f32's coverage, and is faster by `MIN_GAIN`
+    with `CONFIDENCE`. If f32 failed verification, it is chosen all the same, and refused or reported later: another
+    precision's wider tolerance would only hide the failure.
     """
     best = 0
     others = trials[1:] if trials[0].verify["passed"] else ()
@@ -148,7 +149,7 @@ def choose(trials: Sequence[TimedPrecision]) -> int:
 
 
 def explain(trials: Sequence[TimedPrecision], chosen: int) -> dict[str, Any]:
-    """What was tried, JSON-safe."""
+    """Returns the choice and the results of all trials, JSON-safe."""
     tried = {
         trial.precision: {
             "gain": round(trial.gain, 3),
@@ -165,13 +166,13 @@ def explain(trials: Sequence[TimedPrecision], chosen: int) -> dict[str, Any]:
 
 
 class Decisions:
-    """Where ``auto`` keeps what it decided, so that all workers and restarts of a model on this machine follow.
+    """Stores what ``auto`` decided, so that all workers and restarts of a model on this machine use the same precision.
 
     Args:
-        store: The model's cache, which an archive may carry; None without.
-        model_dir: The unpacked archive, which the model's workers share; used where no cache can be written to.
+        store: The model's cache, which an archive may include; None if there is none.
+        model_dir: The unpacked archive, which the model's workers share; used if there is no writable cache.
         model: The eager model.
-        resolved: Its options.
+        resolved: The backend's options.
         cases: Names of the shapes that are timed.
     """
 
@@ -200,11 +201,11 @@ class Decisions:
         self._key = make_key("precision", self._fields)
 
     def lock(self) -> AbstractContextManager[bool]:
-        """Held while one worker measures; the others wait, then follow."""
+        """Returns the lock that a worker holds while it measures; the others wait, then use its decision."""
         return self._store.lock("precision", self._key)
 
     def load(self) -> dict[str, Any] | None:
-        """What was decided before, as `explain` made it; None where nothing was."""
+        """Returns the stored decision, in the form of `explain`; None if there is none."""
         entry = self._store.get("precision", self._key)
         if entry is None:
             return None
@@ -214,5 +215,5 @@ class Decisions:
         return {**entry.body, "decided": entry.created}
 
     def save(self, facts: dict[str, Any]) -> bool:
-        """Keeps a decision; False where there is no place that can be written to, so that nobody could follow it."""
+        """Stores a decision; returns False if nothing is writable, so that other workers would not find it."""
         return self._store.put("precision", self._key, fields=self._fields, body=facts) is not None

@@ -1,4 +1,4 @@
-"""From an eager model to one that is compiled for every declared shape, verified and allowed, before READY."""
+"""Prepares a model before READY: compiles it for every declared shape in the chosen precision, and verifies it."""
 
 import logging
 import statistics
@@ -41,12 +41,12 @@ class Preparation:
         threads: This worker's share of the cores.
         batch_size: TorchServe's batchSize.
         declared: The model's inputs, one item each; empty where they are unknown.
-        samples: Calls that real requests make, from files of the archive.
+        samples: Calls that the archive's sample requests make.
         modes_for: Says in which modes the handler calls ``self.model``, given its inputs.
-        part: Path of a module that a handler calls by itself; empty for the model.
-        learns: Whether samples show what the inputs are, where nothing is declared; else they are taken as they come.
-        tracker: Where everything is counted; a new one if None.
-        counters: What happens to requests.
+        part: Path of a module that the handler calls directly; empty for the model.
+        learns: Whether samples define the inputs where nothing is declared; else every call is taken as it comes.
+        tracker: Records everything for the report; a new one if None.
+        counters: Counts what happens to requests.
         freezes: Whether calls run without guards, where the YAML says ``freeze: auto``.
         model_dir: The unpacked archive, with the compiled graphs that came with it.
     """
@@ -91,7 +91,7 @@ class Preparation:
     # --- compilation ----------------------------------------------------------------------------------------
 
     def run(self) -> Prepared:
-        """Compiles in the precision asked for, warms up, verifies.
+        """Compiles the model in the configured precision, warms it up, and verifies it.
 
         Raises:
             VerificationError: Answers differ from eager's, and ``verify.on_violation`` is ``refuse``; or they can't be
@@ -106,11 +106,11 @@ class Preparation:
         return prepared
 
     def unasked(self) -> Prepared:
-        """Compiled at the first request that calls it: nothing is known of its inputs."""
+        """Prepares a model of which no inputs are known: it compiles at the first request that calls it."""
         return self._compilation.make(self._with_threads())
 
     def _in_precision(self, resolved: ResolvedOptions | None) -> Prepared:
-        """Compiled in the precision that the configuration asks for."""
+        """Compiles and verifies the model in the configured precision."""
         wanted = self._section.precision
         if resolved is None or not precision.is_open(resolved):
             return self._admitted(resolved)
@@ -119,7 +119,7 @@ class Preparation:
             return self._admitted(precision.with_precision(resolved, wanted, source) if wanted != "f32" else resolved)
         tried = precision.candidates(resolved)
         if len(tried) < 2 or self._admission.skipped:
-            why = self._admission.skipped or f"{resolved.options.device} computes nothing faster, as far as is known"
+            why = self._admission.skipped or f"{resolved.options.device} is not known to compute faster than in f32"
             return self._chosen(resolved, {"chosen": "f32", "why": why, "tried": {}})
         settings = self._compilation.cache_settings()
         store = open_cache(resolved.options.cache_dir if resolved.options.model_caching else None, settings)
@@ -134,7 +134,7 @@ class Preparation:
         return self._chosen(resolved, facts)
 
     def _chosen(self, resolved: ResolvedOptions, facts: dict[str, Any]) -> Prepared:
-        """Compiled in the precision that `precision: auto` came to."""
+        """Compiles and verifies the model in the precision that `precision: auto` chose."""
         name = facts["chosen"]
         logger.info("Precision %s is served (%s: auto): %s", name, precision.KEY, facts)
         prepared = self._admitted(precision.with_precision(resolved, name, f"{precision.KEY}: auto"))
@@ -142,7 +142,7 @@ class Preparation:
         return prepared
 
     def _admitted(self, resolved: ResolvedOptions | None) -> Prepared:
-        """Compiled, and compared with eager PyTorch where that can be done."""
+        """Compiles the model, and compares it with eager PyTorch where that is possible."""
         prepared = self._compilation.make(resolved, open_axes=self._graph.open_axes)
         if flaw := self._graph.flaw(prepared.report.summary):
             prepared = self._one_for_each(prepared, resolved, flaw)
@@ -155,15 +155,15 @@ class Preparation:
         return prepared
 
     def _one_for_each(self, prepared: Prepared, resolved: ResolvedOptions | None, flaw: str) -> Prepared:
-        """Compiled with a graph for each shape, since fewer have a flaw."""
-        logger.warning("A graph is compiled for each shape, since with fewer %s", flaw)
+        """Compiles the model again, with one graph for each shape, because fewer graphs have a flaw."""
+        logger.warning("Compiling one graph for each shape: with fewer graphs, %s", flaw)
         self._graph = one_graph.Choice(f"with fewer graphs {flaw}")
         if isinstance(prepared.model.compiled, CompiledModule):
             prepared.model.compiled.drop()
         return self._compilation.make(resolved)
 
     def _verified(self, prepared: Prepared, resolved: ResolvedOptions | None) -> Prepared:
-        """The model once its answers were compared with eager's; a wrong one from the cache is made again."""
+        """Compares the model's answers with eager PyTorch's; compiles it again if wrong ones came from the cache."""
         result = self._admission.compare(prepared.model, prepared.report)
         compiled = prepared.model.compiled
         if not result["passed"] and isinstance(compiled, CompiledModule) and compiled.reject_cached():
@@ -181,7 +181,7 @@ class Preparation:
         return prepared
 
     def _with_threads(self) -> ResolvedOptions | None:
-        """The backend's options with this worker's share of the cores, where the user named no number."""
+        """Returns the backend's options, with this worker's share of the cores where the user set no number."""
         resolved, added = self._config.backend, self._threads.ov_config()
         if resolved is None or not added:
             return resolved
@@ -196,12 +196,12 @@ class Preparation:
         )
 
     def _measure(self, resolved: ResolvedOptions, tried: Sequence[str]) -> dict[str, Any]:
-        """Compiles each precision, verifies it, and times it against f32, in turns; what came of it, JSON-safe."""
+        """Compiles and verifies each precision, and times it against f32; returns the choice, JSON-safe."""
         base: Prepared | None = None
         trials: list[precision.TimedPrecision] = []
         for name in tried:
             logger.info("Precision %s: compiling, verifying, timing", name)
-            # Without the cache, which an archive may carry: what loses would lie in it for nothing.
+            # Without the cache, which may be packaged in an archive: losing trials would only fill it.
             options = precision.with_precision(resolved, name, f"{precision.KEY}: auto")
             prepared = self._compilation.make(options, open_axes=self._graph.open_axes, cached=False)
             result = self._admission.compare(prepared.model, prepared.report, name)
@@ -216,12 +216,13 @@ class Preparation:
         del (
             prepared,
             base,
-        )  # Dynamo keeps what it compiled as long as the model lives: the winner alone may take memory.
+        )
+        # Dynamo keeps what it compiled as long as the model lives; only the winner may take memory.
         torch.compiler.reset()
         return precision.explain(trials, precision.choose(trials))
 
     def _calls(self, prepared: Prepared) -> Callable[[], object]:
-        """One call of each case."""
+        """Returns a function that calls the model once for each case."""
         return lambda: [run_case(prepared.model.compiled, prepared.model, case) for case in self._shapes.cases]
 
     def _release(self, prepared: Prepared) -> None:

@@ -1,4 +1,4 @@
-"""A worker after READY: what it has to say of itself, and when it asks to be replaced."""
+"""A worker after READY: publishes its state, and exits when it has to be replaced."""
 
 import dataclasses
 import logging
@@ -25,17 +25,17 @@ SECONDS_BETWEEN_POSTS = 5.0
 
 
 class ReadyState:
-    """Watches a serving worker.
+    """Monitors a serving worker.
 
     Args:
-        report: Of the model.
-        counters: What happened to requests.
-        watch: Of the policy.
-        metrics: Sends what changed.
-        models: What serves; None in eager.
-        board: Where this worker says how it fares.
+        report: The model's report.
+        counters: Counts of what happened to requests.
+        watch: Checks calls against the fallback policy.
+        metrics: Sends metrics that changed.
+        models: The compiled models; None in eager PyTorch.
+        board: Shares this worker's state with the model's other workers.
         shadow: Runs some requests again; None where ``verify.shadow`` is 0.
-        ends: Whether a worker whose answer differed from eager's ends, to be replaced.
+        ends: Whether a worker exits, to be replaced, after an answer that differed from eager PyTorch's.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class ReadyState:
         return self._report.tracker.builds - self._builds
 
     def before_call(self, context: Any) -> None:
-        """Ends this worker if the call before this one showed that it has to be replaced.
+        """Ends this worker if an earlier call showed that it has to be replaced.
 
         Raises:
-            SystemExit: It has to.
+            SystemExit: The worker has to be replaced.
         """
         if self.watch.replace:
             leave(context)
@@ -81,10 +81,10 @@ class ReadyState:
             self._shadow.quiet.began()
 
     def after_call(self, context: Any) -> None:
-        """Sends metrics, and logs a compilation that should not have been."""
+        """Sends metrics, and logs a warning if something was compiled after READY."""
         if self._shadow is not None:
             self._shadow.quiet.ended()
-            # What is skipped shows without a comparison, which may never come.
+            # Skipped requests are published here, as a comparison, which also publishes, may never come.
             if (now := time.monotonic()) >= self._next_publish:
                 self._next_publish = now + SECONDS_BETWEEN
                 self.publish()
@@ -102,7 +102,7 @@ class ReadyState:
             self._metrics.emit(metrics, self.compiles_after_ready, bool(self.watch.violations))
 
     def post(self) -> None:
-        """Says how this worker fares, for whoever asks any worker of the model."""
+        """Publishes this worker's state, so that every worker of the model can report it."""
         self._next_post = time.monotonic() + SECONDS_BETWEEN_POSTS
         facts = self.to_dict()
         self._board.post(
@@ -116,12 +116,12 @@ class ReadyState:
         )
 
     def workers(self) -> list[dict[str, Any]]:
-        """How each worker of the model fares, JSON-safe; this one as of now, others as of some seconds ago."""
+        """Returns the state of each worker of the model, JSON-safe: this one's is current, others' some seconds old."""
         self.post()
         return self._board.read()
 
     def publish(self) -> None:
-        """Brings the report up to date with what was found beside the requests."""
+        """Updates the report with the results of shadow verification."""
         if self._shadow is not None:
             self._report.tracker.verify.state_shadow(self._shadow.to_dict())
 
@@ -130,13 +130,13 @@ class ReadyState:
             self.watch.broken(f"verify.shadow: {problem}")
 
     def _shadow_checked(self) -> None:
-        """After a comparison, in its thread: without waiting for a request, which may not come for long."""
+        """Publishes a comparison, in the thread that made it: the next request may be a long time off."""
         self.publish()
         if self._context is not None:
             self.emit(self._context)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-safe: shapes, counts, compilations after READY, whether the policy holds, and bytes of memory."""
+        """Returns, JSON-safe: shapes, counts, compilations after READY, the policy's violations, bytes of memory."""
         return {
             "compiles_after_ready": self.compiles_after_ready,
             "counts": self._counters.to_dict(),
@@ -149,14 +149,14 @@ class ReadyState:
 def shadow_for(
     eager: Any, section: VerifySection, models: Models | None, report: CompileReport, name: str
 ) -> Shadow | None:
-    """What ``verify.shadow`` asks for; None where it is 0.
+    """Creates the shadow verification that ``verify.shadow`` configures; None where it is 0.
 
     Args:
         eager: The model in PyTorch.
         section: ``handler.openvino.verify``.
-        models: What serves; None in eager.
-        report: Learns why the model can't be run again, where it can't.
-        name: Of the model, for what is kept.
+        models: The compiled models; None in eager PyTorch.
+        report: Gets a note with the reason if the model can't be run again.
+        name: The model's name, stored with each mismatch.
     """
     if not section.shadow:
         return None
@@ -166,7 +166,7 @@ def shadow_for(
     elif prepared is None:
         reason = "only calls of self.model are run again, which is not a torch.nn.Module here"
     else:
-        # What was not declared was not run either: the first request shows it.
+        # Without known inputs nothing has run yet: the first request shows whether the model can be run again.
         reason = why_not(eager, prepared.cases[0].inputs) if prepared.cases else ""
     if reason:
         logger.warning("verify.shadow is off: %s", reason)
@@ -182,9 +182,9 @@ def shadow_for(
 def leave(context: Any) -> None:
     """Ends this worker in the middle of a call, so that TorchServe starts another.
 
-    TorchServe has no message for it, but it replaces a worker whose connection closed. It answers the requests that
-    this worker was sent (500, "Worker died."), but loses those that it is gathering for the next batch: their clients
-    wait for ever. While it waits for an answer it gathers none, hence in the middle of a call and never after one.
+    TorchServe has no message for this, but replaces a worker whose connection is closed. It answers the requests that
+    it sent to this worker (500, "Worker died."), but loses those that it is collecting for the next batch: their
+    clients wait forever. It collects none while it waits for an answer, so a worker may end only during a call.
 
     Raises:
         SystemExit: Always.

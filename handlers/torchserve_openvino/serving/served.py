@@ -1,4 +1,4 @@
-"""The model as requests meet it: fits a call to a compiled shape, runs it, and cuts the answer back."""
+"""Serves calls of a compiled model: fits a call to a compiled shape, runs it, and removes the answer's padding."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -26,23 +26,23 @@ logger = logging.getLogger(__name__)
 
 
 class ServedModel:
-    """Call it as the model itself.
+    """A compiled model that is called like the original.
 
     Args:
         compiled: The compiled model.
-        eager: The same model in PyTorch, to learn from where nothing was declared.
-        inputs: What was declared; None takes every call as it comes.
-        compiles_outside: Whether a call that fits nothing declared is compiled; else it is refused.
+        eager: The same model in PyTorch, probed where no inputs are declared.
+        inputs: The declared inputs; None takes every call as it comes.
+        compiles_outside: Whether a call outside the declared inputs is compiled; else it is refused.
         sizes: Compiled batch sizes that a batch is padded or split to; None runs each batch at its own size.
-        only_sizes: Batch sizes that are compiled where none is padded; None takes any.
+        only_sizes: The only batch sizes accepted, where batches are not padded; None accepts any.
         facts: Whether items may be joined; None finds out at the first call.
         axes: Which axes of each output follow a named dimension.
         streams: Runs the parts of a batch.
-        counters: What happened to requests.
-        beyond: Takes the calls whose shape was not declared, instead of ``compiled``.
+        counters: Counts what happens to requests.
+        beyond: Runs calls whose shape was not declared, instead of ``compiled``.
 
     Attributes:
-        shadow: Sees the calls that are answered; set once the worker is READY.
+        shadow: Picks answered calls to run again later; set once the worker is READY.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class ServedModel:
 
     @property
     def released(self) -> bool:
-        """Whether the eager model has no weights any more."""
+        """Whether the eager model's weights were freed."""
         return bool(getattr(self.compiled, "released", False))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs one call.
 
         Raises:
-            OutsideDeclaredError: It fits no compiled shape, and such calls are refused.
+            OutsideDeclaredError: The call fits no compiled shape, and such calls are refused.
         """
         if any(tensor.is_inference() for tensor in output_tensors((args, kwargs))):
             args, kwargs = pytree.tree_map_only(torch.Tensor, ordinary, (args, kwargs))
@@ -99,13 +99,13 @@ class ServedModel:
         return self._shadowed(lambda: (args, kwargs), lambda: self.cut(self.run_rows(fitted), fitted))
 
     def fit(self, args: Sequence[Any], kwargs: dict[str, Any], convert: Convert | None = None) -> Fitted | None:
-        """The call in the form in which it is compiled; None where it must run as it is.
+        """Brings a call into the form in which it is compiled; returns None if it must run as it is.
 
         Args:
-            convert: Takes a tensor of a guessed type to the declared one.
+            convert: Converts a tensor of a guessed dtype to the declared one.
 
         Raises:
-            OutsideDeclaredError: It fits no compiled shape, and such calls are refused.
+            OutsideDeclaredError: The call fits no compiled shape, and such calls are refused.
         """
         if self.inputs is None:
             return self._fit_undeclared(args, kwargs)
@@ -131,7 +131,7 @@ class ServedModel:
         return self._shadowed(lambda: self.unpadded(fitted), lambda: self.cut(self.run_rows(fitted), fitted))
 
     def run_once(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs a call as it came."""
+        """Runs a call as it is, without fitting it to a compiled shape."""
         return self._shadowed(lambda: (args, kwargs), lambda: self._alone(args, kwargs))
 
     def _alone(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -139,9 +139,9 @@ class ServedModel:
             return self._any_shape(*args, **kwargs)
 
     def run_joined(self, calls: Sequence[Fitted]) -> list[Any]:
-        """Runs fitted calls of the same shapes together; an answer for each."""
+        """Runs fitted calls of the same shapes together; returns an answer for each."""
         first, rows = calls[0], [call.rows for call in calls]
-        # Tensors of inference mode would be told apart by Dynamo's guards (`inputs.ordinary`).
+        # Dynamo's guards would distinguish tensors made in inference mode (`inputs.ordinary`).
         with torch.inference_mode(False):
             joined = Fitted(
                 tuple(torch.cat(column) for column in zip(*(call.args for call in calls), strict=True)),
@@ -157,11 +157,11 @@ class ServedModel:
         ]
 
     def unpadded(self, fitted: Fitted) -> Inputs:
-        """The call without the padding of named dimensions."""
+        """Returns the call's inputs without the padding of named dimensions."""
         return self.inputs.unpad(fitted) if self.inputs is not None else (fitted.args, fitted.kwargs)
 
     def _shadowed(self, inputs: Callable[[], Inputs], answer: Callable[[], Any]) -> Any:
-        """What ``answer`` returns; with ``verify.shadow`` some calls are copied, to be run again later."""
+        """Returns the result of ``answer``; with ``verify.shadow`` some calls are copied, to be run again later."""
         sample = self.shadow.take(inputs) if self.shadow is not None else None
         if sample is None:
             return answer()
@@ -180,7 +180,7 @@ class ServedModel:
             return self._rows(fitted.args, fitted.kwargs, fitted.rows)
 
     def cut(self, output: Any, fitted: Fitted) -> Any:
-        """An answer without the padding of named dimensions."""
+        """Returns an answer without the padding of named dimensions."""
         for name, length in fitted.lengths.items():
             if fitted.sizes[name] != length and name in self._axes:
                 leaves, spec = pytree.tree_flatten(output)
@@ -199,7 +199,7 @@ class ServedModel:
         return Fitted(tuple(args), kwargs, rows) if self.facts.joins else None
 
     def _learn(self, args: Sequence[Any], kwargs: dict[str, Any]) -> RowFacts:
-        """Instrumentation with the first call's first item, and with the same values in another order."""
+        """Probes eager PyTorch with the first call's first item, and with the same values in another order."""
         first = pytree.tree_map(lambda t: t[:1], (tuple(args), kwargs))
         second = pytree.tree_map(lambda t: t.flip(tuple(range(1, t.dim()))), first)
         facts = probe_rows(self._eager, first, second)
@@ -209,7 +209,7 @@ class ServedModel:
 
 
 def describe(model: ServedModel, signatures: Sequence[Signature]) -> dict[str, object]:
-    """How requests are shaped, JSON-safe."""
+    """Returns how requests are fitted to compiled shapes, JSON-safe."""
     facts, compiled = model.facts, model.compiled
     return {
         "declared": str(model.inputs) if model.inputs is not None else "nothing",

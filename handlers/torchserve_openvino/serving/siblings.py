@@ -1,7 +1,7 @@
-"""The other workers of a model: how many TorchServe runs, and what each says of itself.
+"""Finds the other workers of a model, and shares their state.
 
-TorchServe starts all workers of a model in the folder of its unpacked archive, as children of one process, and tells
-none of the others.
+TorchServe starts all workers of a model in the folder of its unpacked archive, as children of one process, but does not
+tell a worker about the others.
 """
 
 import json
@@ -16,16 +16,16 @@ from torchserve_openvino.cache.open import WORKERS_PREFIX
 logger = logging.getLogger(__name__)
 
 PROC = Path("/proc")
-# What TorchServe starts for each worker.
+# The script that TorchServe starts for each worker.
 _PROGRAM = b"model_service_worker.py"
-# In the folder of the unpacked archive: a file for each worker.
+# Folder in the unpacked archive, with a file for each worker.
 FOLDER = f"{WORKERS_PREFIX}workers"
-# Larger files than a report can be were not written by a worker.
+# No report is larger than this; such a file was not written by a worker.
 _MAX_BYTES = 1 << 20
 
 
 def sibling_pids(proc: Path = PROC) -> list[int]:
-    """Processes of this model's workers, this one included; only this one where the system does not tell."""
+    """Returns the process ids of this model's workers; only this one's where ``/proc`` does not show them."""
     own = os.getpid()
     parent, folder = _parent(proc, own), _folder(proc, own)
     if parent is None or folder is None or not _is_worker(proc, own):
@@ -48,7 +48,7 @@ def _is_worker(proc: Path, pid: int) -> bool:
 def _parent(proc: Path, pid: int) -> int | None:
     try:
         text = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-        # The name of the process stands in brackets, and may hold some itself.
+        # The name of the process is in parentheses, and may contain parentheses itself.
         return int(text.rpartition(")")[2].split()[1])
     except (OSError, ValueError, IndexError):
         return None
@@ -62,7 +62,7 @@ def _folder(proc: Path, pid: int) -> Path | None:
 
 
 class Board:
-    """Where the workers of a model leave what they say of themselves.
+    """A folder in which the workers of a model publish their state.
 
     Args:
         model_dir: The unpacked archive.
@@ -73,19 +73,21 @@ class Board:
         self._failed = False
 
     def post(self, facts: dict[str, Any]) -> None:
-        """Replaces what this worker said before; a folder that cannot be written to is reported once."""
+        """Publishes this worker's state in place of the previous one; warns once if the folder is not writable."""
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self._folder, delete=False, encoding="utf-8") as file:
-                json.dump(facts, file)
-            Path(file.name).replace(self._folder / f"{os.getpid()}.json")
+            # A folder of its own, so that nothing stays behind where the disk is full.
+            with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+                path = Path(folder) / "facts.json"
+                path.write_text(json.dumps(facts), encoding="utf-8")
+                path.replace(self._folder / f"{os.getpid()}.json")
         except OSError as error:
             if not self._failed:
                 self._failed = True
                 logger.warning("The other workers' reports won't show this one: %s", error)
 
     def read(self) -> list[dict[str, Any]]:
-        """What each living worker said last, by process; files of those that ended are removed."""
+        """Returns the last state of each running worker, with its pid; removes the files of workers that ended."""
         found = []
         for path in sorted(self._folder.glob("*.json")) if self._folder.is_dir() else ():
             if not path.stem.isdecimal() or not _lives(int(path.stem)):

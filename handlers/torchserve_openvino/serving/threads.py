@@ -1,4 +1,4 @@
-"""How many cores, threads and inference streams a worker gets, so that workers do not fight for the cores."""
+"""Decides how many threads and inference streams a worker gets, so that workers do not compete for cores."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ CONFIG_KEY = "pt2.compile.options.config"
 
 _OMP = "OMP_NUM_THREADS"
 _VARIABLES = (_OMP, "MKL_NUM_THREADS")
-# What `apply` wrote: a second plan of this process must not take the first one's numbers for the user's.
+# Values that `apply` wrote: a second plan of this process must not take them for the user's.
 _written: dict[str, str] = {}
 
 
@@ -29,14 +29,14 @@ _written: dict[str, str] = {}
 
 
 def usable_cores(cgroup_root: Path = CGROUP_ROOT, cgroup_membership: Path = CGROUP_MEMBERSHIP) -> int:
-    """Cores of this process: its CPU affinity, or fewer where a cgroup quota allows less; at least 1.
+    """Returns the cores of this process: its CPU affinity, or fewer where a cgroup quota allows less; at least 1.
 
     Args:
         cgroup_root: Where cgroups (v1, v2 or both) are mounted.
-        cgroup_membership: Names this process's cgroups, as ``/proc/self/cgroup`` does.
+        cgroup_membership: File that names this process's cgroups, as ``/proc/self/cgroup`` does.
 
     Returns:
-        Whole cores; of a quota of 2.5 cores, 2. Files that are absent or cannot be read set no limit.
+        Whole cores; a quota of 2.5 cores gives 2. Files that are missing or cannot be read set no limit.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity is not None else (os.cpu_count() or 1)
@@ -44,7 +44,7 @@ def usable_cores(cgroup_root: Path = CGROUP_ROOT, cgroup_membership: Path = CGRO
 
 
 def _quotas(root: Path, membership: Path) -> Iterator[int]:
-    """Whole cores of every quota that binds: that of the own cgroup and those of its parents."""
+    """Yields, in whole cores, every quota that applies: that of this process's cgroup and those of its parents."""
     for folder in _folders(root, membership):
         v1 = f"{_text(folder / 'cpu.cfs_quota_us')} {_text(folder / 'cpu.cfs_period_us')}"
         for text in (_text(folder / "cpu.max"), v1):
@@ -81,7 +81,7 @@ def _text(path: Path) -> str:
 
 
 def _whole_cores(text: str) -> int | None:
-    """``quota period`` in microseconds as cores; None for ``max``, -1 and anything malformed."""
+    """Converts ``quota period`` in microseconds to whole cores; None for ``max``, -1 and anything malformed."""
     try:
         quota, period = map(int, text.split(" "))
     except ValueError:
@@ -100,8 +100,8 @@ class ThreadPlan:
         cores: Cores that all workers share.
         workers: Workers of the model.
         setting: ``handler.openvino.threads``.
-        torch_threads: Threads of PyTorch (what falls back to eager), and of OpenMP and MKL.
-        openvino_threads: Threads of OpenVINO on the CPU; None on another device where nobody stated a number.
+        torch_threads: Threads of PyTorch (for what falls back to eager), and of OpenMP and MKL.
+        openvino_threads: Threads of OpenVINO on the CPU; None on another device where no number is configured.
         streams: Inferences that run at once in this worker, at least 1.
         sources: Where `torch_threads`, `openvino_threads` and `streams` came from, in words.
         additions: OpenVINO properties that the user's own config leaves open.
@@ -117,9 +117,9 @@ class ThreadPlan:
     additions: Mapping[str, int | bool]
 
     def apply(self) -> None:
-        """Sets PyTorch's threads, and the environment for libraries that load later and for child processes.
+        """Sets PyTorch's threads, and environment variables for libraries that load later and for child processes.
 
-        A value that the user put into the environment is overwritten only by an explicit `setting`.
+        A value that the user set in the environment is overwritten only by an explicit `setting`.
         """
         torch.set_num_threads(self.torch_threads)
         for name in _VARIABLES:
@@ -128,10 +128,10 @@ class ThreadPlan:
             os.environ[name] = _written[name] = str(self.torch_threads)
 
     def settle(self) -> "ThreadPlan":
-        """One thread for PyTorch, once all operators run on OpenVINO; an explicit `setting` stays.
+        """Gives PyTorch a single thread, once all operators run on OpenVINO; an explicit `setting` stays.
 
-        What is left to PyTorch then are copies of inputs. Split over a team of threads they take longer, for the team
-        spins for milliseconds after each, on the cores that OpenVINO needs next.
+        PyTorch then only copies inputs. Split over several threads these copies take longer, because the threads spin
+        for milliseconds after each, on the cores that OpenVINO needs next.
         """
         if self.setting != "auto":
             return self
@@ -140,11 +140,11 @@ class ThreadPlan:
         return replace(self, torch_threads=1, sources=sources)
 
     def ov_config(self) -> dict[str, int | bool]:
-        """Properties to add to OpenVINO's config; empty on other devices than the CPU."""
+        """Returns the properties to add to OpenVINO's config; empty on devices other than the CPU."""
         return dict(self.additions)
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan, JSON-safe."""
+        """Returns the plan, JSON-safe."""
         names = ("cores", "workers", "torch_threads", "openvino_threads", "streams", "sources")
         return {name: json_safe(getattr(self, name)) for name in names} | {"ov_config": self.ov_config()}
 
@@ -168,16 +168,17 @@ def plan_threads(
 ) -> ThreadPlan:
     """Decides threads and streams of one worker; explicit numbers win over computed ones.
 
-    Threads: ``INFERENCE_NUM_THREADS`` of `ov_config` (for PyTorch after an explicit `setting`), then `setting`,
-    then ``OMP_NUM_THREADS``, then the worker's share of the cores. Streams: ``NUM_STREAMS`` of `ov_config`, then
-    `streams`, then 1 for latency; for throughput on the CPU one per thread up to 4, above that a quarter, at least 2.
+    In order of precedence, threads come from ``INFERENCE_NUM_THREADS`` of `ov_config` (for PyTorch, an explicit
+    `setting` comes before it), `setting`, ``OMP_NUM_THREADS``, and the worker's share of the cores. Streams come from
+    ``NUM_STREAMS`` of `ov_config`, `streams`, and the mode: 1 for latency; for throughput on the CPU one per thread for
+    up to 4 threads, above that a quarter of the threads, at least 2.
 
     Args:
         setting: ``handler.openvino.threads``.
-        workers: ``maxWorkers``, or those that run.
+        workers: ``maxWorkers``, or the number that run.
         streams: ``handler.openvino.execution.streams``.
         throughput: Whether ``handler.openvino.execution.mode`` is throughput.
-        ov_config: OpenVINO properties as the user stated them, checked.
+        ov_config: OpenVINO properties that the user set, already validated.
         device: OpenVINO's name of the device, e.g. ``CPU``, ``AUTO:GPU,CPU``.
         cores: Cores that the workers share; `usable_cores` if None.
         env: Environment variables; those of this process if None.
@@ -221,21 +222,21 @@ def plan_threads(
 
 
 def _stated(ov_config: Mapping[str, Any], device: str) -> dict[str, tuple[Any, str]]:
-    """The user's properties, each with its key. Those in ``DEVICE_PROPERTIES`` win (measured on 2026.4)."""
+    """Returns the user's properties with their keys; those in ``DEVICE_PROPERTIES`` win (measured on 2026.4)."""
     nested = (ov_config.get("DEVICE_PROPERTIES") or {}).get(device) or {}
     own = {name: (value, f"{CONFIG_KEY}.{name}") for name, value in ov_config.items()}
     return own | {name: (value, f"{CONFIG_KEY}.DEVICE_PROPERTIES.{device}.{name}") for name, value in nested.items()}
 
 
 def _integer(value: Any) -> int | None:
-    """An int, or a string of digits; None for AUTO, NUMA and the like."""
+    """Returns an int or a string of digits as an int; None for AUTO, NUMA and the like."""
     if isinstance(value, str) and value.strip().isdecimal():
         return int(value)
     return value if isinstance(value, int) else None
 
 
 def _users_environment() -> dict[str, str]:
-    """The thread variables of this process that hold something, and that `apply` did not write."""
+    """Returns the thread variables of this process's environment that are not empty and that `apply` did not write."""
     found = {name: os.environ.get(name, "").strip() for name in _VARIABLES}
     return {name: value for name, value in found.items() if value and _written.get(name) != value}
 
@@ -243,7 +244,7 @@ def _users_environment() -> dict[str, str]:
 def _share(setting: int | Literal["auto"], env: Mapping[str, str], cores: int, workers: int) -> _Number:
     if setting != "auto":
         return _Number(setting, f"{THREADS_KEY}: {setting}", THREADS_KEY)
-    # OpenMP also takes a list, one number for each level of nesting; that says nothing of a worker's share.
+    # OpenMP also takes a list, one number for each level of nesting; that says nothing about a worker's share.
     stated = _integer(env.get(_OMP))
     if stated:
         return _Number(stated, f"env {_OMP}: {stated}", _OMP)
@@ -296,7 +297,7 @@ def _streams(
 
 
 def _check_enough(streams: _Number, threads: _Number) -> None:
-    """Refuses what OpenVINO would cut down without a word (measured on 2026.4)."""
+    """Refuses more streams than threads, which OpenVINO would silently reduce (measured on 2026.4)."""
     if streams.value > threads.value:
         raise ConfigError(
             f"asks for {streams.value} streams, but OpenVINO has {_counted(threads.value, 'thread')} "

@@ -1,4 +1,4 @@
-"""Photos to class probabilities, answered as TorchServe's own image_classifier answers."""
+"""Classifies photos, with answers in the format of TorchServe's own image_classifier."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,33 +16,33 @@ Answer = dict[str, float] | ItemError
 
 
 class ImageClassifier(ItemHandler):
-    """The ``top_k`` most probable classes of a photo, named by index_to_name.json where the archive has one."""
+    """The ``top_k`` most probable classes of a photo, named by index_to_name.json if the archive has one."""
 
-    # Pillow leaves Python's lock while it decodes and resizes.
+    # Pillow releases the GIL while it decodes and resizes.
     decodes_in_parallel = True
 
     def servable(self, model: Any) -> Any:
-        """The model, or with ``fold`` the model with what surrounds it."""
+        """Returns the model; with ``fold``, the model with normalisation and softmax in its graph."""
         section = self.config.openvino.image
         return images.FoldedClassifier(model, section) if section.fold else model
 
     def warmup_inputs(self) -> Sequence[WarmupInput]:
-        """One photo, unless the YAML says otherwise."""
+        """Returns one photo, unless the YAML declares inputs."""
         section = self.config.openvino.image
         if section.fold:
             return [WarmupInput(shape=[section.crop, section.crop, 3], dtype="uint8", low=0, high=256)]
         return self.config.openvino.warmup.inputs or [WarmupInput(shape=[3, section.crop, section.crop])]
 
     def sample_inputs(self, body: bytes) -> Inputs:
-        """A photo as the model gets it."""
+        """Returns a photo as the model's input."""
         return (self.decode({"body": body}).unsqueeze(0),), {}
 
     def decode(self, item: Any) -> torch.Tensor:
-        """A request's picture as `images.to_tensor` gives it."""
+        """Converts a request's picture with `images.to_tensor`."""
         return images.to_tensor(body(item), self.config.openvino.image)
 
     def predict(self, values: list[torch.Tensor]) -> list[Answer]:
-        """``{label: probability}`` for each picture, most probable first."""
+        """Returns ``{label: probability}`` for each picture, most probable first."""
         together = len(values) > 1 and (self.served is None or self.served.joins)
         batches = [torch.stack(values)] if together else [value.unsqueeze(0) for value in values]
         section = self.config.openvino.image
@@ -60,5 +60,5 @@ class ImageClassifier(ItemHandler):
         return answers
 
     def run_eager(self, value: torch.Tensor) -> Any:
-        """The eager model on one picture."""
+        """Runs the eager model on one picture."""
         return self.eager_model(value.unsqueeze(0))

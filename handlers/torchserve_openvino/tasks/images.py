@@ -1,7 +1,7 @@
-"""Photos to tensors: decoding, and torchvision's classic transforms written with Pillow and NumPy.
+"""Converts photos to tensors: decoding, and torchvision's classic transforms written with Pillow and NumPy.
 
 torchvision is not needed: its `Resize`, `CenterCrop`, `ToTensor` and `Normalize` on a PIL image are a few formulas
-(torchvision 0.28, transforms/functional.py and _functional_pil.py), and those are followed to the bit.
+(torchvision 0.28, transforms/functional.py and _functional_pil.py), which are reproduced bit for bit.
 """
 
 import base64
@@ -26,11 +26,11 @@ FILTERS = {
 
 
 def to_tensor(value: Any, section: ImageSection) -> torch.Tensor:
-    """One request's picture to the model's input.
+    """Converts one request's picture to the model's input.
 
     Args:
-        value: Encoded picture as bytes, or as base64 text (a data: URL as well), or nested lists: the ready tensor
-            ``[3, crop, crop]`` in floats, as TorchServe's own image handlers take it.
+        value: Encoded picture as bytes or as base64 text (a data: URL as well), or nested lists: the preprocessed
+            float tensor ``[3, crop, crop]``, as TorchServe's own image handlers accept it.
         section: Sizes, limits and normalisation.
 
     Returns:
@@ -38,7 +38,7 @@ def to_tensor(value: Any, section: ImageSection) -> torch.Tensor:
 
     Raises:
         PayloadTooLargeError: More bytes or pixels than allowed.
-        UnsupportedMediaTypeError: No picture that Pillow reads.
+        UnsupportedMediaTypeError: Not a picture that Pillow can read.
         InvalidInputError: Anything else that is not a picture.
     """
     if isinstance(value, dict):
@@ -58,7 +58,7 @@ def to_tensor(value: Any, section: ImageSection) -> torch.Tensor:
 
 
 def decode(data: bytes, section: ImageSection) -> Image.Image:
-    """Encoded bytes to an RGB picture; nothing is decoded before its size is known to be allowed."""
+    """Decodes bytes to an RGB picture, after checking that its size is allowed."""
     if len(data) > section.max_bytes:
         raise PayloadTooLargeError(
             f"the picture has {len(data)} bytes, more than handler.openvino.image.max_bytes {section.max_bytes}"
@@ -84,7 +84,7 @@ def decode(data: bytes, section: ImageSection) -> Image.Image:
 
 
 def crop_pixels(picture: Image.Image, section: ImageSection) -> torch.Tensor:
-    """Resize and CenterCrop.
+    """Applies Resize and CenterCrop.
 
     Returns:
         uint8 ``[crop, crop, 3]``, with memory of its own.
@@ -94,7 +94,7 @@ def crop_pixels(picture: Image.Image, section: ImageSection) -> torch.Tensor:
 
 
 def transform(picture: Image.Image, section: ImageSection) -> torch.Tensor:
-    """Resize, CenterCrop, ToTensor, Normalize.
+    """Applies Resize, CenterCrop, ToTensor and Normalize.
 
     Returns:
         float32 ``[3, crop, crop]``, contiguous.
@@ -103,28 +103,28 @@ def transform(picture: Image.Image, section: ImageSection) -> torch.Tensor:
 
 
 def normalise(pixels: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
-    """ToTensor and Normalize.
+    """Applies ToTensor and Normalize.
 
     Args:
         pixels: uint8 ``[batch, height, width, 3]``.
-        mean: Of each channel, in 0..1.
-        std: The same.
+        mean: Mean of each channel, in 0..1.
+        std: Standard deviation of each channel, in 0..1.
 
     Returns:
         float32 ``[batch, 3, height, width]``.
     """
-    # ToTensor divides in float32, Normalize subtracts and divides in float32: the same order, the same rounding.
+    # ToTensor divides in float32, Normalize subtracts and divides in float32: the same order gives the same rounding.
     scaled = pixels.permute(0, 3, 1, 2).to(torch.float32).div(255)
     centre = torch.tensor(mean, dtype=torch.float32).view(1, 3, 1, 1)
     return scaled.sub(centre).div(torch.tensor(std, dtype=torch.float32).view(1, 3, 1, 1))
 
 
 class FoldedClassifier(nn.Module):
-    """A classifier on 8-bit pixels, to probabilities: what a request needs around the model becomes part of its graph.
+    """A classifier from 8-bit pixels to probabilities, with normalisation and softmax as part of its graph.
 
     Args:
-        model: From normalised float32 ``[batch, 3, height, width]`` to logits.
-        section: Normalisation.
+        model: Maps normalised float32 ``[batch, 3, height, width]`` to logits.
+        section: Mean and standard deviation for the normalisation.
     """
 
     def __init__(self, model: nn.Module, section: ImageSection) -> None:
@@ -134,13 +134,13 @@ class FoldedClassifier(nn.Module):
         self.train(model.training)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """uint8 ``[batch, height, width, 3]`` to probabilities ``[batch, classes]``."""
+        """Maps uint8 ``[batch, height, width, 3]`` to probabilities ``[batch, classes]``."""
         logits = logits_of(self.model(normalise(pixels, self._mean, self._std)))
         return torch.softmax(logits.float(), dim=1)
 
 
 def logits_of(output: Any) -> torch.Tensor:
-    """The logits of a model that returns them bare, first in a tuple, or as a ``logits`` field."""
+    """Returns the logits of a model's output: the tensor itself, its ``logits`` field, or the first item of a tuple."""
     if isinstance(output, torch.Tensor):
         return output
     if hasattr(output, "logits"):
@@ -151,7 +151,7 @@ def logits_of(output: Any) -> torch.Tensor:
 
 
 def _resize(picture: Image.Image, section: ImageSection) -> Image.Image:
-    """torchvision's Resize(int): the shorter side becomes ``resize``, the longer ``int(resize * long / short)``."""
+    """Applies Resize(int): the shorter side becomes ``resize``, the longer ``int(resize * long / short)``."""
     width, height = picture.size
     short, long = min(width, height), max(width, height)
     other = int(section.resize * long / short)
@@ -160,7 +160,7 @@ def _resize(picture: Image.Image, section: ImageSection) -> Image.Image:
 
 
 def _center_crop(picture: Image.Image, crop: int) -> Image.Image:
-    """torchvision's CenterCrop: pads with black where the picture is smaller, then rounds half to even."""
+    """Applies CenterCrop: pads a smaller picture with black, then rounds the offsets half to even."""
     width, height = picture.size
     if crop > width or crop > height:
         left, top = max(0, (crop - width) // 2), max(0, (crop - height) // 2)
@@ -173,7 +173,7 @@ def _center_crop(picture: Image.Image, crop: int) -> Image.Image:
 
 def _from_base64(text: str, section: ImageSection) -> bytes:
     payload = text.split(",", 1)[1] if text.startswith("data:") and "," in text else text
-    # Four characters carry three bytes.
+    # Four base64 characters encode three bytes.
     if len(payload) * 3 // 4 > section.max_bytes + 2:
         raise PayloadTooLargeError(
             f"the picture has about {len(payload) * 3 // 4} bytes, more than handler.openvino.image.max_bytes "

@@ -1,4 +1,4 @@
-"""What the shipped tasks share: each item is decoded by itself, and a bad one answers for itself alone."""
+"""The common base of the shipped tasks: items are decoded separately, and a bad one does not affect the others."""
 
 import time
 from abc import abstractmethod
@@ -23,29 +23,29 @@ from torchserve_openvino.serving.requests.streams import Streams
 class ItemHandler(OpenVINOHandler):
     """A task: `decode` turns one request item into a value, `predict` a list of values into a list of answers."""
 
-    # Nobody changes the model of a shipped task after loading.
+    # The model of a shipped task is not changed after loading.
     freezes = True
-    # Whether `decode` gains by threads, and is safe in them.
+    # Whether `decode` is thread-safe and benefits from threads.
     decodes_in_parallel = False
 
     @abstractmethod
     def decode(self, item: Any) -> Any:
-        """One request item to a value.
+        """Decodes one request item to a value.
 
         Raises:
-            ItemError: The item is bad; the message goes to its sender, with the error's HTTP status.
+            ItemError: The item is invalid; its sender gets the message, with the error's HTTP status.
         """
 
     @abstractmethod
     def predict(self, values: list[Any]) -> list[Any]:
-        """Values to answers, in the same order; an answer may be an `ItemError`."""
+        """Computes the answers to values, in the same order; an answer may be an `ItemError`."""
 
     @abstractmethod
     def run_eager(self, value: Any) -> Any:
-        """Runs the eager model on one value, to see whether it takes it."""
+        """Runs the eager model on one value, to see whether the model accepts it."""
 
     def answer_items(self, items: list[Any], context: Any) -> list[Any]:
-        """An answer or an `ItemError` for each item."""
+        """Returns an answer or an `ItemError` for each item."""
         start = time.perf_counter()
         answers: list[Any] = [None] * len(items)
         decoded: dict[int, Any] = {}
@@ -67,14 +67,14 @@ class ItemHandler(OpenVINOHandler):
         except ItemError as error:
             return error
         except MemoryError:
-            # What one item would have taken is not missing to the others.
+            # The failed allocation took no memory from the other items.
             return PayloadTooLargeError("this worker has not enough memory for this item")
         except Exception as error:
             return server_fault(error)
 
     @cached_property
     def _decoders(self) -> Streams:
-        """As many as OpenVINO has threads, where decoding leaves Python's lock."""
+        """The threads for decoding: as many as OpenVINO has if items are decoded in parallel, else one."""
         threads = self.report.to_dict()["config"].get("threads", {}).get("openvino_threads")
         return Streams((threads or 1) if self.decodes_in_parallel else 1)
 
@@ -82,12 +82,12 @@ class ItemHandler(OpenVINOHandler):
         return run_isolated(values, lambda some: self.watched(lambda: self.predict(some)), self._blame, self.counters)
 
     def _blame(self, value: Any, error: Exception) -> ItemError:
-        """Whether eager refuses the value as well: then it is the request's fault, and its message says why."""
+        """Blames the request, with eager's message, if eager PyTorch fails on the value as well; else the server."""
         if self.served is not None and self.served.released:
-            # There is no eager model any more; a value out of range is known to be the request's without it.
+            # The eager model is gone; a value outside OpenVINO's range is the request's fault in any case.
             return InvalidInputError(str(error)) if isinstance(error, InexactValueError) else server_fault(error)
         try:
-            # No answer comes of it: it is not counted as one.
+            # This run is no answer, so it is not counted as work outside the compiled graphs.
             with torch.inference_mode(), outside.compiled():
                 self.run_eager(value)
         except Exception as refusal:
@@ -96,10 +96,10 @@ class ItemHandler(OpenVINOHandler):
         return server_fault(error)
 
     def check_finite(self, tensors: list[torch.Tensor]) -> None:
-        """Looks at one item's outputs.
+        """Checks that one item's outputs are finite.
 
         Raises:
-            NonFiniteOutputError: One holds NaN or infinity, and ``outputs.non_finite`` is ``refuse``.
+            NonFiniteOutputError: An output holds NaN or infinity, and ``outputs.non_finite`` is ``refuse``.
         """
         if self.config.openvino.outputs.non_finite == "allow":
             return
@@ -109,10 +109,10 @@ class ItemHandler(OpenVINOHandler):
 
 
 def body(item: Any) -> Any:
-    """What a request sent: its ``data`` or ``body``, or the item itself where an envelope opened it.
+    """Returns what a request sent: its ``data`` or ``body``, or the item itself if an envelope was opened.
 
     Raises:
-        InvalidInputError: Neither is there, or it is empty.
+        InvalidInputError: Both are missing or empty.
     """
     if not isinstance(item, dict):
         return item

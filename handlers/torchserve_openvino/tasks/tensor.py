@@ -1,4 +1,4 @@
-"""Any model on tensors: JSON, .npy or KServe v2 in, the same out."""
+"""Serves any model on tensors: JSON, .npy or KServe v2 in, the same out."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ Outputs = dict[str, torch.Tensor]
 
 @dataclass
 class TensorCall:
-    """One request, and the call that it makes; ``fitted`` is None where it runs by itself, as it came."""
+    """One request and its call of the model; ``fitted`` is None if it runs alone, with the inputs as they came."""
 
     request: TensorRequest
     fitted: Fitted | None
@@ -30,12 +30,12 @@ class TensorHandler(ItemHandler):
     """Calls the model with the tensors of a request; each tensor includes its batch dimension."""
 
     def sample_inputs(self, body: bytes) -> Inputs:
-        """The call that a body in any of the formats makes."""
+        """Returns the model's inputs for a request body in any of the formats."""
         request = self._parse(body)
         return tuple(request.positional), request.named
 
     def decode(self, item: Any) -> TensorCall:
-        """A request's tensors, fitted to a compiled shape."""
+        """Parses a request's tensors and fits them to a compiled shape."""
         request = self._parse(body(item))
         if self.served is None:
             return TensorCall(request, None)
@@ -47,14 +47,14 @@ class TensorHandler(ItemHandler):
         known = set(parameter_names(self.eager_model))
         unknown = [name for name in request.named if known and name not in known]
         if unknown and request.format == "kserve":
-            # KServe names every tensor, also for models whose arguments are not called so: the order counts then.
+            # KServe names every tensor. If the model has no arguments of these names, the tensors are passed in order.
             request.positional, request.named = list(request.named.values()), {}
         elif unknown:
             raise InvalidInputError(f"the model has no input {unknown[0]!r}; it takes {', '.join(sorted(known))}")
         return request
 
     def handle_envelope(self, envelope: Envelope, data: list[dict[str, Any]], context: Any) -> list[Any]:
-        """Reads each request whole: this task takes the bodies of all envelopes itself."""
+        """Answers enveloped requests without unpacking them: `decode` itself reads the bodies of all envelopes."""
         if envelope.kind == "kservev2":
             return self.handle(data, context)
         self.context = context
@@ -69,7 +69,7 @@ class TensorHandler(ItemHandler):
         return self._accounted(context, answer)
 
     def predict(self, values: list[TensorCall]) -> list[Any]:
-        """Runs requests of one shape together, where ``tensor.concatenate`` allows, and answers each."""
+        """Runs requests of one shape together, if ``tensor.concatenate`` allows it, and answers each."""
         answers: list[Any] = [None] * len(values)
         for positions in self._groups(values):
             group = [values[position] for position in positions]
@@ -96,17 +96,17 @@ class TensorHandler(ItemHandler):
                 outputs = self.served.run_joined(fitted) if len(fitted) > 1 else [self.served.run(fitted[0])]
                 return [named_outputs(output) for output in outputs]
             (call,) = calls
-            # Fitting it again would refuse or count it a second time.
+            # `run_once`, because fitting the call again would refuse or count it a second time.
             run = self.model if self.served is None else self.served.run_once
             return [named_outputs(run(*call.request.positional, **call.request.named))]
 
     def run_eager(self, value: TensorCall) -> Any:
-        """The eager model on the request as it came."""
+        """Runs the eager model on the request's own tensors."""
         return self.eager_model(*value.request.positional, **value.request.named)
 
 
 def named_outputs(output: Any) -> Outputs:
-    """Output tensors by name: the model's own, ``output`` for a single one, else ``output_0`` and so on."""
+    """Returns output tensors by name: the model's own, ``output`` for a single one, else ``output_0`` and so on."""
     if isinstance(output, torch.Tensor):
         return {"output": output}
     if hasattr(output, "items"):

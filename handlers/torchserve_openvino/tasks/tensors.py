@@ -1,4 +1,4 @@
-"""Tensors as requests carry them: JSON, .npy and KServe v2, both ways."""
+"""Parses and renders tensors in the formats of requests: JSON, .npy and KServe v2."""
 
 import io
 import json
@@ -36,11 +36,11 @@ class TensorRequest:
     """One request's inputs.
 
     Attributes:
-        format: In which it came and is to be answered.
+        format: Format of the request and of its answer.
         positional: Inputs without a name, in order.
         named: Inputs by name.
-        request_id: KServe's ``id``, given back in the answer.
-        guessed_types: Whether the request did not say which types it means: JSON numbers are int64 or float32 then.
+        request_id: KServe's ``id``, repeated in the answer.
+        guessed_types: Whether the request does not state its dtypes; JSON numbers are then int64 or float32.
     """
 
     format: Format
@@ -50,7 +50,7 @@ class TensorRequest:
     guessed_types: bool = False
 
     def tensors(self) -> list[torch.Tensor]:
-        """All inputs, positional first."""
+        """Returns all inputs, positional first."""
         return [*self.positional, *self.named.values()]
 
 
@@ -100,7 +100,7 @@ def _from_npy(raw: bytes) -> torch.Tensor:
 
 
 def _check_claimed_size(raw: bytes) -> None:
-    """Compares what the header claims with what came: numpy.load would allocate the claimed size first.
+    """Checks that the data is as large as the header claims, since numpy.load allocates the claimed size first.
 
     Raises:
         ValueError: The header cannot be read, or claims more than there is.
@@ -154,9 +154,9 @@ def _from_json(value: Any) -> TensorRequest:
 
 
 def convert(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """JSON numbers in the type that the model takes; unchanged where that would change a value's kind.
+    """Converts JSON numbers to the dtype that the model takes; leaves them if that would change a value's kind.
 
-    Floats that are whole numbers may become integers, integers floats; nothing becomes or was a bool.
+    Integers become floats, and floats become integers if all are whole numbers; bools are never converted.
     """
     if tensor.dtype is dtype or torch.bool in {tensor.dtype, dtype} or dtype.is_complex:
         return tensor
@@ -171,7 +171,7 @@ def _keys(value: Mapping[str, Any]) -> str:
 
 
 def _from_lists(value: Any, dtype: Any, what: str) -> torch.Tensor:
-    """Nested lists; integers become int64, floats float32, unless ``dtype`` names a torch type."""
+    """Converts nested lists to a tensor; integers become int64, floats float32, unless ``dtype`` names a torch type."""
     wanted = None
     if dtype is not None:
         wanted = getattr(torch, str(dtype).removeprefix("torch."), None)
@@ -185,7 +185,20 @@ def _from_lists(value: Any, dtype: Any, what: str) -> torch.Tensor:
         raise InvalidInputError(f"{what} must be nested lists of numbers of equal length, not {_describe(value)}")
     tensor = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape).copy())
     default = torch.float32 if tensor.dtype is torch.float64 else tensor.dtype
-    return tensor.to(wanted or default)
+    return _as(tensor, wanted or default, what)
+
+
+def _as(tensor: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
+    """Converts values to the dtype that a request names.
+
+    Raises:
+        InvalidInputError: An integer dtype cannot hold one of them.
+    """
+    found = tensor.to(dtype)
+    counts = not dtype.is_floating_point and not dtype.is_complex
+    if counts and not torch.equal(found.to(tensor.dtype), tensor):
+        raise InvalidInputError(f"{what} has a value that {str(dtype).removeprefix('torch.')} cannot hold")
+    return found
 
 
 def _describe(value: Any) -> str:
@@ -200,6 +213,8 @@ def _from_kserve(value: Mapping[str, Any]) -> TensorRequest:
         if missing:
             raise InvalidInputError(f"input {name!r} has no {missing[0]!r}")
         dtype = KSERVE_TYPES.get(str(entry["datatype"]).upper())
+        if name in request.named:
+            raise InvalidInputError(f"input {name!r} comes twice")
         if dtype is None:
             raise InvalidInputError(
                 f"input {name!r} has datatype {entry['datatype']!r}; known are {', '.join(KSERVE_TYPES)}"
@@ -210,20 +225,20 @@ def _from_kserve(value: Mapping[str, Any]) -> TensorRequest:
 
 def _kserve_tensor(entry: Mapping[str, Any], dtype: torch.dtype, name: str) -> torch.Tensor:
     shape = entry["shape"]
-    if not isinstance(shape, list) or not all(isinstance(n, int) and n >= 0 for n in shape):
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
         raise InvalidInputError(f"input {name!r}: shape must be a list of integers, not {shape!r}")
     data = _from_lists(entry["data"], None, f"input {name!r}")
-    count = int(np.prod(shape))
+    count = math.prod(shape)
     if data.numel() != count:
         raise InvalidInputError(f"input {name!r}: shape {shape} takes {count} values, data holds {data.numel()}")
-    return data.reshape(shape).to(dtype)
+    return _as(data.reshape(shape), dtype, f"input {name!r}")
 
 
 def render(outputs: Mapping[str, torch.Tensor], request: TensorRequest, model_name: str) -> Any:
-    """Outputs in the format of the request.
+    """Renders outputs in the format of the request.
 
     Args:
-        outputs: By name; a single one is called ``output``.
+        outputs: Tensors by name; a single one is called ``output``.
 
     Returns:
         Nested lists or a dict of them (JSON), bytes (.npy, or .npz of several), or a KServe v2 answer.
@@ -248,7 +263,7 @@ def _to_npy(outputs: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def _numpy(tensor: torch.Tensor) -> np.ndarray:
-    # NumPy has no bfloat16; float32 holds each of its values.
+    # NumPy has no bfloat16; float32 represents all of its values exactly.
     return tensor.float().numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
 
 

@@ -46,6 +46,17 @@ def test_weights_that_change_between_compile_and_the_first_call(tmp_path: Path) 
     assert_traced(compiled)
 
 
+def test_weights_that_change_before_it_is_frozen_again(tmp_path: Path) -> None:
+    model = Net(0).eval()
+    compiled = fresh(model, tmp_path / "c")
+    ask(compiled, X)
+    model.load_state_dict(Net(1).state_dict())
+    compiled.freeze()
+    ask(compiled, X)
+    found = cache_of(compiled)
+    assert found["verified"]["rejected"] == 0 and set(found["nearest"]) == {"weights"}
+
+
 def test_a_buffer_that_is_not_saved(tmp_path: Path) -> None:
     class Offset(nn.Module):
         def __init__(self, value: float) -> None:

@@ -40,6 +40,19 @@ def test_an_index_out_of_range_raises_and_the_rest_is_right(name) -> None:
     assert compiled.report.summary.coverage == 1.0 and not compiled.report.fallbacks
 
 
+def test_a_bound_that_is_not_known_bounds_nothing() -> None:
+    def forward(table, x, y):
+        return table[x.argmax(1).clamp(min=y.shape[0])] + 1
+
+    compiled = tov.compile(forward, dynamic=True)
+    table, x = torch.randn(5, 3), torch.randn(6, 5)
+    for size in (2, 4):
+        y = torch.ones(size)
+        assert torch.equal(compiled(table, x, y), forward(table, x, y))
+    with pytest.raises((IndexError, RuntimeError)):
+        compiled(table, x, torch.ones(7))
+
+
 def test_a_negative_index_that_torch_takes_is_taken() -> None:
     compiled = tov.compile(lambda x, i: x[i] + 1)
     x = torch.arange(6.0)

@@ -41,11 +41,23 @@ def _replace(model: nn.Module) -> None:
     model[0].weight = nn.Parameter(torch.randn(12, 6))
 
 
+def _data_turned(model: nn.Module) -> None:
+    """Changes a weight that is not contiguous, in its last row."""
+    weight = model[2].weight
+    if weight.is_contiguous():
+        weight.data = torch.randn(12, 3).t()
+    else:
+        weight.data[-1].mul_(3)
+
+
 def _numpy(model: nn.Module) -> None:
     model[0].bias.detach().numpy()[:] += 7
 
 
-@pytest.mark.parametrize("change", [_inplace, _load, _assign, _data_inplace, _data_swap, _replace, _numpy])
+CHANGES = [_inplace, _load, _assign, _data_inplace, _data_swap, _data_turned, _replace, _numpy]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("grad", [False, True])
 def test_changed_weight_is_never_served_stale(change, grad: bool) -> None:
     model, x = net(), torch.randn(4, 6)

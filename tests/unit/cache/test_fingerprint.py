@@ -208,6 +208,14 @@ class Slotted:
         self.a = a
 
 
+class Private(Slotted):
+    __slots__ = ("__hidden",)
+
+    def __init__(self, hidden: Any) -> None:
+        super().__init__(1)
+        self.__hidden = hidden
+
+
 class Both(Slotted):
     def __init__(self, a: Any, c: Any = 0) -> None:
         super().__init__(a)
@@ -261,6 +269,7 @@ class Caller:
 
 DIFFERENT: dict[str, tuple[Any, Any]] = {
     "slots": (Slotted(1), Slotted(2)),
+    "a private slot": (Private(1), Private(2)),
     "slots and dict": (Both(1, 2), Both(1, 3)),
     "slots of a base": (Both(1, 2), Both(2, 2)),
     "dataclass": (Config(3), Config(4)),

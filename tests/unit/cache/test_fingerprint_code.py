@@ -66,6 +66,12 @@ def test_a_users_module_imported_in_forward(load: Callable[..., Any], how: str) 
     assert tell_apart(found)
 
 
+def test_what_a_try_covers(load: Callable[..., Any]) -> None:
+    rest = "            z = x * 2\n        except ValueError:\n            z = 0\n        return {'z': z}"
+    inside, before = f"try:\n            y = x + 1\n{rest}", f"y = x + 1\n        try:\n{rest}"
+    assert tell_apart([fingerprint(load(NET.replace("return {}", each)).Net()) for each in (inside, before)])
+
+
 def test_a_name_that_is_looked_up_by_text(load: Callable[..., Any]) -> None:
     found = []
     for value in ("2.0", "3.0"):

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cache_helpers import FILES, content, key, manifest, object_of, put, rewrite
+from cache_helpers import BODY, FIELDS, FILES, content, key, manifest, object_of, put, rewrite
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from torchserve_openvino.cache.storage.bundle import export, import_
+from torchserve_openvino.cache.storage.manifest import KINDS
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.errors import CacheDirectoryError
 
@@ -52,6 +53,14 @@ def test_there_and_back(store, tar, target):
     assert_nothing_strange(target)
     again = import_(target, tar)
     assert (again.entries, again.bytes, again.problems) == (2, 0, ())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_entries_of_every_kind(store, target, tmp_path, kind):
+    assert store.put(kind, key(1), fields=FIELDS, body=BODY, files=FILES) is not None
+    export(store, tmp_path / "one.tar")
+    moved = import_(target, tmp_path / "one.tar")
+    assert (moved.entries, moved.problems) == (1, ()) and entries(target) == entries(store)
 
 
 def test_always_the_same_bytes(store, tar, target, tmp_path):

@@ -52,6 +52,30 @@ def test_an_encoder_layer_answers_contiguously() -> None:
         assert tov.compile(layer, options=OPTIONS)(x).stride() == layer(x).stride() == (12, 4, 1)
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_a_value_beyond_float16_becomes_infinite(kind) -> None:
+    def forward(x):
+        return (x * 1).to(torch.float16) * 1
+
+    compiled = tov.compile(forward, options=OPTIONS)
+    for values, fallbacks in ([65280.0, 3.0], {}), ([65536.0, -7e4], {"runtime_failed": 1}):
+        x = torch.tensor(values, dtype=kind)
+        assert torch.equal(compiled(x), forward(x))
+        assert compiled.report.fallback_counts() == fallbacks
+
+
+@pytest.mark.parametrize("last", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("middle", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_rounding_of_a_cast_is_not_dropped_by_the_next(kind, middle, last) -> None:
+    def forward(x):
+        return (x * 1).to(middle).to(last)
+
+    compiled = tov.compile(forward, options=OPTIONS)
+    x = torch.tensor([1e-6, 3.3e-8, 1.2345, 65000.0, -1e-30]).to(kind)
+    torch.testing.assert_close(compiled(x), forward(x), rtol=0, atol=0)
+
+
 REFUSED = {
     "probabilities beyond 1": (lambda p: F.binary_cross_entropy(p, p.round().clamp(0, 1)), torch.tensor([0.5, 1.5])),
     "negative places": (

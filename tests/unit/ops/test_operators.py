@@ -46,6 +46,28 @@ CASES: list[tuple[str, Callable[[torch.Tensor], object], bool]] = [
     ("fft", lambda x: torch.fft.rfft(x).abs(), True),
 ]
 
+# NaN is on one side of a comparison, or on neither.
+NAN = float("nan")
+INTEGERS, FLOATS = torch.tensor([5, -3, 7, 0]), torch.tensor([1.0, NAN, 9.0, float("inf")])
+COMPARED = {
+    "gt": torch.gt,
+    "ge": torch.ge,
+    "lt": torch.lt,
+    "le": torch.le,
+    "fmin": torch.fmin,
+    "fmax": torch.fmax,
+    "numbers": lambda x, y: (x > 2.5, x >= -2.5, torch.gt(x, NAN), torch.ge(x, NAN), y > 2, torch.ge(y, NAN)),
+}
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.float32, torch.float16])
+@pytest.mark.parametrize("name", COMPARED)
+def test_nan_is_never_greater(name: str, kind: torch.dtype) -> None:
+    function, x = COMPARED[name], INTEGERS.to(kind)
+    compiled = tov.compile(function, options={"min_partition_us": 0})
+    for given in ((x, FLOATS), (FLOATS, x)):
+        assert_same(compiled(*given), function(*given), strides=False)
+
 
 @pytest.mark.parametrize(("function", "whole"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_operator(function: Callable[[torch.Tensor], object], whole: bool) -> None:

@@ -1,1 +1,1 @@
-"""From a model to graphs, by Dynamo or torch.export, and from a graph to a function."""
+"""Captures a model as graphs with Dynamo or torch.export, and turns each graph into a function."""

@@ -1,7 +1,7 @@
-"""What Dynamo did with each frame of one model, written into the report; and what ran outside every graph.
+"""Records in the report what Dynamo did with each frame of one model, and what ran outside any graph.
 
-Dynamo tells in the calling thread, frame by frame (`_torch_private.watch_frames`), so that models which compile at the
-same time don't get each other's entries.
+Dynamo's outcome for each frame is reported in the calling thread (`_torch_private.watch_frames`), so that models that
+compile at the same time don't get each other's records.
 """
 
 import logging
@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 
 
 class FrameBooks:
-    """Keeps the books of one model's guarded calls.
+    """Records one model's guarded calls.
 
     Args:
-        tracker: Where everything is counted.
-        recorder: What the calls do.
+        tracker: Collects the records.
+        recorder: Counts the graphs and lost frames of the calls.
         foreign: Name of a backend that is not ours, whose graphs are counted here.
     """
 
@@ -41,13 +41,13 @@ class FrameBooks:
         self._thread = recorder
         self._foreign = foreign
         self._events = 0
-        # Whether the last call that was looked at closely met nothing new.
+        # Whether Dynamo reported nothing new during the last call whose operators were counted.
         self._settled = foreign is not None
-        # Calls that met something new while nobody looked: the next of their kind is looked at.
+        # Kinds of calls in which something new happened while operators were not counted: the next ones are counted.
         self._overlooked: set[Any] = set()
 
     def run(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls what goes through Dynamo, and counts a call without any graph."""
+        """Makes a call through Dynamo; counts it as a fallback if it ran no graph at all."""
         thread = self._thread
         before = thread.graph_calls + thread.lost_frames
         if not self._settled or (self._overlooked and _kind(args, kwargs) in self._overlooked):
@@ -62,7 +62,7 @@ class FrameBooks:
         return result
 
     def _observed(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call whose operators outside graphs are counted, at microseconds for each: only until all is known."""
+        """Makes a call and counts its operators outside graphs, at microseconds each, until nothing new happens."""
         thread, events = self._thread, self._events
         counts: Counter[Any] = Counter()
 
@@ -79,7 +79,7 @@ class FrameBooks:
         return result
 
     def _count_eager_call(self) -> None:
-        """Dynamo skipped the model, by itself or on request."""
+        """Counts a call for which Dynamo skipped the model, by itself or on request."""
         reason = "Dynamo ran this call without any compiled graph"
         if self._tracker.add_fallback("graph_break", "whole call", reason=reason):
             logger.warning("Fallback: a whole call ran in eager PyTorch: %s", reason)
@@ -97,7 +97,7 @@ class FrameBooks:
             objects = {effect: changed_object(effect) for effect in fact.side_effects}
             if kept := [effect for effect, changed in objects.items() if changed is None]:
                 graph.unproven = f"the model keeps state: it changes {', '.join(kept)}"
-            # What is set and set back is no state. This runs before the code that Dynamo just made.
+            # An attribute that is set and then reset is not state. This runs before the code that Dynamo just compiled.
             graph.touched = [
                 (effect, changed, dict(vars(changed))) for effect, changed in objects.items() if changed is not None
             ]
@@ -127,7 +127,7 @@ class FrameBooks:
 
 
 def _kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What is alike in calls that run the same operators, as far as shapes, types and numbers decide it."""
+    """Returns a key that is equal for calls with the same operators, as far as shapes, types and numbers decide it."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     parts = [(leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else _plain(leaf) for leaf in leaves]
     return spec, torch.is_grad_enabled(), *parts

@@ -1,7 +1,7 @@
-"""From a lowered graph and a set of weights to compiled partitions, through the cache where there is one.
+"""Builds compiled partitions from a lowered graph and a set of weights, through the cache if there is one.
 
-Partition, convert and build are stages of their own; this is what runs them in turn, starts over when an operator
-turns out not to convert, and keeps the books.
+Runs the stages (partitioning, conversion, build) in turn, starts over without an operator that turns out not to
+convert, and records the results.
 """
 
 import functools
@@ -39,8 +39,8 @@ class Assembled:
     """A graph with compiled partitions.
 
     Attributes:
-        run: All inputs, weights included, to a sequence of outputs.
-        blueprint: How to build it again from the cache; None where a part of it is not there.
+        run: Maps all inputs, weights included, to a sequence of outputs.
+        blueprint: How to build it again from the cache; None if a partition is not in the cache.
     """
 
     run: Callable[..., Any]
@@ -52,7 +52,7 @@ class GraphBuilder:
 
     Args:
         gm: The lowered graph.
-        settings: Of the model.
+        settings: Settings of the model.
         record: The graph's record in the report.
     """
 
@@ -64,10 +64,10 @@ class GraphBuilder:
         self._partitioned = self._partition()
 
     def build(self, weights: Mapping[int, torch.Tensor]) -> Assembled:
-        """Converts and compiles every partition, or takes it from the cache, and puts the calls into the outer graph.
+        """Converts and compiles every partition, or loads it from the cache, and assembles them with the outer graph.
 
         Args:
-            weights: Input position to the weight that becomes a constant.
+            weights: Maps an input position to the weight that becomes a constant.
         """
         while True:
             constants = {part.name: self._constants(part, weights) for part in self._partitioned.parts}
@@ -85,7 +85,7 @@ class GraphBuilder:
             self._report(Counter(self._partitioned.left_out) - known)
 
     def eagerly(self, error: Exception) -> Assembled:
-        """The whole graph in eager PyTorch, counted at each call, because building it failed as no stage expects."""
+        """Returns the whole graph in eager PyTorch, counted at each call, after an unexpected error in a stage."""
         settings, name, reason = self._settings, f"graph {self._record.index}", f"{type(error).__name__}: {error}"
         logger.warning("Fallback: %s runs in eager PyTorch (conversion_failed: %s)", name, reason, exc_info=error)
         for record in self._record.partitions:
@@ -159,11 +159,12 @@ class GraphBuilder:
         """Converts the parts that the cache does not have.
 
         Returns:
-            The parts, None where a conversion failed for no operator in particular; and operators that failed, which
-            are to be left out.
+            The converted parts, None for each that failed; and the operators that made a conversion fail, which are to
+            be left out.
         """
         result: dict[str, Converted | None] = {}
         refused: dict[str, Refusal] = {}
+        failed: list[tuple[Part, ConversionError]] = []
         for part in self._partitioned.parts:
             if stored.get(part.name) is not None:
                 continue
@@ -176,7 +177,11 @@ class GraphBuilder:
                 fresh = error.ops - self._refused.keys()
                 refused |= {op: Refusal("conversion_failed", str(error)) for op in fresh}
                 if not fresh:
-                    self._part_failed("conversion_failed", part, error)
+                    failed.append((part, error))
+        # Operators that are left out change the partitions, which are then converted again.
+        if not refused:
+            for part, problem in failed:
+                self._part_failed("conversion_failed", part, problem)
         return result, refused
 
     def _finish(

@@ -1,4 +1,4 @@
-"""Which operators were taken apart before partitioning, and into what: read off the lowered graph."""
+"""Finds in the lowered graph which operators were decomposed before partitioning, and into what."""
 
 from dataclasses import dataclass, field
 
@@ -10,12 +10,12 @@ from torchserve_openvino.ops.names import does_work, op_name, where_of
 
 @dataclass
 class Decomposed:
-    """One operator that was taken apart.
+    """An operator that was decomposed.
 
     Attributes:
-        count: How often; two calls in one line of code that follow each other directly count once.
-        into: Operators of the lowered graph that came of it.
-        where: ``file:line`` of the first.
+        count: Number of calls; two consecutive calls in the same line of code count once.
+        into: Maps each resulting operator of the lowered graph to its number of nodes.
+        where: ``file:line`` of the first call.
     """
 
     count: int = 0
@@ -24,10 +24,10 @@ class Decomposed:
 
 
 def decomposed_ops(graph: Graph) -> dict[str, Decomposed]:
-    """By the name of the operator as the model calls it.
+    """Returns the decomposed operators by the names under which the model calls them.
 
     Args:
-        graph: AOTAutograd's lowered graph, whose nodes know what they come from.
+        graph: AOTAutograd's lowered graph, whose nodes record the operators that they come from.
     """
     found: dict[str, Decomposed] = {}
     last: tuple[str, str] | None = None

@@ -1,6 +1,6 @@
 """First stage: Dynamo's graph, lowered by AOTAutograd to functional ATen operators.
 
-AOTAutograd takes care of mutated inputs, views that are returned, and autograd; what reaches the next stage is pure.
+AOTAutograd handles mutated inputs, returned views and autograd; the graph that reaches the next stage is functional.
 """
 
 import dataclasses
@@ -34,29 +34,29 @@ class OpenVINOBackend:
     """A backend for ``torch.compile``, for one model.
 
     Args:
-        settings: Of this model; its tracker gets all that happens.
-        model: The model, where it is known.
+        settings: Settings of this model; their tracker collects all records.
+        model: The model, if it is known.
     """
 
     def __init__(self, settings: BackendSettings, model: Any = None) -> None:
         self.settings = settings
         self._model = model
         self._graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
-        # Dynamo names the backend in its own logs by this.
+        # The backend's name in Dynamo's own logs.
         self.__name__ = "openvino_serving"
         _torch_kept.keep_whole(STAND_INS)
         _torch_kept.take_masks()
         _torch_modes.keep_to_threads()
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any], place: str = "") -> Any:
-        """Compiles one graph of Dynamo's; called by Dynamo.
+        """Compiles one graph; called by Dynamo.
 
         Args:
             gm: The graph.
             example_inputs: Its inputs.
-            place: Where it starts, if its operators don't tell.
+            place: Where the graph starts, if its operators do not record it.
         """
-        # For callers that are not behind `watch_frames`. With gradients theirs was taken apart already.
+        # For callers without `watch_frames`. If gradients are recorded, their operators are already decomposed.
         with _torch_kept.kept_whole() if not torch.is_grad_enabled() else nullcontext():
             return self._lower(gm, example_inputs, place)
 
@@ -90,7 +90,7 @@ class OpenVINOBackend:
     def _compile(
         self, gm: GraphModule, example_inputs: Sequence[Any], *, stage: str, compile_id: str, where: str, start: float
     ) -> Any:
-        """Takes one lowered graph; called by AOTAutograd, for the backward graph perhaps much later."""
+        """Compiles one lowered graph; called by AOTAutograd, for a backward graph possibly much later."""
         if stage == "backward":
             start = time.perf_counter()
         restore(gm.graph)
@@ -111,7 +111,7 @@ class OpenVINOBackend:
         compiled.report_left_out()
         record.lower_seconds = time.perf_counter() - start
 
-        # A plain function: Dynamo wraps what it gets, and keeps the mark of functions only.
+        # A plain function, because Dynamo wraps the result and preserves `_boxed_call` only for functions.
         def boxed(args: list[Any]) -> Any:
             return compiled(args)
 
@@ -120,7 +120,7 @@ class OpenVINOBackend:
 
 
 def _where(gm: GraphModule) -> str:
-    """The user's line at which the graph starts."""
+    """Returns the line of the user's code at which the graph starts."""
     for node in gm.graph.nodes:
         if node.op.startswith("call_") and (where := where_of(node)):
             return where

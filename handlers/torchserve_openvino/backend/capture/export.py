@@ -1,9 +1,10 @@
-"""The other first stage: torch.export instead of Dynamo, one exported graph for each input signature.
+"""The alternative first stage: captures one graph for each input signature with torch.export instead of Dynamo.
 
-An exported graph is whole or not there at all: no graph breaks, no guards. It is lowered with the same table and goes
-through the same partitions, cache and checks as Dynamo's. That includes conversion: `openvino.convert_model` takes an
-exported program through the very FX decoder that is used here, but keeps the weights that the program saw, where these
-are passed at each call and watched. What can't be exported runs in eager PyTorch, counted with torch's reason.
+A model is exported as a whole or not at all: there are no graph breaks and no guards. The graph is lowered with the
+same decompositions as Dynamo's, and goes through the same partitioning, conversion, cache and checks.
+`openvino.convert_model` would convert an exported program with the same FX decoder, but fixes the weights of the
+export; here they are passed at each call and watched. What can't be exported runs in eager PyTorch, counted with
+torch's reason.
 """
 
 import functools
@@ -32,52 +33,52 @@ from torchserve_openvino.report.tracker import GraphRecord
 
 logger = logging.getLogger(__name__)
 
-# Each signature is one compilation, and is kept.
+# Each signature is one compilation, whose result is kept.
 MAX_SIGNATURES = 64
 _REASON_LINES = 3
 _PLAIN = (bool, int, float, str, type(None))
-# Types and devices of the traced run, which the signature holds.
+# A check of dtype and device, which the signature already determines.
 _CHECKED_BEFORE = "aten._assert_tensor_metadata.default"
-_RECORDS_GRADIENTS = "gradients are recorded, which an exported graph has none of: call under torch.inference_mode()"
+_RECORDS_GRADIENTS = "gradients are recorded, which exported graphs do not support: call under torch.inference_mode()"
 
 
 @dataclass
 class Exported:
-    """One signature's graph and the way to it."""
+    """The graph of one signature, and how a call's inputs and outputs map to it."""
 
     graph: CompiledGraph
     binding: Binding
 
 
 class ExportedModel:
-    """A model through torch.export; call it as the model itself.
+    """A model captured with torch.export; call it like the model itself.
 
     Args:
         model: The model.
-        settings: Of the model.
-        dynamic: As in ``torch.compile``; each shape is exported by itself whatever it says.
+        settings: Settings of the model.
+        dynamic: As in ``torch.compile``, but has no effect: each shape is exported separately.
     """
 
     def __init__(self, model: Callable[..., Any], settings: BackendSettings, dynamic: bool | None) -> None:
         self._model = model
         self._settings = settings
         self._lock = threading.RLock()
-        # For each signature the graph, or the reason why there is none.
+        # Maps each signature to its graph, or to the reason why there is none.
         self._found: dict[Any, Exported | str] = {}
         self._state: list[Any] = []
         self._keeps_state = ""
         _torch_kept.keep_whole(STAND_INS)
         if dynamic:
-            settings.tracker.add_note("dynamic: true: torch.export makes one graph for each shape all the same")
+            settings.tracker.add_note("dynamic: true has no effect: torch.export makes one graph for each shape")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the model; exports it for a new signature, and again once the module itself changed."""
+        """Runs the model; exports it for each new signature, and again after the module itself has changed."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         found = self._why_eager(leaves) or self._exported(leaves, spec, args, kwargs)
         if isinstance(found, Exported) and torch.is_grad_enabled() and found.binding.records_gradients:
             found = _RECORDS_GRADIENTS
         if isinstance(found, Exported):
-            # The casts of an autocast region are in the graph.
+            # The graph already contains the casts of an autocast region.
             with torch.autocast("cpu", enabled=False):
                 return found.binding.run(found.graph, leaves)
         if self._settings.tracker.add_fallback("conversion_failed", "whole model", reason=found):
@@ -95,7 +96,7 @@ class ExportedModel:
         self._found.clear()
 
     def _why_eager(self, leaves: Sequence[Any]) -> str:
-        """What speaks against any exported graph for this call; empty where nothing does."""
+        """Returns why no exported graph can serve this call; empty if one can."""
         if self._keeps_state:
             return self._keeps_state
         if not isinstance(self._model, torch.nn.Module):
@@ -136,15 +137,15 @@ class ExportedModel:
         changes: list[str] = []
         answers: list[AnswerShape] = []
         try:
-            # Tensors that are made while tracing become constants, and are watched as weights are: inference tensors
-            # can't be.
-            # One trace at a time in the process: `convert` says why.
+            # Tensors that are created while tracing become constants and are watched like weights, which is impossible
+            # for inference tensors.
+            # Only one thread may trace at a time, for the reason given in `convert`.
             with private.compile_lock, torch.inference_mode(False), torch.no_grad(), _torch_kept.kept_whole():
                 keeper = StateKeeper(model, contents=False)
                 try:
                     program = torch.export.export(Watched(model, changes, answers), args, kwargs, strict=False)
                 finally:
-                    # torch.export puts back copies of the containers that it finds.
+                    # torch.export leaves copies of containers in the model; this puts the original ones back.
                     keeper.restore()
                 if changes:
                     which = ", ".join(sorted(set(changes)))
@@ -153,7 +154,7 @@ class ExportedModel:
                 lowered = program.run_decompositions(self._settings.decompositions)
             binding = bind(lowered, model, spec, answers[-1])
         except Exception as error:
-            # torch.export raises errors of many classes for what it can't express, the model's own among them.
+            # torch.export raises errors of many classes for what it can't express, including the model's own errors.
             return _first_lines(error)
         gm = _tidied(lowered.graph_module)
         restore(gm.graph)
@@ -167,9 +168,9 @@ class ExportedModel:
 
 
 def _tidied(gm: GraphModule) -> GraphModule:
-    """A copy without checks that the signature makes needless."""
-    # Copied first: torch.export names inputs as the model does, FX renames in each copy what Python has a meaning for
-    # (``input``), and nodes are found again by their names.
+    """Returns a copy without the checks that the signature makes redundant."""
+    # Copied first, because nodes are looked up by name: torch.export names inputs as the model does, and FX renames
+    # those that are Python builtins (``input``) in every copy.
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
     for node in graph.nodes:
@@ -184,17 +185,17 @@ def _first_lines(error: Exception) -> str:
 
 
 def _key(leaves: Sequence[Any], spec: Any) -> tuple[Any, ...]:
-    """What must be equal for a graph to fit."""
+    """Returns the signature of a call: what must be equal for a graph to be reused."""
     autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
     parts: list[Any] = [spec, autocast]
     first: dict[int, int] = {}
     for position, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             layout = leaf.stride() if leaf.layout is torch.strided and not leaf.is_contiguous() else leaf.layout
-            # The last tells a tensor that is passed twice: a graph may write to one of them.
+            # The last item identifies a tensor that is passed twice, since a graph may write to one of its inputs.
             same = first.setdefault(id(leaf), position)
             parts.append((type(leaf), leaf.shape, leaf.dtype, leaf.device, layout, same))
         else:
-            # By its text: 0.0 equals -0.0, and nan not even itself.
+            # Compared as text, because 0.0 equals -0.0 and nan does not equal itself.
             parts.append((type(leaf), repr(leaf)))
     return tuple(parts)

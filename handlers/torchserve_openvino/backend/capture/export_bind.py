@@ -1,4 +1,4 @@
-"""From an exported program's signature to the way of a call: which tensor of the caller or the module goes where."""
+"""Maps calls to an exported program: which tensor of the caller or the module is which input, and what is returned."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ViewCall:
-    """One view of a tensor, or the choice of one where an operator makes several."""
+    """A call that makes a view of a tensor, or that selects one of several views."""
 
     target: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -27,18 +27,18 @@ class ViewCall:
 
 @dataclass
 class Binding:
-    """The inputs and outputs of an exported graph.
+    """How the inputs and outputs of an exported graph map to a call.
 
     Attributes:
-        template: The graph's inputs; None where a tensor of the module or of the caller goes.
-        weights: Positions in ``template`` that `live` fills, in its order.
-        leaves: Pairs of a position in ``template`` and the caller's leaf that goes there.
-        fixed: Positions of tensors that are nobody's attribute, such as ``torch.tensor([...])`` in the code.
-        writes: Positions in ``template`` of the tensors that the first outputs are written to.
-        answer: Structure of the answer, which the other outputs are.
-        returned: Answers that are tensors which were written to, or views of these: the position among the answers, the
-            one in ``writes``, and the calls that make the view.
-        repeated: Those of them that are an answer once more: the position, and the earlier one.
+        template: The graph's inputs; None for each that is a tensor of the module or of the caller.
+        weights: Positions in ``template`` that ``live`` fills, in its order.
+        leaves: Pairs of a position in ``template`` and the index of the caller's leaf that goes there.
+        fixed: Positions of tensors that are no attribute of a module, such as ``torch.tensor([...])`` in the code.
+        writes: Positions in ``template`` of the tensors that the first outputs are copied into.
+        answer: Structure of the result, which the other outputs form.
+        returned: Results that are mutated tensors, or views of them: position among the results, position in
+            ``writes``, and the calls that make the view.
+        repeated: Such results that are returned again: position, and position of the first one.
     """
 
     live: LiveTensors
@@ -53,17 +53,17 @@ class Binding:
 
     @property
     def facts(self) -> GraphFacts:
-        """Which inputs are weights, and which are written to."""
+        """Which inputs are weights, and which are mutated."""
         return GraphFacts(static=frozenset((*self.weights, *self.fixed)), mutated=frozenset(self.writes))
 
     @property
     def records_gradients(self) -> bool:
-        """Whether a tensor of the model's asks for gradients: a parameter, an attribute, a list's item or a global."""
+        """Whether a tensor of the model requires gradients: a parameter, an attribute, a list item or a global."""
         tensors = (*self.live(), *(self.template[place] for place in self.fixed))
         return any(tensor.requires_grad for tensor in tensors)
 
     def run(self, graph: Callable[[list[Any]], Sequence[Any]], leaves: Sequence[Any]) -> Any:
-        """Calls the graph with the caller's leaves, and puts the answer together."""
+        """Calls the graph with the caller's leaves, and assembles the result."""
         inputs = self.template.copy()
         for place, tensor in zip(self.weights, self.live(), strict=True):
             inputs[place] = tensor
@@ -88,13 +88,13 @@ def bind(program: "ExportedProgram", model: torch.nn.Module, given: Any, answer:
     """Reads the signature of an exported program.
 
     Args:
-        program: Lowered, of a `Watched` module; it may be dropped afterwards.
+        program: The lowered program of a `Watched` module; it may be freed afterwards.
         model: The module itself.
         given: Structure of ``(args, kwargs)`` as the caller passes them.
-        answer: Structure of the answer.
+        answer: Structure of the result.
 
     Raises:
-        ValueError: An input or output of a kind that is not known here.
+        ValueError: An input or output is of a kind that is not supported.
     """
     from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 
@@ -147,10 +147,10 @@ def bind(program: "ExportedProgram", model: torch.nn.Module, given: Any, answer:
 
 
 def _way_to(node: Node) -> tuple[ViewCall, ...]:
-    """The calls that make a view of its base.
+    """Returns the calls that make a view from its base.
 
     Raises:
-        ValueError: A size that only the call knows.
+        ValueError: A size is known only when the graph runs.
     """
     calls: list[ViewCall] = []
     while is_view(node):
@@ -167,7 +167,7 @@ def _own_name(target: str) -> str:
 
 
 def _is_attribute(model: torch.nn.Module, name: str) -> bool:
-    """Whether a constant is an attribute of a module; lists' items and literals have made-up names."""
+    """Checks whether a constant is an attribute of a module; items of lists and literals have generated names."""
     value: Any = model
     for part in name.split("."):
         value = getattr(value, part, None)
@@ -175,7 +175,7 @@ def _is_attribute(model: torch.nn.Module, name: str) -> bool:
 
 
 def _leaf_order(given: Any, exported: Any) -> list[int]:
-    """For each leaf of the exported program's structure its position among the caller's: torch sorts keywords."""
+    """Maps each leaf of the exported program to its position among the caller's, because torch sorts keywords."""
     args, kwargs = pytree.tree_unflatten(list(range(given.num_leaves)), given)
     names = exported.child(1).context
     return pytree.tree_leaves((args, {name: kwargs[name] for name in names}))

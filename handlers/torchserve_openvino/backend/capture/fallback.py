@@ -1,4 +1,4 @@
-"""Where a subgraph runs that OpenVINO could not compile: eager PyTorch, or Inductor where the config asks for it."""
+"""Runs a subgraph that OpenVINO could not compile: in eager PyTorch, or with Inductor if the user chose it."""
 
 import logging
 from collections.abc import Callable
@@ -18,11 +18,11 @@ logger = logging.getLogger(__name__)
 
 
 def fallback_for(part: Part, settings: BackendSettings) -> Callable[..., Any]:
-    """The subgraph as a function.
+    """Returns the subgraph as a function.
 
     Args:
         part: The subgraph.
-        settings: Where it shall run; its tracker counts a failure of Inductor itself.
+        settings: Selects where it runs; its tracker counts a failure of Inductor itself.
     """
     if settings.fallback_to != "inductor":
         return laid_out(part.graph)
@@ -30,7 +30,7 @@ def fallback_for(part: Part, settings: BackendSettings) -> Callable[..., Any]:
 
 
 def laid_out(graph: GraphModule) -> Callable[..., Any]:
-    """A graph as a function whose results have the memory order of the trace (`execute.as_traced`)."""
+    """Returns a graph as a function whose results have the traced memory order (`execute.as_traced`)."""
     (output,) = graph.graph.find_nodes(op="output")
     nodes, several = output.args[0], isinstance(output.args[0], (list, tuple))
     specs = [_spec(node) for node in (nodes if several else [nodes])]
@@ -47,14 +47,14 @@ def laid_out(graph: GraphModule) -> Callable[..., Any]:
 
 
 def _spec(node: Any) -> ValueSpec | None:
-    """Of a tensor that a node computes; a view keeps the memory of what it is a view of."""
+    """Returns the spec of a strided tensor that a node computes, else None; a view keeps the memory it is based on."""
     value = value_of(node) if isinstance(node, Node) and node.op == "call_function" and not is_view(node) else None
     strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
     return spec_of(value) if strided else None
 
 
 class _InductorThenEager:
-    """Compiles at the first call; a failure of Inductor is counted, and eager takes over for good."""
+    """A subgraph that Inductor compiles at the first call; if it fails, that is counted and eager runs from then on."""
 
     def __init__(self, part: Part, settings: BackendSettings) -> None:
         self._part = part
@@ -70,7 +70,7 @@ class _InductorThenEager:
         except Exception as error:
             self._settings.tracker.add_fallback("compile_failed", self._part.name, reason=f"inductor: {error}")
             logger.warning("Fallback: inductor failed for %s, eager is used: %s", self._part.name, error)
-            self._run = self._part.graph.forward
+            self._run = laid_out(self._part.graph)
             result = self._run(*args)
         self._proven = True
         return result

@@ -1,8 +1,8 @@
-"""A lowered graph that runs: for each set of weights a variant with its own compiled partitions.
+"""Runs a lowered graph: each set of weights has a variant with its own compiled partitions.
 
-Dynamo hands one graph to several modules of the same code, and does not notice when a weight changes. The first call
-with a set of weights builds a variant with those as constants; `WeightWatch` tells at each call whether it still holds.
-Where weights keep changing or are too many, one variant takes them as inputs instead: slower, and always right.
+Dynamo uses one graph for several modules of the same code, and does not notice when a weight changes. The first call
+with a set of weights builds a variant with them as constants; `WeightWatch` checks at each call whether it is still
+valid. If weights keep changing, or there are too many sets, one variant takes them as inputs: slower, always correct.
 """
 
 import logging
@@ -25,33 +25,33 @@ from torchserve_openvino.report.tracker import GraphRecord
 
 logger = logging.getLogger(__name__)
 
-# Modules that share one graph: a 48-layer transformer with a graph break in each layer needs 48.
+# Most modules that may share one graph: a 48-layer transformer with a graph break in each layer needs 48.
 MAX_VARIANTS = 64
-# A weight that changes more often than this is not worth a compilation each time.
+# If weights change more often than this, compiling each time is not worth it.
 MAX_REBUILDS = 4
 REBUILDS_WITHIN_SECONDS = 60.0
 
 
 @dataclass
 class Variant:
-    """One set of weights, compiled. ``watch`` is None where weights are inputs."""
+    """The graph compiled for one set of weights. ``watch`` is None if weights are inputs, or were released."""
 
     assembled: Assembled
     watch: WeightWatch | None
 
 
 class CompiledGraph:
-    """What the backend returns to AOTAutograd; called with a list of all inputs, weights included.
+    """A graph as the backend returns it to AOTAutograd; called with a list of all inputs, weights included.
 
     Args:
         gm: The lowered graph.
-        facts: Which inputs are weights, and which the graph changes.
-        settings: Of this model.
+        facts: Which inputs are weights, and which the graph mutates.
+        settings: Settings of this model.
         record: The graph's record in the report.
 
     Attributes:
-        unproven: What speaks against calling the graph without the Python around it; empty where nothing does.
-        touched: Objects that this Python changes, with their attributes before the first call.
+        unproven: Why the graph must not be called without the Python code around it; empty if it may be.
+        touched: Objects that this Python code changes, with their attributes before the first call.
     """
 
     def __init__(self, gm: GraphModule, facts: GraphFacts, settings: BackendSettings, record: GraphRecord) -> None:
@@ -137,13 +137,13 @@ class CompiledGraph:
             return self._builder.eagerly(error)
 
     def _count_rebuild(self) -> None:
-        """Rebuilds in quick succession add up; a model that is reloaded now and then starts from 0 each time."""
+        """Counts rebuilds in quick succession; the count starts over for a model that is reloaded only now and then."""
         now = time.monotonic()
         self._rebuilds = self._rebuilds + 1 if now - self._rebuilt < REBUILDS_WITHIN_SECONDS else 1
         self._rebuilt = now
 
     def _narrow(self, static: list[int]) -> None:
-        """Takes inputs that can't be watched out of the weights."""
+        """Limits the weights to ``static``; inputs that can't be watched are passed at each call."""
         self._settings.tracker.add_note(
             "a weight is an inference tensor, whose changes cannot be noticed: it is passed at each call"
         )
@@ -166,13 +166,13 @@ class CompiledGraph:
         return Variant(self._build({}), None)
 
     def release_weights(self) -> None:
-        """Lets go of everything that keeps the weights' memory."""
+        """Drops everything that keeps the weights' memory alive."""
         with self._lock:
             for variant in self._variants.values():
                 variant.watch = None
 
     def drop(self) -> None:
-        """Frees every compiled partition; a further call builds them again."""
+        """Frees every compiled partition; the next call builds them again."""
         with self._lock:
             self._variants.clear()
             self._current = None

@@ -1,7 +1,7 @@
-"""What a model keeps from one call to the next: noticed by comparing before and after, and put back.
+"""Detects state that a model keeps between calls, by comparing it before and after a call, and restores it.
 
-Everything that can be reached from the modules counts: tables of weights, attributes, containers and plain objects in
-them, at any depth, and class attributes of the user's classes. State elsewhere (a global, a closure) is not seen.
+State is everything reachable from the modules: tables of weights, attributes, containers and plain objects in them, at
+any depth, and class attributes of the user's classes. State elsewhere (a global, a closure) is not detected.
 """
 
 import collections
@@ -15,23 +15,23 @@ import torch
 from torchserve_openvino.cache.identity.tensors import tensor_digest
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-# They hold nothing that a call changes, or nothing that can be put back.
+# Types that hold nothing that a call changes, or nothing that can be restored.
 _SKIPPED = (
     type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, torch.nn.Parameter,
     torch._C.ScriptObject,
 )  # fmt: skip
-# Recurrent layers list their parameters once more, anew whenever one is exchanged, as torch.export does.
+# Further lists of the parameters of recurrent layers, renewed when one is replaced, which torch.export does.
 _FOLLOW_WEIGHTS = frozenset({"_flat_weights", "_flat_weight_refs"})
 _LIBRARIES = ("torch", "builtins", "abc", "typing", "collections")
 
 
 @dataclass
 class _Held:
-    """A container as it was: its items by identity, in order.
+    """A snapshot of a container: its items by identity, in order.
 
     Attributes:
-        name: How a message calls it; empty for a table, whose keys are the names.
-        refill: Puts items back.
+        name: Its dotted path for messages; empty for the tables of the model itself.
+        refill: Puts the given items back into the container.
     """
 
     name: str
@@ -42,11 +42,11 @@ class _Held:
 
 @dataclass
 class _Content:
-    """A tensor as it was.
+    """A snapshot of a tensor.
 
     Attributes:
-        alias: On the same memory, in case that its ``data`` is exchanged.
-        copy: Its content; None for a weight, of which there is a digest only.
+        alias: A tensor on the same memory, in case the original's ``data`` is replaced.
+        copy: Copy of its content; None for a weight, of which only the digest is kept.
     """
 
     name: str
@@ -57,10 +57,10 @@ class _Content:
 
 
 class StateKeeper:
-    """Remembers what a model holds.
+    """A snapshot of a model's state.
 
     Args:
-        model: A module; any other callable holds nothing that is known.
+        model: A module; the snapshot of any other callable is empty.
         contents: Whether tensors other than weights are compared by content, not by identity alone, and put back.
         weights: Whether weights are compared by content, which takes 0.3 s for each GB.
     """
@@ -78,7 +78,7 @@ class StateKeeper:
                     self._tensors.append(_Content(name, weight, weight.detach(), None, tensor_digest(weight)))
 
     def changed(self) -> list[str]:
-        """Names of what is no longer as it was, sorted."""
+        """Returns the names of everything that has changed, sorted."""
         names = {name for held in self._held for name in _differences(held)}
         names |= {each.name for each in self._tensors if _is_other(each)}
         for cls, before in self._classes:
@@ -87,7 +87,7 @@ class StateKeeper:
         return sorted(name for name in names if name.rpartition(".")[2] not in _FOLLOW_WEIGHTS)
 
     def restore(self) -> None:
-        """Puts everything back but the content of weights."""
+        """Restores everything except the content of weights."""
         for held in self._held:
             if next(_differences(held), None) is not None:
                 held.refill(held.items)
@@ -96,7 +96,7 @@ class StateKeeper:
                 if not _same(value, cls.__dict__.get(name)):
                     setattr(cls, name, value)
         for each in self._tensors:
-            # An untouched one keeps its version: weights are watched by it.
+            # An unchanged tensor must keep its version counter, by which weights are watched.
             if each.copy is None or not _is_other(each):
                 continue
             if each.tensor.data_ptr() != each.alias.data_ptr() or each.tensor.shape != each.alias.shape:
@@ -105,7 +105,7 @@ class StateKeeper:
                 each.tensor.copy_(each.copy)
 
     def unrestorable(self) -> list[str]:
-        """Names of the weights that are no longer as they were."""
+        """Returns the names of the weights that have changed, sorted."""
         return sorted(each.name for each in self._tensors if each.copy is None and _is_other(each))
 
     def _visit(self, value: Any, name: str) -> None:
@@ -147,14 +147,14 @@ def _class_values(cls: type) -> dict[str, Any]:
 
 
 def _joined(name: str, key: Any) -> str:
-    # Tables of a module stand between it and what it calls its own.
+    # The internal tables of a module are not part of its attributes' names.
     if key in ("_parameters", "_buffers", "_modules"):
         return name
     return f"{name}.{key}" if name else str(key)
 
 
 def _same(before: Any, now: Any) -> bool:
-    # By its text: 0.0 equals -0.0, and nan not even itself.
+    # Compared as text, because 0.0 equals -0.0 and nan does not equal itself.
     return before is now or (type(before) is type(now) and isinstance(before, _PLAIN) and repr(before) == repr(now))
 
 
@@ -168,7 +168,7 @@ def _differences(held: _Held) -> Iterator[str]:
         for key in {**old, **new}:
             if key not in old or key not in new or not _same(old[key], new[key]):
                 yield _joined(held.name, key)
-        if list(old) != list(new):
+        if old.keys() == new.keys() and list(old) != list(new):
             yield held.name
     elif isinstance(container, set):
         if set(before) != container:
@@ -183,7 +183,7 @@ def _is_other(each: _Content) -> bool:
         return True
     if each.copy is None:
         return tensor_digest(tensor) != each.digest
-    # By bytes: nan is nan.
+    # Compared as bytes, so that nan equals nan.
     return not torch.equal(_bytes(tensor), _bytes(each.copy))
 
 

@@ -1,8 +1,8 @@
-"""What an exported graph took for granted of its module, so that a change is noticed before an answer is stale.
+"""Describes the module state that an exported graph relies on, so that a change is noticed before a result is stale.
 
-torch.export writes down one run and leaves no guards. Weights are passed anew at each call; what is left are the
-modules themselves, their mode, and plain attributes that the code may have read. Objects of classes unknown here count
-by identity: what changes inside them is not seen.
+torch.export records one run and leaves no guards. Weights are passed at each call; what remains to be compared are the
+modules themselves, their mode, and plain attributes that the code may have read. Objects of other classes are compared
+by identity: changes inside them are not noticed.
 """
 
 import collections
@@ -16,15 +16,15 @@ from torch.utils import _pytree as pytree
 from torchserve_openvino.backend.capture.kept_state import StateKeeper
 
 _BY_VALUE = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
-# Looked up at each call.
+# Tables of weights, which are looked up at each call.
 _PASSED = frozenset({"_parameters", "_buffers"})
 _MAX_DEPTH = 3
 _MAX_ITEMS = 64
 
 
 def module_state(model: torch.nn.Module) -> list[Any]:
-    """Everything beside the weights' content, to be compared with ``==``; about a microsecond for each attribute."""
-    # Which names share a tensor: an exported graph passes it once.
+    """Returns all state but the weights' content, to compare with ``==``; takes about a microsecond per attribute."""
+    # Records which names share a tensor, because an exported graph takes it only once.
     seen: dict[int, int] = {}
     return [found for module in model.modules() for found in (*_attributes(module), *_weights(module, seen))]
 
@@ -47,22 +47,22 @@ def _weights(module: torch.nn.Module, seen: dict[int, int]) -> Iterator[Any]:
 def _plain(value: Any, depth: int) -> Any:
     kind = type(value)
     if kind in _BY_VALUE:
-        # By its text: 0.0 equals -0.0, True equals 1, and nan not even itself.
+        # Compared as text, because 0.0 equals -0.0, True equals 1, and nan does not equal itself.
         return (kind, repr(value)) if kind in {float, complex, bool} else value
     if depth < _MAX_DEPTH and isinstance(value, (list, tuple, dict, collections.deque)) and len(value) <= _MAX_ITEMS:
         items: Sequence[Any] = list(value.items()) if isinstance(value, dict) else list(value)
         return kind, [_plain(item, depth + 1) for item in items]
-    # Of a long one only the length is looked at: this runs at each call.
+    # Of a long container only identity and length are compared, because this runs at each call.
     return kind, id(value), len(value) if isinstance(value, (list, tuple, dict, set, collections.deque)) else 0
 
 
 class Watched(torch.nn.Module):
-    """A module around another, for torch.export, which drops what a run does to attributes and says nothing.
+    """Wraps a module for torch.export, which silently discards the changes that a run makes to attributes.
 
     Args:
         model: The module.
-        changes: Takes the names of attributes that a run changed.
-        answers: Takes the answer's `AnswerShape`.
+        changes: Receives the names of attributes that a run changed.
+        answers: Receives the `AnswerShape` of the result.
     """
 
     PREFIX = "model."
@@ -70,13 +70,13 @@ class Watched(torch.nn.Module):
     def __init__(self, model: torch.nn.Module, changes: list[str], answers: "list[AnswerShape]") -> None:
         super().__init__()
         self.model = model
-        # In functions: torch.export puts back every attribute of the modules that it runs, lists included.
+        # Bound methods, because torch.export restores every attribute of the modules that it runs, lists included.
         self._note = changes.extend
         self._answered = answers.append
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the module's own."""
-        # While torch.export runs, stand-ins for all tensors are in their places: here only they can be compared.
+        """Runs the module, and notes its changed attributes and the structure of its result."""
+        # torch.export replaces all tensors while it runs, so the state before and after is comparable only in here.
         keeper = StateKeeper(self.model, contents=False)
         result = self.model(*args, **kwargs)
         self._note(keeper.changed())
@@ -86,10 +86,10 @@ class Watched(torch.nn.Module):
 
 @dataclass(frozen=True)
 class AnswerShape:
-    """The structure of an answer; torch.export itself makes plain tuples of sizes.
+    """The structure of a result, including each `torch.Size`, which torch.export would turn into a plain tuple.
 
     Attributes:
-        sizes: For each leaf its length where it is a size.
+        sizes: For each leaf its length if it is a `torch.Size`, else None.
     """
 
     spec: Any
@@ -97,12 +97,12 @@ class AnswerShape:
 
     @classmethod
     def of(cls, answer: Any) -> "AnswerShape":
-        """Reads it off an answer."""
+        """Returns the structure of a result."""
         leaves, spec = pytree.tree_flatten(answer, is_leaf=lambda value: isinstance(value, torch.Size))
         return cls(spec, tuple(len(leaf) if isinstance(leaf, torch.Size) else None for leaf in leaves))
 
     def build(self, values: Sequence[Any]) -> Any:
-        """An answer of this structure, from the values that the exported program returns."""
+        """Builds a result of this structure from the values that the exported program returns."""
         rest = iter(values)
         leaves = [
             next(rest) if length is None else torch.Size([next(rest) for _ in range(length)]) for length in self.sizes
@@ -111,7 +111,7 @@ class AnswerShape:
 
 
 class LiveTensors:
-    """The tensors that an exported graph names, as the module has them now.
+    """Looks up the tensors that an exported graph names, as the module holds them now.
 
     Args:
         model: The module.
@@ -127,7 +127,7 @@ class LiveTensors:
         self._paths.append((path, last))
 
     def __call__(self) -> list[Any]:
-        """In the order in which they were added."""
+        """Returns the tensors in the order in which they were added."""
         found = []
         for path, name in self._paths:
             module: Any = self._model

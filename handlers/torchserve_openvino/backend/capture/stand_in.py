@@ -1,4 +1,4 @@
-"""How a compiled model stands in its model's place: its attributes and methods, copies, pickles."""
+"""How a compiled model stands in for its model: attributes and methods, copies, pickling."""
 
 import copy
 import functools
@@ -10,7 +10,7 @@ from torchserve_openvino.errors import WeightsReleasedError
 
 
 def attribute_of(model: Any, name: str, stand_in: Any) -> Any:
-    """A model's attribute; a method that returns the model (``to``, ``eval``) returns its stand-in instead."""
+    """Returns a model's attribute; a method that returns the model (``to``, ``eval``) returns its stand-in instead."""
     value = getattr(model, name)
     if not inspect.ismethod(value) or value.__self__ is not model:
         return value
@@ -24,14 +24,14 @@ def attribute_of(model: Any, name: str, stand_in: Any) -> Any:
 
 
 class StandIn:
-    """What is not its own is its model's.
+    """A base class whose instances take every attribute that is not their own from their model.
 
     Attributes:
         eager: The model.
     """
 
     eager: Callable[..., Any]
-    # Compiles another model as this one was; None where nobody knows how.
+    # Compiles another model in the same way; None if that is not known.
     _remake: Callable[[Any], Any] | None
 
     @property
@@ -51,7 +51,7 @@ class StandIn:
             setattr(self.eager, name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A copy of the model, compiled as this one was, with a report of its own."""
+        """Returns a copy of the model, compiled in the same way, with its own report."""
         return self._made_again(copy.deepcopy(self.eager, memo))
 
     def __copy__(self) -> Any:
@@ -64,7 +64,7 @@ class StandIn:
         return made.freeze() if self._freezes_copies else made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By the model and the options: what was compiled is compiled again, or found in the cache."""
+        """Pickles the model and the options; unpickling compiles the model again, or loads it from the cache."""
         self._check_copyable()
         return _unpickled, (self._remake, self.eager, self._freezes_copies)
 

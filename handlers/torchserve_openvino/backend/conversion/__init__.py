@@ -1,1 +1,1 @@
-"""One piece of a graph to one ov.Model."""
+"""Converts one partition of a graph to one ov.Model."""

@@ -1,4 +1,4 @@
-"""Third stage: one FX subgraph to one ov.Model, weights as constants."""
+"""Third stage: converts one FX subgraph to one ov.Model, with the weights as constants."""
 
 import re
 import time
@@ -36,7 +36,7 @@ class ConversionError(RuntimeError):
     """A subgraph that OpenVINO's frontend could not convert.
 
     Attributes:
-        ops: Operators of the subgraph that the message names; empty where it names none.
+        ops: Operators of the subgraph that the message names; empty if it names none.
     """
 
     def __init__(self, message: str, ops: frozenset[str]) -> None:
@@ -46,10 +46,10 @@ class ConversionError(RuntimeError):
 
 @dataclass
 class Converted:
-    """An ov.Model and how it is called.
+    """An ov.Model and its calling interface.
 
     Attributes:
-        keep_alive: Owners of memory that the model's constants share.
+        keep_alive: Owners of the memory that the model's constants share.
     """
 
     model: ov.Model
@@ -59,18 +59,18 @@ class Converted:
 
 
 def convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappings, converter: str = "fx") -> Converted:
-    """Converts a part.
+    """Converts one part of a graph.
 
     Args:
         part: The subgraph.
-        constants: Argument position to the real tensor that becomes a constant.
-        mappings: Operators and modules that are converted by the user's functions.
-        converter: ``fx``, or ``ts`` for the way through TorchScript.
+        constants: Maps an argument position to the real tensor that becomes a constant.
+        mappings: Operators and modules that the user's functions convert.
+        converter: ``fx``, or ``ts`` to convert through TorchScript.
 
     Raises:
-        ConversionError: With the frontend's own message.
+        ConversionError: The conversion failed; carries the frontend's own message.
     """
-    # Operators on fake tensors set flags of the process, at which Dynamo looks: never beside a trace of another thread.
+    # Operators on fake tensors set process-wide flags that Dynamo reads, so no other thread may trace meanwhile.
     with compile_lock:
         return _convert(part, constants, mappings, converter)
 
@@ -104,7 +104,7 @@ def _convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappin
         keep_orientations_apart(model)
         keep_kernels_apart(model)
     except Exception as error:
-        # OpenVINO raises RuntimeError, its Python decoder whatever it trips over: each means eager for these nodes.
+        # OpenVINO raises RuntimeError, its Python decoder any error; either way these nodes run in eager PyTorch.
         if mapped.error is not None:
             raise ConversionError(str(mapped.error), frozenset({mapped.failed_op})) from mapped.error
         message = str(error) if isinstance(error, OpMappingError) else f"{type(error).__name__}: {error}"
@@ -134,7 +134,7 @@ def _convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappin
 
 
 def _refuse_mapped(part: Part, mappings: Mappings) -> None:
-    """Raises for operators that only the user's functions convert: TorchScript's tracer can't call these."""
+    """Raises if the part has operators that the user mapped: TorchScript's tracer can't call the mappings."""
     mapped = frozenset(name for name in part.op_counts if mappings.covers(name))
     if mapped:
         message = f"{', '.join(sorted(mapped))}: op_mappings have no effect with the backend openvino_ts"
@@ -142,7 +142,7 @@ def _refuse_mapped(part: Part, mappings: Mappings) -> None:
 
 
 def _limits(part: Part, constants: Mapping[int, torch.Tensor]) -> Limits:
-    """What integers may hold: what OpenVINO computes exactly, and the size of what they select from."""
+    """Returns the limits of integer values: what OpenVINO computes exactly, and, for indices, the size they index."""
     names = [node.name for node in part.graph.graph.find_nodes(op="placeholder")]
     indices = index_bounds(part.graph)
     limits = input_limits(part.graph, {names[i]: tensor for i, tensor in constants.items()}, indices)
@@ -160,10 +160,11 @@ def _both(limit: Bounds | None, index: Bounds | None) -> Bounds | None:
 def _with_constants(
     gm: GraphModule, constants: Mapping[int, torch.Tensor], limits: Limits
 ) -> tuple[GraphModule, tuple[int, ...], frozenset[str], tuple[str, ...]]:
-    """A copy of the graph for the frontend, whose ``constants`` placeholders are ``get_attr`` nodes.
+    """Copies the graph for the frontend, with ``get_attr`` nodes in place of the ``constants`` placeholders.
 
     Returns:
-        The copy, `_drop_renames`'s order, the names of the constant nodes, and what `add_checks` added.
+        The copy, the output order from `_drop_renames`, the names of the constant nodes, and the sentences of
+        `add_checks`.
     """
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
@@ -186,15 +187,15 @@ def _with_constants(
     ranges = ValueRanges(graph, {name: (each.low, each.high) for name, each in limits.values.items()}, values)
     checks = add_checks(graph, ranges, limits.values)
     rewrite(graph, ranges)
-    # GraphModule wants every attribute that the graph names; a tensor stays a tensor.
+    # GraphModule needs every attribute that the graph names; a tensor stays a tensor.
     return GraphModule(root, graph), order, frozenset(values), checks
 
 
 def _drop_renames(graph: torch.fx.Graph) -> tuple[int, ...]:
-    """Removes nodes that only rename a tensor, and outputs that are there twice then: the frontend fails on both.
+    """Removes nodes that only rename a tensor, and then duplicate outputs: the frontend fails on both.
 
     Returns:
-        For each former output, its position among the outputs that are left.
+        For each former output, its position among the remaining outputs.
     """
     for node in graph.nodes:
         if node.op == "call_function" and op_name(node.target) in RENAMES:
@@ -218,7 +219,7 @@ def _fit_inputs(model: ov.Model, specs: Sequence[ValueSpec]) -> None:
 
 
 def _fit_outputs(model: ov.Model, specs: Sequence[ValueSpec]) -> None:
-    """Makes each output's type eager's, and refuses a shape that contradicts eager's."""
+    """Converts each output to eager's dtype, and raises if its shape contradicts eager's."""
     if len(model.outputs) != len(specs):
         raise RuntimeError(f"the converted model has {len(model.outputs)} outputs, the graph {len(specs)}")
     for result, spec in zip(model.get_results(), specs, strict=True):

@@ -1,10 +1,11 @@
-"""The third stage's other way: one FX subgraph, traced by TorchScript, to one ov.Model.
+"""Third stage, alternative: traces one FX subgraph with TorchScript and converts the trace to one ov.Model.
 
-OpenVINO's TorchScript frontend has rules of its own, older and in places better than those of its FX frontend. The
-subgraph is run once on made-up inputs while TorchScript writes down what runs. Two things stand between the graph and
-the tracer. AOTAutograd's names are partly unknown to that frontend, so the operator that they were made of is called
-instead. And the tracer takes a size for a plain number wherever it is passed to an operator as such; what takes sizes
-goes through torch's own methods, which it sees through, and a size that would be passed elsewhere is refused.
+OpenVINO's TorchScript frontend has conversion rules of its own, older and in places better than those of its FX
+frontend. The subgraph runs once on example inputs while TorchScript traces it. The graph needs two adjustments for
+the tracer. The frontend does not know all operators that AOTAutograd produces; in place of an unknown one, the operator
+that it was lowered from is called. And the tracer records a size that is passed directly to an operator as a constant;
+operators that take sizes are therefore called through torch's own methods, which keep sizes symbolic in the trace, and
+a size that would reach any other operator is refused.
 """
 
 import re
@@ -27,11 +28,12 @@ _TS_NAME = re.compile(r"\baten::(\w+)")
 
 
 class _Replay(Interpreter):
-    """Runs a graph the way TorchScript can write it down.
+    """Runs a graph in a form that TorchScript can trace.
 
     Attributes:
-        missed: Operators that it did not write down, so that their results would become constants. Reported later: an
-            error in the middle would make Interpreter print the graph, and the tracer fail at its symbolic sizes.
+        missed: Operators that the tracer did not record, so that their results would become constants. Reported after
+            the run: an error during it would make Interpreter print the graph, and the tracer fails on the symbolic
+            sizes in it.
     """
 
     def __init__(self, gm: GraphModule) -> None:
@@ -68,13 +70,13 @@ def convert_traced(gm: GraphModule, libraries: Sequence[Path] = ()) -> tuple[ov.
         libraries: Extension libraries with conversions of their own.
 
     Returns:
-        The model with its inputs and outputs in the graph's order, and what must live as long as the model.
+        The model, with inputs and outputs in the graph's order, and an object that must live as long as the model.
 
     Raises:
-        RuntimeError: An operator has no conversion, or cannot be traced; the message names it.
+        RuntimeError: An operator has no conversion, or can't be traced; the message names it.
     """
-    # A call under torch.compile runs with dispatch keys and modes set, under which the tracer misses operators; a new
-    # thread has none of them.
+    # A call under torch.compile runs with dispatch keys and modes set that hide operators from the tracer; a new thread
+    # has none of them set.
     with ThreadPoolExecutor(max_workers=1) as pool:
         return pool.submit(_convert, gm, libraries).result()
 
@@ -98,7 +100,7 @@ def _convert(gm: GraphModule, libraries: Sequence[Path]) -> tuple[ov.Model, Any]
 
 
 def named_by_torchscript(message: str, ops: Iterable[str]) -> frozenset[str]:
-    """Those operators of a subgraph that a message of the TorchScript frontend (``aten::softmax``) speaks of."""
+    """Returns the operators of a subgraph that a message of the TorchScript frontend names (``aten::softmax``)."""
     found = set(_TS_NAME.findall(message))
     return frozenset(op for op in ops if _name_in_torchscript(op) in found)
 
@@ -109,7 +111,7 @@ def _name_in_torchscript(op: str) -> str:
 
 
 def _example(value: Any) -> torch.Tensor:
-    """A tensor of zeros with the shape and strides that tracing saw; sizes are 0-d, so that the tracer follows them."""
+    """Returns zeros with the traced shape and strides; for a size, a 0-d tensor, which the tracer can follow."""
     if isinstance(value, torch.Tensor):
         size, stride = [_hint(s) for s in value.shape], [_hint(s) for s in value.stride()]
         return torch.empty_strided(size, stride, dtype=value.dtype).zero_()

@@ -1,12 +1,12 @@
-"""Models that OpenVINO's CPU plugin crashes on while it fuses operators, found before they are compiled.
+"""Finds models that would crash OpenVINO's CPU plugin while it fuses operators, before they are compiled.
 
-The plugin fuses two kinds of chains into one kernel first: matrix multiplications of two dimensions by constants with
-elementwise operators in between (a small MLP), and attention. Then it fuses the elementwise operators that are left.
-Where one of these takes both a finished chain and another fused operator, it follows a null pointer, and the process
-ends: ``h + tanh(linear(relu(linear(h))))`` with ``h`` computed is enough. OpenVINO 2026.4,
+The plugin first fuses two kinds of chains into one kernel each: 2-d matrix multiplications by constants with
+elementwise operators in between (a small MLP), and attention. Then it fuses the remaining elementwise operators. If one
+of these takes both a finished chain and another fused operator as inputs, the plugin dereferences a null pointer and
+the process crashes: ``h + tanh(linear(relu(linear(h))))`` with a computed ``h`` is enough. OpenVINO 2026.4,
 ``src/common/snippets/src/utils/tokenization_utils.cpp``: ``clones[input_node]`` of a subgraph marked ``Completed``
-(tests/contract/test_openvino.py). Such a model is compiled without this fusion, `NO_FUSION`; it costs up to a fifth of
-the time of small MLPs, and mostly nothing.
+(tests/contract/test_openvino.py). Such a model is compiled without this fusion (`NO_FUSION`), which costs up to a fifth
+of the run time of small MLPs, and mostly nothing.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ import openvino as ov
 
 NO_FUSION = {"SNIPPETS_MODE": "DISABLE"}
 
-# Between two matrix multiplications of a chain, and behind the last one.
+# Allowed between two matrix multiplications of a chain, and after the last one.
 ELEMENTWISE = frozenset({
     "Abs", "Add", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Ceiling", "Clamp", "Convert", "Cos", "Divide",
     "Elu", "Equal", "Erf", "Exp", "FakeQuantize", "Floor", "FloorMod", "Gelu", "Greater", "GreaterEqual", "HSigmoid",
@@ -24,23 +24,23 @@ ELEMENTWISE = frozenset({
     "Relu", "Round", "Select", "Sigmoid", "Sign", "Sin", "SoftPlus", "Softmax", "Sqrt", "SquaredDifference", "Subtract",
     "Swish", "Tanh",
 })  # fmt: skip
-# The plugin takes them apart, and the last part is elementwise.
+# The plugin decomposes them, and the last operator of the result is elementwise.
 _BECOME_ELEMENTWISE = frozenset({"BatchNormInference", "LogSoftmax", "NormalizeL2", "SoftSign"})
-# The plugin makes the sum with a negative, and the product with a power, of them.
+# The plugin rewrites a subtraction as a sum with the negative, and a division as a product with a power.
 _TURN_THE_SECOND = frozenset({"Subtract", "Divide"})
-# The plugin makes an Einsum into the other.
+# The plugin converts an Einsum to a MatMul.
 _MULTIPLICATIONS = frozenset({"MatMul", "Einsum"})
 _IN_ATTENTION = ELEMENTWISE | {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Broadcast"}
 
 
 def crashes_plugin(model: ov.Model) -> str:
-    """Name of an operator at which the CPU plugin might crash; empty where there is none."""
+    """Returns the name of an operator at which the CPU plugin might crash; empty if there is none."""
     ends = (node for node in model.get_ops() if _ends_chain(node))
     return next((found for node in ends if (found := _meeting(node))), "")
 
 
 def _ends_chain(node: ov.Node) -> bool:
-    """Whether an operator might end a chain: a matrix multiplication, and another of its kind stands before it."""
+    """Checks whether an operator might end a chain: a matrix multiplication with another of its kind upstream."""
     kind = node.get_type_name()
     if kind not in _MULTIPLICATIONS:
         return kind == "ScaledDotProductAttention"
@@ -56,12 +56,12 @@ def _ends_chain(node: ov.Node) -> bool:
 
 
 def by_constant(multiplication: ov.Node) -> bool:
-    """Whether an operand but the first is a constant."""
+    """Checks whether any operand other than the first is a constant."""
     return any(is_constant(value.get_node()) for value in multiplication.input_values()[1:])
 
 
 def _meeting(node: ov.Node) -> str:
-    """Where the end of a chain meets the result of another elementwise operator, in an elementwise operator."""
+    """Returns the name of an elementwise operator that takes a chain's end and another fused operator, or empty."""
     waiting, seen = [node], set()
     while waiting:
         source = waiting.pop()
@@ -82,7 +82,7 @@ def _meeting(node: ov.Node) -> str:
 
 
 def _takes_another(consumer: ov.Node, name: str) -> bool:
-    """Whether an operator takes what the plugin might fuse on its own, beside the node of this name."""
+    """Checks whether an operator, beside the node of this name, takes one that the plugin might fuse separately."""
     operands = [value.get_node() for value in consumer.input_values()]
     others = [each for each in operands if each.get_name() != name]
     if consumer.get_type_name() in _TURN_THE_SECOND and operands[1].get_name() != name and not is_constant(operands[1]):
@@ -91,22 +91,22 @@ def _takes_another(consumer: ov.Node, name: str) -> bool:
 
 
 def _is_fused(node: ov.Node) -> bool:
-    """Whether the plugin might fuse an operator on its own."""
+    """Checks whether the plugin might fuse an operator separately from the chain."""
     while node.get_type_name() == "Convert" and node.get_input_element_type(0) == node.get_output_element_type(0):
         node = node.input_value(0).get_node()
     if node.get_type_name() == "Parameter":
-        # The plugin converts it to float32 first, element by element.
+        # The plugin first converts it to float32, which is an elementwise operator.
         return bool(node.get_output_element_type(0) == ov.Type.f16)
     return node.get_type_name() in ELEMENTWISE | _BECOME_ELEMENTWISE and not is_constant(node)
 
 
 def is_constant(node: ov.Node) -> bool:
-    """Whether the plugin folds it into a constant."""
+    """Checks whether the plugin folds a node into a constant."""
     return all(each.get_type_name() not in {"Parameter", "ReadValue"} for each in _upstream(node))
 
 
 def _upstream(node: ov.Node, through: frozenset[str] | None = None) -> Iterator[ov.Node]:
-    """A node and those that its value is made of, each once; with ``through`` only behind operators of these types."""
+    """Yields a node and the nodes it depends on, each once; with ``through``, follows only operators of these types."""
     waiting, seen = [node], set()
     while waiting:
         each = waiting.pop()
@@ -115,7 +115,7 @@ def _upstream(node: ov.Node, through: frozenset[str] | None = None) -> Iterator[
         seen.add(name)
         yield each
         kind = each.get_type_name()
-        # A known shape is a constant, whatever it is the shape of.
+        # A static shape is a constant, whatever the tensor.
         known = kind == "ShapeOf" and each.get_input_partial_shape(0).is_static
         if not known and (through is None or kind in through):
             waiting += [value.get_node() for value in each.input_values()]

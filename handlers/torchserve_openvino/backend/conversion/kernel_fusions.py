@@ -1,23 +1,22 @@
-"""Results that OpenVINO's CPU plugin must not join with what is computed of them, kept apart (OpenVINO 2026.4).
+"""Prevents operator fusions of OpenVINO's CPU plugin that crash it or give wrong results (OpenVINO 2026.4).
 
-- Attention (product, softmax, product, and what is computed element by element around them) and group normalization
-  become one kernel each where shapes are static, and kernels that work on single elements are joined with each other.
-  Where such a join reaches one of these two, and another kernel, the plugin goes on beyond its own memory while it
-  compiles, and the process is gone without a word: with attention where its result has several users, with group
-  normalization where a user has a second input.
-  Behind one operator that moves nothing there is nothing to join.
-- A reduction of three dimensions takes the product or sum with a constant behind it along, and computes that wrongly:
-  of integers for the first values only, ``mask.sum(-1) - 1``; of floats with a number for each channel at other
-  channels, ``batch_norm(x.mean(-1))``. A division by a constant is computed wrongly too, ``x.mean(-1) / 3``, and
-  of more dimensions where OpenVINO drops some first. None does it where it has two users.
-- Matrices of at most 2 by 2 that both come in at run time are multiplied by a kernel that takes what follows along and
-  mixes up the numbers for each column: ``relu(x @ y) * scale``.
-- An absolute value of a concatenation is taken of its parts instead, for all users of the concatenation; and in one
-  dimension it is left out where OpenVINO believes that nothing is below 0, of weights times a constant for example.
-- A convolution of single pixels (a kernel of 1) with strides becomes one of every other pixel, by a slice before the
-  elementwise operators in front of it. That is wrong where the convolution pads: ``conv(relu(x))`` with padding 1.
-- A matrix product that is reshaped to a scalar, at once or further on, ends the process while it compiles:
-  ``(x @ w).view(())``, and the gradient of a scalar input. Squeezed to a scalar, it does not.
+- With static shapes, attention (product, softmax, product, and the elementwise operators around them) and group
+  normalization become one kernel each, and elementwise kernels are fused with each other. If such a fusion reaches one
+  of these two and another kernel, the plugin accesses memory out of bounds while it compiles, and the process dies
+  without a message: with attention if its result has several users, with group normalization if a user has a second
+  input. An operator that changes nothing, placed after the result, prevents the fusion.
+- A reduction of three dimensions is fused with a following product or sum with a constant, and the result is wrong:
+  for integers only the first values are right, ``mask.sum(-1) - 1``; for floats with a number per channel, those of
+  other channels are used, ``batch_norm(x.mean(-1))``. A division by a constant is wrong too, ``x.mean(-1) / 3``, also
+  with more dimensions where OpenVINO drops some first. A reduction with two users is not fused.
+- Matrices of at most 2 by 2, neither of them constant, are multiplied by a kernel that fuses the following operators
+  and mixes up the numbers per column: ``relu(x @ y) * scale``.
+- An absolute value of a concatenation is applied to its parts instead, for all users of the concatenation; and in one
+  dimension it is dropped where OpenVINO assumes that nothing is below 0, for example for weights times a constant.
+- For a convolution of single pixels (a kernel of 1) with strides, the input is sliced to every other pixel before the
+  elementwise operators in front of it. That is wrong if the convolution pads: ``conv(relu(x))`` with padding 1.
+- A matrix product that is reshaped to a scalar, directly or further on, crashes the process while it compiles:
+  ``(x @ w).view(())``, and the gradient of a scalar input. Squeezing it to a scalar does not.
 
 tests/contract/test_openvino_memory.py and test_openvino.py show each.
 """
@@ -32,17 +31,17 @@ from torchserve_openvino.backend.conversion.fused_chains import ELEMENTWISE, by_
 
 _PRODUCTS = frozenset({"MatMul", "ScaledDotProductAttention"})
 _ENDS = _PRODUCTS | {"Softmax"}
-# Of the reductions that OpenVINO joins wrongly.
+# Rank of the inputs whose reductions OpenVINO fuses wrongly.
 _RANK = 3
-# Rows and columns at most, of the products that it joins wrongly.
+# Largest number of rows and columns of the matrices whose products it fuses wrongly.
 _TINY = 2
-# What the plugin computes element by element, with numbers for each channel.
+# What the plugin fuses as elementwise operators, including those with a number per channel.
 _JOINS = ELEMENTWISE | {"BatchNormInference"}
 _MOVES = frozenset({"Broadcast", "Convert", "ConvertLike", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 def keep_kernels_apart(model: ov.Model) -> None:
-    """Puts an operator behind each result that OpenVINO would join with others; changes the model in place.
+    """Inserts an operator wherever OpenVINO would fuse two kernels wrongly; changes the model in place.
 
     A reshape to a scalar becomes a squeeze.
     """
@@ -68,7 +67,7 @@ def keep_kernels_apart(model: ov.Model) -> None:
 
 
 def _squeeze(reshape: ov.Node) -> None:
-    """Puts a squeeze of all dimensions in the place of a reshape to a scalar."""
+    """Replaces a reshape to a scalar with a squeeze of all dimensions."""
     value = reshape.input_value(0)
     rank = value.get_partial_shape().rank
     if rank.is_static and rank.get_length():
@@ -76,13 +75,13 @@ def _squeeze(reshape: ov.Node) -> None:
 
 
 def _rolled_by_nothing(value: ov.Output) -> ov.Node:
-    """OpenVINO takes away what it sees to do nothing; it does not see that of this one."""
+    """Rolls a value by 0: a no-op that OpenVINO does not recognize as one, and so does not remove."""
     zero = ops.constant(np.zeros(1, np.int64))
     return ops.roll(value, zero, zero)
 
 
 def _put_behind(value: ov.Output, make: Callable[[ov.Output], ov.Node]) -> None:
-    """Gives the users of a value what ``make`` makes of it."""
+    """Replaces a value with ``make(value)`` for all its users."""
     users = list(value.get_target_inputs())
     made = make(value).output(0)
     for user in users:
@@ -90,7 +89,7 @@ def _put_behind(value: ov.Output, make: Callable[[ov.Output], ov.Node]) -> None:
 
 
 def _pads_and_strides(node: ov.Node) -> bool:
-    """Whether a node is a convolution of single pixels with padding and strides."""
+    """Checks whether a node is a convolution of single pixels with padding and strides."""
     if node.get_type_name() not in {"Convolution", "GroupConvolution"}:
         return False
     given = node.get_attributes()
@@ -101,7 +100,7 @@ def _pads_and_strides(node: ov.Node) -> bool:
 
 
 def _is_joined_reduction(node: ov.Node) -> bool:
-    """Whether OpenVINO would join what is computed of such a reduction with it, and get it wrong."""
+    """Checks whether a node is a reduction that OpenVINO would fuse wrongly with an operator after it."""
     if not node.get_type_name().startswith("Reduce"):
         return False
     value, rank = node.output(0), node.input_value(0).get_partial_shape().rank
@@ -112,7 +111,7 @@ def _is_joined_reduction(node: ov.Node) -> bool:
 
 
 def _is_joined_product(node: ov.Node) -> bool:
-    """Whether these may be tiny matrices, and OpenVINO would join what is computed of their product with it."""
+    """Checks whether a node may be a product of tiny matrices that OpenVINO would fuse with an operator after it."""
     if node.get_type_name() != "MatMul":
         return False
     shapes = [value.get_partial_shape() for value in node.input_values()]
@@ -121,7 +120,7 @@ def _is_joined_product(node: ov.Node) -> bool:
 
 
 def _meets_numbers(value: ov.Output, only_divisors: bool = False) -> bool:
-    """Whether operators on single elements, behind a value, divide it by a constant or take several numbers in."""
+    """Checks whether elementwise operators after a value divide by a constant, or take one of several numbers."""
     for port in value.get_target_inputs():
         user = port.get_node()
         kind = user.get_type_name()
@@ -138,7 +137,7 @@ def _meets_numbers(value: ov.Output, only_divisors: bool = False) -> bool:
 
 
 def _is_row(value: ov.Output) -> bool:
-    """Whether these are floats of one dimension. (Of integers only shapes are left, which have to stay visible.)"""
+    """Checks whether a value may be a 1-d float tensor; integers can only be shapes, which must stay visible."""
     if not value.get_element_type().is_real():
         return False
     rank = value.get_partial_shape().rank
@@ -152,7 +151,7 @@ def _is_concatenation(value: ov.Output) -> bool:
 
 
 def _is_attention(product: ov.Node) -> bool:
-    """Whether a softmax reaches a product through operators that are no products."""
+    """Checks whether a product is attention: a softmax reaches it without another product in between."""
     seen: set[str] = set()
     waiting = [product]
     while waiting:
@@ -168,7 +167,7 @@ def _is_attention(product: ov.Node) -> bool:
 
 
 def _first_shared(value: ov.Output) -> ov.Output | None:
-    """The first value with several users from here on, as long as nothing but moves and works on single elements."""
+    """Returns the first value with several users after moves and elementwise operators only; None if there is none."""
     while len(users := list(value.get_target_inputs())) == 1:
         node = users[0].get_node()
         kind = node.get_type_name()
@@ -181,7 +180,7 @@ def _first_shared(value: ov.Output) -> ov.Output | None:
 
 
 def _has_a_joining_user(value: ov.Output) -> bool:
-    """Whether an operator takes a value, perhaps moved, beside another one that is no constant."""
+    """Checks whether an operator takes a value, perhaps moved, together with another value that is not a constant."""
     for user in value.get_target_inputs():
         node = user.get_node()
         kind = node.get_type_name()

@@ -1,7 +1,8 @@
-"""Modules that a mapping converts whole: for tracing, each is one operator.
+"""Modules that a mapping converts as a whole: tracing sees each as one operator.
 
-The model itself is not touched. A twin of it is traced that shares parameters, buffers and attributes and has, for each
-mapped module, a stand-in that calls an operator of its own; in eager PyTorch that operator runs the original module.
+The model itself is not changed. A twin is traced instead, which shares parameters, buffers and attributes with the
+model. In place of each mapped module it has a stand-in that calls a custom operator; in eager PyTorch that operator
+runs the original module.
 """
 
 import ast
@@ -23,7 +24,7 @@ _TENSOR = "tensor"
 
 @dataclass
 class _Leaf:
-    """A mapped module and the names of its weights, in the order in which the operator takes them."""
+    """A mapped module, and the names of its weights in the order in which the operator takes them."""
 
     module: "weakref.ref[nn.Module]"
     mapping: ModuleMapping
@@ -32,17 +33,18 @@ class _Leaf:
     def alive(self) -> nn.Module:
         module = self.module()
         if module is None:
-            raise OpMappingError("op_mappings: the mapped module is gone")
+            raise OpMappingError("op_mappings: the mapped module no longer exists")
         return module
 
 
 _LIBRARY = torch.library.Library(MODULES, "FRAGMENT")
-# Operators can't be taken back from torch: each stays with its module, and serves the next of its name after that.
+# torch can't unregister operators: each belongs to its module, and is reused for the next module of the same name once
+# that is gone.
 _LEAVES: dict[str, _Leaf] = {}
 
 
 def _operator(path: str, leaf: _Leaf) -> str:
-    """An operator for a module: named by its place in the model, so that the next process gives it the same name."""
+    """Returns the operator for a module, named by its path in the model, so that each process chooses the same name."""
     stem = "".join(c if c.isalnum() else "_" for c in f"{type(leaf.alive()).__name__}_{path}")
     for number in itertools.count():
         name = f"{stem}_{number}"
@@ -70,7 +72,7 @@ def _define(name: str) -> None:
                 f"op_mappings: {type(leaf.alive()).__name__} returns {len(outputs)} value(s); register it with "
                 f"outputs={len(outputs)}, and tensors only."
             )
-        # An operator must not return its input, nor a view of it.
+        # A custom operator must not return an input, nor a view of one.
         return [each.clone() for each in outputs]
 
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
@@ -78,7 +80,7 @@ def _define(name: str) -> None:
 
 
 def _layout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The arguments of a call without its tensors, as text that `_arguments` reads; constant for Dynamo."""
+    """Returns the arguments of a call, without its tensors, as text for `_arguments`; to Dynamo it is a constant."""
     parts = ["tensor" if isinstance(a, Tensor) else f"{a!r}" for a in args]
     parts += [f"{name}=tensor" if isinstance(a, Tensor) else f"{name}={a!r}" for name, a in kwargs.items()]
     return ", ".join(parts)
@@ -97,13 +99,13 @@ def _arguments(call: str, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict
         return args, {str(each.arg): value(each.value) for each in parsed.keywords}
     except (SyntaxError, ValueError) as error:
         raise OpMappingError(
-            f"op_mappings: a mapped module is called with ({call}); it can take tensors, numbers, text, None, and "
-            "lists and tuples of those without tensors."
+            f"op_mappings: a mapped module is called with ({call}); it can take tensors, numbers, strings, None, "
+            "and lists and tuples of these that hold no tensors."
         ) from error
 
 
 class _StandIn(nn.Module):
-    """What the twin has in place of a mapped module."""
+    """The module that the twin has in place of a mapped module."""
 
     def __init__(self, source: nn.Module, mapping: ModuleMapping, path: str) -> None:
         super().__init__()
@@ -124,11 +126,11 @@ class _StandIn(nn.Module):
 
 
 class Twin:
-    """A model to be traced in another's place.
+    """A copy of a model to be traced in its place.
 
     Args:
         model: The model.
-        mappings: With the classes of modules that are converted whole.
+        mappings: Holds the classes of modules that are converted as a whole.
 
     Attributes:
         model: The twin.
@@ -141,7 +143,7 @@ class Twin:
 
     @staticmethod
     def needed(model: Any, mappings: Mappings) -> bool:
-        """Whether a model has a mapped module."""
+        """Checks whether a model has a mapped module."""
         return isinstance(model, nn.Module) and any(type(each) in mappings.modules for each in model.modules())
 
     def _copy(self, module: nn.Module, path: str) -> nn.Module:
@@ -154,14 +156,14 @@ class Twin:
         twin = module.__new__(type(module))
         self._pairs[id(module)] = (module, twin)
         twin.__dict__.update(module.__dict__)
-        # Tables of parameters and buffers stay shared: what is assigned to one is seen in the other.
+        # The dictionaries of parameters and buffers stay shared: an assignment to one shows in the other.
         children = {name: child and self._copy(child, f"{path}.{name}" if path else name)
                     for name, child in module._modules.items()}  # fmt: skip
         twin.__dict__["_modules"] = children
         return twin
 
     def call(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """The compiled twin with the model's own attributes at each call: mode, counters, settings."""
+        """Wraps the compiled twin so that calls use and update the model's own attributes: mode, counters, settings."""
 
         def synchronised(*args: Any, **kwargs: Any) -> Any:
             for source, twin in self._pairs.values():
@@ -181,19 +183,19 @@ def _update(target: nn.Module, source: nn.Module) -> None:
 
 
 def module_of(name: str) -> nn.Module:
-    """The module behind an operator's name.
+    """Returns the module that an operator stands for, by the operator's name.
 
     Raises:
-        OpMappingError: It is gone.
+        OpMappingError: The module no longer exists.
     """
     return _LEAVES[name.split(".")[1]].alive()
 
 
 def module_call(node: Any, constants: frozenset[str]) -> tuple[Convert, tuple[Any, ...], dict[str, Any]] | None:
-    """The mapping of a node that stands for a module, with the arguments to call it with; None for any other node.
+    """Returns the mapping of a node that stands for a module, and the arguments to call it with; else None.
 
     Raises:
-        OpMappingError: Its weights are no constants, so that what the mapping builds with them would go stale.
+        OpMappingError: Its weights are not constants, so that what the mapping builds from them would become stale.
     """
     name = op_name(node.target)
     if not name.startswith(f"{MODULES}."):

@@ -1,8 +1,8 @@
-"""Nodes that a mapping converts, in a partition that is about to be converted.
+"""Replaces the nodes of a partition that a mapping converts, just before the partition is converted.
 
-OpenVINO's extensions get a node's inputs as constants and sequences of its own, and can't give several outputs in an FX
-graph. So each mapped node is replaced by one without plain arguments (one for each output that is used), whose
-translator calls the mapping with the arguments of the operator's schema.
+An OpenVINO extension receives a node's arguments as OpenVINO constants and sequences, and can't return several outputs
+in an FX graph. So each mapped node is replaced by one node per used output, which takes only other nodes as arguments;
+its translator calls the mapping with the arguments of the operator's schema.
 """
 
 import inspect
@@ -25,10 +25,10 @@ from torchserve_openvino.ops.names import op_name, tensors_of, value_of
 
 @dataclass
 class Mapped:
-    """Translators for the nodes that were replaced, and what one of them raised: the frontend passes only its text on.
+    """Translators for the replaced nodes, and the error that one of them raised; the frontend keeps only its text.
 
     Attributes:
-        failed_op: The operator's name; empty while nothing failed.
+        failed_op: Name of the operator whose translator failed; empty if none did.
     """
 
     translators: list[tuple[str, Translator]] = field(default_factory=list)
@@ -40,13 +40,13 @@ def replace_mapped(graph: Graph, mappings: Mappings, constants: frozenset[str]) 
     """Replaces mapped nodes in place.
 
     Args:
-        graph: Of a partition; its nodes have fake values.
-        mappings: What is registered.
-        constants: Names of the nodes that are weights; a mapped module builds with its own weights, which must be
+        graph: The graph of a partition; its nodes have fake values.
+        mappings: The registered mappings.
+        constants: Names of the nodes that are constants. A mapped module is built with its own weights, which must be
             among them.
 
     Raises:
-        OpMappingError: A module's weights are no constants.
+        OpMappingError: A module's weights are not constants.
     """
     mapped = Mapped()
     for node in list(graph.nodes):
@@ -65,8 +65,8 @@ class Bound:
 
     Attributes:
         convert: The mapping.
-        args: Positional; nodes stand for what is computed.
-        kwargs: By keyword.
+        args: Positional arguments; nodes stand for computed values.
+        kwargs: Keyword arguments.
         own: Whether the mapping is this package's own.
     """
 
@@ -88,7 +88,7 @@ def _operator_call(node: Node, mappings: Mappings) -> Bound | None:
         value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name, default)
         plain = not isinstance(value, (Node, list, tuple))
         if plain and value == default and not _accepts(convert, argument.name, position):
-            # What stays at its default a mapping need not know of.
+            # A mapping need not have a parameter for an argument that stays at its default.
             continue
         if argument.kwarg_only:
             kwargs[argument.name] = value
@@ -126,7 +126,7 @@ def _replace(graph: Graph, node: Node, bound: Bound, mapped: Mapped) -> None:
 
 
 class _Call:
-    """One mapped node: calls the mapping once, and hands out its outputs."""
+    """One mapped node: calls the mapping once, and serves all its outputs from that call."""
 
     def __init__(self, name: str, bound: Bound, inputs: list[Node], value: Any, mapped: Mapped) -> None:
         self.name = name
@@ -168,7 +168,7 @@ class _Call:
                 f"op_mappings: the mapping of {self.name} fails: {type(error).__name__}: {error}"
             ) from error
         several = result if isinstance(result, (tuple, list)) else [result]
-        # None stands for an output that nobody takes.
+        # None stands for an unused output.
         outputs = [None if each is None and len(several) > 1 else _output(self.name, each) for each in several]
         if len(outputs) != len(self._expected):
             raise OpMappingError(

@@ -1,8 +1,8 @@
-"""Whether the frontend gave each operator's result the type and shape that torch gave it.
+"""Checks that the frontend gave each operator's result the element type and shape that torch gave it.
 
-What only differs at the end is set right there (`convert._fit_outputs`), but what is computed in between is not: the
-frontend once left a running sum of booleans boolean, and its square became a logical "and"; and it took a dimension of
-symbolic size for one that a squeeze takes away, so that an operator that counts dimensions wrote to another place.
+Output types that differ are converted (`convert._fit_outputs`), but intermediate results are not: the frontend once
+left a cumulative sum of booleans boolean, so that its square became a logical "and"; and it once let a squeeze remove
+a dimension of symbolic size, so that a later operator wrote along the wrong dimension.
 """
 
 import openvino as ov
@@ -14,10 +14,11 @@ from torchserve_openvino.ops.names import op_name, value_of
 
 
 def refuse_other_results(model: ov.Model, graph: Graph) -> None:
-    """Looks at each operator's result where the next operator takes it.
+    """Compares each operator's result, where another operator takes it, with torch's.
 
     Args:
-        model: As the frontend converted ``graph``; it names what it makes of a node ``node/operator/...``.
+        model: The frontend's conversion of ``graph``; it names the operations of a node ``node/operator/...``.
+        graph: The converted graph, with fake values.
 
     Raises:
         RuntimeError: A type or shape differs; the message names the operator.
@@ -34,7 +35,7 @@ def refuse_other_results(model: ov.Model, graph: Graph) -> None:
         wanted = spec_of(value_of(node))
         for output in operation.outputs():
             users = {_origin(port.get_node())[0] for port in output.get_target_inputs()}
-            # The frontend makes one operation of two slices that are written to: then parts of either serve the other.
+            # The frontend merges two slices that are written to into one operation; parts of each then serve the other.
             if not any(user not in takes or node in takes[user] for user in users - {name}):
                 continue
             if difference := _difference(output, wanted):
@@ -42,13 +43,13 @@ def refuse_other_results(model: ov.Model, graph: Graph) -> None:
 
 
 def _origin(operation: ov.Node) -> tuple[str, str]:
-    """The node that an operation was made of, and the rest of its name; that is empty for what is not made of one."""
+    """Returns the name of the node that an operation comes from, and the rest of its name: empty if from no node."""
     name, _, rest = operation.get_friendly_name().partition("/")
     return name, rest
 
 
 def _takes(node: Node, made: set[str]) -> set[Node]:
-    """The nodes whose results a node takes; through those that OpenVINO has no operation for."""
+    """Returns the nodes whose results a node takes, looking through nodes that have no operation in OpenVINO."""
     found: set[Node] = set()
     waiting = list(node.all_input_nodes)
     while waiting:

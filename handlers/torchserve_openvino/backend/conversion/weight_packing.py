@@ -1,10 +1,11 @@
-"""Weights that one graph uses in two orientations, kept apart.
+"""Separates weights that one graph uses in two orientations.
 
-OpenVINO's CPU plugin packs the weights of a matrix multiplication or convolution into a layout of its own, and looks
-packed ones up by the address of the original and the layout wanted. How the original lies is not part of that key: of a
-square matrix that is used as it is and transposed (tied weights, a basis and back) both uses get the same packed
-weights, and one of them computes nonsense. A stored model keeps equal constants once, which has the same effect.
-tests/contract/test_openvino.py shows it. Here each orientation gets a constant of its own, stored as it is packed.
+OpenVINO's CPU plugin packs the weights of a matrix multiplication or convolution into a layout of its own, and caches
+the packed weights by the address of the original and the wanted layout. The orientation of the original is not part of
+that key: if a square matrix is used both as it is and transposed (tied weights, a basis and back), both uses get the
+same packed weights, and one of them computes nonsense. A stored model keeps equal constants only once, which has the
+same effect. tests/contract/test_openvino.py shows it. Here each orientation gets its own constant, stored as it is
+packed.
 """
 
 from collections.abc import Iterator
@@ -17,14 +18,14 @@ from openvino import opset13 as ops
 
 from torchserve_openvino.backend.upstream._openvino_private import core
 
-# Type -> the two dimensions that a use exchanges, and whether this operator takes its weights with them exchanged.
+# Type -> the two dimensions that its orientations swap, and whether the operator takes its weights with them swapped.
 _CONVOLUTIONS = {
     "Convolution": ((0, 1), False),
     "ConvolutionBackpropData": ((0, 1), True),
     "GroupConvolution": ((1, 2), False),
     "GroupConvolutionBackpropData": ((1, 2), True),
 }
-# What may stand between a constant and its use, and can be computed before.
+# Operators that may stand between a constant and its use, and can be folded.
 _FOLDED = frozenset({"Convert", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 _SAMPLE_BYTES = 512
 
@@ -34,10 +35,11 @@ class _Use:
     """One operator and its weights.
 
     Attributes:
-        node: The operator; its second input are the weights.
-        axes: The dimensions that ``turned`` exchanges.
-        turned: Whether the operator takes them exchanged.
-        path: What is computed of the constant before, as text: equal for equal weights.
+        node: The operator; its second input is the weights.
+        axes: The dimensions that ``turned`` swaps.
+        turned: Whether the operator takes its weights with these swapped.
+        constant: The constant that the weights are computed from.
+        path: The operators between the constant and the weights, as text: equal for equal weights.
     """
 
     node: ov.Node
@@ -48,7 +50,7 @@ class _Use:
 
     @property
     def packed(self) -> tuple[object, ...]:
-        """What OpenVINO tells packed weights apart by, but for the address."""
+        """What OpenVINO distinguishes packed weights by, apart from the address."""
         shape = list(self.node.input_value(1).get_shape())
         if self.turned:
             a, b = self.axes
@@ -57,14 +59,14 @@ class _Use:
 
     @property
     def orientation(self) -> tuple[object, ...]:
-        """How the constant lies in what is packed."""
+        """The orientation of the constant in the packed weights."""
         swap = f"Transpose {_swapped(len(self.node.input_value(1).get_shape()), self.axes)}"
         steps = [*self.path, swap] if self.turned else list(self.path)
         return tuple(steps[:-2] if steps[-2:] == [swap, swap] else steps)
 
 
 def keep_orientations_apart(model: ov.Model) -> None:
-    """Gives weights that a graph uses in several orientations a constant for each.
+    """Gives weights that a graph uses in several orientations one constant per orientation.
 
     Args:
         model: Changed in place.
@@ -75,7 +77,7 @@ def keep_orientations_apart(model: ov.Model) -> None:
     changed = [_part(uses) for uses in groups.values() if len({use.orientation for use in uses}) > 1]
     if any(changed):
         model.validate_nodes_and_infer_types()
-        # What was made may equal another constant.
+        # A new constant may equal another one.
         keep_orientations_apart(model)
 
 
@@ -109,7 +111,7 @@ def _argument(node: ov.Node) -> object:
 
 
 def _part(uses: list[_Use]) -> bool:
-    """Of each content that is used in several orientations, gives the uses that turn it what they need as it is."""
+    """Gives each use that reorients a constant its own one, if equal constants are used in several orientations."""
     alike: dict[bytes, list[list[_Use]]] = {}
     for use in uses:
         groups = alike.setdefault(_sample(use.constant), [])
@@ -130,7 +132,7 @@ def _part(uses: list[_Use]) -> bool:
 
 
 def _as_packed(use: _Use) -> ov.Output:
-    """The use's weights from a constant that lies as they are packed. A mere copy would be stored as the original."""
+    """Builds the use's weights from a constant stored as they are packed; a plain copy would be merged when stored."""
     source = use.node.input_value(1)
     kind = source.get_element_type()
     value = _value(source)
@@ -148,7 +150,7 @@ def _swapped(rank: int, axes: tuple[int, int]) -> tuple[int, ...]:
 
 
 def _value(source: ov.Output) -> "np.ndarray[Any, Any]":
-    """What a chain of a constant computes; floats as float32, since NumPy has no bfloat16."""
+    """Computes a value that depends on constants only; floats as float32, since NumPy has no bfloat16."""
     if source.get_element_type().is_real():
         source = ops.convert(source, ov.Type.f32).output(0)
     compiled = core().compile_model(ov.Model([ops.result(source)], []), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})

@@ -1,1 +1,1 @@
-"""What is put right in a lowered graph before it is converted."""
+"""Corrections to a lowered graph before it is converted."""

@@ -1,14 +1,14 @@
-"""What must hold of a call's values so that OpenVINO computes as torch does, looked at inside the graph.
+"""Adds checks to a graph for the conditions on values under which OpenVINO computes what torch does.
 
-An index beyond the end gives zeros in OpenVINO and an error in torch; an integer made of a float wraps around or
-saturates; a division by the integer 0 gives a number; sorting passes over NaN; a part of a product overflows where
-torch multiplies in another order. Inputs are looked at before an inference
-(`spec.Bounds`). What is computed inside a partition is looked at by operators that are added to it, where the graph
-alone does not show that all is well: they end in one more output, a 1 or a 0 for each question. After a 0 the call runs
-in eager PyTorch, which answers or raises as it always does.
+An index out of range gives zeros in OpenVINO and an error in torch; a float that is cast to an integer wraps around or
+saturates; a division by the integer 0 gives a number; sorting ignores NaN; a partial product overflows where torch
+multiplies in another order. Inputs are checked before an inference (`spec.Bounds`). Values that are computed inside a
+partition are checked by operators added to it, unless the graph alone proves them safe. Their results form one extra
+output, with a 1 or a 0 per check. After a 0, the call runs in eager PyTorch, which computes the result or raises.
 
-The answers are read after the inference. Until then a kernel that looks up or writes at an index must not leave the
-tensor's memory, and OpenVINO's kernels do (tests/contract pins it), so an index that fails its question is 0 for them.
+This output is read after the inference. Until then, a kernel that reads or writes at an index must not leave the
+tensor's memory, and OpenVINO's kernels do (tests/contract pins it), so they get 0 instead of an index that fails its
+check.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,12 +32,12 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Question:
-    """A condition on values.
+    """A condition on values, checked at each call.
 
     Attributes:
-        make: Builds it as a boolean node.
-        sentence: What is wrong where it does not hold.
-        index: The node that it is asked of, where that is an index; the condition has its shape.
+        make: Builds the condition as a boolean node.
+        sentence: What is wrong if the condition does not hold.
+        index: The index that the condition is about, if it is about one; the condition has its shape.
     """
 
     make: Callable[[Graph], Node]
@@ -46,18 +46,21 @@ class Question:
 
 
 _NARROW = frozenset({torch.uint8, torch.int8})
+_BY_ZERO = "a division by the integer 0"
+# The largest finite float16, and the largest bfloat16 below it.
+_LARGEST_AS_FLOAT16 = {torch.float32: 65504, torch.bfloat16: 65280}
 
 
 def add_checks(graph: Graph, ranges: ValueRanges, casts: Mapping[str, Bounds]) -> tuple[str, ...]:
-    """Adds an int32 output ``[n]`` to a graph for n questions; nothing where there are none.
+    """Adds an int32 output of shape ``[n]`` to a graph for n checks; adds nothing if there are none.
 
     Args:
         graph: A partition's graph; changed in place.
-        ranges: What is known of its integers.
-        casts: Limits of floats that become integers (`int_range`), by the node's name.
+        ranges: Known ranges of its integers.
+        casts: Limits of floats that are cast to integers (`int_range`), by node name.
 
     Returns:
-        What is wrong where the answer is 0, a sentence for each question.
+        One sentence per check: what is wrong if its element of the output is 0.
     """
     answers: list[Node] = []
     sentences: list[str] = []
@@ -87,7 +90,7 @@ def add_checks(graph: Graph, ranges: ValueRanges, casts: Mapping[str, Bounds]) -
 
 
 def _stays_inside(node: Node) -> bool:
-    """Whether OpenVINO's kernel for a node leaves the tensor's memory alone, whatever its index."""
+    """Checks whether OpenVINO's kernel for a node never accesses memory outside the tensor, whatever the index."""
     index = rule_of(op_name(node.target)).index
     return index is not None and index.stays_inside
 
@@ -109,10 +112,10 @@ def _questions(node: Node, ranges: ValueRanges, casts: Mapping[str, Bounds]) -> 
 
 
 def _product(node: Node) -> Iterator[Question]:
-    """Whether the order of the factors doesn't matter: a part of a product may overflow, or vanish.
+    """Yields a check that the order of the factors does not matter: a partial product may overflow, or underflow.
 
-    All factors of at least 1 together are more than any part of the product, all others together are less. With a
-    factor of 0 the product is 0, whatever vanishes; without a factor beyond 1 it vanishes in every order.
+    The product of all factors of at least 1 is an upper bound of every partial product, that of all others a lower one.
+    With a factor of 0 the product is 0 in any order; without a factor above 1 it underflows in every order or in none.
     """
     source, how, limits = node.all_input_nodes[0], node.args[1:], torch.finfo(value_of(node).dtype)
 
@@ -136,7 +139,7 @@ def _product(node: Node) -> Iterator[Question]:
 
 
 def _index(source: Node, dim: int, index: Node, negative: bool, ranges: ValueRanges) -> Iterator[Question]:
-    """Whether an index lies within its dimension; below 0 is from the end where ``negative`` says so."""
+    """Yields checks that an index is in range; with ``negative``, one below 0 counts from the end."""
     size = value_of(source).shape[dim]
     known, sentence = ranges.of(index), f"an index beyond the dimension of {size}"
     least = -size if negative and isinstance(size, int) else 0
@@ -168,13 +171,12 @@ def _cast(node: Node, ranges: ValueRanges, casts: Mapping[str, Bounds]) -> Itera
         limits, known = torch.iinfo(target), ranges.of(source)
         if kind.is_floating_point or known is None or known[0] < limits.min or known[1] > limits.max:
             yield from _within(source, limits.min, limits.max, f"a value outside the range of {target} wraps around")
-    elif target is torch.float16 and kind is torch.float32:
-        most = int(torch.finfo(target).max)
-        yield from _within(source, -most, most, "a value beyond float16, which OpenVINO does not make infinite")
+    elif target is torch.float16 and (largest := _LARGEST_AS_FLOAT16.get(kind)) is not None:
+        yield from _within(source, -largest, largest, "a value beyond float16, which OpenVINO does not make infinite")
 
 
 def _within(source: Node, low: int, high: int, sentence: str) -> Iterator[Question]:
-    # Asked this way, NaN is not within: OpenVINO's "greater" is true of it.
+    # In this form NaN fails the check; OpenVINO's "greater" would be true for it.
     yield Question(lambda graph: add_call(graph, aten.le.Scalar, source, high), sentence)
     if value_of(source).dtype is not torch.uint8:
         floats = value_of(source).is_floating_point()
@@ -189,16 +191,19 @@ def _within(source: Node, low: int, high: int, sentence: str) -> Iterator[Questi
 
 def _divisor(node: Node, ranges: ValueRanges) -> Iterator[Question]:
     divisor: Any = node.args[1]
+    if not isinstance(divisor, Node) and divisor == 0:
+        # The check always fails, so that the call runs in eager PyTorch, which raises.
+        yield Question(lambda graph: add_call(graph, aten.full.default, [1], False, dtype=torch.bool), _BY_ZERO)
     known = ranges.of(divisor)
     if not isinstance(divisor, Node) or (known is not None and not known[0] <= 0 <= known[1]):
         return
     size = value_of(divisor)
     if not isinstance(size, torch.SymInt) or not statically_known_true(size != 0):
-        yield Question(lambda graph: _is_not_zero(graph, divisor), "a division by the integer 0")
+        yield Question(lambda graph: _is_not_zero(graph, divisor), _BY_ZERO)
 
 
 def _is_not_zero(graph: Graph, divisor: Node) -> Node:
-    """Of a tensor, or of a size."""
+    """Builds the condition that a divisor, a tensor or a symbolic size, is not 0."""
     if isinstance(value_of(divisor), torch.SymInt):
         divisor = add_call(graph, aten.full.default, [1], divisor, dtype=torch.int64)
     return add_call(graph, aten.ne.Scalar, divisor, 0)

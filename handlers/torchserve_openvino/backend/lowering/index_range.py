@@ -1,8 +1,8 @@
-"""Which values an integer input may hold where it selects from a tensor.
+"""Bounds of integer inputs that are used as indices into a tensor.
 
-PyTorch raises on an index beyond the end; OpenVINO's Gather answers zeros, and takes a negative index for one from the
-end. An input that reaches an indexing operator unchanged therefore gets bounds, which each call checks; an index that
-is computed inside the graph is looked at there (`checks.py`).
+PyTorch raises for an index out of range; OpenVINO's Gather returns zeros, and counts a negative index from the end. An
+input that reaches an indexing operator unchanged therefore gets bounds, which each call checks; an index that is
+computed inside the graph is checked there (`checks.py`).
 """
 
 import operator
@@ -15,13 +15,13 @@ from torchserve_openvino.config.op_names import packet_name
 from torchserve_openvino.ops.names import op_name, tensors_of, value_of
 from torchserve_openvino.ops.registry import Movement, rule_of
 
-# What 32 bits hold: the end is not known beforehand, and OpenVINO itself raises beyond it.
+# The largest 32-bit integer: the end is not known in advance, and OpenVINO itself raises beyond it.
 _ANY = 2**31 - 1
 _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 
 def index_bounds(graph: GraphModule) -> dict[str, Bounds]:
-    """Least and largest allowed value of each placeholder that is an index, by its name."""
+    """Returns the smallest and largest allowed value of each placeholder that is an index, by its name."""
     found = {}
     for node in graph.graph.find_nodes(op="placeholder"):
         if any(tensor.dtype in _INTEGERS for tensor in tensors_of(value_of(node))):
@@ -37,7 +37,7 @@ def index_bounds(graph: GraphModule) -> dict[str, Bounds]:
 
 
 def _reached(start: Node) -> list[tuple[Node, Node]]:
-    """Users of a value and of whatever only hands it on: (user, the node that it takes it from)."""
+    """Returns the users of a value, also through nodes that only pass it on, as (user, node that it takes it from)."""
     found: list[tuple[Node, Node]] = []
     seen, waiting = {start}, [start]
     while waiting:
@@ -58,9 +58,9 @@ def _hands_on(node: Node) -> bool:
 
 
 def selections(node: Node) -> list[tuple[Node, int, Node, bool]]:
-    """What a node selects from: tensor, dimension, index, and whether an index below 0 counts from the end.
+    """Returns a node's selections: tensor, dimension, index, and whether an index below 0 counts from the end.
 
-    An index that torch itself takes unchecked is not among them (`aten._unsafe_index`), nor is a mask.
+    Leaves out masks, and indices that torch itself does not check (`aten._unsafe_index`).
     """
     if node.op != "call_function" or node.target is operator.getitem:
         return []
@@ -69,7 +69,7 @@ def selections(node: Node) -> list[tuple[Node, int, Node, bool]]:
         source, indices = node.args[:2]
         assert isinstance(source, Node) and isinstance(indices, (list, tuple))
         whole = [(dim, index) for dim, index in enumerate(indices) if isinstance(index, Node)]
-        # A mask of several dimensions moves what comes after it.
+        # A mask of several dimensions shifts the dimensions of the indices after it.
         if any(value_of(index).dtype not in _INTEGERS for _, index in whole):
             return []
         return [(source, dim, index, True) for dim, index in whole]
@@ -93,7 +93,7 @@ def _bounds(node: Node, index: Node) -> list[Bounds]:
 
 
 def _of_bags(node: Node, index: Node) -> list[Bounds]:
-    """Where bags start: the first at the first element, none behind the last."""
+    """Returns the bounds of bag offsets: the first bag starts at element 0, none after the last element."""
     bags = rule_of(op_name(node.target)).bags if node.op == "call_function" else None
     if bags is None or node.args[bags.offsets] is not index:
         return []

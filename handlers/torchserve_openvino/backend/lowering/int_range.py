@@ -1,13 +1,13 @@
-"""How large integer inputs may be so that OpenVINO computes a partition's integers as torch does.
+"""Limits on integer inputs within which OpenVINO computes a partition's integers as torch does.
 
-OpenVINO's CPU and GPU plugins take int64 for int32, and the CPU plugin computes most integer operators in float32, some
-of them only once they are fused with others (tests/contract pins it): exact up to 2^24, then silently rounded. Each
+OpenVINO's CPU and GPU plugins treat int64 as int32, and the CPU plugin computes most integer operators in float32, some
+of them only when they are fused with others (tests/contract pins it): exact up to 2^24, silently rounded beyond. Each
 integer input of a partition therefore gets a limit, the largest for which interval arithmetic over the nodes stays
-exact. Each call checks its inputs against it; beyond, the call runs in eager, counted. What no limit can hold is left
-to eager PyTorch; operators that multiply integers over and over (`ops.support`) never come here.
+exact. Each call checks its inputs; one that exceeds a limit runs in eager and is counted. If no limit is small enough,
+the operator is left to eager PyTorch; operators that multiply integers repeatedly (`ops.support`) never get here.
 
-An integer that is cast from a float gets a limit in the same way, which the graph itself checks (`checks.py`); a
-symbolic size is taken to be below a limit as well, the largest of `_SIZES` that does, which each call checks.
+An integer that is cast from a float is limited in the same way, but the graph itself checks it (`checks.py`). Symbolic
+sizes are limited as well, by the largest of `_SIZES` that suffices, and each call checks them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,22 +26,22 @@ from torchserve_openvino.ops.registry import Movement, rule_of
 INT32_MAX = 2**31 - 1
 EXACT_IN_FLOAT32 = 2**24
 _SIZES = (2**24, 2**16, 2**14, 2**12, 2**10)
-# The largest power of 2 below which a float that becomes an integer is sure to fit into 32 bits.
+# The largest power of 2 below which a float that is cast to an integer is sure to fit into 32 bits.
 _FROM_FLOAT = 2**30
 _HIGHEST = {torch.int64: INT32_MAX, torch.int32: 2**31, torch.uint8: 255, torch.int8: 128, torch.bool: 1}
 _CHECKED = frozenset({torch.int64, torch.int32})
 
-# Data is moved, not computed with: exact in 32 bits.
+# These only move data: exact in 32 bits.
 _MOVES = frozenset({Movement.REARRANGES, Movement.LOOKS_UP, Movement.FILLS})
 
 
 class Limits(NamedTuple):
-    """What keeps a subgraph's integers exact.
+    """Limits that keep a subgraph's integers exact.
 
     Attributes:
-        values: Of each int64 or int32 input, and of each float that becomes one, by the node's name; none where any
-            value will do.
-        size: The largest that a symbolic size may be.
+        values: Bounds of each int64 or int32 input, and of each float that is cast to one, by node name; no entry if
+            any value is allowed.
+        size: The largest allowed symbolic size.
     """
 
     values: dict[str, Bounds]
@@ -55,15 +55,15 @@ class _Violation(NamedTuple):
 
 
 def input_limits(graph: GraphModule, constants: Mapping[str, torch.Tensor], known: Mapping[str, Bounds]) -> Limits:
-    """The widest limits for which interval arithmetic stays exact.
+    """Returns the widest limits for which interval arithmetic stays exact.
 
     Args:
         graph: The subgraph.
-        constants: Placeholder name to the constant that takes its place.
-        known: Bounds that inputs have already, as indices.
+        constants: Maps a placeholder's name to the constant that replaces it.
+        known: Bounds that inputs already have because they are indices.
 
     Raises:
-        InexactValueError: No limit keeps its integers exact. The message names the operator.
+        InexactValueError: No limit keeps the integers exact. The message names the operator.
     """
     fixed = {name: _largest(tensor) for name, tensor in constants.items() if tensor.dtype in _CHECKED}
     for name, value in fixed.items():
@@ -90,12 +90,12 @@ def _lowered(nodes: Sequence[Node], fixed: Mapping[str, int], start: Mapping[str
     limits, causes = dict(start), dict[str, str]()
     while (violation := _first_violation(nodes, {**fixed, **limits}, size)) is not None:
         _lower(violation, limits, causes)
-    # No int32 exceeds its own type.
+    # An int32 input that may hold its type's whole range needs no bounds.
     return {name: Bounds(-most, most, causes.get(name, "")) for name, most in limits.items() if most <= INT32_MAX}
 
 
 def _lower(violation: _Violation, limits: dict[str, int], causes: dict[str, str]) -> None:
-    """Halves the largest limits among the inputs that the value comes from."""
+    """Halves the largest limits among the inputs that a violating value is computed from."""
     name = op_name(violation.node.target)
     sources = [source for source in _sources(violation.node, limits) if limits.get(source, 1) > 1]
     if not sources:
@@ -106,20 +106,20 @@ def _lower(violation: _Violation, limits: dict[str, int], causes: dict[str, str]
     largest = max(limits[source] for source in sources)
     for source in sources:
         if limits[source] == largest:
-            # To a power of 2, so that messages say round numbers.
+            # Rounded to a power of 2, for round numbers in messages.
             limits[source] = 2 ** ((largest - 1).bit_length() - 1)
             causes[source] = name
 
 
 def is_cast_from_float(node: Node) -> bool:
-    """Whether a node makes int64 or int32 of floats."""
+    """Checks whether a node casts floats to int64 or int32."""
     if node.op != "call_function" or op_name(node.target) != "aten._to_copy.default" or not _integers(node):
         return False
     return any(tensor.is_floating_point() for tensor in tensors_of(value_of(node.all_input_nodes[0])))
 
 
 def _sources(node: Node, limited: Mapping[str, int]) -> set[str]:
-    """Names of the nodes with a limit that a node's integers come from."""
+    """Returns the names of the placeholders and limited nodes that a node's integers are computed from."""
     found, seen, waiting = set(), {node}, [node]
     while waiting:
         current = waiting.pop()
@@ -140,12 +140,12 @@ def _largest(tensor: torch.Tensor) -> int:
 
 
 def _integers(node: Node) -> bool:
-    """Whether a node holds integers that count: int64 or int32."""
+    """Checks whether a node holds integers that need limits: int64 or int32."""
     return any(tensor.dtype in _CHECKED for tensor in tensors_of(value_of(node)))
 
 
 def _first_violation(nodes: Sequence[Node], inputs: Mapping[str, int], size: int) -> _Violation | None:
-    """The first node that meets larger integers than it is exact for, where the inputs are as large as they may be."""
+    """Returns the first node whose integers exceed what it computes exactly, with all inputs at their limits."""
     bounds: dict[Node, int] = {}
     for node in nodes:
         if node.name in inputs:
@@ -164,15 +164,15 @@ def _highest(node: Node, size: int) -> int:
 
 
 def _exposed(node: Node, operands: list[int], result: int) -> tuple[int, int]:
-    """Up to where a node is exact, and the largest integer that it meets."""
+    """Returns the largest integer for which a node is exact, and the largest that it processes."""
     name = op_name(node.target)
     movement = rule_of(name).movement
     if not _integers(node):
-        # A float: torch rounds the integers to it as well. A truth value: an integer does not round to 0.
+        # For a float result, torch rounds the integers as well; for a boolean, no nonzero integer rounds to 0.
         if movement is not Movement.COMPARES:
             return EXACT_IN_FLOAT32, 0
         sides = [*operands, *(magnitude(arg) for arg in node.args if not isinstance(arg, Node))]
-        # Both sides are rounded, which shows only where both are large; 2^24 itself may be a larger value that was.
+        # Both sides are rounded, which matters only if both are large; 2^24 itself may be a larger value, rounded.
         return EXACT_IN_FLOAT32 - 1, min(sides) if len(sides) > 1 else 0
     moves = movement in _MOVES or packet_name(name) == "aten.sym_size"
     if moves or not isinstance(node.target, torch._ops.OpOverload):
@@ -181,6 +181,6 @@ def _exposed(node: Node, operands: list[int], result: int) -> tuple[int, int]:
 
 
 def _bound(node: Node, bounds: Mapping[Node, int], size: int) -> int:
-    """The largest absolute value of an integer node."""
+    """Returns the largest absolute value of an integer node."""
     each = {source: bounds[source] if source in bounds else _highest(source, size) for source in node.all_input_nodes}
     return (rule_of(op_name(node.target)).integers or largest)(Operands(node, each, size))

@@ -1,6 +1,6 @@
-"""Rewrites of a partition's graph, just before its conversion, around faults that hang on shapes and values.
+"""Rewrites a partition's graph, just before its conversion, around OpenVINO faults that depend on shapes and values.
 
-Each is pinned by tests/contract/test_openvino.py, and shown by tests/unit/backend/test_rewrites.py.
+tests/contract/test_openvino.py pins these faults, except that of `_count_from_start`.
 """
 
 import math
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from torchserve_openvino.ops.names import arguments_of, value_of
+from torchserve_openvino.ops.names import arguments_of, tensors_of, value_of
 from torchserve_openvino.ops.value_range import ValueRanges
 
 aten = torch.ops.aten
@@ -19,11 +19,11 @@ _MIRRORED |= {aten.gt.Scalar: aten.lt.Tensor, aten.ge.Scalar: aten.le.Tensor}
 
 
 def rewrite(graph: Graph, ranges: ValueRanges) -> None:
-    """Applies all of them, in place.
+    """Applies all rewrites in place.
 
     Args:
         graph: A partition's graph.
-        ranges: What is known of its integers.
+        ranges: Known ranges of its integers.
     """
     open_rows: dict[Node, Node] = {}
     for node in list(graph.nodes):
@@ -40,7 +40,7 @@ def rewrite(graph: Graph, ranges: ValueRanges) -> None:
 
 
 def add_call(graph: Graph, op: Any, *args: Any, **kwargs: Any) -> Node:
-    """A node with its fake value, where ``graph`` inserts at the moment."""
+    """Adds a node with its fake value at the graph's current insertion point."""
     node = graph.call_function(op, args, kwargs)
     node.meta["val"] = op(*torch.fx.node.map_arg(args, value_of), **kwargs)
     return node
@@ -53,7 +53,7 @@ def _replace(node: Node, new: Node) -> None:
 
 
 def _zero_closed_rows(node: Node, open_rows: dict[Node, Node]) -> None:
-    """Attention of a row whose mask forbids everything is 0 in torch, and NaN in OpenVINO."""
+    """Sets attention rows whose mask excludes everything to 0, as in torch; they are NaN in OpenVINO."""
     mask = arguments_of(node).get("attn_mask")
     if not isinstance(mask, Node):
         return
@@ -73,18 +73,21 @@ def _zero_closed_rows(node: Node, open_rows: dict[Node, Node]) -> None:
 
 
 def _mirror(node: Node) -> None:
-    """OpenVINO's CPU plugin takes NaN for greater than anything, and not for less: ``x > y`` is asked as ``y < x``."""
+    """Rewrites ``x > y`` as ``y < x``: in OpenVINO's CPU plugin, NaN is greater than anything, but not less."""
     x, y = node.args[:2]
-    if not isinstance(x, Node) or not value_of(x).is_floating_point():
+    nodes = [each for each in (x, y) if isinstance(each, Node)]
+    floats = isinstance(y, float) or any(tensor.is_floating_point() for tensor in tensors_of([*map(value_of, nodes)]))
+    if not isinstance(x, Node) or not floats:
         return
     with node.graph.inserting_before(node):
         if not isinstance(y, Node):
-            y = add_call(node.graph, aten.full.default, [], y, dtype=value_of(x).dtype)
+            dtype = value_of(x).dtype if value_of(x).is_floating_point() else torch.float32
+            y = add_call(node.graph, aten.full.default, [], y, dtype=dtype)
         _replace(node, node.graph.call_function(_MIRRORED[node.target], (y, x)))
 
 
 def _count_from_start(node: Node, ranges: ValueRanges) -> None:
-    """OpenVINO takes an index below 0 for one from the end in the first of several index tensors only."""
+    """Makes negative indices positive: of several index tensors, OpenVINO counts only the first one's from the end."""
     source, indices = node.args[:2]
     assert isinstance(source, Node) and isinstance(indices, (list, tuple))
     if sum(index is not None for index in indices) < 2:
@@ -103,16 +106,16 @@ def _count_from_start(node: Node, ranges: ValueRanges) -> None:
 
 
 def size_of(graph: Graph, source: Node, dim: int) -> Any:
-    """A dimension's size: a number, or a node where it is symbolic."""
+    """Returns the size of a dimension: a number, or a node if it is symbolic."""
     size = value_of(source).shape[dim]
     return size if isinstance(size, int) else add_call(graph, aten.sym_size.int, source, dim)
 
 
 def _keep_reduced_dimensions(node: Node) -> None:
-    """A reduction of symbolic sizes keeps its dimensions, and a squeeze takes them away.
+    """Makes a reduction over symbolic sizes keep its dimensions, and removes them with a squeeze.
 
-    OpenVINO's CPU plugin merges a reduction that drops dimensions with the transpose or reshape after it, and answers
-    in the shape of before that (tests/contract pins it).
+    OpenVINO's CPU plugin merges a reduction that drops dimensions with the transpose or reshape after it, and returns
+    the shape from before that operator (tests/contract pins it).
     """
     op: Any = node.target
     schema, given, value = op._schema.arguments, arguments_of(node), value_of(node)

@@ -1,1 +1,1 @@
-"""Which pieces of a graph run on OpenVINO, and how they are put together again."""
+"""Decides which pieces of a graph run on OpenVINO, and splits the graph into them."""

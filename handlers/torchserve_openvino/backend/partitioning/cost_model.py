@@ -1,10 +1,10 @@
-"""Whether a piece of a graph is worth the way into OpenVINO and back.
+"""Estimates whether a piece of a graph is worth the cost of calling OpenVINO.
 
-A call of a partition costs about 100 microseconds whatever it computes. A graph that falls into pieces may have
-pieces whose few light operators eager PyTorch computes in less. The figures are those of
-scripts/benchmarks/partitions.py: up to 100 microseconds eager PyTorch won in every case, above it depends on how many
-operators OpenVINO fuses. A graph that runs on OpenVINO as a whole crosses once and is handed over whatever its
-size, unless the user states a size.
+A call of a partition costs about 100 microseconds, whatever it computes. A graph that is split into pieces may have
+some with a few light operators that eager PyTorch computes in less time. The figures are from
+scripts/benchmarks/partitions.py: up to 100 microseconds, eager PyTorch was faster in every case; above, it depends on
+how many operators OpenVINO fuses. A graph that runs on OpenVINO as a whole needs only one call, and runs there
+whatever its size, unless the user sets a minimum.
 """
 
 from collections.abc import Sequence
@@ -15,20 +15,20 @@ from torch.fx import Node
 from torchserve_openvino.ops import Refusal, does_work, moves_only, op_name
 from torchserve_openvino.ops.names import tensors_of, value_of
 
-# What a piece must take in eager PyTorch at least, where the user states nothing.
+# Default minimum time of a piece in eager PyTorch, if the graph is split.
 PIECE_US = 100.0
-# Eager PyTorch, one operator: its dispatch, and bytes read and written while they fit the cache.
+# Eager PyTorch's dispatch of one operator, and the bytes it reads and writes per microsecond while they fit the cache.
 OP_US = 7.0
 BYTES_PER_US = 40_000.0
-# What eager PyTorch takes several passes or a library for: a gain there does not show in the size of the tensors.
+# Light operators. Others take eager PyTorch several passes or a library: a gain there does not show in tensor sizes.
 _LIGHT = frozenset({torch.Tag.pointwise, torch.Tag.reduction})
 
 
 def eager_us(nodes: Sequence[Node]) -> float | None:
-    """Microseconds that eager PyTorch takes for some nodes, estimated; None where an operator is not a light one.
+    """Estimates the microseconds that eager PyTorch takes for some nodes; None if an operator is not light.
 
     Args:
-        nodes: With static sizes; a symbolic one has no estimate.
+        nodes: Nodes with static sizes; also None if a size is symbolic.
     """
     total = 0.0
     for node in nodes:
@@ -48,11 +48,11 @@ def _is_light(target: torch._ops.OpOverload) -> bool:
 
 
 def refuse_tiny(nodes: Sequence[Node], least_us: float) -> Refusal | None:
-    """The reason to leave a piece in eager PyTorch, or None.
+    """Returns the reason to leave a piece in eager PyTorch, or None.
 
     Args:
-        nodes: Of one proposed partition.
-        least_us: What a piece must take in eager PyTorch at least.
+        nodes: The nodes of one proposed partition.
+        least_us: Minimum time of a piece in eager PyTorch, in microseconds.
     """
     estimate = eager_us(nodes)
     if estimate is None or estimate >= least_us:

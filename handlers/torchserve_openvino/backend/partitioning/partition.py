@@ -1,7 +1,7 @@
-"""Second stage: who runs where, and why not.
+"""Second stage: decides which nodes run on OpenVINO, and gives the reason for each that does not.
 
-torch's CapabilityBasedPartitioner groups the nodes that the support table accepts into acyclic subgraphs; the rest
-stays in the outer graph, in eager PyTorch, each with its reason.
+torch's CapabilityBasedPartitioner groups the nodes that the support table accepts into acyclic subgraphs; the other
+nodes stay in the outer graph and run in eager PyTorch.
 """
 
 from collections import Counter
@@ -36,10 +36,10 @@ class Part:
     """One subgraph for OpenVINO.
 
     Attributes:
-        name: Name of its ``call_module`` node in the outer graph.
+        name: Target of its ``call_module`` node in the outer graph.
         graph: The subgraph; its placeholders are in the order of ``arguments``.
         arguments: Nodes of the outer graph that it is called with.
-        op_counts: Operators that do work, by name.
+        op_counts: Number of operators that do work, by name.
     """
 
     name: str
@@ -49,25 +49,25 @@ class Part:
 
     @property
     def ops(self) -> int:
-        """How many operators do work in it."""
+        """Number of operators in it that do work."""
         return sum(self.op_counts.values())
 
     def output_nodes(self) -> list[Node]:
-        """Nodes whose values it returns, in order."""
+        """Returns the nodes whose values it returns, in order."""
         (output,) = self.graph.graph.find_nodes(op="output")
         value = output.args[0]
         return list(value) if isinstance(value, (list, tuple)) else [value]
 
     @property
     def returns_tuple(self) -> bool:
-        """Whether its outer node stands for a tuple of values."""
+        """Whether its node in the outer graph is a tuple of values."""
         (output,) = self.graph.graph.find_nodes(op="output")
         return isinstance(output.args[0], (list, tuple))
 
 
 @dataclass
 class Partitioned:
-    """The outer graph with a call for each part, and what was left out of them."""
+    """The outer graph with a call for each part, and the nodes that are in no part."""
 
     outer: GraphModule
     parts: list[Part]
@@ -90,9 +90,9 @@ def partition(gm: GraphModule, refuse: Refuse, min_partition_us: float | None = 
     """Splits a lowered graph.
 
     Args:
-        gm: ATen graph of AOTAutograd; it is copied, not changed.
-        refuse: Reason against a node, or None.
-        min_partition_us: As the option (`BackendOptions`).
+        gm: ATen graph from AOTAutograd; it is copied, not changed.
+        refuse: Returns the reason to keep a node out of OpenVINO, or None.
+        min_partition_us: The option of this name (`BackendOptions`).
     """
     refusals: dict[Node, Refusal | None] = {}
     copied = torch.fx.Graph()
@@ -133,7 +133,7 @@ def partition(gm: GraphModule, refuse: Refuse, min_partition_us: float | None = 
 
 
 def is_dynamic(gm: GraphModule) -> bool:
-    """Whether an input has a symbolic size."""
+    """Checks whether an input has a symbolic size."""
     values = [value_of(node) for node in gm.graph.find_nodes(op="placeholder")]
     return any(
         isinstance(value, torch.SymInt)

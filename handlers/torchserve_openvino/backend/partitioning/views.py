@@ -1,11 +1,11 @@
-"""Views that leave the graph are made by torch: a view is another look at memory, and OpenVINO would make a copy.
+"""Lets torch make the views that leave the graph, because OpenVINO would return copies.
 
 AOTAutograd rebuilds an output that shares memory with an input (or with another output) from the strides and the offset
-of what the graph returns, so that a contiguous copy in its place means wrong values. A view that is returned, or that
-an operator in eager PyTorch takes (it may answer another view of it, or take its layout over), is therefore made
-in the outer graph, where it costs nothing: of inputs and weights always, of computed values where another output shares
-their memory, or where OpenVINO can't lay it out in memory as torch does. It computes nothing, and does not count as an
-operator.
+of what the graph returns, so a contiguous copy in its place gives wrong values. A view that is returned, or that an
+operator in eager PyTorch takes (it may return another view of it, or adopt its layout), is therefore made in the outer
+graph, where it costs nothing: views of inputs and weights always; views of computed values if another output shares
+their memory, or if OpenVINO can't lay them out in memory as torch does. Such a view computes nothing, and does not
+count as an operator.
 """
 
 import operator
@@ -21,11 +21,11 @@ from torchserve_openvino.ops.names import HANDED_OUT, is_symbolic_scalar, value_
 
 
 def hand_out_views(graph: Graph, in_eager: Iterable[Node]) -> None:
-    """Gives the graph's output, and nodes that stay in eager PyTorch, views of their own.
+    """Gives the graph's output, and the nodes that stay in eager PyTorch, views of their own.
 
     Args:
-        graph: Changed in place. The new nodes carry the mark `HANDED_OUT`; views that nobody needs any more are gone.
-        in_eager: Nodes that OpenVINO does not run.
+        graph: Changed in place. The new nodes are marked `HANDED_OUT`; views that are no longer used are removed.
+        in_eager: Nodes that do not run on OpenVINO.
     """
     made: dict[Node, Node] = {}
     (output,) = graph.find_nodes(op="output")
@@ -44,7 +44,7 @@ def hand_out_views(graph: Graph, in_eager: Iterable[Node]) -> None:
 
 
 def is_view(node: Node) -> bool:
-    """Whether a node gives its first argument's memory another name, or unpacks such names."""
+    """Checks whether a node is a view of its first argument, or unpacks a tuple of such views."""
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
         return False
     if node.target is operator.getitem:
@@ -57,14 +57,14 @@ def _is_given(node: Node) -> bool:
 
 
 def base_of(node: Node) -> Node:
-    """What a node is a view of; itself where it is none."""
+    """Returns the node that a node is a view of; the node itself if it is not a view."""
     while is_view(node):
         (node, *_) = node.args  # type: ignore[assignment]
     return node
 
 
 def _is_dense(value: Any) -> bool:
-    """Whether a tensor fills memory from its start without gaps, in whatever order of its dimensions."""
+    """Checks whether a tensor fills memory from offset 0 without gaps, in any order of its dimensions."""
     if not isinstance(value, torch.Tensor):
         return True
     if example_of(value.storage_offset()) != 0:
@@ -78,7 +78,7 @@ def _is_dense(value: Any) -> bool:
 
 
 def _copied(node: Node, made: dict[Node, Node]) -> Node:
-    """The same view once more, for eager PyTorch alone; its base, and sizes that are inputs, are shared."""
+    """Copies a view for eager PyTorch only; its base, and sizes that are inputs, are shared."""
     if node in made:
         return made[node]
     sized = node.op == "call_function" and is_symbolic_scalar(node)

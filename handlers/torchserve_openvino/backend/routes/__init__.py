@@ -1,1 +1,1 @@
-"""Recorded calls: frozen models, and what a cache keeps of them."""
+"""Recorded calls of frozen models, and their entries in the cache."""

@@ -1,6 +1,6 @@
-"""What routes need of a place that keeps compiled models between processes.
+"""The interface of a store that keeps compiled models between processes.
 
-`torchserve_openvino.cache.storage` is the one that ships; the backend knows no more of it than this.
+`torchserve_openvino.cache.storage` implements it; the backend uses nothing else of it.
 """
 
 from collections.abc import Collection, Mapping
@@ -13,30 +13,30 @@ Content = bytes | bytearray | memoryview | Path
 
 
 class Artifact(Protocol):
-    """Something stored: plain data, and files. Both were verified."""
+    """A stored entry: plain data and files, both verified."""
 
     @property
     def body(self) -> Mapping[str, Any]:
-        """What was stored, JSON."""
+        """The stored data, as in JSON."""
 
     @property
     def files(self) -> Collection[str]:
         """Names of the files."""
 
     def read(self, name: str) -> bytes:
-        """A file. Raises DamagedEntryError."""
+        """Returns the content of a file. Raises DamagedEntryError."""
         ...
 
     def path(self, name: str) -> Path:
-        """Where a file lies; it must not be written to. Raises DamagedEntryError."""
+        """Returns the path of a file, which must not be written to. Raises DamagedEntryError."""
         ...
 
 
 class ArtifactStore(Protocol):
-    """Artifacts by kind and key. A failure of the store is a miss, never an error of the call that asked."""
+    """Stores artifacts by kind and key. A failure of the store counts as a miss and is never raised to the caller."""
 
     def get(self, kind: Kind, key: str) -> Artifact | None:
-        """What is stored; None where it is absent or damaged."""
+        """Returns an artifact; None if it is absent or damaged."""
         ...
 
     def put(
@@ -48,17 +48,17 @@ class ArtifactStore(Protocol):
         body: Mapping[str, Any],
         files: Mapping[str, Content] | None = None,
     ) -> Artifact | None:
-        """Stores something; None where that is not possible. ``fields`` are what the key was made of."""
+        """Stores an artifact; returns None if that fails. ``fields`` are the data that the key was computed from."""
         ...
 
     def discard(self, kind: Kind, key: str) -> None:
-        """Drops what is stored, where there is something."""
+        """Removes an artifact, if it exists."""
         ...
 
     def lock(self, kind: Kind, key: str) -> AbstractContextManager[bool]:
-        """Held while something is made, so that other processes wait for it; False where it could not be got."""
+        """Locks a key while its artifact is made, so that other processes wait; yields False if the lock failed."""
         ...
 
     def nearest(self, kind: Kind, fields: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | None:
-        """How the artifact that differs in the fewest fields differs: ``{field: (stored, wanted)}``."""
+        """Returns the differences from the artifact with the fewest of them: ``{field: (stored, wanted)}``."""
         ...

@@ -1,8 +1,7 @@
-"""Calls in the cache: one input signature of one model, from the caller's tensors to the answer, without tracing.
+"""Caches calls: with an entry, one input signature of one model runs without tracing.
 
-An entry names the partitions, holds the graph around them and the partitions' own graphs (for what falls back to
-eager) as plain data, and says where each input of the graph comes from: the caller, a weight by its name, or a stored
-tensor.
+An entry names the partitions, holds the graph around them and the partitions' own graphs (for fallbacks to eager) as
+plain data, and states where each input of the graph comes from: the caller, a weight by its name, or a stored value.
 """
 
 import dataclasses
@@ -58,9 +57,9 @@ class CallCache:
     """Loads and stores the calls of one frozen model.
 
     Args:
-        model: The model; its weights and code must not change any more.
-        settings: Of the model, with a cache.
-        shapes: What decides for which sizes a graph is made, JSON-safe.
+        model: The model; its weights and code must not change until `describe_anew`.
+        settings: Settings of the model, with a cache.
+        shapes: The arguments that decide for which sizes a graph is made, JSON-safe.
     """
 
     def __init__(self, model: Any, settings: BackendSettings, shapes: Mapping[str, Any]) -> None:
@@ -73,11 +72,15 @@ class CallCache:
         self._shapes = shapes
         self._print: Fingerprint | None = None
         self._runs: dict[str, _Built] = {}
-        # Key of an entry to the identity of its graph.
+        # Maps the key of each entry that was used to the identity of its graph.
         self._used: dict[str, str] = {}
 
+    def describe_anew(self) -> None:
+        """Makes the next call compute the model's fingerprint again."""
+        self._print = None
+
     def fields(self, key: Key) -> dict[str, Any] | None:
-        """What the entry of a signature depends on; None where the model can't be known without tracing."""
+        """Returns what the entry of a signature depends on; None if the model or the signature can't be described."""
         if self._print is None:
             self._print = fingerprint(self._model)
             for what in self._print.unknown:
@@ -104,17 +107,17 @@ class CallCache:
         }
 
     def lock(self, key: str) -> AbstractContextManager[bool]:
-        """Held while a signature is traced, so that other processes wait for it instead of tracing too."""
+        """Locks a signature while it is traced, so that other processes wait instead of tracing it too."""
         return self._store.lock("call", key)
 
     # --- loading ----------------------------------------------------------------------------------------------
 
     def has(self, key: str) -> bool:
-        """Whether a signature is stored, by this or another process."""
+        """Checks whether a signature is stored, by this or another process."""
         return self._store.get("call", key) is not None
 
     def load(self, key: str, fields: Mapping[str, Any]) -> Route | None:
-        """The way of a signature; None where it is not there or can't be used."""
+        """Returns the route of a signature; None if it is not stored or can't be used."""
         entry = self._store.get("call", key)
         if entry is None:
             self._record.call_misses += 1
@@ -124,7 +127,7 @@ class CallCache:
         try:
             route = self._route(entry)
         except Exception as error:
-            # Whatever a damaged or foreign entry makes torch, OpenVINO or safetensors raise: it is a miss.
+            # torch, OpenVINO and safetensors may raise anything for a damaged or foreign entry; it counts as a miss.
             logger.warning("A call in the cache cannot be used and is traced again: %s", error)
             self._record.refused[f"a stored call was not used: {str(error)[:200]}"] += 1
             self._store.discard("call", key)
@@ -137,7 +140,7 @@ class CallCache:
         return route
 
     def accept(self, key: str) -> None:
-        """Takes the graph of an entry into the report: its answer is used."""
+        """Adds the graph of an entry to the report, because its result is used."""
         tracker = self._settings.tracker
         built = self._runs[self._used[key]]
         if built.record in tracker.graphs:
@@ -147,7 +150,7 @@ class CallCache:
             tracker.add_fallback(**item)
 
     def reject(self, key: str) -> None:
-        """Throws away an entry whose answer was wrong, and its partitions."""
+        """Discards an entry whose result was wrong, and its partitions."""
         entry = self._store.get("call", key)
         for part in entry.body.get("parts", ()) if entry is not None else ():
             self._store.discard("partition", part["key"])
@@ -157,11 +160,11 @@ class CallCache:
         self._record.call_hits -= 1
 
     def discard(self, key: str) -> None:
-        """Throws away an entry, but not its partitions: the call turned out not to be repeatable."""
+        """Discards an entry, but not its partitions, because the call turned out not to be repeatable."""
         self._store.discard("call", key)
 
     def reject_used(self) -> bool:
-        """Throws away every entry that was used; whether there was one."""
+        """Rejects every entry that was used; returns whether there was one."""
         used = list(self._used)
         for key in used:
             self.reject(key)
@@ -185,7 +188,7 @@ class CallCache:
         return Route(run, template, places, out, text_to_tree(body["out_spec"]) if body["out_spec"] else None)
 
     def _run(self, body: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Callable[..., Any] | None:
-        """The graph; signatures that share one share its function."""
+        """Returns the graph as a function, one for all signatures that share it; None if a partition is missing."""
         identity = body["identity"]
         if identity not in self._runs:
             built = self._build(body, tensors)
@@ -225,7 +228,7 @@ class CallCache:
     # --- storing ----------------------------------------------------------------------------------------------
 
     def save(self, key: str, fields: Mapping[str, Any], route: Route, blueprint: "Blueprint") -> None:
-        """Stores the way of a call; what cannot be stored is counted with its reason."""
+        """Stores the route of a call; a call that can't be stored is counted with the reason."""
         now = fingerprint(self._model)
         if (now.code, now.weights) != (fields["code"], fields["weights"]):
             self._record.refused["a call was not stored: the model changed while it ran, so it keeps state"] += 1
@@ -243,7 +246,7 @@ class CallCache:
     def _body(self, route: Route, blueprint: "Blueprint") -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         for item in blueprint.left_out:
             if draws_random_numbers(item.op):
-                raise ValueError(f"{item.op} draws random numbers: no answer of the model can be proven")
+                raise ValueError(f"{item.op} draws random numbers: no result of the model can be verified")
         partitioned = blueprint.partitioned
         tensors: dict[str, torch.Tensor] = {}
         parts = []
@@ -271,7 +274,7 @@ class CallCache:
         return body, {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
 
     def _inputs(self, route: Route, tensors: dict[str, torch.Tensor]) -> list[list[Any]]:
-        """Where each input of the graph comes from; tensors that are nobody's go into ``tensors``."""
+        """Returns where each input of the graph comes from; adds tensors from elsewhere to ``tensors``."""
         weights = named_weights(self._model) if isinstance(self._model, torch.nn.Module) else ()
         names = {id(tensor): name for name, tensor in weights}
         leaves = dict(route.places)
@@ -292,7 +295,7 @@ class CallCache:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Built:
-    """A graph from the cache; its record is the report's once an answer of it was found right."""
+    """A graph from the cache; its record joins the report once one of its results is accepted."""
 
     run: Callable[..., Any]
     record: GraphRecord

@@ -1,14 +1,13 @@
-"""The call without guards, for serving: once the model no longer changes, a call is a look-up and an inference.
+"""Calls without guards, for serving: once the model no longer changes, a call is a look-up and an inference.
 
 Dynamo checks at each call that no module, weight or global changed, which costs a millisecond where an inference takes
-eight. `CompiledModule.freeze` is the caller's word that they do not. What is left to check is the input: structure,
-shapes, types and plain values are the key of a recorded call; any other call goes through Dynamo.
+eight. With `CompiledModule.freeze` the caller promises that they do not. Only the input is still checked: its
+structure, shapes, types and plain values are the key of a recorded call; any other call goes through Dynamo.
 
-Two things are asked of a call before it is recorded. It is *proven* that no Python ran beside its graph: it was
-captured whole (`whole.py`), without side effects, and its answer holds nothing but the graph's tensors and constants.
-And it ran *twice* as the same graph on the same weights, which tells what no capture shows: tensors that others keep
-changing.
-Where either fails, calls stay guarded, with the reason in `FrozenCalls.refused`.
+A recorded call must meet two conditions. It is *proven* that no Python code ran outside its graph: it was captured as
+one graph (`whole.py`), without side effects, and its result holds only the graph's tensors and constants. And it ran
+*twice* as the same graph on the same weights, which reveals what the capture does not show: tensors that other code
+replaces between calls. If either fails, calls stay guarded, with the reason in `FrozenCalls.refused`.
 """
 
 import enum
@@ -31,9 +30,9 @@ logger = logging.getLogger(__name__)
 Key = tuple[Any, ...]
 # An object that code around a graph changes: its name, itself, and its attributes before the first call.
 Touched = tuple[str, Any, dict[str, Any]]
-# Signatures kept; a server with more shapes than this runs the rest guarded.
+# Most signatures that are kept; calls with any further one stay guarded.
 MAX_RECORDED = 1024
-# What may stand in an answer beside tensors. Anything else may change from call to call, or hold tensors.
+# Types that a result may hold besides tensors. Anything else may change from call to call, or hold tensors.
 _CONSTANTS = (
     bool, int, float, complex, str, bytes, type(None), type(Ellipsis),
     torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
@@ -41,19 +40,19 @@ _CONSTANTS = (
 
 
 class NotWholeError(Exception):
-    """A call can't be captured as one graph; nothing of it ran."""
+    """A call can't be captured as one graph; none of it has run."""
 
 
 @dataclass
 class GraphCall:
-    """What a graph was called with and answered, as `CompiledGraph` saw it.
+    """One call of a graph, with its arguments and results, as `CompiledGraph` recorded it.
 
     Attributes:
-        run: The assembled graph: all inputs, weights included, to a sequence of outputs.
+        run: The assembled graph, which maps all inputs, weights included, to a sequence of outputs.
         mutates: Whether AOTAutograd writes results back into inputs after the graph.
-        blueprint: How to build ``run`` again from the cache; None where that can't be done.
-        unproven: What speaks against calling it without the Python around it; empty where nothing does.
-        touched: Objects that this Python changes.
+        blueprint: How to build ``run`` again from the cache; None if that is not possible.
+        unproven: Why it must not be called without the Python code around it; empty if it may be.
+        touched: Objects that this Python code changes.
     """
 
     run: Callable[..., Sequence[Any]]
@@ -66,14 +65,14 @@ class GraphCall:
 
 
 class Route:
-    """One signature's way from the caller's leaves to the graph's outputs.
+    """How a call of one signature runs without Dynamo: from the caller's leaves through the graph to the result.
 
     Args:
         run: The assembled graph.
-        template: The graph's inputs; None where one of the caller's leaves goes.
-        places: Pairs of a position in ``template`` and the leaf that goes there.
-        out: For each leaf of the answer ``(True, position among the graph's outputs)`` or ``(False, plain value)``.
-        out_spec: Structure of the answer; None where it is one tensor.
+        template: The graph's inputs; None for each that is one of the caller's leaves.
+        places: Pairs of a position in ``template`` and the index of the leaf that goes there.
+        out: For each leaf of the result ``(True, position among the graph's outputs)`` or ``(False, plain value)``.
+        out_spec: Structure of the result; None if it is a single tensor.
     """
 
     def __init__(
@@ -94,17 +93,17 @@ class Route:
 
     @classmethod
     def of_call(cls, call: GraphCall, leaves: Sequence[Any], output: Any) -> "Route":
-        """Learns the way from a call that just ran.
+        """Derives the route from a call that just ran.
 
         Raises:
-            ValueError: It can't be repeated without Dynamo; why.
+            ValueError: The call can't be repeated without Dynamo, for the reason in the message.
         """
         position = {id(leaf): i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
-        # Weights stay where they are in the template; the caller's tensors are put into their places.
+        # Weights stay in the template; the caller's tensors are filled in at each call.
         template = [None if id(arg) in position else arg for arg in call.args]
         places = [(i, position[id(arg)]) for i, arg in enumerate(call.args) if id(arg) in position]
         results = {id(result): i for i, result in enumerate(call.results) if isinstance(result, torch.Tensor)}
-        # A size is a constant; taken apart it would come back as a plain tuple.
+        # A `torch.Size` is a constant; if it were flattened, it would come back as a plain tuple.
         out_leaves, out_spec = pytree.tree_flatten(output, is_leaf=lambda value: isinstance(value, torch.Size))
         if results.keys() - {id(leaf) for leaf in out_leaves}:
             raise ValueError("the graph computes more than the model returns: the model keeps state")
@@ -122,7 +121,7 @@ class Route:
         return cls(call.run, template, places, out, None if single else out_spec)
 
     def agrees(self, other: "Route") -> bool:
-        """Whether a second call took the very same way: same graph, same weights and integers, same outputs."""
+        """Checks whether a second call took the same route: same graph, same weights and integers, same outputs."""
         return (
             self.run is other.run
             and self.places == other.places
@@ -132,7 +131,7 @@ class Route:
         )
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
-        """The caller's leaves to the answer."""
+        """Runs the graph on the caller's leaves, and returns the result of the call."""
         args = self.template.copy()
         for place, leaf in self.places:
             args[place] = leaves[leaf]
@@ -148,17 +147,17 @@ class FrozenCalls:
 
     def __init__(self) -> None:
         self._recorded: dict[Key, Route | None] = {}
-        # Signatures but for their sizes, which Dynamo could not capture whole.
+        # Maps signatures without their sizes to the reason why Dynamo could not capture them as one graph.
         self._parted: dict[Key, str] = {}
         self.refused: dict[str, int] = {}
 
     @property
     def recorded(self) -> int:
-        """How many input signatures run without guards."""
+        """Number of input signatures that run without guards."""
         return sum(entry is not None and entry.confirmed for entry in self._recorded.values())
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key | None, list[Any], "Route | None"]:
-        """The key of a call, its leaves, and its recording if there is one."""
+        """Returns the key of a call (None if it can't be recorded), its leaves, and its confirmed route, if any."""
         if len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor:
             leaves, spec = [args[0]], None
         else:
@@ -168,34 +167,34 @@ class FrozenCalls:
         return key, leaves, entry if entry is not None and entry.confirmed else None
 
     def known(self, key: Key) -> bool:
-        """Whether a call of this key was seen before."""
+        """Checks whether a call with this key was seen before."""
         return key in self._recorded
 
     def parted(self, key: Key) -> bool:
-        """Whether this call, or one that differs from it in sizes only, could not be captured whole."""
+        """Checks whether this call, or one that differs only in sizes, could not be captured as one graph."""
         reason = self._parted.get(_without_sizes(key))
         if reason is not None and key not in self._recorded:
             self._refuse(key, reason)
         return reason is not None
 
     def part(self, key: Key, reason: str) -> None:
-        """Leaves a call, and all that differ from it in sizes only, guarded: it is not one graph."""
+        """Keeps a call guarded that is not one graph, and all calls that differ from it only in sizes."""
         self._parted[_without_sizes(key)] = reason
         self._refuse(key, reason)
 
     def candidate(self, key: Key) -> Route | None:
-        """The way that a call of this key took, confirmed or not; None where it can't be repeated."""
+        """Returns the route of a call with this key, confirmed or not; None if it can't be repeated."""
         return self._recorded.get(key)
 
     def put(self, key: Key, route: Route) -> None:
-        """Takes over a way that was found in the cache."""
+        """Adds a route that was loaded from the cache."""
         route.confirmed = True
         self._recorded[key] = route
 
     def record(self, key: Key, leaves: list[Any], calls: Sequence[GraphCall], output: Any) -> None:
-        """Keeps a call that just ran, where it can be repeated without Dynamo.
+        """Records a call that just ran, if it can be repeated without Dynamo.
 
-        The second call of a key confirms the first: a model that counts its calls takes another way each time.
+        The second call with a key confirms the first: a model that counts its calls takes another route each time.
         """
         if key in self._recorded:
             first = self._recorded[key]
@@ -210,9 +209,7 @@ class FrozenCalls:
             if len(calls) != 1:
                 raise ValueError(f"the call ran {len(calls)} graphs")
             if any(tensor.requires_grad for tensor in output_tensors(output)):
-                raise ValueError(
-                    "gradients are recorded, which only the guarded call knows: call under torch.no_grad()"
-                )
+                raise ValueError("gradients are recorded, which only guarded calls support: call under torch.no_grad()")
             if calls[0].mutates:
                 raise ValueError("the model writes to an input or a buffer")
             if calls[0].unproven:
@@ -222,7 +219,7 @@ class FrozenCalls:
             entry = Route.of_call(calls[0], leaves, output)
             if first is not None:
                 if not first.agrees(entry):
-                    raise ValueError("a second call took another way: the model keeps state")
+                    raise ValueError("a second call took another route: the model keeps state")
                 entry.confirmed = True
             self._recorded[key] = entry
         except ValueError as error:
@@ -249,7 +246,7 @@ def _is_tensor(part: Any) -> bool:
 
 
 def signature(key: Key) -> dict[str, Any]:
-    """A key as JSON-safe data, the same in every process.
+    """Returns a key as JSON-safe data, which is the same in every process.
 
     Raises:
         ValueError: The structure of the inputs has no text form.
@@ -262,7 +259,7 @@ def signature(key: Key) -> dict[str, Any]:
 
 
 def _key(leaves: list[Any], spec: Any) -> Key | None:
-    """What must be equal for a recorded call to fit; None where a call can't be recorded."""
+    """Returns what must be equal for a recorded call to be reused; None if the call can't be recorded."""
     autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
     parts: list[Any] = [spec, torch.is_grad_enabled(), autocast]
     for leaf in leaves:
@@ -271,7 +268,7 @@ def _key(leaves: list[Any], spec: Any) -> Key | None:
                 return None
             parts.append((leaf.shape, leaf.dtype))
         elif leaf is None or type(leaf) in {bool, int, float, str}:
-            # By its text: 0.0 equals -0.0, and nan not even itself.
+            # Compared as text, because 0.0 equals -0.0 and nan does not equal itself.
             parts.append((type(leaf), repr(leaf)))
         else:
             return None

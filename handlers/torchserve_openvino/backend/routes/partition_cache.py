@@ -1,6 +1,6 @@
-"""Partitions in the cache: as IR with their interface, and compiled for a device.
+"""Caches partitions: as OpenVINO IR with their interface, and as blobs compiled for a device.
 
-Light to import: a worker that starts warm loads its partitions through this module alone.
+Light to import, because a worker that starts warm loads its partitions through this module only.
 """
 
 import logging
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# In a blob's fields instead of the names of its devices: any CPU with this instruction set.
+# Replaces the device names in a blob's fields if the blob is for any CPU with a given instruction set.
 LEVEL = "level"
 
 
@@ -55,7 +55,7 @@ class StoredPartition:
     built: Built
 
     def run(self, record: PartitionRecord, tracker: Tracker, memory: OutputMemory) -> CompiledPartition:
-        """Ready to be called; what is known of it goes into its record."""
+        """Returns the partition ready to be called, and fills in its record."""
         note_built(self.built, self.interface, record, tracker)
         return CompiledPartition(self.built.compiled, self.interface, self.built.keep_alive, memory)
 
@@ -64,17 +64,17 @@ class PartitionCache:
     """Loads and stores partitions for one device and configuration.
 
     Args:
-        store: Where entries lie.
+        store: Holds the entries.
         device: OpenVINO device string.
         ov_config: Properties for OpenVINO.
-        record: Counts what happens.
-        for_level: Whether blobs are stored for any CPU of this instruction set, not for this CPU alone.
-        mappings: Digest of the user's mappings; empty without.
+        record: Counts hits, misses and other events.
+        for_level: Whether blobs are stored for any CPU with this instruction set, not only for this CPU.
+        mappings: Digest of the user's mappings; empty if there are none.
         converter: How partitions become IR; see `BackendSettings`.
 
     Attributes:
-        mappings: The same.
-        mapped: Files that compiled models were read from, and are still mapped.
+        mappings: The digest of the user's mappings.
+        mapped: Files that compiled models were read from, and that are still mapped into memory.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class PartitionCache:
         self.mapped: set[Path] = set()
 
     def fields(self, part: "Part", constants: Mapping[int, "torch.Tensor"]) -> dict[str, Any] | None:
-        """The key's fields; None where the graph has no plain form."""
+        """Returns the fields of a partition's key; None if the graph has no plain form."""
         try:
             graph = serialized_part(part)
             mappings = [self.mappings, mapped_modules(part)] if self.mappings else []
@@ -114,13 +114,13 @@ class PartitionCache:
         }
 
     def lock(self, keys: list[str]) -> AbstractContextManager[bool]:
-        """Held while the partitions with these keys are made, so that other processes wait instead of compiling too."""
+        """Locks keys while their partitions are made, so that other processes wait instead of compiling them too."""
         return self.store.lock("partition", digest(sorted(keys))) if keys else nullcontext(True)
 
     # --- loading ----------------------------------------------------------------------------------------------
 
     def load(self, key: str) -> StoredPartition | None:
-        """A partition, from its blob or, where this device has none, from its IR; None where it is not there."""
+        """Loads a partition from its blob, or from its IR if this device has no blob; returns None if not stored."""
         entry = self.store.get("partition", key)
         if entry is None:
             self._record.misses += 1
@@ -152,7 +152,7 @@ class PartitionCache:
             try:
                 built = import_blob(entry.path("blob"), self._device, self._config)
             except (DamagedEntryError, OSError, RuntimeError) as error:
-                # OpenVINO checks its own version and instruction set.
+                # OpenVINO itself checks its version and the instruction set.
                 logger.warning("A compiled model in the cache is not used; compiling its IR: %s", _first_line(error))
                 self._record.refused[f"a blob was not used: {_first_line(error)}"] += 1
                 self.store.discard("blob", blob_key)
@@ -180,7 +180,7 @@ class PartitionCache:
     # --- storing ----------------------------------------------------------------------------------------------
 
     def save(self, key: str, fields: Mapping[str, Any], converted: "Converted", compiled: ov.CompiledModel) -> None:
-        """Stores a partition that was just made; a failure is counted by the store and harms nobody."""
+        """Stores a partition that was just made; a failure is counted and otherwise ignored."""
         with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as folder:
             path = Path(folder) / "model.xml"
             try:
@@ -212,7 +212,7 @@ def _first_line(error: Exception) -> str:
 
 
 def fits_here(fields: Mapping[str, Any]) -> bool:
-    """Whether a blob with these fields is for this machine's device, whatever its configuration."""
+    """Checks whether a blob with these fields is for this machine's device, whatever its configuration."""
     device = str(fields.get("device", ""))
     if LEVEL in fields.get("capabilities", {}):
         facts: Mapping[str, Any] = {LEVEL: cpu_level()} if device == "CPU" else {}
@@ -226,7 +226,7 @@ def fits_here(fields: Mapping[str, Any]) -> bool:
 
 
 def _hardware(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Those fields of a blob that say which hardware it is for."""
+    """Returns the fields of a blob that identify its hardware."""
     return {
         "device_name": facts.get("names", LEVEL),
         "capabilities": {name: facts[name] for name in ("fast", "cpu", "limit", LEVEL) if name in facts},

@@ -1,4 +1,4 @@
-"""Whether a way from the cache still answers as eager PyTorch does, before its answer is used."""
+"""Checks that a route from the cache still gives eager PyTorch's result, before its result is used."""
 
 import logging
 from collections.abc import Callable
@@ -15,12 +15,12 @@ logger = logging.getLogger(__name__)
 
 
 class Proof:
-    """Compares on the caller's values, and on the same in another order, in poisoned memory.
+    """Compares a route with eager PyTorch on the caller's values, and on the same in another order, in poisoned memory.
 
     Args:
         eager: The model.
-        tracker: Knows the precision, and failures of OpenVINO.
-        poisoned: Poisons the memory of answers.
+        tracker: Holds the precision, and the failures of OpenVINO.
+        poisoned: Poisons the memory of results.
     """
 
     def __init__(
@@ -32,21 +32,21 @@ class Proof:
         self._precision = str(tracker.config.get("effective_precision", ""))
 
     def run(self, route: Route, leaves: list[Any], call: Any, *, compares: bool) -> tuple[Any, str]:
-        """Runs a way.
+        """Runs a route, and compares its result.
 
         Args:
-            route: The way.
+            route: The route.
             leaves: The caller's leaves.
             call: The same as arguments and keyword arguments.
-            compares: Whether to ask eager; it is asked in any case where the way fails.
+            compares: Whether to compare with eager PyTorch; if the route fails, eager runs in any case.
 
         Returns:
-            Its answer to the caller's values, and what is wrong with it; empty where nothing is.
+            The result for the caller's values, and what is wrong with the route; empty if nothing is.
         """
         failures = _failures(self._tracker)
         result, problem = self._tried(route, leaves)
         if compares or problem:
-            # Eager says whether the caller's input or the entry is to blame.
+            # If eager raises as well, the caller's input is at fault, not the entry.
             expected = self._eager(*call[0], **call[1])
             problem = problem or difference(result, expected, self._precision)
         if compares and not problem:
@@ -63,14 +63,14 @@ class Proof:
             return None, f"{type(error).__name__}: {error}"
 
     def _on_others(self, route: Route, call: Any) -> str:
-        """What is wrong on other values than the caller's."""
+        """Returns what is wrong for other values than the caller's; empty if nothing is."""
         other = reordered(call)
         if other is None:
             return ""
         try:
             expected = self._eager(*other[0], **other[1])
         except Exception as error:
-            # The order of values means something to this model.
+            # The order of the values matters to this model.
             logger.info("A cached model is compared on the caller's values alone; eager refuses others: %s", error)
             return ""
         result, problem = self._tried(route, pytree.tree_leaves(other))
@@ -78,6 +78,6 @@ class Proof:
 
 
 def _failures(tracker: Tracker) -> int:
-    """Calls of partitions that OpenVINO failed on, through no fault of the request."""
+    """Counts calls of partitions on which OpenVINO failed, except for those caused by the request."""
     found = (f for f in list(tracker.fallbacks) if f.kind == "runtime_failed" and not f.caused_by_request)
     return sum(f.count for f in found)

@@ -1,4 +1,4 @@
-"""What one model's calls do in the calling thread, seen from inside its graphs: for recording, and for the books."""
+"""The state of one model's calls in the calling thread: for recording calls, and for the report."""
 
 import threading
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ from torchserve_openvino.backend.routes.frozen import GraphCall
 
 
 class CallRecorder(threading.local):
-    """Handed to everything that runs or counts a model's calls; each thread sees its own values.
+    """Shared by everything that runs or counts a model's calls; each thread has its own values.
 
     Attributes:
-        graph_calls: Compiled graphs that the thread ran.
-        lost_frames: Frames that it ran in eager because Dynamo gave them up.
-        in_graph: How many compiled graphs it is inside of.
+        graph_calls: Number of compiled graphs that the thread ran.
+        lost_frames: Number of frames that it ran in eager because Dynamo gave up on them.
+        in_graph: Number of compiled graphs that it is currently inside of.
         recorded: Calls of graphs, while a call of the model is recorded; else None.
         newest: The graph that was compiled last.
     """
@@ -27,7 +27,7 @@ class CallRecorder(threading.local):
 
     @contextmanager
     def recording(self) -> Iterator[list[GraphCall]]:
-        """While it lasts, calls of graphs are put down in the list that it gives."""
+        """Records calls of graphs in the list that it yields, while the context lasts."""
         self.recorded = []
         try:
             yield self.recorded

@@ -1,4 +1,4 @@
-"""The parts of a stored call that are plain data: records, fallbacks, graphs put together when they are needed."""
+"""The plain-data parts of a stored call: records, fallbacks, and graphs that are built when they are needed."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class LazyGraph:
-    """A plain graph that is put together when it is first needed, which is when OpenVINO fails."""
+    """A plain graph that is built when it is first needed, which is when OpenVINO fails."""
 
     def __init__(self, plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         self._plain = dict(plain)
@@ -27,23 +27,23 @@ class LazyGraph:
         return PlainGraph(self._plain, {}, self._tensors)
 
     def __call__(self, *args: Any) -> Any:
-        """Runs it."""
+        """Runs the graph."""
         return self._graph(*args)
 
 
 def plain_single(whole: SinglePartition) -> dict[str, Any]:
-    """JSON-safe."""
+    """Returns a single partition as JSON-safe data."""
     slots = [[kind, encode(value)] for kind, value in whole.slots]
     return {"part": whole.part, "pick": whole.pick, "slots": slots}
 
 
 def below(tensors: Mapping[str, torch.Tensor], part: str) -> dict[str, torch.Tensor]:
-    """Tensors of one graph, which are named ``GRAPH/NAME``."""
+    """Returns the tensors of one graph, which are named ``GRAPH/NAME``, by ``NAME``."""
     return {name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.partition("/")[0] == part}
 
 
 def plain_record(record: GraphRecord) -> dict[str, Any]:
-    """Without what belongs to the process that compiled."""
+    """Returns a record as JSON-safe data, without what is specific to the process that compiled."""
     partitions = [
         {"name": p.name, "ops": p.ops, "op_counts": dict(p.op_counts), "builds": 0} for p in record.partitions
     ]
@@ -55,16 +55,16 @@ def plain_record(record: GraphRecord) -> dict[str, Any]:
 
 
 def plain_fallback(item: "RefusedNode") -> dict[str, Any]:
-    """JSON-safe; `read_fallback` reads it."""
+    """Returns a refused node as a JSON-safe fallback for `read_fallback`."""
     refusal = item.refusal
     return {"kind": refusal.kind, "op": item.op, "to": "eager", "reason": refusal.reason, "where": place_of(item.where)}
 
 
 def read_fallback(item: Any) -> dict[str, str]:
-    """Reads `plain_fallback`.
+    """Reads the result of `plain_fallback`.
 
     Raises:
-        ValueError: It is no such thing.
+        ValueError: The item is not a fallback.
     """
     names = {"kind", "op", "to", "reason", "where"}
     if not isinstance(item, dict) or item.keys() != names or item["kind"] not in FALLBACK_KINDS:
@@ -73,7 +73,7 @@ def read_fallback(item: Any) -> dict[str, str]:
 
 
 def place_of(where: str) -> str:
-    """``file:line`` without the folder of the user's file: each worker unpacks the archive to another one."""
+    """Returns ``file:line`` without the folder of the user's file: each worker unpacks the archive to another one."""
     if "site-packages" in where or "dist-packages" in where:
         return where
     return where.rpartition("/")[2]

@@ -1,6 +1,6 @@
-"""A lowered graph as plain JSON data, and back to a function: what a cache entry keeps of the graph.
+"""Converts a lowered graph to plain JSON data for a cache entry, and back to a function.
 
-Nothing of an entry is executed: a target is a name that is looked up among torch's registered operators and the few
+No code of an entry is executed: a target is a name that is looked up among torch's registered operators and the few
 builtins that lowered graphs use, and an argument is a literal of a known kind.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-# This package's own operators must be known, in a process that traces nothing too.
+# Registers this package's own operators, which a process that traces nothing needs too.
 from torchserve_openvino.ops import fourier  # noqa: F401
 
 Plain = dict[str, Any]
@@ -21,21 +21,21 @@ _LITERALS: dict[str, Mapping[str, Any]] = {
     "layout": {str(v): v for v in vars(torch).values() if isinstance(v, torch.layout)},
     "memory_format": {str(v): v for v in vars(torch).values() if isinstance(v, torch.memory_format)},
 }
-# The second line is for sizes that are symbols.
+# The second line computes symbolic sizes.
 _BUILTINS = {"getitem": operator.getitem} | {
     f.__name__: f for f in (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg)
 }
 
 
 class PlainGraphError(TypeError):
-    """A graph, or an entry, that holds something which has no plain form."""
+    """A graph or an entry holds something that has no plain form."""
 
 
 # --- to plain data ----------------------------------------------------------------------------------------------
 
 
 def to_plain(graph: Any) -> Plain:
-    """A ``torch.fx.Graph`` as JSON-safe data: placeholders, attributes by name, operators by name, parts by name.
+    """Returns a ``torch.fx.Graph`` as JSON-safe data: placeholders; attributes, operators and parts by name.
 
     Raises:
         PlainGraphError: A target or an argument has no plain form (a symbolic size outside a node, a Python function).
@@ -67,13 +67,13 @@ def _target_name(target: Any) -> str:
 
 
 def encode(value: Any, position: Mapping[Any, int] | None = None) -> Any:
-    """A literal argument as JSON-safe data; a node of ``position`` as a reference.
+    """Returns a literal argument as JSON-safe data; a node in ``position`` as a reference.
 
     Raises:
-        PlainGraphError: It has no plain form.
+        PlainGraphError: The value has no plain form.
     """
     if type(value) is float and not math.isfinite(value):
-        # JSON has no infinity; attention masks do.
+        # JSON has no infinity, which attention masks contain.
         return {"float": repr(value)}
     if value is None or type(value) in (bool, int, float, str):
         return value
@@ -101,14 +101,14 @@ def encode(value: Any, position: Mapping[Any, int] | None = None) -> Any:
 
 
 def decode(value: Any, values: Sequence[Any] = ()) -> Any:
-    """What `encode` was given; references are taken from ``values``.
+    """Returns the value that `encode` was given; references are looked up in ``values``.
 
     Raises:
-        PlainGraphError: Not what `encode` makes.
+        PlainGraphError: The data was not made by `encode`.
     """
     if not isinstance(value, Mapping):
         if isinstance(value, list):
-            raise PlainGraphError("a bare list stands for nothing")
+            raise PlainGraphError("a bare list is not an encoded value")
         return value
     ((kind, content),) = value.items()
     if kind == "node":
@@ -149,12 +149,12 @@ class PlainGraph:
     """Runs a plain graph, node by node.
 
     Args:
-        plain: Of `to_plain`.
-        parts: What a ``part`` node calls.
+        plain: The result of `to_plain`.
+        parts: Functions that ``part`` nodes call, by name.
         attributes: Constant tensors, by name.
 
     Raises:
-        PlainGraphError: It names an operator, a part or an attribute that is not there.
+        PlainGraphError: The graph names an operator, a part or an attribute that does not exist.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class PlainGraph:
             self._steps.append((step, node.get("args"), node.get("kwargs")))
 
     def __call__(self, *args: Any) -> Any:
-        """All inputs, in order, to what the graph returns."""
+        """Runs the graph on all its inputs, in order."""
         values: list[Any] = [None] * len(self._steps)
         for i, value in zip(self._placeholders, args, strict=True):
             values[i] = value
@@ -198,7 +198,7 @@ def _known(table: Mapping[str, Any], name: str, kind: str) -> Any:
 
 
 def draws_random_numbers(name: str) -> bool:
-    """Whether an operator answers differently each time."""
+    """Checks whether an operator returns different values each time."""
     try:
         target = _target(name)
     except PlainGraphError:

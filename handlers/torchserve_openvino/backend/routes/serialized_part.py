@@ -1,4 +1,4 @@
-"""A partition, and what surrounds it, as plain data: for the cache's key and for its entries."""
+"""Describes a partition and the graph around it as plain data, for the keys and entries of the cache."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,11 +37,11 @@ class Blueprint:
 
 
 def serialized_part(part: Part) -> Plain:
-    """Everything that decides what a partition computes, except its constants.
+    """Returns everything that decides what a partition computes, except its constants.
 
     Raises:
-        PlainGraphError: It holds something without a plain form.
-        TypeError: A value that can't cross to OpenVINO.
+        PlainGraphError: The partition holds something without a plain form.
+        TypeError: A value can't be passed to OpenVINO.
     """
     return {
         "graph": to_plain(part.graph.graph),
@@ -52,10 +52,10 @@ def serialized_part(part: Part) -> Plain:
 
 
 def mapped_modules(part: Part) -> dict[str, str]:
-    """What mapped modules of a part are beside their weights, by the names of their operators.
+    """Returns digests of a part's mapped modules without their weights, by the names of their operators.
 
     Raises:
-        PlainGraphError: One holds something that cannot be read.
+        PlainGraphError: A module holds something that cannot be read.
     """
     found: dict[str, str] = {}
     for name in sorted(part.op_counts):
@@ -68,10 +68,10 @@ def mapped_modules(part: Part) -> dict[str, str]:
 
 
 def attributes(graph: GraphModule) -> dict[str, torch.Tensor]:
-    """Tensors that a graph has as attributes.
+    """Returns the tensors that are attributes of a graph.
 
     Raises:
-        PlainGraphError: One is no tensor: a nested graph of a higher-order operator.
+        PlainGraphError: An attribute is not a tensor, but the nested graph of a higher-order operator.
     """
     found: dict[str, torch.Tensor] = {}
     for node in graph.graph.find_nodes(op="get_attr"):

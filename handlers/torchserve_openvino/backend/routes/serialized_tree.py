@@ -1,18 +1,18 @@
-"""The structure of a call's inputs and of its answer as text, and back."""
+"""Converts the structure of a call's inputs and of its result to text, and back."""
 
 from typing import Any
 
 from torch.utils import _pytree as pytree
 
-# torch's reader imports whatever module an entry names for these two.
+# For these two, torch's reader would import any module that an entry names.
 _IMPORTING = ("collections.defaultdict", "__enum__")
 
 
 def tree_to_text(spec: Any) -> str:
-    """The structure as JSON text.
+    """Returns the structure as JSON text.
 
     Raises:
-        ValueError: A container that torch's pytree has no name for, or that cannot be read back without importing code.
+        ValueError: A container has no name in torch's pytree, or cannot be read back without importing code.
     """
     try:
         text: str = pytree.treespec_dumps(spec)
@@ -24,10 +24,10 @@ def tree_to_text(spec: Any) -> str:
 
 
 def text_to_tree(text: str) -> Any:
-    """The structure that `tree_to_text` wrote.
+    """Returns the structure that `tree_to_text` wrote.
 
     Raises:
-        ValueError: Not such a text, or one of a container that this process does not know.
+        ValueError: The text was not written by it, or names a container that this process does not know.
     """
     for name in _IMPORTING:
         if name in text:

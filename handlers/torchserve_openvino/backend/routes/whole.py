@@ -1,9 +1,9 @@
-"""The capture of a call that is to be frozen: the whole of it in one graph, or not at all.
+"""Captures a call that is to be frozen as one graph, or not at all.
 
-What runs in Python beside a graph can look at values and act upon them, and a frozen call leaves it out. Torch promises
-with ``fullgraph=True`` that no part of a traced frame runs elsewhere. Two ways around that promise are closed here:
-a frame that is not traced at all (`entire` notices), and values that a graph hands to Python or takes from its random
-numbers.
+Python code outside a graph can read values and act on them, but a frozen call skips that code. With ``fullgraph=True``
+torch guarantees that no part of a traced frame runs outside its graph. Two gaps of that guarantee are closed here: a
+frame that is not traced at all (`entire` detects it), and values that a graph passes to Python or takes from Python's
+random numbers.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,13 +26,13 @@ def capture_whole(
     around: Callable[[], AbstractContextManager[None]],
     **limits: Any,
 ) -> Callable[..., Any]:
-    """The model through ``torch.compile``, raising wherever a call can't be captured whole.
+    """Compiles a model with ``torch.compile``, so that calls raise if they can't be captured as one graph.
 
     Args:
         model: The model.
-        backend: For the graph.
+        backend: Compiles the graph.
         observer: Called for the frame.
-        around: Surrounds its tracing.
+        around: Context manager that is entered while the frame is traced.
         **limits: Further arguments of ``torch.compile``.
     """
 
@@ -44,13 +44,13 @@ def capture_whole(
         return backend(gm, example_inputs, place)
 
     def entire(*args: Any, **kwargs: Any) -> Any:
-        # True where Dynamo traces; what runs in Python instead stops before it did anything. (`is_compiling` would also
-        # be true while another thread compiles.)
+        # True while Dynamo traces; a call that runs in Python instead raises before it does anything. (`is_compiling`
+        # would also be true while another thread compiles.)
         if not torch.compiler.is_dynamo_compiling():
             raise NotWholeError("Dynamo did not trace the call")
         return model(*args, **kwargs)
 
-    # Dynamo counts compilations by code object: models are not to share one.
+    # Dynamo counts compilations by code object, so models must not share one.
     entire.__code__ = entire.__code__.replace()
     compiled = torch.compile(entire, backend=checked, fullgraph=True, **limits)
     private.watch_frames(compiled, observer, place=place, keeps_going=False, around=around)
@@ -58,7 +58,7 @@ def capture_whole(
 
 
 def why_not_whole(error: Exception) -> str:
-    """The reason in an error of such a capture, on one line."""
+    """Returns the reason in an error that such a capture raised, on one line."""
     inner = getattr(error, "inner_exception", None) or error
     lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
     text = " ".join(lines[:2]) if lines else type(inner).__name__

@@ -1,1 +1,1 @@
-"""How a compiled model runs its calls: guarded, frozen, or by whichever backend proves best."""
+"""How a compiled model runs its calls: guarded, frozen, or with the backend that proves best."""

@@ -1,7 +1,8 @@
-"""The backend ``auto``: at a model's first call every way to compile it is tried on that call, and the best one stays.
+"""The backend ``auto``: tries every backend on a model's first call, and keeps the best one.
 
-A way whose answer differs from eager's is out, whatever it covers; then the one that leaves least to eager wins, and
-among those the fastest. Where a cache holds what an earlier process chose, that is taken, and nothing else is tried.
+A backend whose result differs from eager's is excluded, whatever its coverage. Of the others, the one that leaves the
+least to eager wins, and among equals the fastest. If the cache holds what an earlier process chose, only that is tried,
+unless it fails.
 """
 
 import logging
@@ -22,18 +23,18 @@ from torchserve_openvino.report import Tracker
 
 logger = logging.getLogger(__name__)
 
-# Timed calls of each, in turn, so that a busy moment of the machine meets all of them.
+# Timed calls of each candidate. They take turns, so that other load on the machine affects all of them.
 ROUNDS = 7
 
 
 @dataclass
 class Candidate:
-    """One way to compile the model, as it did on the first call.
+    """One backend, and how it did on the first call.
 
     Attributes:
         coverage: Share of operators on OpenVINO, 0..1.
-        milliseconds: Median of a call, 0 where none was timed.
-        problem: Why it is out; empty where it is not.
+        milliseconds: Median time of a call; 0 if none was timed.
+        problem: Why it is excluded; empty if it is not.
     """
 
     name: str
@@ -43,16 +44,16 @@ class Candidate:
     problem: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """For the report."""
+        """Returns the data for the report."""
         return {"coverage": self.coverage, "milliseconds": round(self.milliseconds, 4), "problem": self.problem}
 
 
 class ChoosingRunner(Runner):
-    """Tries several ways to compile at the first call; the best one takes over, and `report` is its own from then on.
+    """Tries several backends at the first call; the best one takes over, and `report` is its report from then on.
 
     Args:
         model: The model.
-        makers: Make the runner of each, by the backend's name.
+        makers: Maps each backend's name to a function that makes its runner.
     """
 
     def __init__(self, model: Callable[..., Any], makers: Mapping[str, Callable[[], Runner]]) -> None:
@@ -90,7 +91,7 @@ class ChoosingRunner(Runner):
         return self._chosen(args, kwargs)
 
     def _choose(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
-        """Finds the way to compile; the call's answer where it could be run only once."""
+        """Chooses a backend; returns the call's result if the call could run only once, else None."""
         bench = _Bench(self.model, args, kwargs)
         made = {name: make() for name, make in self._makers.items()}
         if self.freezes:
@@ -99,7 +100,7 @@ class ChoosingRunner(Runner):
         if bench.wrote:
             self._take_first(made, bench.wrote)
             return (bench.keep(),)
-        # An earlier process chose it, and stored what it compiled: another choice would compile the other shapes anew.
+        # Chosen and stored by an earlier process; another choice would have to compile the other shapes again.
         stored = [name for name, compiled in made.items() if compiled.in_cache(args, kwargs)][:1]
         candidates = [bench.check(Candidate(name, made.pop(name))) for name in stored]
         if not stored or candidates[0].problem:
@@ -131,7 +132,7 @@ class ChoosingRunner(Runner):
         self._become(chosen)
 
     def _take_first(self, made: Mapping[str, Runner], wrote: list[str]) -> None:
-        """Chooses without candidates: the model writes to its weights, and each further run would do it again."""
+        """Takes the first backend untried: the model writes to its weights, and each further run would do so again."""
         name, chosen = next(iter(made.items()))
         reason = f"the model writes to its weights ({', '.join(wrote)}), so nothing was tried: this call ran in eager"
         chosen.report.tracker.set_config(
@@ -144,7 +145,7 @@ class ChoosingRunner(Runner):
 
 
 def _eager(model: Callable[..., Any], tracker: Tracker, problems: str) -> Traced:
-    """The model in eager PyTorch, each call counted."""
+    """Returns the model in eager PyTorch, with each call counted as a fallback."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         reason = f"no backend gave eager's answer: {problems}"
@@ -156,10 +157,10 @@ def _eager(model: Callable[..., Any], tracker: Tracker, problems: str) -> Traced
 
 
 class _Bench:
-    """Runs one call again and again as if each time were the first.
+    """Runs one call repeatedly, each time as if it were the first.
 
-    Inputs are copies, torch's generator starts from the same state, and what the model keeps is put back. Weights can't
-    be: a model that writes to them runs once.
+    Inputs are copies, torch's random generator starts from the same state, and the model's state is restored. Weights
+    can't be restored: a model that writes to them runs only once.
 
     Attributes:
         wrote: Names of the weights that the model wrote to in its one run.
@@ -180,7 +181,7 @@ class _Bench:
             self._add_other_values(model)
 
     def _add_other_values(self, model: Callable[..., Any]) -> None:
-        """Calls are recorded while the first values are there; others show what was taken for constant."""
+        """Adds a check with other values, which reveals values of the first call that were recorded as constants."""
         other = reordered(self._call)
         if other is None:
             return
@@ -190,7 +191,7 @@ class _Bench:
             logger.info("Backends are compared on one set of values; eager refuses the other: %s", error)
 
     def keep(self) -> Any:
-        """The answer of the one run, which becomes the call itself: what it did to copies is done to the inputs."""
+        """Returns the only run's result, and applies its changes to the caller's inputs: that run becomes the call."""
         for given, used in zip(pytree.tree_leaves(self._given), pytree.tree_leaves(self._used), strict=True):
             if isinstance(given, torch.Tensor) and not torch.equal(given, used):
                 with torch.no_grad():
@@ -202,7 +203,7 @@ class _Bench:
         self._keeper.restore()
 
     def run(self, runner: Callable[[Any, Any], Any], call: Any) -> tuple[Any, float]:
-        """The answer, and seconds."""
+        """Runs a call; returns its result and the seconds that it took."""
         args, kwargs = pytree.tree_map(_copy, call)
         torch.set_rng_state(self._generator)
         try:
@@ -213,7 +214,7 @@ class _Bench:
             self._put_back()
 
     def check(self, candidate: Candidate) -> Candidate:
-        """Compiles by calling, twice because a second call confirms the first, then once more on other values."""
+        """Compiles by calling: twice, because a second call confirms the first, then once more with other values."""
         logger.info("Backend %s: compiling, comparing, timing", candidate.name)
         try:
             for call, expected in self._checks:
@@ -222,14 +223,14 @@ class _Bench:
                 precision = str(candidate.runner.report.summary.precision)
                 candidate.problem = candidate.problem or difference(answer, expected, precision)
         except Exception as error:
-            # Eager ran this call: whatever a backend raises is its own.
+            # Eager PyTorch ran this call, so any error is the fault of the backend.
             logger.warning("Backend %s failed: %s", candidate.name, error)
             candidate.problem = f"{type(error).__name__}: {error}"
         candidate.coverage = candidate.runner.report.summary.coverage
         return candidate
 
     def time(self, candidates: list[Candidate]) -> None:
-        """Times them call by call in turn."""
+        """Times the candidates, one call of each in turn."""
         seconds: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
         for _ in range(ROUNDS):
             for candidate in candidates:

@@ -1,4 +1,4 @@
-"""Calls of our own backends: guarded at first, and frozen where the model promises not to change."""
+"""Runs calls of our own backends: guarded at first, and without guards once the model is frozen."""
 
 import logging
 import threading
@@ -21,14 +21,14 @@ logger = logging.getLogger(__name__)
 
 
 class FreezingRunner(Runner):
-    """Runs calls through Dynamo, and frozen ones by their recorded route, perhaps from the cache.
+    """Runs calls through Dynamo, and those of a frozen model by recorded routes, which may come from the cache.
 
     Args:
         model: The model.
-        trace: Makes what goes through Dynamo.
-        settings: Of the backend.
-        calls: The cache of calls, for a frozen model.
-        proves: Whether a call from the cache is first compared with eager PyTorch.
+        trace: Creates the traced model.
+        settings: Settings of the backend.
+        calls: The cache of calls, for a frozen model; None without a cache.
+        proves: Whether the result of a cached call is first compared with eager PyTorch's.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class FreezingRunner(Runner):
         self._proves = proves
         self._frozen: FrozenCalls | None = None
         self._lock = threading.RLock()
-        # Signatures that were stored after their first call, and are not confirmed yet.
+        # Cache keys of the signatures that were stored after their first call, which the second call may refute.
         self._stored: dict[Key, str] = {}
 
     @property
@@ -81,14 +81,14 @@ class FreezingRunner(Runner):
             return self._first(self._calls, self._frozen, key, leaves, args, kwargs)
         result, _ = self._recorded(self._frozen, key, leaves, args, kwargs)
         if self._calls is not None and self._frozen.candidate(key) is None and (stored := self._stored.pop(key, "")):
-            # The second call took another way: the model keeps state that nothing showed.
+            # The second call took another route: the model keeps state that was not detected before.
             self._calls.discard(stored)
         return result
 
     def _recorded(
         self, frozen: FrozenCalls, key: Key, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, list[GraphCall]]:
-        """A guarded call that is written down, where it can be captured whole."""
+        """Makes a guarded call, and records it if it can be captured as one graph."""
         if self.released or is_exported(args, kwargs) or frozen.parted(key):
             return self._guarded(args, kwargs), []
         traced, recorder = self._traced, self._settings.recorder
@@ -104,7 +104,7 @@ class FreezingRunner(Runner):
         if failure is not None:
             from torchserve_openvino.backend.routes.whole import why_not_whole
 
-            # Nothing of the call ran yet. Where the error is the caller's, this raises it again.
+            # None of the call has run yet. If the error is the caller's fault, this raises it again.
             result = self._guarded(args, kwargs)
             frozen.part(key, why_not_whole(failure))
             return result, []
@@ -120,7 +120,7 @@ class FreezingRunner(Runner):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """The first call of a signature: from the cache, proven, or traced and stored; the second confirms it."""
+        """Makes a signature's first call: by a verified route from the cache, or traced, stored and confirmed later."""
         with self._lock:
             if frozen.known(key):
                 return self(args, kwargs)
@@ -147,7 +147,7 @@ class FreezingRunner(Runner):
     def _proven(
         self, route: Route, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any] | None:
-        """The answer of a way from the cache, once eager PyTorch gave the same; None where it did not."""
+        """Returns the result of a route from the cache; None if it is wrong (see `Proof`)."""
         proof = Proof(self.model, self._tracker, self.poisoned)
         result, problem = proof.run(route, leaves, (args, kwargs), compares=self._proves)
         if problem:
@@ -159,6 +159,9 @@ class FreezingRunner(Runner):
     def freeze(self) -> None:
         """See `CompiledModule.freeze`."""
         self._frozen = FrozenCalls()
+        if self._calls is not None:
+            # The model may have changed since it was frozen before.
+            self._calls.describe_anew()
 
     def poisoned(self) -> AbstractContextManager[None]:
         """See `CompiledModule.poisoned`."""
@@ -206,7 +209,7 @@ class FreezingRunner(Runner):
 
     def _why_weights_are_needed(self) -> str | None:
         if not isinstance(self.model, torch.nn.Module):
-            return "only a module that OpenVINO runs can do without"
+            return "only a module on OpenVINO can do without them"
         if not self._settings.own_weights:
             return "the compiled model shares them (own_weights is False)"
         if self._frozen is None or not self._frozen.recorded or self._frozen.refused:

@@ -1,4 +1,4 @@
-"""Calls that go through Dynamo's guards, or a foreign backend's: the base of all runners."""
+"""Runs calls through Dynamo's guards, also with a foreign backend: the base of all runners."""
 
 import functools
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from torchserve_openvino.report import CompileReport, Tracker
 
 
 def _nothing() -> None:
-    """For what holds nothing of its own: eager PyTorch, a foreign backend."""
+    """Does nothing; for eager PyTorch and foreign backends, which hold nothing to free."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Traced:
     """The model through ``torch.compile`` or ``torch.export``.
 
     Attributes:
-        release_weights: Lets its graphs go of the weights.
-        drop: Lets them go of all that was compiled; they compile again if they are called.
-        whole: For a call that is to be frozen: captures it as one graph, or raises before anything of it ran. None
-            where ``call`` captures no other way.
+        release_weights: Makes the graphs drop the weights.
+        drop: Frees everything that was compiled; it is compiled again if called.
+        whole: Captures a call that is to be frozen as one graph, or raises before any of it runs. None if ``call``
+            captures every call as one graph.
     """
 
     call: Callable[..., Any]
@@ -35,8 +35,8 @@ class Traced:
 
 
 def is_exported(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call is a part of a model that torch.export captures, which runs Python on stand-ins for tensors."""
-    # The first says it of the whole process, whichever thread exports.
+    """Checks whether a call is part of a model that torch.export is capturing, which runs Python on fake tensors."""
+    # `is_exporting` is true in the whole process, whichever thread exports.
     return torch.compiler.is_exporting() and any(
         isinstance(leaf, torch.Tensor) and type(leaf) not in {torch.Tensor, torch.nn.Parameter}
         for leaf in pytree.tree_leaves((args, kwargs))
@@ -48,15 +48,15 @@ class Runner:
 
     Args:
         model: The model.
-        trace: Makes what goes through Dynamo.
-        tracker: Where everything is counted.
+        trace: Creates the traced model.
+        tracker: Collects the records.
 
     Attributes:
         model: As above.
-        report: What ran where, and why; live.
-        freezes: Whether calls run without guards once they were recorded.
-        frozen: How many input signatures do so.
-        guarded_reasons: Why others do not: reasons with the number of signatures.
+        report: What ran where, and why; always up to date.
+        freezes: Whether calls run without guards once they have been recorded.
+        frozen: Number of input signatures that run without guards.
+        guarded_reasons: Maps each reason why calls stay guarded to the number of signatures.
         released: Whether the weights were freed.
     """
 
@@ -111,28 +111,28 @@ class Runner:
         """See `CompiledModule.confirm_cached`."""
 
     def in_cache(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a call of this frozen model would be taken from the cache."""
+        """Checks whether a call of this frozen model is in the cache."""
         return False
 
     def release_weights(self) -> None:
         """See `CompiledModule.release_weights`."""
-        raise WeightsReleasedError("the weights are still needed: only a module that OpenVINO runs can do without")
+        raise WeightsReleasedError("the weights are still needed: only a module on OpenVINO can do without them")
 
     def give_memory_back(self) -> int:
         """See `CompiledModule.give_memory_back`."""
         return 0
 
     def drop(self) -> None:
-        """Frees what was compiled, and forgets calls that it stored: another way to compile the model was preferred."""
+        """Frees what was compiled and discards the calls that it stored, because another backend was preferred."""
         if "_traced" in vars(self):
             self._traced.drop()
 
     def settles(self, become: Callable[["Runner"], None]) -> None:
-        """Takes what to call with another runner that replaces this one."""
+        """Registers a function to call with the runner that replaces this one, if any."""
 
     @functools.cached_property
     def _traced(self) -> Traced:
-        """Made when a call first has to be traced: a worker that starts warm never imports Dynamo."""
+        """The traced model, made when a call must first be traced: a worker that starts warm never imports Dynamo."""
         return self._trace()
 
     def _guarded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

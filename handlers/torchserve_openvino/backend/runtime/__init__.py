@@ -1,1 +1,1 @@
-"""From an ov.Model to answers: compiling, memory, inference, comparison."""
+"""From an ov.Model to results: compilation, memory, inference, comparison."""

@@ -1,4 +1,4 @@
-"""The outer graph and its compiled partitions, put together to one function."""
+"""Assembles the outer graph and its compiled partitions into one function."""
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def picker(positions: list[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """A fast ``args -> tuple`` of the arguments at ``positions``."""
+    """Returns a fast function from a sequence of arguments to the tuple of those at ``positions``."""
     if not positions:
         return lambda args: ()
     if len(positions) == 1:
@@ -25,7 +25,7 @@ def picker(positions: list[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
 
 
 def assemble(outer: "GraphModule", calls: Mapping[str, GuardedPartition]) -> Callable[..., Any]:
-    """The outer graph as a function, with its ``call_module`` nodes bound to ``calls``."""
+    """Returns the outer graph as a function, with its ``call_module`` nodes bound to ``calls``."""
     whole = SinglePartition.of(outer)
     if whole is not None:
         return whole.bind(calls[whole.part])
@@ -39,13 +39,13 @@ def assemble(outer: "GraphModule", calls: Mapping[str, GuardedPartition]) -> Cal
 
 @dataclass(frozen=True)
 class SinglePartition:
-    """An outer graph that is one partition and nothing else, so that it can be called directly.
+    """An outer graph that consists of a single partition, so that the partition can be called directly.
 
     Attributes:
         part: Name of the partition.
         pick: Positions of its arguments among the graph's inputs.
-        slots: For each output of the graph: ``("result", i)`` of the partition, ``("input", i)`` that is passed
-            through, or ``("constant", value)``.
+        slots: For each output of the graph: ``("result", i)`` for a result of the partition, ``("input", i)`` for a
+            graph input that is passed through, or ``("constant", value)``.
     """
 
     part: str
@@ -54,7 +54,7 @@ class SinglePartition:
 
     @classmethod
     def of(cls, outer: "GraphModule") -> "SinglePartition | None":
-        """None where more stands in the graph."""
+        """Describes an outer graph; None if it is not a single partition."""
         inner = [node for node in outer.graph.nodes if node.op not in {"placeholder", "output"}]
         modules = [node for node in inner if node.op == "call_module"]
         if len(modules) != 1 or any(node is not modules[0] and not _is_passthrough(node) for node in inner):
@@ -75,7 +75,7 @@ class SinglePartition:
         return cls(str(module.target), [position[node] for node in module.args], slots)
 
     def bind(self, call: GuardedPartition) -> Callable[..., Any]:
-        """The graph as a function of all its inputs."""
+        """Returns the graph as a function of all its inputs."""
         pick, slots = picker(self.pick), self.slots
         if slots == [("result", i) for i in range(len(slots))]:
             return lambda *args: call.results(pick(args))
@@ -89,5 +89,5 @@ class SinglePartition:
 
 
 def _is_passthrough(node: Any) -> bool:
-    """Whether a node of the outer graph only unpacks a tuple."""
+    """Checks whether a node of the outer graph only unpacks a tuple."""
     return node.op == "call_function" and node.target is operator.getitem

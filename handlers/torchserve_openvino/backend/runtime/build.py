@@ -1,4 +1,4 @@
-"""Fourth stage: ov.Model to CompiledModel, or a stored blob to one."""
+"""Fourth stage: compiles an ov.Model to a CompiledModel, or imports a stored blob as one."""
 
 import functools
 import os
@@ -19,20 +19,20 @@ from torchserve_openvino.backend.spec import Interface
 from torchserve_openvino.backend.upstream._openvino_private import core
 from torchserve_openvino.report.tracker import PartitionRecord, Tracker
 
-# With symbolic sizes the CPU plugin keeps the kernels that it made for each: 5000 of a compiled model where nothing is
-# said, about 1 MB each. Making one again is cheap, for oneDNN below keeps the last 1024 of its own in a fifth of that:
-# 100 were as fast as 1000 with 16 lengths of an encoder, and with 6 batch sizes of a convolutional network.
+# With symbolic sizes, the CPU plugin caches the kernels that it made for each size: by default up to 5000 per compiled
+# model, about 1 MB each. Making one again is cheap, because oneDNN below it caches its last 1024 in a fifth of that
+# memory: 100 were as fast as 1000 with 16 lengths of an encoder, and with 6 batch sizes of a convolutional network.
 _KEPT_KERNELS = {"CPU_RUNTIME_CACHE_CAPACITY": 100}
 
 
 @dataclass
 class Built:
-    """A compiled model and how it came about.
+    """A compiled model and how it was obtained.
 
     Attributes:
-        from_cache: Nothing was compiled: it was imported, or OpenVINO's own CACHE_DIR had it.
+        from_cache: Whether nothing was compiled: it was imported, or OpenVINO's own CACHE_DIR had it.
         keep_alive: Memory that the compiled model uses.
-        unfused_at: An operator for which fusing is left out; see `fused_chains.py`.
+        unfused_at: Name of the operator because of which fusion is disabled (`fused_chains.py`); empty if it is not.
     """
 
     compiled: ov.CompiledModel
@@ -44,13 +44,16 @@ class Built:
 
 
 def build(model: ov.Model, device: str, config: Mapping[str, Any], own_weights: bool = False) -> Built:
-    """Compiles a model; with CACHE_DIR in ``config`` OpenVINO keeps its blob there, keyed on weights and options.
+    """Compiles a model; with CACHE_DIR in ``config``, OpenVINO stores its blob there, keyed on weights and options.
 
     Args:
-        own_weights: Whether the compiled model must not share memory with the tensors that ``model`` was made of.
+        model: The model.
+        device: Device to compile for.
+        config: Properties for ``compile_model``.
+        own_weights: Whether the compiled model must not share memory with the tensors that ``model`` was made from.
 
     Raises:
-        RuntimeError: The plugin refused the model; its own message.
+        RuntimeError: The plugin refused the model; with its own message.
     """
     start = time.perf_counter()
     unfused_at = _crashes(model, device)
@@ -59,7 +62,7 @@ def build(model: ov.Model, device: str, config: Mapping[str, Any], own_weights: 
         return core().compile_model(ready, device, _properties(device, config, unfused_at))
 
     compiled = compile_from_file(model, compile) if own_weights else compile(model)
-    # Every device has it, none lists it.
+    # Every device has this property, but none lists it as supported.
     return _built(compiled, start, bool(compiled.get_property("LOADED_FROM_CACHE")), unfused_at=unfused_at)
 
 
@@ -68,11 +71,11 @@ def _is_cpu(device: str) -> bool:
 
 
 def _crashes(model: ov.Model, device: str) -> str:
-    """Where the CPU plugin might crash on a model (`fused_chains.py`), if it is to see it."""
+    """Returns the operator at which the CPU plugin might crash (`fused_chains.py`); empty for none, or GPU and NPU."""
     if device.startswith(("GPU", "NPU")) or not (operator := crashes_plugin(model)):
         return ""
     if not _is_cpu(device):
-        # AUTO, HETERO and others pass no property on: all that this process compiles from now on goes without.
+        # AUTO, HETERO and others do not pass the property on: it is set for all that this process compiles from now on.
         core().set_property("CPU", NO_FUSION)
     return operator
 
@@ -105,10 +108,10 @@ def build_from_ir(xml: bytes, weights: Path, device: str, config: Mapping[str, A
 
 
 def import_blob(path: Path, device: str, config: Mapping[str, Any]) -> Built:
-    """Reads a compiled model; the file is mapped, not copied.
+    """Imports a stored compiled model; the file is mapped, not copied.
 
     Raises:
-        RuntimeError: OpenVINO refuses it: another version, another instruction set, damage.
+        RuntimeError: OpenVINO refuses it: another version, another instruction set, or damage.
     """
     start = time.perf_counter()
     mapped = _mapped(path)
@@ -116,23 +119,23 @@ def import_blob(path: Path, device: str, config: Mapping[str, Any]) -> Built:
 
 
 def _mapped(path: Path) -> ov.Tensor:
-    """A private map of a file; OpenVINO wants memory that could be written."""
+    """Maps a file privately (copy-on-write), because OpenVINO requires writable memory."""
     if path.stat().st_size == 0:
         return ov.Tensor(np.zeros(0, dtype=np.uint8))
     return ov.Tensor(np.memmap(path, dtype=np.uint8, mode="c"), shared_memory=True)
 
 
 def export_blob(compiled: ov.CompiledModel) -> bytes | None:
-    """The compiled model as bytes; None where the device has no such form."""
+    """Exports the compiled model as bytes; returns None if the device can't export."""
     try:
         return bytes(compiled.export_model().getbuffer())
     except RuntimeError:
-        # AUTO, MULTI and some plugins: "not implemented".
+        # AUTO, MULTI and some plugins raise "not implemented".
         return None
 
 
 def note_built(built: Built, interface: Interface, record: PartitionRecord, tracker: Tracker) -> None:
-    """Puts down what came about into the partition's record."""
+    """Records what was built in the partition's record."""
     record.inputs, record.outputs = len(interface.inputs), len(interface.outputs)
     record.constants = interface.arguments - len(interface.inputs)
     record.constant_bytes = interface.constant_bytes
@@ -141,54 +144,57 @@ def note_built(built: Built, interface: Interface, record: PartitionRecord, trac
     record.execution_devices = built.execution_devices
     if built.unfused_at:
         tracker.add_note(
-            f"OpenVINO would crash while it fuses elementwise operators at {built.unfused_at}: compiled without that"
+            f"OpenVINO would crash while fusing elementwise operators at {built.unfused_at}: compiled without fusion"
         )
     if precision := effective_precision(built.compiled):
         tracker.config["effective_precision"] = precision
 
 
 def effective_precision(compiled: ov.CompiledModel) -> str:
-    """The precision that the plugin says it infers with, ``f32`` or the like; empty where it does not say."""
+    """Returns the precision that the plugin reports for inference, such as ``f32``; empty if it reports none."""
     value = _property(compiled, "INFERENCE_PRECISION_HINT", "")
     return str(getattr(value, "get_type_name", lambda: value)())
 
 
 def _property(compiled: ov.CompiledModel, name: str, default: Any) -> Any:
-    """A property of the compiled model; ``default`` where this device does not have it."""
+    """Returns a property of the compiled model; ``default`` if the device does not have it."""
     supported = compiled.get_property("SUPPORTED_PROPERTIES")
     return compiled.get_property(name) if name in supported else default
 
 
 def device_capabilities(device: str) -> list[str]:
-    """Types that a hardware device computes fast, as OpenVINO calls them: ``FP32``, ``BF16``, ``INT8``, ..."""
+    """Returns the types that a hardware device computes fast, by OpenVINO's names: ``FP32``, ``BF16``, ``INT8``, ..."""
     return [str(name) for name in core().get_property(device, "OPTIMIZATION_CAPABILITIES")]
 
 
 @functools.lru_cache(maxsize=32)
 def device_facts(device: str) -> dict[str, Any]:
-    """What a compiled blob depends on besides its model: the hardware behind a device string, JSON-safe."""
+    """Returns what a compiled blob depends on besides its model: the hardware behind a device string, JSON-safe."""
     capability = torch.backends.cpu.get_cpu_capability()
     names: dict[str, str] = {}
     fast: dict[str, list[str]] = {}
     for member in _members(device):
         names[member] = str(core().get_property(member, "FULL_DEVICE_NAME"))
         fast[member] = device_capabilities(member)
-    # oneDNN's own switch, with which one CPU compiles for a lesser one.
+    # oneDNN's own variable, which makes it compile for a lesser CPU.
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
     return {"names": names, "fast": fast, "cpu": capability, "limit": limit}
 
 
 def _members(device: str) -> list[str]:
-    """Hardware devices behind ``AUTO:GPU,CPU``; all that there are behind a bare ``AUTO``."""
+    """Returns the hardware devices behind a name such as ``AUTO:GPU,CPU``; all available ones for a bare ``AUTO``."""
     name, _, members = device.partition(":")
     if name.split(".")[0] in {"AUTO", "MULTI", "HETERO", "BATCH"}:
-        return [m.split("(")[0] for m in members.split(",")] if members else list(core().available_devices)
+        names = [member.split("(")[0] for member in members.split(",") if member]
+        excluded = {name[1:] for name in names if name.startswith("-")}
+        present = [each for each in core().available_devices if not excluded & {each, each.split(".")[0]}]
+        return [name for name in names if not name.startswith("-")] or present
     return [device]
 
 
 @functools.lru_cache(maxsize=1)
 def cpu_level() -> str:
-    """The CPU's instruction set as OpenVINO writes it into its blobs, ``meta=1.0;ov=2026.4.1;isa=Intel AVX2``.
+    """Returns the CPU's instruction set as OpenVINO writes it into blobs, ``meta=1.0;ov=2026.4.1;isa=Intel AVX2``.
 
     Only a compiled model has this property, so a tiny one is compiled (40 ms).
     """

@@ -1,32 +1,32 @@
-"""Whether two answers of a model are the same, within what a precision allows."""
+"""Compares two outputs of a model, within the tolerance of a precision."""
 
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-# Largest difference relative to the largest value of the output. float32: summation order over some thousand terms;
-# bfloat16 keeps 8 bits of mantissa, float16 11: their rounding adds up over the layers of a network.
+# Largest difference, relative to the largest value of the output. For float32 it covers the summation order over some
+# thousand terms; bfloat16 has 8 bits of mantissa, float16 11, and their rounding adds up over the layers of a network.
 RELATIVE_TOLERANCE = {"f32": 1e-3, "f16": 2e-2, "bf16": 6e-2}
-# Below it values are taken for what is left where larger ones cancel out: the tolerance shrinks no further.
+# Outputs below it are assumed to be what remains after larger values cancel: the tolerance shrinks no further.
 SMALLEST_SCALE = 1e-2
-# The share of an output's integers or booleans that may differ in f32. Rounding moves an argmax or a threshold rarely,
-# and then by any distance; up to 1,000 values none may differ.
+# The share of an output's integers or booleans that may differ in f32. Rounding rarely changes an argmax or a
+# thresholded value, but then by any amount; in an output of fewer than 1,000 values none may differ.
 MOVED_SHARE = 1e-3
 _OF_DTYPE = {torch.float16: RELATIVE_TOLERANCE["f16"], torch.bfloat16: RELATIVE_TOLERANCE["bf16"]}
 
 
 def relative_tolerance(precision: str) -> float:
-    """The tolerance for what a device infers with; the widest for a name that is not known."""
+    """Returns the relative tolerance for an inference precision; the widest one for an unknown name."""
     return RELATIVE_TOLERANCE.get(precision, RELATIVE_TOLERANCE["bf16"])
 
 
 def largest_allowed(expected: torch.Tensor, precision: str) -> float:
-    """The largest absolute difference allowed from one output of eager PyTorch, where the user states none.
+    """Returns the largest absolute difference allowed from one output of eager PyTorch, if the user sets none.
 
     Args:
         expected: The output, of any dtype.
-        precision: What the device infers with.
+        precision: The precision that the device infers with.
     """
     # A model may compute in a narrower type than the device is set to.
     relative = max(relative_tolerance(precision), _OF_DTYPE.get(expected.dtype, 0.0))
@@ -35,19 +35,19 @@ def largest_allowed(expected: torch.Tensor, precision: str) -> float:
 
 
 def output_tensors(output: Any) -> list[torch.Tensor]:
-    """The tensors of an answer of any structure, in order."""
-    # A ModelOutput of transformers that torch's pytree does not know is a mapping all the same.
+    """Returns the tensors of an output of any structure, in order."""
+    # A ModelOutput of transformers may be unknown to torch's pytree, but it is a mapping.
     plain = dict(output) if hasattr(output, "keys") else output
     return [leaf for leaf in pytree.tree_leaves(plain) if isinstance(leaf, torch.Tensor)]
 
 
 def difference(got: Any, expected: Any, precision: str, max_abs: float | None = None) -> str:
-    """What is wrong with an answer, in words; empty where nothing is.
+    """Describes in words how an output differs from the expected one; empty if it does not.
 
     Args:
-        got: The answer.
-        expected: Eager PyTorch's.
-        precision: What the device infers with; decides the tolerance.
+        got: The output.
+        expected: Eager PyTorch's output.
+        precision: The precision that the device infers with; sets the tolerance.
         max_abs: Largest difference allowed, instead of the precision's.
     """
     ours, theirs = output_tensors(got), output_tensors(expected)
@@ -68,14 +68,14 @@ def too_far(
     max_abs: float | None = None,
     worst: float | None = None,
 ) -> str:
-    """What is wrong with the values of one output, as a sentence without its subject; empty where nothing is.
+    """Describes how the values of one output are wrong, as a sentence without its subject; empty if they are right.
 
     Args:
         got: The output.
-        expected: Eager PyTorch's, of the same shape and dtype.
-        precision: What the device infers with; decides the tolerance.
+        expected: Eager PyTorch's output, of the same shape and dtype.
+        precision: The precision that the device infers with; sets the tolerance.
         max_abs: Largest difference allowed, instead of the precision's.
-        worst: Their largest difference, where the caller knows it.
+        worst: The largest difference, if the caller knows it already.
     """
     if not expected.numel():
         return ""
@@ -90,7 +90,7 @@ def too_far(
 
 
 def largest_difference(got: Any, expected: Any) -> float:
-    """The largest absolute difference between two answers; infinite where one alone is NaN, or shapes differ."""
+    """Returns the largest absolute difference between two outputs; infinite if only one is NaN, or shapes differ."""
     ours, theirs = output_tensors(got), output_tensors(expected)
     if [t.shape for t in ours] != [t.shape for t in theirs]:
         return float("inf")
@@ -99,10 +99,10 @@ def largest_difference(got: Any, expected: Any) -> float:
 
 
 def reordered(call: Any) -> Any | None:
-    """The same call with the values of each tensor in reverse order: other values of the same shapes, types and range.
+    """Reverses the values of each tensor of a call: other values of the same shapes, types and range.
 
     Returns:
-        None where that changes nothing, or a tensor is of no plain layout.
+        The new call; None if nothing changes, or if a tensor is not plain strided.
     """
     leaves, spec = pytree.tree_flatten(call)
     changed = False
@@ -118,7 +118,7 @@ def reordered(call: Any) -> Any | None:
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values in a type that takes the difference of any two: float64 or complex128."""
+    """Converts a tensor to float64 or complex128, in which any two values can be subtracted."""
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 

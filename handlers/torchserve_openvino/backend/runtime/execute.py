@@ -1,8 +1,8 @@
 """Fifth stage: tensors in, tensors out.
 
-A call borrows an infer request from a pool, so that threads never share one, and gives OpenVINO freshly allocated torch
-memory to write its outputs to: nothing is copied, and no later call overwrites an answer. Where OpenVINO might not
-write to it, the answer is copied out of OpenVINO's own memory instead.
+A call borrows an infer request from a pool, so that threads never share one, and OpenVINO writes the outputs into newly
+allocated torch memory: nothing is copied, and no later call overwrites a result. Where OpenVINO might not write to that
+memory, the result is copied from OpenVINO's own memory instead.
 """
 
 import logging
@@ -24,22 +24,22 @@ logger = logging.getLogger(__name__)
 
 
 def _contiguous(value: Any, spec: ValueSpec) -> torch.Tensor:
-    """The argument as a plain contiguous tensor, the same memory where it is one already."""
+    """Returns the argument as a plain contiguous tensor; shares memory if it is one already."""
     if spec.is_scalar_int:
         return torch.tensor(int(value))
     return value.detach().resolve_neg().contiguous()
 
 
 def wrap(tensor: torch.Tensor, spec: ValueSpec) -> ov.Tensor:
-    """An ov.Tensor on the memory of a contiguous tensor, which it keeps alive."""
+    """Wraps the memory of a contiguous tensor in an ov.Tensor, which keeps it alive."""
     if spec.dtype is torch.bfloat16:
-        # NumPy has no bfloat16: the bytes pass as float16, and OpenVINO gets the true type.
+        # NumPy has no bfloat16: the bytes are passed as float16, with the true type for OpenVINO.
         return ov.Tensor(tensor.view(torch.float16).numpy(), list(tensor.shape), ov.Type.bf16)
     return ov.Tensor(tensor.numpy(), shared_memory=True)
 
 
 def _from_ov(tensor: ov.Tensor, spec: ValueSpec) -> torch.Tensor:
-    """A torch tensor with its own copy of an ov.Tensor's content."""
+    """Copies an ov.Tensor's content into a new torch tensor."""
     if spec.dtype is torch.bfloat16:
         raw = np.frombuffer(np.ascontiguousarray(tensor.data).tobytes(), dtype=np.uint16).copy()
         return torch.from_numpy(raw).view(torch.bfloat16).reshape(list(tensor.shape))
@@ -47,20 +47,20 @@ def _from_ov(tensor: ov.Tensor, spec: ValueSpec) -> torch.Tensor:
 
 
 def _infer(request: ov.InferRequest) -> None:
-    """Infers without the copy of all outputs to NumPy arrays that OpenVINO makes otherwise, for nobody."""
+    """Infers without OpenVINO's default copy of all outputs to NumPy arrays, which nothing would use."""
     request.infer(share_outputs=True)
 
 
 def _infer_elsewhere(request: ov.InferRequest) -> None:
-    """The same by a thread of OpenVINO's, whose errors arrive."""
+    """Infers in one of OpenVINO's own threads, from which errors are raised."""
     request.start_async()
     request.wait()
 
 
 def _loses_errors(compiled: ov.CompiledModel) -> bool:
-    """Whether ``infer`` answers as if all were well where a kernel raised: the CPU plugin does so with one thread.
+    """Checks whether ``infer`` may hide the error of a kernel: the CPU plugin does so with one thread.
 
-    tests/contract/test_openvino_memory.py pins it. Where the number of threads is unknown, it may be one.
+    tests/contract/test_openvino_memory.py pins it. An unknown number of threads may be one.
     """
     try:
         return bool(compiled.get_property("INFERENCE_NUM_THREADS") == 1)
@@ -69,24 +69,24 @@ def _loses_errors(compiled: ov.CompiledModel) -> bool:
 
 
 def as_traced(result: Any, spec: ValueSpec) -> Any:
-    """What eager PyTorch computed, in the memory order of the trace, by which operators after it go.
+    """Returns eager PyTorch's result in the memory order that was traced, which later operators rely on.
 
-    An operator of the lowered graph may lay out its result otherwise than the one that it was made of: ``2.0 ** x`` is
+    An operator of the lowered graph may lay out its result differently from the one it came from: ``2.0 ** x`` is
     contiguous, ``exp2(x)`` is laid out like ``x``.
     """
     return result if spec.is_scalar_int else in_order(result, spec.layout)
 
 
 def _check_integers(tensor: torch.Tensor, bounds: Bounds, position: int) -> None:
-    """Looks at an integer input of a call.
+    """Checks the values of an integer input.
 
     Args:
         tensor: The input.
-        bounds: Least and largest value that OpenVINO computes as torch does.
-        position: Its place, for the message.
+        bounds: Smallest and largest value for which OpenVINO computes what torch does.
+        position: Position of the input, for the message.
 
     Raises:
-        InexactValueError: A value lies outside.
+        InexactValueError: A value is out of bounds.
     """
     if not tensor.numel():
         return
@@ -107,12 +107,12 @@ def _check_integers(tensor: torch.Tensor, bounds: Bounds, position: int) -> None
 
 
 def _check_values(answers: torch.Tensor, sentences: Sequence[str]) -> None:
-    """Reads what the graph itself says of the call's values (`checks.py`).
+    """Reads the graph's own checks of the call's values (`checks.py`).
 
     Raises:
-        InexactValueError: OpenVINO computed something else than torch would.
+        InexactValueError: A check failed: OpenVINO's result differs from torch's.
     """
-    # It is set to 0 beforehand: what no kernel wrote does not pass.
+    # The answers are set to 0 before the inference: one that no kernel wrote counts as failed.
     wrong = [sentence for answer, sentence in zip(answers.tolist(), sentences, strict=True) if answer != 1]
     if wrong:
         raise InexactValueError("; ".join(dict.fromkeys(wrong)))
@@ -123,9 +123,9 @@ class CompiledPartition:
 
     Args:
         compiled: The compiled model; it may be shared between threads.
-        interface: What goes in and what comes out of it.
+        interface: Its inputs and outputs.
         keep_alive: Owners of memory that the compiled model shares.
-        memory: Where answers are written to.
+        memory: Allocates the memory for results.
     """
 
     def __init__(self, compiled: ov.CompiledModel, interface: Interface, keep_alive: Any, memory: OutputMemory) -> None:
@@ -139,15 +139,15 @@ class CompiledPartition:
         self._bounds = interface.int_bounds
         self._memory = memory
         self._infer = _infer_elsewhere if _loses_errors(compiled) else _infer
-        # Where the shape is known OpenVINO writes straight into torch memory; elsewhere its answer is copied.
+        # If all shapes are known, OpenVINO writes directly into torch memory; otherwise its results are copied.
         self._known_shapes = all(spec.is_static for spec in interface.outputs)
-        # A sum over a symbolic size has a known shape, and is exact up to some size only.
+        # A sum over a symbolic size has a known shape, but is exact only up to some size.
         self._sized = not self._known_shapes or any(spec.symbols for spec in interface.inputs)
         computed = computed_outputs(compiled)
         self._computed = computed or [False] * len(self._outputs)
         self._direct = self._known_shapes and all(self._computed)
-        # An output of unknown shape that is an input keeps the memory of the last call's input for itself, which is the
-        # caller's: the next inference writes there. Such a request serves once.
+        # If an output of unknown shape is an input, the request keeps using the memory of the last call's input for it,
+        # which is the caller's: the next inference would write there. Such a request is used only once.
         self._once = not self._known_shapes and computed is not None and not all(computed)
         self._requests: deque[Any] = deque([] if self._once else [compiled.create_infer_request()])
 
@@ -158,10 +158,10 @@ class CompiledPartition:
             args: All arguments of the subgraph, weights included, in its order.
 
         Returns:
-            One tensor (or int, for a size) for each output, with memory of its own.
+            One tensor (or int, for a size) per output, each with its own memory.
 
         Raises:
-            InexactValueError: A value that OpenVINO does not compute as torch does.
+            InexactValueError: OpenVINO does not compute what torch does for a value.
             RuntimeError: OpenVINO's own error.
         """
         try:
@@ -170,7 +170,7 @@ class CompiledPartition:
             request = self.compiled.create_infer_request()
         sizes = Sizes(self._size_limit) if self._sized else None
         try:
-            # Kept until infer() returns: the request holds plain pointers to the memory of contiguous copies.
+            # Kept alive until infer() returns: the request holds raw pointers to the memory of contiguous copies.
             tensors = []
             for position, (source, spec) in self._inputs:
                 tensor = _contiguous(args[source], spec)
@@ -194,7 +194,7 @@ class CompiledPartition:
         return results if self._order is None else [results[i] for i in self._order]
 
     def laid_out(self, results: Sequence[Any]) -> list[Any]:
-        """Eager PyTorch's results of the same subgraph as `run` would lay them out."""
+        """Lays out eager PyTorch's results of the same subgraph as `run` would."""
         order = self._order or range(len(results))
         return [as_traced(result, self._outputs[i]) for result, i in zip(results, order, strict=True)]
 
@@ -212,7 +212,7 @@ class CompiledPartition:
     def _infer_copied(self, request: Any, sizes: Sizes | None) -> list[Any]:
         if self._memory.poisoned and self._known_shapes:
             for position, computed in enumerate(self._computed):
-                # The others may be the caller's own memory.
+                # Other outputs may be the caller's own memory.
                 if computed:
                     poison_array(request.get_output_tensor(position).data)
         if self._checks:
@@ -230,10 +230,10 @@ class CompiledPartition:
 
 
 class EagerCopy:
-    """PyTorch's own copy of the weights, which everything that falls back to eager needs.
+    """PyTorch's copy of the weights, which every fallback to eager needs.
 
     Attributes:
-        released: Whether it was freed.
+        released: Whether the copy was freed.
     """
 
     def __init__(self) -> None:
@@ -243,7 +243,7 @@ class EagerCopy:
         """Runs a fallback.
 
         Raises:
-            WeightsReleasedError: There is nothing left to run it with.
+            WeightsReleasedError: The weights that it needs were freed.
         """
         if self.released:
             raise WeightsReleasedError(
@@ -260,12 +260,12 @@ def count_runtime_failure(tracker: Tracker, name: str, error: Exception) -> None
 
 
 class GuardedPartition:
-    """A partition as the outer graph calls it: OpenVINO, or the fallback for this call, counted.
+    """A partition as the outer graph calls it: runs on OpenVINO, or falls back for this call, counted.
 
     Args:
-        compiled: What runs on OpenVINO; None where that was given up.
+        compiled: The partition on OpenVINO; None if it could not be converted or compiled.
         fallback: The same subgraph in PyTorch.
-        on_failure: Called with the error of a failed inference.
+        on_failure: Called with the error of a failed inference that the fallback replaced.
         unpack: Whether the outer graph expects a tuple.
     """
 
@@ -282,19 +282,19 @@ class GuardedPartition:
         self._tuple = unpack
 
     def __call__(self, *args: Any) -> Any:
-        """Calls it as a node of the outer graph: a tuple, or the only value."""
+        """Runs the partition as a node of the outer graph: returns a tuple, or the only value."""
         results = self.results(args)
         return results if self._tuple else results[0]
 
     def results(self, args: Sequence[Any]) -> Sequence[Any]:
-        """All outputs, in order."""
+        """Runs the partition and returns all outputs, in order."""
         if self.compiled is None:
             return self._eager(args)
         try:
             return self.compiled.run(args)
         except Exception as error:
-            # The subgraph is functional, so that eager can run it again from the same inputs. Where eager refuses them
-            # as well (an index beyond the end), the caller gets its error, and nothing fell back.
+            # The subgraph is functional, so eager can run it again from the same inputs. If eager raises for them too
+            # (an index out of range), the caller gets eager's error, and no fallback is counted.
             try:
                 results = self._eager(args)
             except WeightsReleasedError:

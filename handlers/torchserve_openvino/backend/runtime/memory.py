@@ -1,4 +1,4 @@
-"""The memory that answers are written to: torch's, where a kernel of OpenVINO is sure to write it."""
+"""The memory that results are written to: torch's, where an OpenVINO kernel is sure to write it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +12,11 @@ from torchserve_openvino.backend.spec import ValueSpec
 
 
 class OutputMemory:
-    """Where answers are written to.
+    """Allocates the memory that results are written to.
 
     Attributes:
-        poisoned: Whether it holds NaN (integers: a large negative number) before an inference instead of whatever was
-            there, so that a comparison of answers shows memory that nobody wrote to.
+        poisoned: Whether the memory is filled with NaN (integers: a large negative number) before an inference, so that
+            a comparison of results reveals memory that was not written.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class OutputMemory:
 
     @contextmanager
     def poison(self) -> Iterator[None]:
-        """Poisons it for a while, for all threads."""
+        """Poisons the memory while the context lasts, for all threads."""
         before, self.poisoned = self.poisoned, True
         try:
             yield
@@ -32,7 +32,7 @@ class OutputMemory:
             self.poisoned = before
 
     def new(self, spec: ValueSpec) -> torch.Tensor:
-        """Memory for one answer of a known shape."""
+        """Allocates memory for one result of a known shape."""
         result = torch.empty(spec.shape, dtype=spec.dtype)
         return _poison(result) if self.poisoned else result
 
@@ -45,30 +45,30 @@ def _poison(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def poison_array(array: "np.ndarray[Any, Any]") -> None:
-    """Fills memory of OpenVINO's own in the same way."""
+    """Fills OpenVINO's own memory in the same way."""
     kind = array.dtype
     array[...] = True if kind == np.bool_ else np.iinfo(kind).min // 3 if kind.kind in "iu" else np.nan
 
 
-# What the CPU plugin may lay out in the memory of its input, so that nothing is written at the end of such a chain.
+# Layers whose output may share the memory of their input in the CPU plugin, so that a chain of them writes nothing.
 _IN_PLACE = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Split"})
 _GIVEN = frozenset({"Input", "Const"})
 
 
 def computed_outputs(compiled: ov.CompiledModel) -> list[bool] | None:
-    """For each output whether a kernel computes it, and writes it wherever the memory lies.
+    """Checks for each output whether a kernel computes it, and so writes it to whatever memory it is given.
 
-    An output that is an input or a constant is nobody's to write: OpenVINO then takes the memory that it is given for
-    that output for the input itself, and computes everything from what happens to lie there. The names are those of
-    the executed graph: https://docs.openvino.ai, "execution graph", ``layerType``.
+    No kernel writes an output that is an input or a constant: OpenVINO then uses the memory given for that output as
+    the input itself, and computes everything from what happens to be there. The names are those of the executed
+    graph: https://docs.openvino.ai, "execution graph", ``layerType``.
 
     Returns:
-        None where the device shows no executed graph.
+        One flag per output; None if the device does not expose its executed graph.
     """
     try:
         results = compiled.get_runtime_model().get_results()
     except RuntimeError:
-        # AUTO, MULTI and others have none to show.
+        # AUTO, MULTI and others have none.
         return None
     return [_is_computed(result.input_value(0).get_node()) for result in results]
 

@@ -1,8 +1,8 @@
-"""A compiled model that does not need PyTorch's copy of the weights.
+"""Compiles a model so that it does not need PyTorch's copy of the weights.
 
-A converted model's constants share the tensors' memory, so that this memory can't be freed. Here they go through a
-private file that OpenVINO maps instead: what it packed into its own layout stays in memory, and pages of the file that
-it does not need any more are given back to the system, which reads them again if it must.
+A converted model's constants share the tensors' memory, which therefore can't be freed. Here the weights are written to
+a private file that OpenVINO maps: what it packs into its own layout stays in memory, and the file's pages are released
+to the system, which reads a page again if it is needed.
 """
 
 import tempfile
@@ -19,9 +19,9 @@ Compiled = TypeVar("Compiled")
 
 
 def compile_from_file(model: ov.Model, compile: Callable[[ov.Model], Compiled]) -> Compiled:
-    """Compiles a copy of a model whose weights lie in a file.
+    """Compiles a copy of a model whose weights are in a mapped file.
 
-    The file has no name afterwards, and goes with the process.
+    The file is unlinked afterwards; its content stays mapped, until the process ends at the latest.
 
     Args:
         model: The converted model.

@@ -1,6 +1,6 @@
-"""Gives the memory of mapped files back to the system, which reads a page again where it is still needed.
+"""Releases the memory of mapped files to the system, which reads a page again if it is still needed.
 
-What OpenVINO packed into a layout of its own stays in memory; the file that it was read from need not as well.
+Weights that OpenVINO packed into its own layout stay in memory; the file that they were read from need not.
 """
 
 import ctypes
@@ -17,13 +17,13 @@ _SMAPS = Path("/proc/self/smaps")
 
 
 def give_pages_back(files: Collection[Path]) -> int:
-    """Lets go of the pages of files that this process has mapped, and did not write to.
+    """Releases the pages of files that this process has mapped and not written to.
 
     Args:
         files: Absolute paths, links resolved.
 
     Returns:
-        Bytes that were in memory; 0 where the system is not Linux.
+        Number of bytes released; 0 if the system is not Linux.
     """
     if not sys.platform.startswith("linux") or not files:
         return 0
@@ -31,7 +31,7 @@ def give_pages_back(files: Collection[Path]) -> int:
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     names, freed = {str(file) for file in files}, 0
     for first, last, path, facts in _mappings():
-        # A page that was written exists nowhere else.
+        # A page that was written to exists nowhere else.
         if path not in names or facts["Anonymous"]:
             continue
         if libc.madvise(first, last - first, _MADV_DONTNEED):
@@ -42,7 +42,7 @@ def give_pages_back(files: Collection[Path]) -> int:
 
 
 def _mappings() -> Iterator[tuple[int, int, str, dict[str, int]]]:
-    """First and last address, file, and bytes by kind, of each part of this process's memory."""
+    """Yields start and end address, file, and bytes by kind, of each memory mapping of this process."""
     first = last = 0
     path, facts = "", {"Rss": 0, "Anonymous": 0}
     for line in _SMAPS.read_text(encoding="utf-8", errors="replace").splitlines():

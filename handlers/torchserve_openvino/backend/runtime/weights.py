@@ -1,12 +1,13 @@
-"""Whether the weights that became constants of a compiled graph are still the ones that a call passes.
+"""Detects whether the weights that became constants of a compiled graph have changed.
 
 Dynamo reuses one graph for several modules of the same code, and does not guard a parameter's content, so each call
-compares. Four facts are compared, each because the others miss something: identity (another module's weights, or
-``load_state_dict(assign=True)``), version counter (changes in place that autograd tracks), data pointer
-(``param.data = other``) and sampled bytes (``param.data.mul_()``, which torch tracks nowhere). Samples are taken at the
-start, in the middle and at the end of each weight, at one of the three by each call in turn; small ones whole.
-Limit: a change through ``.data`` outside the bytes that a call samples is not seen by that call, and one outside
-all three places is never seen; call ``torch.compiler.reset()`` after it.
+checks. It compares four facts, each because the others miss something: identity (another module's weights, or
+``load_state_dict(assign=True)``), version counter (in-place changes that autograd tracks), data pointer
+(``param.data = other``) and sampled bytes (``param.data.mul_()``, which torch does not track). There are three samples,
+at the start, in the middle and at the end of each weight's memory; each call compares one of them in turn. Small
+weights are compared whole.
+Limit: a call does not notice a change through ``.data`` outside the bytes that it compares, and a change outside all
+three samples is never noticed; call ``torch.compiler.reset()`` after such a change.
 """
 
 import itertools
@@ -21,10 +22,11 @@ _SAMPLE_BYTES = 32
 
 
 def _samples(tensor: torch.Tensor) -> list[memoryview]:
-    """Views on a few bytes at the start, in the middle and at the end of a tensor's memory."""
-    if not tensor.is_contiguous() or tensor.numel() == 0:
-        tensor = tensor.as_strided((1,), (1,), tensor.storage_offset()) if tensor.numel() else tensor.reshape(-1)
-    view = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+    """Returns views of a few bytes at the start, in the middle and at the end of a tensor's memory."""
+    # In memory order, whatever that of the dimensions; gaps between the elements of a slice belong to the same storage.
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = tensor.detach().as_strided((steps + 1 if tensor.numel() else 0,), (1,))
+    view = memory.view(torch.uint8).numpy().data
     if len(view) <= 3 * _SAMPLE_BYTES:
         return [view] * 3
     last = len(view) - _SAMPLE_BYTES
@@ -32,16 +34,16 @@ def _samples(tensor: torch.Tensor) -> list[memoryview]:
 
 
 def can_watch(tensor: object) -> bool:
-    """Whether changes of a tensor can be noticed: an inference tensor has no version counter."""
+    """Checks whether changes to a tensor can be detected: an inference tensor has no version counter."""
     return isinstance(tensor, torch.Tensor) and not tensor.is_inference() and tensor.layout is torch.strided
 
 
 class WeightWatch:
-    """Remembers a list of tensors without keeping them alive.
+    """Watches a list of tensors for changes, without keeping them alive.
 
     Args:
         tensors: The weights, in the order in which calls pass them.
-        on_death: Called when one of them is freed, before its id can be used again.
+        on_death: Called when one of them is freed, before its id can be reused.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], on_death: Callable[[], None]) -> None:
@@ -53,11 +55,11 @@ class WeightWatch:
         self._refs = [weakref.ref(tensor, lambda _: on_death()) for tensor in tensors]
 
     def same_objects(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether these are the very tensors that were remembered."""
+        """Checks whether these are the watched tensors themselves."""
         return list(map(id, tensors)) == self.ids
 
     def unchanged(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether their content is still what it was; only to be asked of the same objects."""
+        """Checks whether the content is unchanged; valid only if `same_objects` holds."""
         views, content = next(self._samples)
         return (
             list(map(_version, tensors)) == self._versions

@@ -1,1 +1,1 @@
-"""Private modules of torch and OpenVINO, each behind one file; tests/contract pins what they rest on."""
+"""Wrappers around private modules of torch and OpenVINO; tests/contract pins what they rely on."""

@@ -1,8 +1,8 @@
 """Everything that this package takes from OpenVINO's private modules; pinned by tests/contract/test_openvino.py.
 
-OpenVINO 2026.4: its FX decoder and its support table are the parts of its torch.compile backend that work; they have no
+OpenVINO 2026.4: the FX decoder and the support table are the parts of its torch.compile backend that work; they have no
 public name. Importing them here does not import that backend, which would change torch._dynamo.config. They are
-imported when they are needed: a worker that starts from the cache converts nothing.
+imported lazily: a worker that starts from the cache converts nothing.
 """
 
 import functools
@@ -18,13 +18,13 @@ from torchserve_openvino.errors import OpMappingError
 
 @functools.lru_cache(maxsize=1)
 def core() -> ov.Core:
-    """The process's one Core: devices are opened once, and CompiledModels share its plugin."""
+    """Returns the only Core of the process, so that devices are opened once and CompiledModels share its plugin."""
     return ov.Core()
 
 
 @functools.lru_cache(maxsize=1)
 def upstream_supported() -> frozenset[str]:
-    """Names in OpenVINO's own Python support table, without ``torch.ops.``."""
+    """Returns the names in OpenVINO's own Python support table, without ``torch.ops.``."""
     from openvino.frontend.pytorch.torchdynamo.op_support import OperatorSupport
 
     names = OperatorSupport({})._support_dict
@@ -33,14 +33,14 @@ def upstream_supported() -> frozenset[str]:
 
 @functools.lru_cache(maxsize=1)
 def undecomposed() -> tuple[Any, ...]:
-    """Operators that OpenVINO's export path does not decompose, because its frontend converts them better whole."""
+    """Returns the operators that OpenVINO's export path keeps whole, because its frontend converts them better so."""
     from openvino.frontend.pytorch.torchdynamo.export_decompositions import ops_to_not_decompose
 
     return tuple(ops_to_not_decompose())
 
 
 class _IndexedNodes(list["torch.fx.Node"]):
-    """A node list whose ``index`` takes constant time; the decoder calls it once for each argument of each node."""
+    """A node list with constant-time ``index``, which the decoder calls once per argument of each node."""
 
     def __init__(self, nodes: Sequence["torch.fx.Node"]) -> None:
         super().__init__(nodes)
@@ -50,7 +50,7 @@ class _IndexedNodes(list["torch.fx.Node"]):
         return self._position[node]
 
 
-# From the context of a node to its outputs; `openvino.frontend.NodeContext` and `openvino.Output`.
+# Maps the context of a node (`openvino.frontend.NodeContext`) to its outputs (`openvino.Output`).
 Translator = Callable[[Any], list[Any]]
 
 
@@ -60,10 +60,10 @@ def _add_to_core(library: Path) -> None:
 
 
 def use_libraries(libraries: Sequence[Path]) -> None:
-    """Makes the operations of extension libraries known, so that models with them can be read and compiled.
+    """Registers the operations of extension libraries, so that models with them can be read and compiled.
 
     Raises:
-        OpMappingError: One is no extension library of this OpenVINO.
+        OpMappingError: A file is not an extension library of this OpenVINO version.
     """
     for library in libraries:
         try:
@@ -90,13 +90,14 @@ def _probed_frontend(libraries: tuple[Path, ...]) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def frontend_converts(name: str, libraries: tuple[Path, ...] = ()) -> bool:
-    """Whether OpenVINO's C++ frontend has a conversion rule for an operator; takes about a millisecond.
+    """Checks whether OpenVINO's C++ frontend has a conversion rule for an operator; takes about a millisecond.
 
-    Its table has no public name, so a graph of the one operator is converted: the frontend says of operators that it
-    does not know that it found no conversion rule, and fails on others for their missing arguments.
+    Its table has no public name, so a graph of only this operator is converted: for an unknown operator the frontend
+    reports that it found no conversion rule; for others it may fail because arguments are missing.
 
     Args:
-        name: Overload, ``aten.relu.default``; need not be an operator of this torch.
+        name: Overload, such as ``aten.relu.default``; it need not exist in this version of torch.
+        libraries: Extension libraries with conversions of their own.
     """
     from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
 
@@ -109,13 +110,13 @@ def frontend_converts(name: str, libraries: tuple[Path, ...] = ()) -> bool:
     try:
         frontend.convert(frontend.load(decoder))
     except Exception as error:
-        # OpConversionFailure, or what a translator raises for arguments that are not there: then there is one.
+        # OpConversionFailure, or whatever a translator raises for missing arguments, which means that there is a rule.
         return "No conversion rule found" not in str(error)
     return True
 
 
 def _named(name: str) -> Callable[..., Any]:
-    """A target for FX that the decoder takes for the operator ``name``."""
+    """Returns a target for an FX node that the decoder takes for the operator ``name``."""
 
     class _Target:
         __name__ = name.replace(".", "_")
@@ -131,7 +132,7 @@ def _named(name: str) -> Callable[..., Any]:
 
 
 def call_translator(graph: "torch.fx.Graph", name: str, inputs: Sequence["torch.fx.Node"]) -> "torch.fx.Node":
-    """Adds a node that a `Translator` of this name converts; its arguments are nodes only."""
+    """Adds a node that the `Translator` of this name converts; its arguments can only be nodes."""
     return graph.call_function(_named(name), tuple(inputs))
 
 
@@ -146,9 +147,9 @@ def fx_to_model(
 
     Args:
         gm: Placeholders are the inputs; ``get_attr`` tensors become constants that share the tensors' memory.
-        shapes: Shape of each placeholder, -1 for a dynamic dimension, ``[]`` for an integer.
-        dtypes: Type of each placeholder.
-        translators: For nodes of `call_translator`, by their names.
+        shapes: Shape of each placeholder: -1 for a dynamic dimension, ``[]`` for an integer.
+        dtypes: Dtype of each placeholder.
+        translators: Names and translators for nodes from `call_translator`.
         libraries: Extension libraries with conversions of their own.
 
     Returns:
@@ -169,10 +170,10 @@ def fx_to_model(
 
 
 def ts_to_model(traced: torch.jit.ScriptModule, libraries: Sequence[Path] = ()) -> tuple[ov.Model, Any]:
-    """Converts what TorchScript traced; `openvino.convert_model` does the same with telemetry around it.
+    """Converts a TorchScript trace; `openvino.convert_model` does the same, but with telemetry.
 
     Args:
-        traced: Tensors in it become constants that share the tensors' memory.
+        traced: The traced module; its tensors become constants that share the tensors' memory.
         libraries: Extension libraries with conversions of their own.
 
     Returns:

@@ -1,7 +1,7 @@
-"""Operators that torch takes apart while it traces, kept whole; from torch's private modules, as `_torch_private`.
+"""Keeps operators whole that torch decomposes while it traces; uses torch's private modules, like `_torch_private`.
 
-torch 2.13: Dynamo's settings are those of a thread; the Python kernels of an operator
-that is made of others, and the function by which encoders look at a mask's values, have no public name.
+torch 2.13: Dynamo's settings are per thread; the Python kernels of a composite operator, and the function with which
+encoders read a mask's values, have no public name.
 """
 
 import functools
@@ -23,14 +23,14 @@ _KEEPING: set[torch._ops.OpOverload] = set()
 _KEEPING_LOCK = threading.Lock()
 _SETTINGS = {
     "allow_rnn": True,
-    # A warning (torch warns of masks of two types) is given behind the graph instead of breaking it.
+    # A warning (torch warns about masks of two types) is issued after the graph instead of breaking it.
     "reorderable_logging_functions": {warnings.warn},
-    # A hook that is registered later is seen.
+    # A hook that is registered later is noticed.
     "skip_nnmodule_hook_guards": False,
-    # Modules none of whose tables changed are not looked through at each call: a third of the time of all guards.
+    # Guards skip modules whose dictionaries did not change: checking them is a third of the time of all guards.
     "use_recursive_dict_tags_for_guards": True,
 }
-# As `torch._dynamo.eval_frame.make_set_enable_dynamic` sets them (tests/contract/test_dynamo.py).
+# The same settings as in `torch._dynamo.eval_frame.make_set_enable_dynamic` (tests/contract/test_dynamo.py).
 _SHAPES: dict[bool | None, dict[str, Any]] = {
     None: {},
     True: {"assume_static_by_default": False},
@@ -39,21 +39,21 @@ _SHAPES: dict[bool | None, dict[str, Any]] = {
 
 
 def _is_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
-    """Whether a mask is said to be causal, without a look at its values: only a hint to eager's kernels hangs on it."""
+    """Tells whether a mask is declared causal, without reading its values: it is only a hint to eager's kernels."""
     return is_causal is True
 
 
 @functools.lru_cache(maxsize=1)
 def take_masks() -> None:
-    """Lets Dynamo trace `nn.TransformerEncoder` and `nn.TransformerDecoder` with a mask, whose values they look at."""
+    """Lets Dynamo trace `nn.TransformerEncoder` and `nn.TransformerDecoder` with a mask, whose values they read."""
     torch.compiler.substitute_in_graph(transformer._detect_is_causal_mask)(_is_causal)
 
 
 def keep_whole(stand_ins: Mapping[torch._ops.OpOverload, Callable[..., Any]]) -> None:
-    """Prepares operators that torch takes apart while it traces, for `kept_whole`.
+    """Prepares operators that torch decomposes while it traces, for use in `kept_whole`.
 
     Args:
-        stand_ins: An operator to what is traced in its place; called with the same arguments.
+        stand_ins: Maps an operator to the function traced in its place, which takes the same arguments.
     """
     with _KEEPING_LOCK:
         for op, stand_in in stand_ins.items():
@@ -70,7 +70,7 @@ def _kernel(op: torch._ops.OpOverload, apart: Callable[..., Any], whole: Callabl
         if not _KEEPS_WHOLE.get():
             return apart(*args, **kwargs)
         if torch.is_grad_enabled():
-            # Dynamo makes a graph break of it. A stand-in has no gradient, and what torch takes apart has no dropout.
+            # Dynamo breaks the graph here. A stand-in has no gradient, and torch's decomposition has no dropout.
             raise UnsupportedOperatorException(op)
         return whole(*args, **kwargs)
 
@@ -79,12 +79,12 @@ def _kernel(op: torch._ops.OpOverload, apart: Callable[..., Any], whole: Callabl
 
 @contextmanager
 def kept_whole(dynamic: bool | None = None) -> Iterator[None]:
-    """While it lasts, Dynamo traces by this package's settings, and this thread traces stand-ins.
+    """Makes Dynamo trace with this package's settings, and this thread trace the stand-ins, while the context lasts.
 
-    Where gradients are recorded, Dynamo breaks the graph at such an operator, and torch runs it.
+    If gradients are recorded, Dynamo breaks the graph at such an operator, and torch runs it.
 
     Args:
-        dynamic: As in ``torch.compile``, which would set it at each call, traced or not; None leaves it as it is.
+        dynamic: As in ``torch.compile``, which would set it at each call, traced or not; None changes nothing.
     """
     token = _KEEPS_WHOLE.set(True)
     try:

@@ -1,4 +1,4 @@
-"""Dispatch modes of one thread; from torch's private modules, as `_torch_private`."""
+"""Dispatch modes of a single thread; uses torch's private modules, like `_torch_private`."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -9,33 +9,34 @@ T = TypeVar("T", bound="ThreadDispatchMode")
 
 
 class ThreadDispatchMode(TorchDispatchMode):
-    """A mode that is on for the calling thread alone.
+    """A dispatch mode that is active in the calling thread only.
 
-    torch's own also sets flags of the whole process, at which Dynamo's guards look: a request in another thread would
-    miss its compiled graph, and two threads that leave in another order than they came would leave a flag set for good.
+    torch's own modes also set process-wide flags that Dynamo's guards check: a request in another thread would miss its
+    compiled graph, and two threads that exit in a different order than they entered would leave a flag set for good.
     """
 
     def __enter__(self: T) -> T:
-        """Puts it on."""
+        """Activates the mode."""
         _push_mode(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Takes it off."""
+        """Deactivates the mode."""
         _pop_mode()
 
 
 def is_innermost(mode: ThreadDispatchMode) -> bool:
-    """Whether a mode is the one that the calling thread's next operator goes to first."""
+    """Checks whether a mode is the calling thread's innermost one, which gets each operator first."""
     return _get_current_dispatch_mode() is mode
 
 
 def keep_to_threads() -> None:
-    """Makes the mode in which AOTAutograd runs each new graph once a `ThreadDispatchMode`.
+    """Makes AOTAutograd's aliasing check act like a `ThreadDispatchMode`.
 
-    It looks whether answers of custom operators alias their inputs, and stays on for as long as that inference takes.
+    AOTAutograd runs each new graph once in this mode, which checks whether results of custom operators alias their
+    inputs. It stays active for as long as that inference takes.
     """
-    # It brings Dynamo with it, which a worker that starts warm does without.
+    # This import loads Dynamo, which a worker that starts warm does not need.
     from torch._functorch._aot_autograd import runtime_wrappers
 
     mode: Any = runtime_wrappers._AnalyzeCustomOpInputOutputMode
@@ -43,13 +44,13 @@ def keep_to_threads() -> None:
 
 
 class OperatorCount(ThreadDispatchMode):
-    """Counts the operators that a thread runs in eager PyTorch, by overload; Dynamo compiles all the same.
+    """Counts the operators that a thread runs in eager PyTorch, by overload; Dynamo still compiles.
 
     Args:
-        count: Called with each.
+        count: Called with each overload.
     """
 
-    # torch.cond and the like; what runs inside comes here by itself.
+    # torch.cond and the like; the operators that run inside arrive here one by one.
     supports_higher_order_operators = True
 
     def __init__(self, count: Callable[[Any], None]) -> None:
@@ -58,7 +59,7 @@ class OperatorCount(ThreadDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """So that Dynamo does not skip frames while the mode is on."""
+        """Returns True, so that Dynamo does not skip frames while the mode is active."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

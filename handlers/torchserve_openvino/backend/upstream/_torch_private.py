@@ -1,4 +1,4 @@
-"""What is taken from torch's private modules, as in the other `_torch_` files; tests/contract pins it.
+"""Wraps parts of torch's private modules, like the other `_torch_` files; tests/contract pins what is used.
 
 torch 2.13: `torch._dynamo.backends.common.aot_autograd` is the documented way to write a backend; the compile id,
 AOTAutograd's metadata, the conversion of frames, graph break reasons and compilation metrics have no public name.
@@ -47,25 +47,25 @@ __all__ = [
     "watch_frames",
 ]
 
-# How Dynamo names what it reaches through a module.
+# How Dynamo names an object that it reaches through a module.
 _IMPORTED = re.compile(r"G\['__import_(\w+)'\]((?:\.\w+)+)")
-# The frame that stands in front of the model where a call is captured whole (whole.py).
+# The file of the frame that wraps the model when a call is captured as one graph (whole.py).
 STAND_IN_FILE = "torchserve_openvino/backend/routes/whole.py"
 
 
 def compile_id() -> str:
-    """Dynamo's name of the compilation under way, ``frame/recompilation``, e.g. ``0/1``."""
+    """Returns Dynamo's id of the current compilation, ``frame/recompilation``, e.g. ``0/1``."""
     current = CompileContext.current_compile_id()
     return str(current) if current is not None else "?"
 
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """What AOTAutograd knows of the graph that it hands over.
+    """AOTAutograd's metadata about a graph that it hands over.
 
     Attributes:
         static: Positions of inputs that are parameters, buffers or tensor attributes of modules.
-        mutated: Positions of inputs that the graph changes.
+        mutated: Positions of inputs that the graph mutates.
     """
 
     static: frozenset[int] = frozenset()
@@ -73,7 +73,7 @@ class GraphFacts:
 
 
 def graph_facts() -> GraphFacts:
-    """Facts of the graph being compiled; empty where AOTAutograd left none."""
+    """Returns the facts of the graph being compiled; empty if AOTAutograd left none."""
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     if metadata is None:
@@ -83,7 +83,7 @@ def graph_facts() -> GraphFacts:
 
 
 def is_traced(value: Any) -> bool:
-    """Whether TorchScript's tracer, while it runs, knows a value (or one of a list) as more than a constant."""
+    """Checks whether TorchScript's running tracer records a value (or one of a list) as more than a constant."""
     if isinstance(value, (list, tuple)):
         return any(map(is_traced, value))
     if not isinstance(value, torch.Tensor):
@@ -98,12 +98,12 @@ def _where(stack: Sequence[Any]) -> str:
     return f"{frame.filename}:{frame.lineno}" if frame is not None else ""
 
 
-# --- what became of each frame -----------------------------------------------------------------------------------
+# --- what happened to each frame ---------------------------------------------------------------------------------
 
 
 @dataclass
 class GraphBreakFact:
-    """A graph break: Dynamo's reason and the user's line."""
+    """A graph break: Dynamo's reason and the line in the user's code."""
 
     reason: str
     where: str
@@ -111,12 +111,12 @@ class GraphBreakFact:
 
 @dataclass
 class FrameFact:
-    """One frame that Dynamo compiled, or compiled again.
+    """One frame that Dynamo compiled or recompiled.
 
     Attributes:
-        ops: Calls in its graph, 0 where there was nothing to compile.
-        recompile_reason: The guard that failed; None the first time.
-        side_effects: What its code changes in Python objects that were there before, as Dynamo names it.
+        ops: Number of calls in its graph; 0 if there was nothing to compile.
+        recompile_reason: The guard that failed; None at the first compilation.
+        side_effects: Existing Python objects that its code changes, as Dynamo names them.
     """
 
     compile_id: str
@@ -128,10 +128,10 @@ class FrameFact:
 
 @dataclass(frozen=True)
 class LostFrame:
-    """A frame that Dynamo gave up, which runs in eager PyTorch each time it is called.
+    """A frame that Dynamo gave up on, which runs in eager PyTorch each time it is called.
 
     Attributes:
-        is_break: Whether Dynamo refused the code, or the limit of recompilations; otherwise something failed.
+        is_break: Whether Dynamo refused the code or reached the recompile limit; otherwise an error occurred.
     """
 
     where: str
@@ -146,14 +146,14 @@ class FrameObserver(Protocol):
         """A frame was compiled."""
 
     def broke(self, fact: GraphBreakFact) -> None:
-        """Tracing stopped at a line, and goes on behind it."""
+        """Tracing stopped at a line, and continues after it."""
 
     def lost(self, frame: LostFrame, first: bool) -> None:
         """A frame is about to run in eager PyTorch, for the first time or again."""
 
 
 def _claim(item: Any) -> bool:
-    """Marks a record of Dynamo's as read, so that it is counted once."""
+    """Marks one of Dynamo's records as counted; returns whether it was not counted before."""
     if getattr(item, "_openvino_serving_claimed", False):
         return False
     item._openvino_serving_claimed = True
@@ -161,7 +161,7 @@ def _claim(item: Any) -> bool:
 
 
 def graph_break_of(gm: torch.fx.GraphModule) -> GraphBreakFact | None:
-    """The graph break that ended a Dynamo graph; None where it ended by returning, or was counted already."""
+    """Returns the graph break that ended a Dynamo graph; None if it ended by returning, or was already counted."""
     reason = getattr(gm, "compile_subgraph_reason", None)
     if reason is None or not reason.graph_break or not _claim(reason):
         return None
@@ -176,17 +176,17 @@ def watch_frames(
     keeps_going: bool = True,
     around: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> None:
-    """Puts an observer between Dynamo and its conversion of frames.
+    """Installs an observer between Dynamo and its conversion of frames.
 
-    Dynamo itself remembers a frame that it gave up and runs it in eager from then on without a word. Here it is asked
-    each time, so that each such run is counted; the answer is looked up, not found anew.
+    Dynamo itself remembers a frame that it gave up on, and silently runs it in eager from then on. Here it calls the
+    conversion each time, so that each such run is counted; the earlier answer is looked up, not computed again.
 
     Args:
         compiled: What ``torch.compile`` returned.
         observer: Called for each frame.
-        place: How to name the outermost frame, where that is no code of the user's.
-        keeps_going: Whether a frame on whose way to a graph something failed runs in eager PyTorch instead of raising.
-        around: Is entered while a frame is converted.
+        place: Name for the outermost frame, if that is not the user's code.
+        keeps_going: Whether a frame runs in eager PyTorch instead of raising if its compilation fails.
+        around: Context manager that is entered while a frame is converted.
     """
     context = getattr(compiled, "dynamo_ctx", None)
     if context is None:
@@ -196,14 +196,14 @@ def watch_frames(
     callback._torchdynamo_orig_backend = _Watch(convert, observer, place, keeps_going, region, around)
 
 
-# Torch looks for the guard among what was compiled in a region, and has one variable for it in the whole process.
+# torch looks for the failed guard in the code compiled in a region, and keeps the region in one process-wide variable.
 _NO_GUARD = "torch does not say which guard failed: another thread called a compiled model at the same time"
 
 
 class _Watch:
-    """Dynamo's conversion of one frame, and what it says of it; called under Dynamo's own lock."""
+    """Wraps Dynamo's conversion of a frame and reports the outcome; called under Dynamo's own lock."""
 
-    # What is remembered stands in Dynamo's own notes on a code object, which ``torch.compiler.reset`` clears.
+    # Key of our records in Dynamo's own context of a code object, which ``torch.compiler.reset`` clears.
     _NOTE = "openvino_serving"
 
     def __init__(
@@ -216,7 +216,7 @@ class _Watch:
         around: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._convert = convert
-        # By this name Dynamo looks for the backend.
+        # Dynamo looks for the backend by this name.
         self._torchdynamo_orig_backend = convert
         self._observer = observer
         self._place = place
@@ -229,9 +229,9 @@ class _Watch:
         return self._convert._clone_with_backend
 
     def __call__(self, frame: Any, cache_entry: Any, hooks: Any, frame_state: Any, skip: int = 0) -> ConvertFrameReturn:
-        # Torch keeps the region of compiled code for the whole process: a call in another thread may have changed it.
+        # torch keeps the current region in a process-wide variable, which a call in another thread may have changed.
         set_eval_frame_isolate_recompiles_id(self._region)
-        # For each compiled model: whether it was compiled before (None), or what to answer.
+        # Maps each compiled model to None if it compiled this code before, or to what to report and return.
         notes = code_context.get_context(frame.f_code).setdefault(self._NOTE, weakref.WeakKeyDictionary())
         if (known := notes.get(self)) is not None:
             self._observer.lost(known[0], first=False)
@@ -249,14 +249,14 @@ class _Watch:
                 self._observer.broke(GraphBreakFact(reason.reason, _where(reason.user_stack)))
         entry = _newest(dynamo_utils.get_compilation_metrics())
         if entry is newest:
-            # Nothing was tried: a frame without tensors, for example.
+            # Dynamo did not try to compile the frame: it has no tensors, for example.
             return answer
         code = frame.f_code
         stands_in = code.co_filename.endswith(STAND_IN_FILE)
         where = self._place if stands_in else f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})"
         if answer.guarded_code is not None:
             effects = get_compiled_code_side_effects(answer.guarded_code.code) or ()
-            # Another model of the same code is no earlier compilation of this one.
+            # A compilation of the same code for another model does not count as an earlier one of this model.
             guard = (entry.recompile_reason or _NO_GUARD) if self in notes else None
             notes[self] = None
             ops = int(entry.graph_op_count or 0)
@@ -272,7 +272,7 @@ class _Watch:
 
 
 def changed_object(side_effect: str) -> Any:
-    """The object that Dynamo's name of a side effect stands for, if it is one reached through a module; else None."""
+    """Returns the object that Dynamo's name of a side effect means, if it is reached through a module; else None."""
     found = _IMPORTED.fullmatch(side_effect)
     value: Any = sys.modules.get(found[1].replace("_dot_", ".")) if found else None
     for name in found[2].split(".")[1:] if found else ():
@@ -285,7 +285,7 @@ def _newest(metrics: Sequence[Any]) -> Any:
 
 
 def _is_the_callers(error: Exception) -> bool:
-    """Whether an error on the way to a graph is to be seen: the caller forbade graph breaks, or did something wrong."""
+    """Checks whether a compilation error must reach the caller, who forbade graph breaks or made a mistake."""
     inner = getattr(error, "inner_exception", error)
     return isinstance(error, (exc.Unsupported, exc.UserError, exc.ResumePrologueTracingError)) or isinstance(
         inner, TorchServeOpenVINOError
@@ -296,14 +296,14 @@ def _failed_at(entry: Any) -> str:
     return f"{entry.fail_user_frame_filename}:{entry.fail_user_frame_lineno}" if entry.fail_user_frame_filename else ""
 
 
-# --- what a graph rests on ---------------------------------------------------------------------------------------
+# --- what a graph depends on -------------------------------------------------------------------------------------
 
 
 def reads_values(gm: torch.fx.GraphModule) -> str:
-    """Why what a graph computes is no function of its inputs alone that Python never looks into; empty if it is.
+    """Returns why a graph is no function of its inputs alone, or has values that Python reads; empty if neither holds.
 
     Args:
-        gm: Of Dynamo, or lowered.
+        gm: Dynamo's graph, or a lowered one.
     """
     for node in gm.graph.nodes:
         if isinstance(getattr(node.meta.get("grapharg"), "source", None), RandomValueSource):
@@ -318,6 +318,6 @@ def reads_values(gm: torch.fx.GraphModule) -> str:
 
 
 def python_implementation(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
-    """The function that ``torch.library.custom_op`` made an operator of; None for operators made otherwise."""
+    """Returns the function that ``torch.library.custom_op`` turned into an operator; None for other operators."""
     definition = _maybe_get_opdef(op)
     return definition._init_fn if definition is not None else None

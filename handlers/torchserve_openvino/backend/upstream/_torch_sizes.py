@@ -1,6 +1,6 @@
-"""Tells torch which sizes a graph is to leave open; from torch's private modules.
+"""Tells torch which sizes a graph must keep symbolic; uses torch's private modules.
 
-torch 2.13: ``maybe_mark_dynamic`` is documented, but in no public module; that a size of 1 needs no graph of its own is
+torch 2.13: ``maybe_mark_dynamic`` is documented, but not in a public module; tracing a size of 1 like any other size is
 an experimental setting, which torch.export uses (tests/contract/test_dynamo.py).
 """
 
@@ -14,19 +14,19 @@ from torch.fx.experimental import _config as shape_config
 
 from torchserve_openvino.backend.open_axes import OpenAxes
 
-# What torch writes on a tensor: a set of axes, and that there is one.
+# Attributes that torch sets on a marked tensor: the set of axes, and a flag that there is one.
 _MARKS = ("_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking")
 
 
 def marking(call: Callable[..., Any], open_axes: OpenAxes) -> Callable[..., Any]:
-    """A compiled model whose inputs are marked while it is called: any call may have to be traced.
+    """Wraps a compiled model so that its inputs are marked during each call, since any call may have to be traced.
 
-    Marks do not stay: another model compiled on the same tensors would see them.
+    The marks are removed afterwards, or another model compiled on the same tensors would see them.
     """
 
     def marked(*args: Any, **kwargs: Any) -> Any:
         values = [(_named(name, args, kwargs), axes) for name, axes in open_axes.axes.items()]
-        # Whoever marked a tensor before us has the say.
+        # A tensor that is already marked keeps its marks.
         tensors = [
             (value, axes) for value, axes in values
             if isinstance(value, torch.Tensor) and value.dim() > max(axes) and not hasattr(value, _MARKS[1])
@@ -50,11 +50,11 @@ def _named(name: str | int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 
 
 def open_ones(tracing: Callable[[], AbstractContextManager[None]]) -> Callable[[], AbstractContextManager[None]]:
-    """What is to surround tracing: ``tracing`` itself, and that a size of 1 is one like others."""
+    """Combines ``tracing`` with a context in which a size of 1 is treated like any other size."""
 
     @contextmanager
     def both() -> Iterator[None]:
-        # `patch` is put into the module when it is imported.
+        # `patch` is added to the module at import, where mypy does not see it.
         with tracing(), shape_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
             yield
 

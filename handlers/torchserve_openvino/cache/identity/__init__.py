@@ -1,1 +1,1 @@
-"""What an entry of the cache depends on."""
+"""Keys of cache entries: everything that an entry depends on."""

@@ -1,4 +1,4 @@
-"""Classes and functions as part of a model's fingerprint: byte code, constants, and what the code reaches by name."""
+"""Hashes classes and functions for a model's fingerprint: byte code, constants, and what the code refers to by name."""
 
 import abc
 import builtins
@@ -18,16 +18,16 @@ _CLASS_BOOKKEEPING = frozenset(
         "__static_attributes__", "__parameters__", "__orig_bases__", "_abc_impl", "__annotate__", "__annotate_func__",
     }
 )  # fmt: skip
-# What reads the process's environment, whose content is in no digest.
+# Names that read the process's environment variables, which are not part of any digest.
 _ENVIRONMENT = frozenset({"environ", "getenv", "environb", "getenvb"})
 
 
 class CodeWalk(abc.ABC):
-    """The part of a walk that reads code; `value` takes everything else that code refers to.
+    """Base of the fingerprint's walk: hashes code; a subclass hashes all other values that code refers to.
 
     Attributes:
-        hash: What everything goes into.
-        unknown: What could not be read.
+        hash: Running hash of everything visited.
+        unknown: Descriptions of what could not be made part of the hash.
     """
 
     def __init__(self) -> None:
@@ -37,17 +37,17 @@ class CodeWalk(abc.ABC):
         self._scanned: set[str] = set()
 
     def put(self, kind: str, text: str = "") -> None:
-        """Adds text, so that no two sequences of texts look alike."""
+        """Adds text together with its length, so that different sequences of texts give different bytes."""
         self.hash.update(f"{kind}:{len(text)}:{text};".encode(errors="surrogatepass"))
 
     @abc.abstractmethod
     def value(self, value: Any, place: str) -> None:
-        """Adds any value; ``place`` is how a message names it."""
+        """Adds any value; ``place`` names it in messages."""
 
     # --- classes ------------------------------------------------------------------------------------------------
 
     def klass(self, cls: type, place: str) -> None:
-        """Adds a class: the user's by all members, an installed one by version, file, and what was patched into it."""
+        """Adds a class: a user's by all its members, an installed one by version, file digest and patched functions."""
         self.put("class", name_of(cls))
         for base in cls.__mro__:
             if not is_library(base):
@@ -68,7 +68,7 @@ class CodeWalk(abc.ABC):
             self.value(item, f"{cls.__qualname__}.{name}")
 
     def _patches(self, cls: type) -> None:
-        """Functions of the user's that were put into an installed class."""
+        """Adds user functions that were patched into an installed class."""
         for name, item in sorted(vars(cls).items()):
             function = getattr(item, "__func__", item)
             if _is_foreign(function):
@@ -76,7 +76,7 @@ class CodeWalk(abc.ABC):
                 self.value(function, f"{cls.__qualname__}.{name}")
 
     def replaced_in(self, module: str) -> None:
-        """Adds what was put in the place of an installed module's functions, once for each module."""
+        """Adds user functions that replace those of an installed module; scans each module once."""
         if module in self._scanned or module not in sys.modules or module == "builtins":
             return
         self._scanned.add(module)
@@ -90,7 +90,7 @@ class CodeWalk(abc.ABC):
     # --- functions ----------------------------------------------------------------------------------------------
 
     def function(self, function: types.FunctionType, place: str) -> None:
-        """Adds a function: the user's with all that it reaches, an installed one by name and version."""
+        """Adds a function: a user's with everything that it refers to, an installed one by name and version."""
         if _library_code(function) and is_library(function):
             self.put("function", f"{name_of(function)} {version(function.__module__ or '')}")
             return
@@ -114,9 +114,11 @@ class CodeWalk(abc.ABC):
             self._imported(name, function, names)
 
     def code(self, code: types.CodeType, place: str) -> None:
-        """Adds byte code; neither file nor line: each worker unpacks the archive to a folder of its own."""
+        """Adds byte code without file name and lines, because each worker unpacks the archive to its own folder."""
         self.put("code", f"{code.co_argcount} {code.co_posonlyargcount} {code.co_kwonlyargcount} {code.co_flags}")
         self.hash.update(code.co_code)
+        # From Python 3.11 on, what a `try` covers.
+        self.hash.update(getattr(code, "co_exceptiontable", b""))
         self.put("names", repr((code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)))
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
@@ -132,7 +134,7 @@ class CodeWalk(abc.ABC):
         if is_torch(value.__name__) or is_installed(value.__name__):
             self._replaced_by_name(value, names)
             return
-        # Of a module of the user's, what this function may take from it, and from the modules in it.
+        # From a user's module, add only what this function may use of it, and of the modules in it.
         if (value.__name__, names) in self._modules_seen:
             return
         self._modules_seen.add((value.__name__, names))
@@ -144,7 +146,7 @@ class CodeWalk(abc.ABC):
             self._global(content[name], names, f"{place}.{name}")
 
     def _replaced_by_name(self, module: types.ModuleType, names: frozenset[str]) -> None:
-        """What a function takes from an installed module, where that is not the module's own."""
+        """Adds user functions that a function takes from an installed module, where they replace the module's own."""
         if (module.__name__, names) in self._modules_seen:
             return
         self._modules_seen.add((module.__name__, names))
@@ -157,7 +159,7 @@ class CodeWalk(abc.ABC):
                 self._replaced_by_name(item, names)
 
     def _imported(self, name: str, function: types.FunctionType, names: frozenset[str]) -> None:
-        """A module that is imported inside a function."""
+        """Adds a module that is imported inside a function."""
         package = function.__globals__.get("__package__") or ""
         candidates = (name, f"{package}.{name}") if name else (package,)
         found = next((sys.modules[full] for full in candidates if full in sys.modules), None)
@@ -169,31 +171,31 @@ class CodeWalk(abc.ABC):
 
 
 def name_of(thing: Any) -> str:
-    """A name that is the same in every process: without the module for what is the user's, whose file has many."""
+    """Returns a name that is the same in every process; without the module for user code, whose module name varies."""
     qualname = getattr(thing, "__qualname__", type(thing).__qualname__)
     return f"{thing.__module__}.{qualname}" if is_library(thing) else str(qualname)
 
 
 def _is_foreign(item: Any) -> bool:
-    """Whether something in an installed module or class is a callable of the user's, which was put there."""
+    """Whether an attribute of an installed module or class is a user's callable that was patched in."""
     if isinstance(item, functools.partial):
         return _is_foreign(item.func)
     item = getattr(item, "__func__", item)
     if isinstance(item, types.FunctionType):
         return not (_library_code(item) and is_library(item))
-    # An object with a method of the user's to call it.
+    # An instance of a user's class that defines ``__call__``.
     return not isinstance(item, type) and callable(item) and not is_library(type(item))
 
 
 def _other_name(name: str, item: Any) -> str:
-    """The name of a function of torch's that stands under another one, as after ``F.relu = F.gelu``."""
+    """Returns the original name of a torch function bound to another name, as after ``F.relu = F.gelu``; else empty."""
     own = getattr(item, "__name__", name)
     kinds = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType)
     return f"{getattr(item, '__module__', '')}.{own}" if isinstance(item, kinds) and own != name else ""
 
 
 def _library_code(function: types.FunctionType) -> bool:
-    """Whether the function's code stands in an installed module; its ``__module__`` may be borrowed by a decorator."""
+    """Whether the function is defined in an installed module; a decorator may have changed its ``__module__``."""
     module = function.__globals__.get("__name__")
     if not isinstance(module, str) or function.__globals__ is vars(builtins):
         return False
@@ -202,7 +204,7 @@ def _library_code(function: types.FunctionType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _names(code: types.CodeType) -> frozenset[str]:
-    """Globals and attributes that code and the functions inside it mention."""
+    """Returns the globals and attributes to which code and its nested functions refer."""
     found = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

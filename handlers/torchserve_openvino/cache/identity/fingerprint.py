@@ -1,9 +1,9 @@
-"""What a model computes, as two digests, found without tracing it: its code and settings, and its weights.
+"""Identifies what a model computes by two digests, without tracing it: of its code and settings, and of its weights.
 
-Dynamo would know the graph, at the price of seconds. Here the module tree is walked instead: class by class, attribute
-by attribute, and through every function of the user's that ``forward`` reaches, with the constants, defaults, closures
-and globals that it reads. Code of installed packages counts by version, and by content for the files that define the
-model's classes. What can't be known is named, and such a model is not started without tracing.
+Capturing the graph with Dynamo would take seconds. Instead, the module tree is walked: class by class, attribute by
+attribute, and through every user function that ``forward`` reaches, with the constants, defaults, closures and globals
+that it reads. Code of installed packages is identified by version, and by content for the files that define the
+model's classes. What cannot be identified is listed, and a model with such parts is always traced.
 """
 
 import collections
@@ -24,14 +24,14 @@ from torchserve_openvino.cache.identity.code_walk import CodeWalk, name_of
 from torchserve_openvino.cache.identity.provenance import is_library
 from torchserve_openvino.cache.identity.tensors import tensor_digest, weights_digest
 
-# Plain values whose text says all: of exactly these classes, and of all classes below these.
+# Plain values that their repr fully describes: instances of exactly these classes, or also of subclasses (`_BY_TEXT`).
 _EXACT = frozenset({bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice})
 _BY_TEXT = (
     torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, np.generic, np.dtype,
 )  # fmt: skip
 _SCALARS = (int, float, complex, str, bytes)
 _PLAIN_CONTAINERS = frozenset({list, tuple, set, frozenset, dict, collections.OrderedDict, collections.deque})
-# They change no answer.
+# They do not affect results.
 _IGNORED = (logging.Logger, type(threading.Lock()), type(threading.RLock()))
 _BUILTINS = (
     types.BuiltinFunctionType,
@@ -39,10 +39,10 @@ _BUILTINS = (
     types.WrapperDescriptorType,
     types.MethodWrapperType,
 )
-# Of a torch.nn.Module: walked by their own functions, or bookkeeping of torch's.
+# Attributes of a torch.nn.Module that are walked separately, or are torch's own bookkeeping.
 _MODULE_TABLES = frozenset({"_parameters", "_buffers", "_modules", "_compiled_call_impl", "_is_torch_compile"})
 
-# Where models, and torch's own modules, find functions.
+# Namespaces in which models and torch's own modules look up functions.
 _TORCH_FUNCTIONS = (
     "torch", "torch.functional", "torch.nn.functional", "torch._C._nn", "torch._C._linalg", "torch._C._special",
     "torch._C._fft", "torch._VF", "torch.special", "torch.linalg", "torch.fft", "torch._tensor",
@@ -54,9 +54,9 @@ class Fingerprint:
     """Digests of a model.
 
     Attributes:
-        code: Of code, settings and structure.
-        weights: Of parameters and buffers: names, types, shapes, strides, content.
-        unknown: What could not be made part of them; while it is not empty two models may share one digest.
+        code: Digest of code, settings and structure.
+        weights: Digest of parameters and buffers: names, types, shapes, strides, content.
+        unknown: What could not be made part of them; unless it is empty, different models may share a digest.
     """
 
     code: str
@@ -65,7 +65,7 @@ class Fingerprint:
 
 
 def fingerprint(model: Any) -> Fingerprint:
-    """Walks a model: a module or any other callable.
+    """Computes the digests of a model: a module or any other callable.
 
     Takes about 0.3 s for each GB of weights, and milliseconds for the rest.
     """
@@ -75,38 +75,38 @@ def fingerprint(model: Any) -> Fingerprint:
         walk.torch_itself()
         weights = weights_digest(model)
     except Exception as error:
-        # A walk runs into whatever the user's objects do; a model that cannot be read is traced, which always works.
+        # The user's objects may raise anything; a model that cannot be walked is traced, which always works.
         text = f"{type(model).__name__} ({type(error).__name__} while it was read: {str(error)[:100]})"
         return Fingerprint("", "", (text,))
     return Fingerprint(walk.hash.hexdigest(), weights, tuple(dict.fromkeys(walk.unknown)))
 
 
 class _Walk(CodeWalk):
-    """One pass over everything that a model reaches."""
+    """One pass over everything that is reachable from a model."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self._seen: dict[int, int] = {}
-        # An id stays taken while the walk lasts.
+        # Keeps visited objects alive, so that no id is reused during the walk.
         self._alive: list[Any] = []
-        # Modules whose weights the other digest covers.
+        # Modules whose weights are covered by the weights digest.
         self._covered = {id(each) for each in model.modules()} if isinstance(model, torch.nn.Module) else set()
 
     def torch_itself(self) -> None:
-        """Adds what the process put into torch, whichever way the model comes to it."""
+        """Adds what the process patched into torch, however the model may reach it."""
         for module in _TORCH_FUNCTIONS:
             self.replaced_in(module)
         self.klass(torch.Tensor, "torch.Tensor")
         self.klass(torch.nn.Module, "torch.nn.Module")
         hooks = torch.nn.modules.module
         for name in sorted(vars(hooks)):
-            # Hooks of all modules, by numbers that count up in the process.
+            # Global module hooks. Their keys come from a counter of the process and are left out.
             if name.startswith("_global") and isinstance(table := vars(hooks)[name], Mapping):
                 self.put("hooks", name)
                 self.value(list(table.values()), name)
 
     def value(self, value: Any, place: str) -> None:
-        """Adds any value; ``place`` is how a message names it."""
+        """Adds any value; ``place`` names it in messages."""
         if type(value) in _EXACT or isinstance(value, _BY_TEXT):
             self.put(type(value).__name__, repr(value))
         elif isinstance(value, _IGNORED):
@@ -151,7 +151,7 @@ class _Walk(CodeWalk):
         if isinstance(value, (set, frozenset)):
             digests = []
             for item in value:
-                # A set has no order: each item gets a digest of its own.
+                # A set has no order: its items are hashed one by one and their digests sorted.
                 alone = _Walk(None)
                 alone.value(item, place)
                 self.unknown += alone.unknown
@@ -174,7 +174,7 @@ class _Walk(CodeWalk):
             self.hash.update(np.ascontiguousarray(value).tobytes())
 
     def _extras(self, value: Any, place: str) -> None:
-        """What a class adds to the builtin that it derives from."""
+        """Adds what a subclass adds to the builtin class that it derives from."""
         if type(value) not in _PLAIN_CONTAINERS:
             self.value(type(value), place)
             self._attributes(value, place)
@@ -205,14 +205,14 @@ class _Walk(CodeWalk):
             self._object(value, place)
 
     def _object(self, value: Any, place: str) -> None:
-        """An instance of any other class, by its attributes."""
+        """Adds an instance of any other class, by its attributes."""
         self.put("object", name_of(type(value)))
         if self._attributes(value, place):
             self.value(type(value), place)
             if is_library(type(value)) and type(value).__module__ == "_collections":
                 self.unknown.append(f"{place} ({name_of(type(value))})")
             return
-        # Immutable and without attributes, as far as Python can tell: only a class with a text of its own will do.
+        # Without attributes visible to Python, it is identified by its repr, if its class defines how to pickle it.
         text = repr(value)
         opaque = type(value).__reduce__ is object.__reduce__ and type(value).__reduce_ex__ is object.__reduce_ex__
         if opaque or " at 0x" in text:
@@ -221,7 +221,7 @@ class _Walk(CodeWalk):
             self.put("text", text)
 
     def _attributes(self, value: Any, place: str) -> bool:
-        """Adds the attributes; whether the object can have any."""
+        """Adds the attributes; returns whether the object can have any."""
         slots = [name for cls in type(value).__mro__ for name in _slots(cls) if hasattr(value, name)]
         attributes = getattr(value, "__dict__", None)
         for name in sorted({*(attributes or ()), *slots}):
@@ -236,7 +236,7 @@ class _Walk(CodeWalk):
             if name in _MODULE_TABLES:
                 continue
             self.put("attribute", name)
-            # Hooks are kept by numbers that count up in the process.
+            # The keys of hooks come from a counter of the process and are left out.
             self.value(
                 list(item.values()) if "_hooks" in name and isinstance(item, Mapping) else item, f"{place}.{name}"
             )
@@ -244,7 +244,7 @@ class _Walk(CodeWalk):
             table: dict[str, torch.Tensor | None] = getattr(module, kind)
             self.put(kind, repr([(name, t is not None, type(t).__name__) for name, t in table.items()]))
             if id(module) not in self._covered:
-                # No child of the model's: its weights are in no other digest.
+                # Not a submodule of the model, so the weights digest does not cover its weights.
                 for tensor in table.values():
                     self.value(tensor, place)
         for name, child in module._modules.items():
@@ -255,4 +255,10 @@ class _Walk(CodeWalk):
 def _slots(cls: type) -> tuple[str, ...]:
     slots = cls.__dict__.get("__slots__", ())
     names = (slots,) if isinstance(slots, str) else tuple(slots)
-    return tuple(name for name in names if name not in {"__dict__", "__weakref__"})
+    return tuple(_mangled(name, cls) for name in names if name not in {"__dict__", "__weakref__"})
+
+
+def _mangled(name: str, cls: type) -> str:
+    """Returns the attribute behind a slot: Python adds the class's name to a private one."""
+    private = name.startswith("__") and not name.endswith("__") and cls.__name__.strip("_")
+    return f"_{cls.__name__.lstrip('_')}{name}" if private else name

@@ -1,9 +1,9 @@
-"""What a cache entry depends on: every field by name, in one place.
+"""The fields of cache keys: everything that an entry depends on, listed in one place.
 
-An entry is found by a digest over its fields and keeps them, so that a miss can say which field differs.
+An entry is found by a digest of its fields. It also stores the fields, so that a miss can report which one differs.
 
 - A ``call`` is one input signature of one model: how to run it without tracing. It is the same on every device.
-- A ``partition`` is one subgraph as OpenVINO's IR, with what goes in and comes out. It is the same on every device.
+- A ``partition`` is one subgraph as OpenVINO's IR, with its inputs and outputs. It is the same on every device.
 - A ``blob`` is a partition compiled for one device with one configuration.
 - A ``precision`` is what ``handler.openvino.precision: auto`` decided for a model on one device.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from blake3 import blake3
 
-# Changes whenever the meaning of an entry's content does.
+# Must change whenever the meaning of an entry's content does.
 FORMAT = 1
 
 _VERSIONS = ("format", "package", "torch", "openvino")
@@ -22,28 +22,28 @@ _VERSIONS = ("format", "package", "torch", "openvino")
 FIELDS: dict[str, tuple[str, ...]] = {
     "call": (
         *_VERSIONS,
-        "python",  # The digest of the model's code is over byte code.
+        "python",  # Byte code, on which the digest of the model's code depends, differs by version.
         "code",
         "weights",
         "signature",  # Structure, shapes, types and plain values of the inputs; grad mode and autocast.
-        "options",  # Those of `OPTIONS` that are of the graph.
-        "arguments",  # Those of `ARGUMENTS` that are of the graph.
+        "options",  # The options that `OPTIONS` assigns to ``graph``.
+        "arguments",  # The arguments that `ARGUMENTS` assigns to ``graph``.
         "mappings",  # The user's conversions of operators and modules.
-        "torch_state",  # Switches of the whole process that tracing reads: default type, torch.backends, Dynamo's own.
+        "torch_state",  # Process-wide settings that tracing reads: default dtype, torch.backends, Dynamo.
     ),
     "partition": (
         *_VERSIONS,
         "graph",  # Operators, arguments, specs of inputs and outputs.
-        "constants",  # Content of the weights that are frozen into it.
-        "mappings",  # The user's conversions, with the attributes of modules that they convert.
-        "converter",  # Through FX or TorchScript.
+        "constants",  # Content of the weights that are frozen into the partition.
+        "mappings",  # The user's conversions, with the attributes of the modules that they convert.
+        "converter",  # Conversion path to IR: FX or TorchScript.
     ),
     "blob": (
         *_VERSIONS,
-        "partition",  # Its key.
+        "partition",  # Key of the partition.
         "device",
-        "device_name",  # Full name of each hardware device behind it.
-        "capabilities",  # What OpenVINO says these compute fast, and the CPU's instruction set.
+        "device_name",  # Full name of each hardware device behind ``device``.
+        "capabilities",  # What these devices compute fast according to OpenVINO, and the CPU's instruction set.
         "ov_config",
     ),
     "precision": (
@@ -54,12 +54,12 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "device",
         "device_name",
         "capabilities",
-        "ov_config",  # Without those of `RUN_PROPERTIES`: another number of workers follows the same decision.
+        "ov_config",  # Without `RUN_PROPERTIES`, so that the decision holds for any number of workers.
     ),
 }
 
-# Where each option of `BackendOptions` stands: in a call's key (``graph``), in a blob's (``device``), or nowhere,
-# because no answer depends on it. A new option must be entered here; tests/unit/cache/test_key.py compares.
+# Which key each option of `BackendOptions` is part of: a call's (``graph``), a blob's (``device``), or none
+# (``nowhere``) because no result depends on it. Every new option must be added; tests/unit/cache/test_key.py checks it.
 OPTIONS: dict[str, str] = {
     "device": "device",
     "aot_autograd": "nowhere",  # Graphs are always lowered through AOTAutograd.
@@ -68,7 +68,7 @@ OPTIONS: dict[str, str] = {
     "decompositions": "graph",
     "disabled_ops": "graph",
     "config": "device",
-    "testing": "nowhere",  # Accepted for OpenVINO's sake; single operators are always handed over.
+    "testing": "nowhere",  # Upstream's flag; it only sets `min_partition_us`.
     "fallback_to": "graph",
     "min_partition_us": "graph",
 }
@@ -77,20 +77,20 @@ OPTIONS: dict[str, str] = {
 ARGUMENTS: dict[str, str] = {
     "model": "graph",  # By its fingerprint.
     "dynamic": "graph",
-    "options": "graph",  # One by one, above.
-    "fullgraph": "nowhere",  # It forbids graph breaks; what has one is never stored as a call.
-    "mode": "nowhere",  # Of foreign backends, which are not cached here.
-    "backend": "graph",  # Who captures, and who converts.
-    "resolved": "graph",  # The options again.
-    "own_weights": "nowhere",  # Decides who keeps the memory.
+    "options": "graph",  # Each one by itself, as in `OPTIONS`.
+    "fullgraph": "nowhere",  # Forbids graph breaks; calls with graph breaks are never stored.
+    "mode": "nowhere",  # Only for backends of others, such as inductor, which are not cached here.
+    "backend": "graph",  # Selects how the graph is captured and converted.
+    "resolved": "graph",  # The options, validated.
+    "own_weights": "nowhere",  # Only decides whether the compiled model has its own copy of the weights.
     "cache": "nowhere",
-    "instrumentation": "nowhere",  # A diagnosis, without a cache.
+    "instrumentation": "nowhere",  # Only for diagnosis, which does not use the cache.
     "tracker": "nowhere",
     "open_axes": "graph",
 }
 
-# OpenVINO properties that say how a compiled model is run, not what it computes: `import_model` takes them anew, so
-# that another number of workers finds the same blob. tests/contract/test_openvino_blobs.py shows it.
+# OpenVINO properties that affect how a compiled model runs, not what it computes. `import_model` applies them anew, so
+# the same blob serves any number of workers; see tests/contract/test_openvino_blobs.py.
 RUN_PROPERTIES = frozenset(
     {
         "CACHE_DIR",
@@ -104,12 +104,12 @@ RUN_PROPERTIES = frozenset(
 
 
 def graph_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a mapping of options that belong into a call's key."""
+    """Returns those of the given options that are part of a call's key."""
     return {name: values[name] for name in sorted(values) if OPTIONS.get(name) == "graph"}
 
 
 def make_key(kind: str, fields: Mapping[str, Any]) -> str:
-    """The digest of an entry, 64 hexadecimal digits.
+    """Returns the key of an entry, a digest of 64 hexadecimal digits.
 
     Raises:
         KeyError: A field is missing or not listed in `FIELDS`.
@@ -120,5 +120,5 @@ def make_key(kind: str, fields: Mapping[str, Any]) -> str:
 
 
 def digest(value: Any) -> str:
-    """Of any JSON-safe value; order of keys does not matter."""
+    """Returns the digest of a JSON-safe value; the order of keys does not matter."""
     return blake3(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

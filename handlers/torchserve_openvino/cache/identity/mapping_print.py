@@ -8,10 +8,10 @@ from torchserve_openvino.ops.mappings import Mappings
 
 
 def mappings_digest(mappings: Mappings) -> tuple[str, tuple[str, ...]]:
-    """What the registered functions compute, and the content of extension libraries.
+    """Computes a digest of the registered functions and of the content of extension libraries.
 
     Returns:
-        The digest, empty without mappings; and what could not be made part of it, so that nothing may be cached.
+        The digest, empty without mappings; and what could not be made part of it: if anything, nothing may be cached.
     """
     if not mappings:
         return "", ()
@@ -23,8 +23,8 @@ def mappings_digest(mappings: Mappings) -> tuple[str, tuple[str, ...]]:
         unknown += [f"the mapping of {name} ({what})" for what in found.unknown]
         content[name] = [found.code, found.weights]
     content |= {_name(cls): [content[_name(cls)], each.outputs] for cls, each in mappings.modules.items()}
-    for library in mappings.libraries:
-        content[library.name] = blake3(library.read_bytes()).hexdigest()
+    for place, library in enumerate(mappings.libraries):
+        content[f"library {place} {library.name}"] = blake3(library.read_bytes()).hexdigest()
     return digest(content), tuple(unknown)
 
 

@@ -16,7 +16,7 @@ _LIBRARIES = ("purelib", "platlib", "stdlib", "platstdlib")
 
 
 def is_torch(module: str) -> bool:
-    """Whether a module is torch's own, which counts by torch's version."""
+    """Whether a module is part of torch, and so is identified by torch's version."""
     return module == "torch" or module.startswith("torch.")
 
 
@@ -26,7 +26,7 @@ def is_library(thing: Any) -> bool:
     if not isinstance(module, str):
         return False
     if module == "builtins":
-        # So says a class that was made by `exec` as well.
+        # A class that was created by `exec` has this module as well.
         name = getattr(thing, "__qualname__", "")
         return (
             getattr(builtins, name.partition(".")[0], None) is not None
@@ -37,20 +37,20 @@ def is_library(thing: Any) -> bool:
 
 
 def _made_in_c(cls: type) -> bool:
-    """Whether a class is one of Python's own without a name in ``builtins``, as that of functions."""
+    """Whether a class is built into Python but has no name in ``builtins``, such as the type of functions."""
     return not cls.__flags__ & _HEAP_TYPE
 
 
 @functools.lru_cache(maxsize=4096)
 def is_installed(module: str) -> bool:
-    """Whether a module belongs to an installed package or to Python itself, and so counts by version."""
+    """Whether a module belongs to an installed package or to Python itself, and so is identified by version."""
     if module == "builtins" or module in sys.builtin_module_names:
         return True
     if module == "__main__":
         return False
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
-        # A part of an installed package that is compiled into another has no file.
+        # A submodule that is compiled into another extension module has no file.
         top = module.partition(".")[0]
         return top != module and top in sys.modules and is_installed(top)
     parts = Path(file).parts
@@ -61,7 +61,7 @@ def is_installed(module: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def version(module: str) -> str:
-    """Version of the package that a module belongs to; empty where it states none."""
+    """Returns the version of the package that a module belongs to; empty if it has none."""
     top = module.partition(".")[0]
     stated = getattr(sys.modules.get(top), "__version__", None)
     if isinstance(stated, str):
@@ -74,7 +74,7 @@ def version(module: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def source_digest(module: str) -> str:
-    """Of a module's file; empty where it has none, and for Python's own."""
+    """Returns the digest of a module's file; empty if it has no file, and for the standard library."""
     file = getattr(sys.modules.get(module), "__file__", None)
     if module.partition(".")[0] in sys.stdlib_module_names or file is None or not Path(file).is_file():
         return ""

@@ -8,7 +8,7 @@ from blake3 import blake3
 
 
 def weights_digest(model: Any) -> str:
-    """Digest of all parameters and buffers of a module, the non-persistent ones as well."""
+    """Returns the digest of all parameters and buffers of a module, including non-persistent buffers."""
     found = blake3(max_threads=blake3.AUTO)
     if isinstance(model, torch.nn.Module):
         seen: dict[tuple[Any, ...], str] = {}
@@ -18,13 +18,13 @@ def weights_digest(model: Any) -> str:
 
 
 def named_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and buffers with their full names; one that has two names comes twice."""
+    """Yields parameters and buffers with their full names; a tensor with two names is yielded twice."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
-    """Digest of one tensor: type, shape, strides, content."""
+    """Returns the digest of one tensor: dtype, shape, strides, layout, device and content."""
     found = blake3(max_threads=blake3.AUTO)
     _tensor_into(found, "", tensor, {})
     return found.hexdigest()

@@ -1,4 +1,4 @@
-"""Settings of the whole process that a trace reads: part of each call's key."""
+"""Process-wide torch settings that tracing reads; they are part of each call's key."""
 
 import functools
 import importlib
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-# Those whose module has properties for its switches, which are all read; and single functions that tell others.
+# Modules of torch.backends, of which every setting is read; and getters in torch for the other settings.
 _MODULES = ("cudnn", "mkldnn", "nnpack", "opt_einsum", "quantized", "mha", "cuda", "mkl", "xnnpack")
 _GETTERS = (
     "get_default_dtype", "get_default_device", "get_float32_matmul_precision", "are_deterministic_algorithms_enabled",
@@ -21,16 +21,16 @@ _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, list, tu
 
 
 def torch_state() -> dict[str, Any]:
-    """The switches by name, JSON-safe; of Dynamo's own only those that are not at their default."""
+    """Returns the settings by name, JSON-safe; those of Dynamo only where they differ from their defaults."""
     state = {name: _told(_found(torch, name)) for name in _GETTERS}
     for name in _MODULES:
         module = importlib.import_module(f"torch.backends.{name}")
         parts = {key: item for key, item in vars(module).items() if type(item).__module__.startswith("torch.backends")}
         for path, owner in ((f"backends.{name}", module), *((f"backends.{name}.{key}", parts[key]) for key in parts)):
-            # Behind such an object, ``m`` is the module itself.
+            # Where torch replaced the module by an object, the attribute ``m`` is the module itself.
             for switch in sorted({*_switches(type(owner)), *_plain_names(owner), *_plain_names(vars(owner).get("m"))}):
                 state[f"{path}.{switch}"] = _told(functools.partial(getattr, owner, switch))
-    # Not imported for this: what was not imported was not changed.
+    # Not imported here: if it has not been imported, nothing in it was changed.
     if (config := sys.modules.get("torch._dynamo.config")) is not None:
         state |= {f"dynamo.{key}": repr(value) for key, value in _changed(config).items()}
     return state
@@ -46,12 +46,12 @@ def _told(get: Callable[[], Any]) -> str:
     try:
         return str(get())
     except (RuntimeError, AssertionError, AttributeError) as error:
-        # A switch of hardware that is not there.
+        # A setting of hardware that this machine lacks.
         return type(error).__name__
 
 
 def _switches(cls: type) -> list[str]:
-    """Of a module that torch replaced by an object with properties."""
+    """Returns the settings of a module that torch replaced by an object with properties."""
     own = [base for base in cls.__mro__ if base.__module__.startswith("torch.")]
     members = [(name, item) for base in own for name, item in vars(base).items()]
     return [name for name, item in members if isinstance(item, property) or hasattr(item, "getter")]
@@ -63,10 +63,10 @@ def _plain_names(module: Any) -> list[str]:
 
 
 def _changed(config: Any) -> dict[str, Any]:
-    """What differs from the default: a value that was set and put back does not."""
+    """Returns what differs from the default; a value that was set and restored does not."""
     found: dict[str, Any] = {}
     for name, entry in sorted(getattr(config, "_config", {}).items()):
-        # Other names of the same setting have none.
+        # Aliases of another setting have no default of their own.
         if entry.alias is None and getattr(config, name) != entry.default and not config._is_default(name):
             found[name] = getattr(config, name)
     return found

@@ -9,13 +9,13 @@ from blake3 import blake3
 
 from torchserve_openvino.cache.identity.key import FORMAT
 
-# What turns a model into partitions and calls them.
+# Subpackages that compile a model into partitions and run them.
 _ROOMS = ("backend", "ops", "cache")
 
 
 @functools.lru_cache(maxsize=1)
 def versions() -> dict[str, str | int]:
-    """Format of entries, this package (with a digest of the rooms that matter), torch and OpenVINO."""
+    """Returns the versions of the entry format, this package (with a digest of its sources), torch and OpenVINO."""
     return {
         "format": FORMAT,
         "package": f"{metadata.version('torchserve-openvino')}+{_source_digest()}",
@@ -25,7 +25,7 @@ def versions() -> dict[str, str | int]:
 
 
 def _source_digest() -> str:
-    """Of this package's own files: between two releases the version does not change."""
+    """Returns a digest of the source files in `_ROOMS`, since the version does not change between two releases."""
     root = Path(__file__).resolve().parents[2]
     found = blake3()
     for room in _ROOMS:
@@ -36,5 +36,5 @@ def _source_digest() -> str:
 
 
 def python_version() -> str:
-    """Byte code changes from one minor version to the next."""
+    """Returns the Python implementation and minor version; byte code differs between minor versions."""
     return f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}"

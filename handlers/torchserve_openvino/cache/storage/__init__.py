@@ -1,1 +1,1 @@
-"""The folder: objects, manifests, locks, bundles."""
+"""The cache's folder on disk: objects, manifests, locks, bundles."""

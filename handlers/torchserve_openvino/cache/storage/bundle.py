@@ -1,7 +1,8 @@
-"""Entries as one tar file, to carry them to another machine or into a model archive.
+"""Exports entries to one tar file and imports them from it, to carry them to another machine.
 
-Plain tar and always the same bytes for the same entries: manifests first, sorted, then the objects. Reading one trusts
-nothing. Python's own reader follows extensions of the format that are not needed here, so blocks are read by hand.
+A plain tar file, with the same bytes for the same entries: sorted manifests first, then the objects. Import does not
+trust the file. It parses tar blocks itself, since Python's own reader follows extensions of the format that
+are not needed here.
 """
 
 import os
@@ -16,6 +17,7 @@ from torchserve_openvino.cache.storage.directory import NotPlainFileError
 from torchserve_openvino.cache.storage.housekeeping import drop_unnamed, manifests
 from torchserve_openvino.cache.storage.locks import commit_lock
 from torchserve_openvino.cache.storage.manifest import (
+    KINDS,
     MAX_BYTES,
     Entry,
     FileRef,
@@ -31,21 +33,21 @@ Progress = Callable[[int, int], None]
 
 _BLOCK = tarfile.BLOCKSIZE
 _CHUNK = 16 * 2**20
-_MANIFEST = re.compile(r"entries/(call|partition|blob)/([0-9a-f]{64})\.json")
+_MANIFEST = re.compile(rf"entries/({'|'.join(KINDS)})/([0-9a-f]{{64}})\.json")
 _OBJECT = re.compile(r"objects/([0-9a-f]{2})/(\1[0-9a-f]{62})")
-# Manifests wait in memory for their objects.
+# Manifests are kept in memory until their objects have been read.
 _ALL_MANIFESTS_BYTES = 256 * 2**20
-# A file that is no bundle at all must not fill the terminal.
+# A file that is not a bundle must not flood the terminal.
 _MOST_PROBLEMS = 1000
 
 
 class Moved(NamedTuple):
-    """What was written or read.
+    """Result of an export or import.
 
     Attributes:
-        entries: Number of entries.
-        bytes: Size of the objects that went along.
-        problems: Entries and members that did not.
+        entries: Number of entries written or imported.
+        bytes: Total size of the objects written; an import does not count those that were already in the store.
+        problems: What was left out, and why.
     """
 
     entries: int
@@ -54,16 +56,17 @@ class Moved(NamedTuple):
 
 
 def export(store: Store, path: Path, keys: Collection[str] | None = None, *, progress: Progress | None = None) -> Moved:
-    """Writes entries to a tar file, which appears when it is complete. Damaged entries are left out and named.
+    """Writes entries to a tar file, renamed into place once complete. Damaged entries are left out and reported.
 
     Args:
-        store: Where they are.
-        path: The file.
-        keys: Keys of those to write; None for all.
-        progress: Called with bytes done and to do.
+        store: Store to read.
+        path: Tar file to write.
+        keys: Keys of the entries to write; None for all.
+        progress: Called with the bytes done and their total.
 
     Raises:
-        OSError: The file cannot be written, or an object vanished meanwhile.
+        OSError: The file cannot be written, or an object was removed or changed meanwhile.
+        DamagedEntryError: An object was damaged meanwhile.
     """
     entries, problems = _sound(store, keys, progress)
     refs = sorted({ref for entry in entries for ref in entry.files.values()})
@@ -91,7 +94,7 @@ def export(store: Store, path: Path, keys: Collection[str] | None = None, *, pro
 
 
 def _sound(store: Store, keys: Collection[str] | None, progress: Progress | None) -> tuple[list[Entry], list[Problem]]:
-    """The entries that are wanted and whole, and what is wrong with the others."""
+    """Returns the requested entries that are intact, and the problems of the others."""
     wanted = [found for found in manifests(store.root) if keys is None or found.key in keys]
     absent = sorted(set(keys or ()) - {found.key for found in wanted})
     problems = [Problem("", key, "no such entry") for key in absent]
@@ -146,15 +149,15 @@ def _copy(store: Store, ref: FileRef, out: BinaryIO) -> None:
 
 
 def import_(store: Store, path: Path, *, progress: Progress | None = None) -> Moved:
-    """Reads entries from a tar file that `export` wrote, or that somebody says it did.
+    """Imports entries from a tar file that `export` wrote; the file is not trusted.
 
-    Each name, size and checksum is verified. What is wrong is named and left out, the rest goes in; nothing of an
-    entry can be seen before all of it is there.
+    Each name, size and checksum is verified. What is wrong is left out and reported, the rest is imported. An entry
+    becomes visible only once it is complete.
 
     Args:
-        store: Where to. Its limit is that of the archive as well.
-        path: The file.
-        progress: Called with bytes read and to read.
+        store: Store to write. Its size limit applies to the content of the file as well.
+        path: Tar file to read.
+        progress: Called with the bytes read and their total.
 
     Raises:
         CacheDirectoryError: The store cannot be written.
@@ -201,7 +204,7 @@ class _Import:
         self._problems.append(Problem(kind, key, reason))
 
     def _members(self) -> Iterator[_Member]:
-        """Header by header; what follows the first that makes no sense can't be told apart and is left."""
+        """Yields members header by header; stops at the first invalid header, since what follows cannot be located."""
         place = 0
         while len(self._problems) < _MOST_PROBLEMS:
             self._file.seek(place)
@@ -215,7 +218,7 @@ class _Import:
                 return
             end = place + _BLOCK + info.size + (-info.size % _BLOCK)
             if info.size < 0 or end > self._bytes:
-                self._wrong(f"{info.name[:100]!r} is said to have {info.size} bytes, which are not there")
+                self._wrong(f"{info.name[:100]!r} claims {info.size} bytes, which are not there")
                 return
             if info.type != tarfile.DIRTYPE:
                 yield _Member(info.name, info.type in (tarfile.REGTYPE, tarfile.AREGTYPE), info.size)
@@ -224,7 +227,7 @@ class _Import:
                 self._progress(place, self._bytes)
 
     def _take(self, member: _Member) -> None:
-        """One member, whose content comes next in the file."""
+        """Imports one member, whose content comes next in the file."""
         name = repr(member.name[:100])
         manifest, kept = _MANIFEST.fullmatch(member.name), _OBJECT.fullmatch(member.name)
         if not member.plain:
@@ -238,7 +241,7 @@ class _Import:
 
     def _take_manifest(self, kind: str, key: str, size: int) -> None:
         if size > MAX_BYTES or self._manifest_bytes + size > _ALL_MANIFESTS_BYTES:
-            self._wrong(f"the manifest has {size} bytes, which is too much", kind, key)
+            self._wrong(f"the manifest has {size} bytes, which is too many", kind, key)
             return
         self._manifest_bytes += size
         if (kind, key) in self._entries:
@@ -260,7 +263,7 @@ class _Import:
 
     def _take_object(self, ref: FileRef) -> None:
         if ref not in self._wanted.get(ref.digest, ()):
-            self._wrong(f"object {ref.digest[:12]} with {ref.bytes} bytes belongs to no entry that was taken")
+            self._wrong(f"object {ref.digest[:12]} with {ref.bytes} bytes belongs to no accepted entry")
             return
         if ref in self._kept or self._store.objects.holds(ref):
             return

@@ -1,4 +1,4 @@
-"""The store's folder: who may write to it, and files that are opened and written so that nobody sees half of one."""
+"""The store's folder: checks who may write to it, opens files safely and writes them atomically."""
 
 import errno
 import logging
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 Buffer = bytes | memoryview
 
-# Opening a pipe that somebody put there must not hang, and a link must not lead elsewhere.
+# Opening a named pipe must not block (O_NONBLOCK), and links must not be followed (O_NOFOLLOW).
 _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _WRITE_BYTES = 16 * 2**20
@@ -25,15 +25,15 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class NotPlainFileError(OSError):
-    """A link, a folder or a device in the place of a file."""
+    """A link, a folder or a device where a regular file is expected."""
 
 
 class Root(NamedTuple):
     """A store's folder.
 
     Attributes:
-        path: Absolute, without links.
-        why_read_only: Why nothing can be written there; None where it can.
+        path: Absolute path with links resolved.
+        why_read_only: Why the folder cannot be written; None if it can.
     """
 
     path: Path
@@ -41,16 +41,16 @@ class Root(NamedTuple):
 
 
 def open_root(root: Path, *, writable: bool, private: bool = True) -> Root:
-    """Checks a store's folder, and makes it (mode 0700) if it is to be written.
+    """Checks a store's folder, and creates it (mode 0700) if it is to be written.
 
-    Folders above it are not refused: whoever can rename one can put another folder here, but not one that this
-    user owns.
+    Unsafe parent folders are not refused: a user who can rename one can put another folder in this place, but not
+    one that this user owns.
 
     Args:
         root: The folder; it need not exist.
-        writable: Whether it is to be written. That it can't be is no error.
-        private: Whether others must not be able to write to it. False is for a folder whose neighbours are
-            trusted with running code anyway, such as that of an unpacked model archive.
+        writable: Whether to write to it. A folder that cannot be written is not an error.
+        private: Whether to refuse a folder that other users may write to. False for a folder whose neighbours are
+            trusted to run code anyway, such as the folder of an unpacked model archive.
 
     Raises:
         CacheDirectoryError: It is not a folder, belongs to another user, or others may write to it.
@@ -77,7 +77,7 @@ def open_root(root: Path, *, writable: bool, private: bool = True) -> Root:
 
 
 def _there(path: Path) -> bool:
-    """Whether something lies there, as far as this user may know."""
+    """Whether the path exists (a broken link does), as far as this user can see."""
     try:
         path.lstat()
     except OSError:
@@ -86,7 +86,7 @@ def _there(path: Path) -> bool:
 
 
 def _folders(root: Path) -> Iterable[Path]:
-    """The folder, and those in it down to where the files are."""
+    """Yields the folder and its subfolders, down to those that hold the files."""
     yield root
     if not root.is_dir():
         return
@@ -112,13 +112,13 @@ def _check_folder(folder: Path, private: bool) -> None:
         owned = status.st_uid in (os.geteuid(), 0)
         fix = f"chmod go-w {folder}" if owned else f"chown -R {os.geteuid()} {folder}"
         raise CacheDirectoryError(
-            f"{folder} is {cause}: somebody else could put compiled code there. Look at what is in it, then run "
+            f"{folder} is {cause}: another user could put compiled code there. Check its contents, then run "
             f"`{fix}`, or name another folder."
         )
 
 
 def foreign(status: os.stat_result) -> str | None:
-    """In words, who else may write a file or folder; None if only this user and root may."""
+    """Describes who else may write a file or folder; None if only this user and root may."""
     if not hasattr(os, "geteuid"):
         return None
     if status.st_uid not in (os.geteuid(), 0):
@@ -139,12 +139,12 @@ def _look_above(root: Path) -> None:
 
 
 def open_plain(path: Path) -> int:
-    """A file descriptor for reading; follows no link and takes nothing but a plain file.
+    """Opens a regular file for reading, without following links, and returns its file descriptor.
 
     Raises:
-        FileNotFoundError: There is none.
-        NotPlainFileError: Something else is there.
-        OSError: It can't be opened, for a reason that says nothing about its content.
+        FileNotFoundError: The file does not exist.
+        NotPlainFileError: It is not a regular file.
+        OSError: It cannot be opened, for a reason unrelated to its content.
     """
     try:
         fd = os.open(path, _READ)
@@ -159,7 +159,7 @@ def open_plain(path: Path) -> int:
 
 
 def make_folder(folder: Path, below: Path) -> None:
-    """Makes a folder and those between it and `below`, each 0700 and on the disk when this returns.
+    """Creates a folder and its missing parents up to `below`, each with mode 0700 and synced to disk.
 
     Raises:
         OSError: A folder could not be made.
@@ -168,14 +168,14 @@ def make_folder(folder: Path, below: Path) -> None:
         return
     make_folder(folder.parent, below)
     try:
-        os.mkdir(folder, 0o700)  # noqa: PTH102 (one door to the system for tests that stop at each step)
+        os.mkdir(folder, 0o700)  # noqa: PTH102 (tests patch functions of os to interrupt at each call)
     except FileExistsError:
         return
     sync_folder(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Puts a folder's names on the disk, where the file system can do that.
+    """Syncs a folder's directory entries to disk, where the file system supports it.
 
     Raises:
         OSError: The disk failed.
@@ -191,7 +191,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove(path: Path) -> bool:
-    """Removes a file, or whatever lies in its place; says whether it is gone now and was there before."""
+    """Removes a file, or a folder in its place; returns whether it existed and is gone now."""
     try:
         os.unlink(path)  # noqa: PTH108
     except FileNotFoundError:
@@ -205,13 +205,13 @@ def remove(path: Path) -> bool:
 
 
 class Draft:
-    """A file under a temporary name, which takes its place in one step or goes away.
+    """A file written under a temporary name, then atomically renamed into place or removed.
 
     Args:
         root: The store's folder.
 
     Raises:
-        OSError: In each method; the draft is then removed at the end of the ``with``.
+        OSError: By any method; the draft is then removed at the end of the ``with``.
     """
 
     def __init__(self, root: Path) -> None:
@@ -230,7 +230,7 @@ class Draft:
         remove(self._path)
 
     def write(self, data: Buffer) -> None:
-        """Adds bytes."""
+        """Appends bytes."""
         rest = memoryview(data)
         while rest.nbytes:
             rest = rest[os.write(self._fd, rest[:_WRITE_BYTES]) :]
@@ -240,7 +240,7 @@ class Draft:
         os.utime(self._fd, ns=(nanoseconds, nanoseconds))
 
     def commit(self, target: Path) -> None:
-        """Puts the file into its place, on the disk when this returns; replaces what is there."""
+        """Syncs the file to disk and renames it to `target`, replacing what is there."""
         os.fsync(self._fd)
         self._close()
         make_folder(target.parent, self._root)

@@ -1,4 +1,4 @@
-"""What happened to a store: counts for report and metrics, with the last reasons."""
+"""Counts of a store's events for the report and metrics, with the reasons of the last failures."""
 
 import threading
 from dataclasses import dataclass, field, fields
@@ -16,8 +16,8 @@ class Events:
         damaged: Entries found damaged.
         write_failures: Entries that could not be written, plus one for a folder that cannot be written at all.
         evicted: Entries dropped to keep the size limit.
-        lock_waits: Locks that another process held when they were asked for.
-        lock_timeouts: Locks that were not got in time.
+        lock_waits: Locks that another process held when they were requested.
+        lock_timeouts: Locks that were not acquired in time.
         last_damaged: What was wrong with the last damaged entry.
         last_write_failure: Why the last write failed.
     """
@@ -35,12 +35,12 @@ class Events:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def add(self, name: str, count: int = 1, *, reason: str | None = None) -> None:
-        """Counts something.
+        """Adds to a count.
 
         Args:
             name: Name of a count.
-            count: How many.
-            reason: Kept as the last one, for ``damaged`` and ``write_failures``.
+            count: How much to add.
+            reason: Stored as the last reason; only for ``damaged`` and ``write_failures``.
         """
         with self._lock:
             setattr(self, name, getattr(self, name) + count)

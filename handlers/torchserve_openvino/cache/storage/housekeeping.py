@@ -1,7 +1,7 @@
-"""What keeps a store small and sound: eviction of what was not used for longest, orphans, verification.
+"""Maintains a store: evicts the least recently used entries, removes orphans, verifies content.
 
-Whoever removes something here holds the store's commit lock, in which writers put a manifest into its place and look
-once more whether its objects are there: so no new manifest names an object that is being removed.
+Entries and objects are removed under the store's commit lock. Writers hold the same lock while they check once more
+that all objects exist and put the manifest into place, so no new manifest refers to an object that is being removed.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from torchserve_openvino.errors import DamagedEntryError
 
 Progress = Callable[[int, int], None]
 
-# What is younger may belong to a process that is writing just now.
+# Younger files may belong to a process that is still writing.
 ORPHAN_SECONDS = 3600.0
 
 _MANIFEST = re.compile(rf"({HEX.pattern})\.json")
@@ -40,7 +40,7 @@ class Size(NamedTuple):
     Attributes:
         entries: Number of manifests.
         objects: Number of objects.
-        bytes: Both together; what two entries share counts once.
+        bytes: Total size of both; an object that entries share counts once.
     """
 
     entries: int
@@ -55,7 +55,7 @@ class Freed:
     Attributes:
         entries: Number of entries.
         files: Number of objects and temporary files.
-        bytes: All together.
+        bytes: Total size.
     """
 
     entries: int = 0
@@ -67,13 +67,13 @@ class Freed:
 
 
 class Problem(NamedTuple):
-    """Something wrong.
+    """A problem found in a store or bundle.
 
     Attributes:
-        kind: Kind of the entry; empty where it is about no entry.
-        key: Its key; empty likewise.
+        kind: Kind of the affected entry; empty if there is none.
+        key: Key of the affected entry; empty if there is none.
         reason: What is wrong.
-        path: The file that it is about; empty where it is about none.
+        path: Affected file; empty if there is none.
     """
 
     kind: str
@@ -83,7 +83,7 @@ class Problem(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A manifest file as it lies there."""
+    """A manifest file found on disk, not read yet."""
 
     kind: str
     key: str
@@ -93,7 +93,7 @@ class Found(NamedTuple):
 
 
 def manifests(root: Path, kinds: tuple[str, ...] = KINDS) -> list[Found]:
-    """All manifest files, the least recently used first."""
+    """Returns all manifest files, the least recently used first."""
     found = []
     for kind in kinds:
         for path, status in _files(root / "entries" / kind):
@@ -103,7 +103,7 @@ def manifests(root: Path, kinds: tuple[str, ...] = KINDS) -> list[Found]:
 
 
 def objects(root: Path) -> dict[str, tuple[Path, os.stat_result]]:
-    """All objects by digest."""
+    """Returns all objects by digest."""
     found = {}
     for folder in _folders(root / "objects"):
         found.update({path.name: (path, status) for path, status in _files(folder) if HEX.fullmatch(path.name)})
@@ -111,7 +111,7 @@ def objects(root: Path) -> dict[str, tuple[Path, os.stat_result]]:
 
 
 def size(root: Path) -> Size:
-    """Counts what is there."""
+    """Counts entries, objects and bytes."""
     entries, files = manifests(root), objects(root)
     total = sum(each.bytes for each in entries) + sum(status.st_size for _, status in files.values())
     return Size(len(entries), len(files), total)
@@ -120,13 +120,13 @@ def size(root: Path) -> Size:
 def shrink(
     root: Path, limit: int | None, *, keep: tuple[str, str] | None = None, older_than: float | None = None
 ) -> Freed:
-    """Removes old orphans, and entries from the least recently used on; the caller holds the commit lock.
+    """Removes old orphans, and entries starting with the least recently used; the caller holds the commit lock.
 
     Args:
         root: The store's folder.
-        limit: Bytes that may stay; None for any number.
+        limit: Maximum total size in bytes; None for no limit.
         keep: Kind and key of an entry that stays in any case.
-        older_than: Seconds; an entry that was not used for longer goes in any case.
+        older_than: Seconds; an entry that has not been used for longer is removed whatever the total size.
     """
     entries, files = manifests(root), objects(root)
     names = {each.path: _names(each.path) for each in entries}
@@ -154,7 +154,7 @@ def shrink(
 
 
 def drop_unnamed(root: Path, digests: set[str]) -> Freed:
-    """Removes those objects that no manifest names; the caller holds the commit lock."""
+    """Removes those of the given objects that no manifest refers to; the caller holds the commit lock."""
     freed = Freed()
     if digests:
         named = set().union(*(_names(each.path) for each in manifests(root)))
@@ -167,7 +167,7 @@ def drop_unnamed(root: Path, digests: set[str]) -> Freed:
 
 
 def sweep_tmp(root: Path, seconds: float) -> Freed:
-    """Removes temporary files of at least that age, in seconds."""
+    """Removes temporary files that are at least `seconds` old."""
     freed, now = Freed(), time.time()
     for path, status in _files(root / "tmp"):
         if now - status.st_mtime >= seconds and remove(path):
@@ -176,7 +176,7 @@ def sweep_tmp(root: Path, seconds: float) -> Freed:
 
 
 def clear(root: Path) -> Freed:
-    """Removes all entries, objects and temporary files; locks stay, since somebody may hold one."""
+    """Removes all entries, objects and temporary files; locks stay, since a process may hold one."""
     freed = Freed()
     for kind in _folders(root / "entries"):
         for path, status in _files(kind):
@@ -197,8 +197,8 @@ def verify(
     Args:
         root: The store's folder.
         kept: Its objects.
-        load: Gives the entry of a kind and key, or raises.
-        progress: Called with bytes read and bytes to read.
+        load: Returns the entry of a kind and key, or raises.
+        progress: Called with the bytes read and their total.
     """
     problems, entries = [], []
     for found in manifests(root):
@@ -230,14 +230,14 @@ def verify(
                 place = str(kept.place(ref.digest))
                 problems.append(Problem(entry.kind, entry.key, f"file {name!r}: {wrong[ref]}", place))
     for ref, reason in wrong.items():
-        # One that vanished was an orphan that another process removed.
+        # An orphan that is missing now was removed by another process.
         if ref.digest not in named and os.path.lexists(kept.place(ref.digest)):
             problems.append(Problem("", "", f"{reason}, and no entry names it", str(kept.place(ref.digest))))
     return sorted(problems)
 
 
 def _names(path: Path) -> set[str]:
-    """Digests that a manifest names, as far as it can be read."""
+    """Returns the digests in a manifest; empty if it cannot be read."""
     try:
         with os.fdopen(open_plain(path), "rb") as file:
             return digests_in(file.read(MAX_BYTES))
@@ -255,7 +255,7 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """What lies in a folder, with its own status (a link's, not its target's); what vanishes meanwhile is left out."""
+    """Yields what is in a folder with its own status (a link's, not its target's); skips what vanishes meanwhile."""
     try:
         names = sorted(os.listdir(folder))  # noqa: PTH208
     except OSError:

@@ -1,4 +1,4 @@
-"""Locks between processes. The system frees those of a process that died."""
+"""Locks between processes. The operating system releases the locks of a process that died."""
 
 import contextlib
 import time
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from filelock import FileLock
 
 SILENT_SECONDS = 2.0
-# A commit takes milliseconds; whoever holds this lock for longer is stopped or hangs on a dead disk.
+# A commit takes milliseconds; a process that holds this lock for longer is stopped or hangs on a failed disk.
 _COMMIT_SECONDS = 30.0
 
 
@@ -26,17 +26,17 @@ def hold(
     on_wait: Callable[[], None] = lambda: None,
     on_long: Callable[[], None] = lambda: None,
 ) -> Iterator[bool]:
-    """Holds a lock of a store during the ``with``.
+    """Holds a lock of a store for the duration of the ``with``.
 
     Args:
         root: The store's folder.
-        name: The lock's name, a file's.
+        name: Name of the lock, and of its file without the suffix.
         seconds: How long to wait for another process.
         on_wait: Called if another process holds it.
-        on_long: Called if it is not got within 2 seconds.
+        on_long: Called if it is not acquired within 2 seconds.
 
     Yields:
-        Whether it is held; not after `seconds`, nor where no lock file can be made.
+        Whether the lock is held; False after `seconds`, or if no lock file can be created.
     """
     lock = _lock(root, name)
     if lock is None:
@@ -47,18 +47,18 @@ def hold(
         yield held
     finally:
         if held:
-            # The system frees it anyway when the file is closed; a failure here must not hide the caller's own.
+            # The system releases it anyway when the file is closed; an error here must not mask the caller's own.
             with contextlib.suppress(OSError):
                 lock.release()
 
 
 def commit_lock(root: Path, seconds: float = _COMMIT_SECONDS) -> AbstractContextManager[bool]:
-    """The lock under which a manifest takes its place and objects are removed; waits `seconds` at most."""
+    """Holds the lock for putting manifests into place and for removing objects; waits `seconds` at most."""
     return hold(root, "commit", seconds)
 
 
 def _lock(root: Path, name: str) -> "FileLock | None":
-    # Here, since its import takes longer than all the rest of the store.
+    # Imported here, since it takes longer to import than the rest of the store.
     from filelock import FileLock
 
     try:

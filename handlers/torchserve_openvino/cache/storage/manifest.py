@@ -1,7 +1,7 @@
-"""Manifests: one JSON file per entry, canonical, with a checksum that is looked at before anything else.
+"""Manifests: one canonical JSON file per entry, with a checksum that is verified before anything else.
 
-The file is ``{"checksum":"<64 hex digits>",REST}``, and the checksum that of ``{REST}``. Later schemas keep that
-frame, so that an older reader can tell "newer than I know" from "damaged".
+The file is ``{"checksum":"<64 hex digits>",REST}``, where the checksum is that of ``{REST}``. Later schemas keep this
+frame, so that an older reader can tell a newer schema from a damaged file.
 """
 
 import json
@@ -22,7 +22,7 @@ KINDS: tuple[str, ...] = get_args(Kind)
 MAX_BYTES = 64 * 2**20
 HEX = re.compile(r"[0-9a-f]{64}")
 FILE_NAME = re.compile(r"[a-z0-9._-]{1,64}")
-# Any digest that a manifest of whatever schema names: enough to know which objects it needs.
+# Any digest in a manifest, whatever its schema: enough to know which objects it needs.
 _ANY_DIGEST = re.compile(rb'"([0-9a-f]{64})"')
 
 _HEAD = b'{"checksum":"'
@@ -31,7 +31,7 @@ _KEYS = {"schema", "kind", "key", "fields", "body", "files", "created"}
 
 
 class ForeignSchemaError(Exception):
-    """A sound manifest of another version of this package."""
+    """An intact manifest with another schema version."""
 
 
 class FileRef(NamedTuple):
@@ -42,26 +42,26 @@ class FileRef(NamedTuple):
 
 
 class FileSource(Protocol):
-    """What an entry gets its files from."""
+    """Source from which an entry reads its files."""
 
     def read_file(self, entry: "Entry", name: str) -> bytes:
-        """Bytes of a file, as verified."""
+        """Returns the verified content of a file."""
         ...
 
     def file_path(self, entry: "Entry", name: str) -> Path:
-        """Place of a file that was verified."""
+        """Verifies a file and returns its path."""
         ...
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A stored entry. Its manifest was verified; a file is when it is asked for.
+    """A stored entry. Its manifest has been verified; each file is verified when it is read.
 
     Attributes:
         kind: What it is: ``call``, ``partition``, ``blob`` or ``precision``.
         key: 64 hexadecimal digits.
-        fields: What the key was made of, for people.
-        body: What was stored, JSON.
+        fields: Fields from which the key was made, for diagnosis.
+        body: Stored content, JSON.
         files: Digest and size of each file.
         created: When it was written, UTC, ISO 8601.
     """
@@ -75,15 +75,15 @@ class Entry:
     _source: FileSource | None = field(default=None, repr=False, compare=False)
 
     def read(self, name: str) -> bytes:
-        """A file of the entry; the checksum was that of these very bytes.
+        """Returns the content of a file; exactly these bytes were verified.
 
         Raises:
-            DamagedEntryError: The file is missing, damaged or unreadable. The entry is gone then, or will be a miss.
+            DamagedEntryError: The file is missing, damaged or unreadable. The entry is then removed, or will be a miss.
         """
         return self._files_from().read_file(self, name)
 
     def path(self, name: str) -> Path:
-        """Place of a file, verified just now, for what takes nothing but a file. Must not be written to.
+        """Returns the path of a file that was just verified, for APIs that need a path. Must not be written to.
 
         Another process may evict the entry before the file is opened.
 
@@ -99,12 +99,12 @@ class Entry:
 
 
 def label(kind: str, key: str) -> str:
-    """An entry's name in messages."""
+    """Returns an entry's name for messages."""
     return f"{kind} {key[:12]}"
 
 
 def check_name(kind: str, key: str) -> None:
-    """Raises ValueError for a kind or a key that can't be one."""
+    """Raises ValueError for an invalid kind or key."""
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
     if not isinstance(key, str) or not HEX.fullmatch(key):
@@ -112,33 +112,33 @@ def check_name(kind: str, key: str) -> None:
 
 
 def check_file_name(name: str) -> None:
-    """Raises ValueError for what cannot be the name of an entry's file."""
+    """Raises ValueError for an invalid name of an entry's file."""
     if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
         raise ValueError(f"a file's name is 1 to 64 of a-z, 0-9, '.', '_' and '-', not {name!r}")
 
 
 def canonical(value: Any) -> bytes:
-    """JSON with sorted keys and no spaces, ASCII.
+    """Serializes a value to ASCII JSON with sorted keys and no spaces.
 
     Raises:
-        TypeError, ValueError: It is no JSON: another type, a key that is no text, NaN, infinity.
+        TypeError, ValueError: It is not JSON: another type, a key that cannot become text, NaN, infinity.
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
 def plain(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A mapping as it will come back: tuples as lists, keys as text. Raises as `canonical`."""
+    """Returns a mapping as it will be read back: tuples as lists, keys as text. Raises as `canonical`."""
     return json.loads(canonical(dict(value)))
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
-    """The manifest file of a record, which is all but the checksum."""
+    """Returns the content of a manifest file: a record with its checksum."""
     rest = canonical(dict(record))
     return _HEAD + blake3(rest).hexdigest().encode() + b'",' + rest[1:]
 
 
 def record_of(entry: Entry) -> dict[str, Any]:
-    """What `encode` takes."""
+    """Returns the record of an entry, for `encode`."""
     files = {name: {"digest": ref.digest, "bytes": ref.bytes} for name, ref in entry.files.items()}
     return {
         "schema": SCHEMA,
@@ -152,17 +152,17 @@ def record_of(entry: Entry) -> dict[str, Any]:
 
 
 def decode(data: bytes, kind: str, key: str, source: FileSource | None = None) -> Entry:
-    """The entry of a manifest file.
+    """Returns the entry of a manifest file.
 
     Args:
         data: Content of the file.
-        kind: Folder in which it lies.
-        key: Name under which it lies.
-        source: Where the entry gets its files from.
+        kind: Kind that it must have, from the file's folder.
+        key: Key that it must have, from the file's name.
+        source: Where the entry reads its files.
 
     Raises:
-        ForeignSchemaError: It is sound, and of another schema.
-        DamagedEntryError: It is anything but a sound manifest of this kind and key.
+        ForeignSchemaError: It is intact, but has another schema.
+        DamagedEntryError: It is not an intact manifest of this kind and key.
     """
     record = _checked(data)
     if record.get("schema") != SCHEMA:
@@ -212,5 +212,5 @@ def _files(value: Any) -> dict[str, FileRef]:
 
 
 def digests_in(data: bytes) -> set[str]:
-    """Digests that a manifest names, whatever its schema and state; may hold some that are none of its files'."""
+    """Returns the digests in a manifest of any schema, even a damaged one; not all need to be those of its files."""
     return {found.decode("ascii") for found in _ANY_DIGEST.findall(data)}

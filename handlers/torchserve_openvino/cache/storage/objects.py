@@ -1,4 +1,4 @@
-"""Objects: files named after the blake3 digest of their content, so that equal ones lie there once."""
+"""Objects: files named after the blake3 digest of their content, so that equal content is stored once."""
 
 import os
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ Source = bytes | bytearray | memoryview | Path
 
 
 def digest_of(data: Buffer) -> str:
-    """Blake3 digest, hexadecimal."""
+    """Returns the blake3 digest, in hexadecimal."""
     return _hasher().update(data).hexdigest()
 
 
@@ -27,7 +27,7 @@ def _hasher() -> Any:
 
 
 def _alone() -> None:
-    # blake3's threads stay behind at a fork, and a child that counts on them waits forever.
+    # A fork does not copy blake3's threads, and a child that relies on them waits forever.
     global _threads
     _threads = 1
 
@@ -49,23 +49,23 @@ class Objects:
         self.folder = root / "objects"
 
     def place(self, digest: str) -> Path:
-        """Where an object lies, if it is there."""
+        """Returns the path of an object, which need not exist."""
         if not HEX.fullmatch(digest):
             raise ValueError(f"a digest is 64 hexadecimal digits, not {digest!r}")
         return self.folder / digest[:2] / digest
 
     def look(self, ref: FileRef) -> None:
-        """Checks, without reading it, that an object is there and has its size.
+        """Checks, without reading it, that an object exists and has the right size.
 
         Raises:
             FileNotFoundError: It is missing.
-            DamagedEntryError: Something else is there, or of another size.
-            OSError: It can't be opened.
+            DamagedEntryError: It is not a regular file, or has another size.
+            OSError: It cannot be opened.
         """
         os.close(self.open(ref))
 
     def read(self, ref: FileRef) -> bytes:
-        """Content of an object, verified. Raises as `look`."""
+        """Returns the verified content of an object. Raises as `look`."""
         with os.fdopen(self.open(ref), "rb") as file:
             content = file.read(ref.bytes)
         if len(content) != ref.bytes or digest_of(content) != ref.digest:
@@ -73,7 +73,7 @@ class Objects:
         return content
 
     def verify(self, ref: FileRef) -> Path:
-        """Place of an object whose content was read and is right. Raises as `look`."""
+        """Verifies the content of an object and returns its path. Raises as `look`."""
         with os.fdopen(self.open(ref), "rb", buffering=0) as file:
             digest, size = _hasher(), 0
             for chunk in chunks_of(file):
@@ -84,7 +84,7 @@ class Objects:
         return self.place(ref.digest)
 
     def holds(self, ref: FileRef) -> bool:
-        """Whether an object is there and its content right."""
+        """Whether an object exists and has the right content."""
         try:
             self.verify(ref)
         except (OSError, DamagedEntryError):
@@ -92,10 +92,10 @@ class Objects:
         return True
 
     def add(self, source: Source) -> FileRef:
-        """Puts an object on the disk, unless it is there in good state.
+        """Stores an object, unless it is already stored intact.
 
         Raises:
-            OSError: The source cannot be read, or the object not be written.
+            OSError: The source cannot be read, or the object cannot be written.
         """
         if isinstance(source, Path):
             return self._add_file(source)
@@ -120,14 +120,14 @@ class Objects:
             return self.add_chunks(chunks_of(file))
 
     def add_chunks(self, chunks: Iterator[bytes] | Iterator[memoryview], expected: FileRef | None = None) -> FileRef:
-        """Puts an object on the disk as it comes.
+        """Stores an object chunk by chunk.
 
         Args:
             chunks: The content.
-            expected: What it must turn out to be.
+            expected: Digest and size that the content must have; None accepts any.
 
         Raises:
-            DamagedEntryError: It is not what was expected; nothing was kept.
+            DamagedEntryError: It does not match `expected`; nothing was stored.
             OSError: It cannot be written.
         """
         digest, size = _hasher(), 0
@@ -146,14 +146,14 @@ class Objects:
         if not self.holds(ref):
             return False
         try:
-            # Young again: what is about to be named must not look like an old orphan.
+            # Updates its time: an object that a manifest is about to refer to must not look like an old orphan.
             os.utime(self.place(ref.digest))
         except OSError:
             return False
         return True
 
     def open(self, ref: FileRef) -> int:
-        """A file descriptor of an object of the right size; its content is not verified. Raises as `look`."""
+        """Opens an object, checks its size but not its content, and returns a file descriptor. Raises as `look`."""
         try:
             fd = open_plain(self.place(ref.digest))
         except NotPlainFileError as error:
@@ -166,14 +166,14 @@ class Objects:
 
 
 def chunks_of(file: Any) -> Iterator[memoryview]:
-    """An unbuffered file's content, piece by piece; a piece is valid until the next one is asked for."""
+    """Yields the content of an unbuffered file in chunks; each is valid until the next one is requested."""
     whole = memoryview(bytearray(_CHUNK))
     while count := file.readinto(whole):
         yield whole[:count]
 
 
 def flat(source: bytes | bytearray | memoryview) -> Buffer:
-    """The bytes of a buffer, copied only where they do not lie in one piece."""
+    """Returns the bytes of a buffer, copied only if it is not contiguous."""
     view = memoryview(source)
     if not view.nbytes:
         return b""

@@ -1,4 +1,4 @@
-"""The reading half of a store: checks what it loads; reports damage once and removes it."""
+"""The reading half of a store: verifies what it loads, reports damaged entries once and removes them."""
 
 import contextlib
 import logging
@@ -35,9 +35,9 @@ class Reader:
     Args:
         root: The store's folder, absolute.
         objects: Its objects.
-        events: Where hits and the like are counted.
-        writable: Whether damaged entries are removed and used ones touched.
-        private: Whether a manifest that somebody else could have written is damage.
+        events: Where damaged entries are counted.
+        writable: Whether to remove damaged entries and to update the time of last use.
+        private: Whether a manifest that another user could have written counts as damaged.
     """
 
     def __init__(self, root: Path, objects: Objects, events: Events, *, writable: bool, private: bool) -> None:
@@ -46,15 +46,15 @@ class Reader:
         self._events = events
         self._writable = writable
         self._private = private
-        # What can't be removed for want of the right to write is at least not looked at again.
+        # Entries that should be removed but cannot be; they are treated as absent instead.
         self._hidden: set[tuple[str, str]] = set()
 
     def place(self, kind: str, key: str) -> Path:
-        """Where a manifest lies, if it is there."""
+        """Returns the path of a manifest, which need not exist."""
         return self._root / "entries" / kind / f"{key}.json"
 
     def hide(self, kind: str, key: str) -> None:
-        """Takes an entry for absent from now on."""
+        """Treats an entry as absent from now on."""
         self._hidden.add((kind, key))
 
     def show(self, kind: str, key: str) -> None:
@@ -62,7 +62,7 @@ class Reader:
         self._hidden.discard((kind, key))
 
     def get(self, kind: str, key: str) -> Entry | None:
-        """The entry with all its files there, or None; marks it as used."""
+        """Returns the entry if all its files exist, else None; marks it as used."""
         if (kind, key) in self._hidden:
             return None
         try:
@@ -90,10 +90,10 @@ class Reader:
         return entry
 
     def load(self, kind: str, key: str) -> Entry:
-        """The entry by its manifest alone.
+        """Returns the entry from its manifest alone, without looking at its files.
 
         Raises:
-            FileNotFoundError: There is none.
+            FileNotFoundError: There is no such entry.
             ForeignSchemaError: It is of another schema.
             DamagedEntryError: The manifest is damaged.
             OSError: It cannot be read.
@@ -101,7 +101,7 @@ class Reader:
         return self._load(kind, key, touch=False)
 
     def entries(self, kinds: tuple[str, ...] = KINDS) -> Iterator[Entry]:
-        """All entries with a sound manifest, the least recently used first."""
+        """Yields all entries with an intact manifest, the least recently used first."""
         for found in manifests(self._root, kinds):
             if (found.kind, found.key) not in self._hidden:
                 with contextlib.suppress(OSError, DamagedEntryError, ForeignSchemaError):
@@ -155,7 +155,7 @@ class Reader:
                 raise DamagedEntryError(f"the manifest has {status.st_size} bytes, more than {MAX_BYTES}")
             entry = decode(file.read(MAX_BYTES + 1), kind, key, self)
             if touch and self._writable:
-                # By hand: the system's own clock of files is too coarse to tell which of two was used last.
+                # Set explicitly: the file system's own clock is too coarse to tell which of two entries was used last.
                 now = time.time_ns()
                 with contextlib.suppress(OSError):
                     os.utime(fd, ns=(now, now))
@@ -177,7 +177,7 @@ class Reader:
             self.hide(kind, key)
             return
         with commit_lock(self._root):
-            # Another process may have put a sound one there in the meantime.
+            # Another process may have stored an intact entry in the meantime.
             with contextlib.suppress(OSError, DamagedEntryError, ForeignSchemaError):
                 if self.load(kind, key) != entry:
                     return

@@ -1,4 +1,4 @@
-"""A store of entries on disk, shared by processes: complete or absent, checked before use, never a request's error."""
+"""On-disk store shared by processes: entries are complete or absent, verified before use, and never fail a request."""
 
 import contextlib
 import dataclasses
@@ -42,25 +42,25 @@ class Store:
     """Entries in a folder that only this user can write to.
 
     Args:
-        root: The folder; made if it is absent. One that can't be made or written is read as it is.
-        limit_bytes: Size that all entries may have together, in bytes; the least recently used go first.
+        root: The folder; created if absent. A folder that cannot be created or written is only read.
+        limit_bytes: Maximum total size of all entries in bytes; the least recently used are evicted first.
         lock_seconds: How long `lock` waits for another process, in seconds.
         writable: Whether to write at all.
-        private: Whether a folder that others may write to is refused; False for one that lies in an unpacked
-            model archive, whose code is run anyway.
-        packaged: Folder of entries that came with a model archive, where they are looked for next; only read.
-        created: Date that entries state, instead of now; then the same content gives the same files.
+        private: Whether to refuse a folder that other users may write to; False for a folder in an unpacked model
+            archive, whose code is run anyway.
+        packaged: Folder of the entries in a model archive, searched after the store's own; never written.
+        created: Creation date to record in entries, so that the same content gives the same files; None for now.
 
     Attributes:
-        root: The folder, absolute, without links.
-        packaged: That of packaged entries; None without.
+        root: Absolute path of the folder with links resolved.
+        packaged: The same for the packaged entries; None without.
         read_only: Whether it was opened for reading only.
         writable: Whether it can be written.
-        why_read_only: Why not; None where it can.
-        events: Counts, of the packaged entries as well.
+        why_read_only: Why it cannot be written; None if it can.
+        events: Event counts, which include the packaged entries.
 
     Raises:
-        CacheDirectoryError: The folder is none, belongs to another user, or others may write to it.
+        CacheDirectoryError: It is not a folder, belongs to another user, or others may write to it.
     """
 
     def __init__(
@@ -97,12 +97,13 @@ class Store:
             self._write_failed(self.why_read_only)
 
     def get(self, kind: Kind | str, key: str) -> Entry | None:
-        """The entry, or None where it is absent, of another schema, damaged or unreadable; then the packaged one.
+        """Returns an entry, or None if it is absent, of another schema, damaged or unreadable.
 
-        All its files are there; their content is checked when it is asked for.
+        Packaged entries are searched after the store's own. All files of the entry exist; their content is verified
+        when it is read.
 
         Raises:
-            ValueError: Kind or key can't be one.
+            ValueError: The kind or key is invalid.
         """
         check_name(kind, key)
         found = (reader.get(kind, key) for reader in self._readers)
@@ -119,21 +120,21 @@ class Store:
         body: Mapping[str, Any],
         files: Mapping[str, Source] | None = None,
     ) -> Entry | None:
-        """Stores an entry in place of what is there, then drops others while the store is above its limit.
+        """Stores an entry, replacing an existing one, then evicts others while the store is above its limit.
 
         Args:
-            kind: What it is.
+            kind: Kind of the entry.
             key: 64 hexadecimal digits.
-            fields: What the key was made of, JSON.
-            body: JSON.
-            files: Content by name, or the file to copy.
+            fields: Fields from which the key was made, JSON.
+            body: Content to store, JSON.
+            files: By name, the content of each file, or the path of the file to copy.
 
         Returns:
-            The entry, or None where it could not be written: counted, and logged once per reason. None, and nothing
-            else, where the store was opened for reading only.
+            The entry, or None if it could not be written, which is counted, and logged once per reason. Also None,
+            without counting or logging, if the store was opened for reading only.
 
         Raises:
-            ValueError, TypeError: Kind, key or a file's name can't be one, or fields or body are no JSON.
+            ValueError, TypeError: The kind, key or a file's name is invalid, or fields or body are not JSON.
         """
         check_name(kind, key)
         sources = dict(files or {})
@@ -161,14 +162,14 @@ class Store:
         return entry
 
     def commit(self, entry: Entry, sources: Mapping[str, Source]) -> None:
-        """Makes an entry visible whose objects were added before.
+        """Makes an entry visible, whose objects must have been added before.
 
         Args:
             entry: The entry.
-            sources: Where its files come from, should another process have removed an object meanwhile.
+            sources: Sources of its files by name, to restore an object that another process removed meanwhile.
 
         Raises:
-            OSError: It could not be written, or an object is missing that no source gives.
+            OSError: It could not be written, or a missing object has no source.
         """
         data = encode(record_of(entry))
         if len(data) > MAX_BYTES:
@@ -186,7 +187,7 @@ class Store:
         self._reader.show(entry.kind, entry.key)
 
     def discard(self, kind: Kind | str, key: str) -> None:
-        """Drops an entry, where there is one; in a folder that is not written to, hides it from this store."""
+        """Removes an entry if it exists; in a folder that is not written to, hides it from this store instead."""
         check_name(kind, key)
         for reader in self._readers[1:]:
             reader.hide(kind, key)
@@ -200,9 +201,9 @@ class Store:
             self._drop_unnamed(refs)
 
     def lock(self, kind: Kind | str, key: str) -> AbstractContextManager[bool]:
-        """Holds the lock of a key during the ``with``, so that one process makes an entry and others wait for it.
+        """Holds the lock of a key during the ``with``, so that one process creates an entry while others wait for it.
 
-        Gives False after `lock_seconds`, or where no lock file can be made: work without it then.
+        Yields False after `lock_seconds`, or if no lock file can be created; the caller then works without the lock.
         """
         check_name(kind, key)
         return self._lock(kind, key) if self.writable else contextlib.nullcontext(False)
@@ -229,27 +230,27 @@ class Store:
             yield held
 
     def entries(self, kinds: tuple[str, ...] = KINDS) -> Iterator[Entry]:
-        """All entries with a sound manifest, the least recently used first, without packaged ones.
+        """Yields all entries with an intact manifest, the least recently used first, without packaged ones.
 
         Counts, touches and removes nothing.
         """
         return self._reader.entries(kinds)
 
     def nearest(self, kind: Kind | str, fields: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | None:
-        """How that stored entry differs which differs in the fewest fields: ``{field: (stored, wanted)}``.
+        """Finds the stored entry that differs in the fewest fields and returns these: ``{field: (stored, wanted)}``.
 
-        A field that one side lacks is None there. None where the kind has no entry; of several as near as each
-        other, the one used last, and the store's own before a packaged one.
+        A field that one side lacks is None there. Returns None if there is no entry of the kind. Ties go to the most
+        recently used entry, and to the store's own before a packaged one.
         """
         wanted = plain(fields)
         found = [near for reader in self._readers if (near := reader.nearest(kind, wanted)) is not None]
         return min(found, key=len, default=None)
 
     def load(self, kind: Kind | str, key: str) -> Entry:
-        """An entry by its manifest alone, for a look at it; nothing is counted, touched or removed.
+        """Returns an entry from its manifest alone, for inspection; counts, touches and removes nothing.
 
         Raises:
-            FileNotFoundError: There is none.
+            FileNotFoundError: There is no such entry.
             ForeignSchemaError: It is of another schema.
             DamagedEntryError: The manifest is damaged.
             OSError: It cannot be read.
@@ -258,25 +259,25 @@ class Store:
         return self._reader.load(kind, key)
 
     def verify(self, progress: Progress | None = None) -> list[Problem]:
-        """Reads everything and says what is wrong; removes nothing. `progress` gets bytes read and to read."""
+        """Reads everything and returns the problems; removes nothing. `progress` gets bytes read and their total."""
         return housekeeping.verify(self.root, self.objects, self._reader.load, progress)
 
     def prune(self, limit_bytes: int | None = None, *, older_than: float | None = None) -> Freed:
-        """Drops what was not used for longest until `limit_bytes` are left, and orphans of an hour.
+        """Removes the least recently used entries down to `limit_bytes`, and orphans that are at least an hour old.
 
         Args:
-            limit_bytes: Bytes; the store's own limit if None.
-            older_than: Seconds; entries that were not used for longer go as well.
+            limit_bytes: Maximum total size in bytes; the store's own limit if None.
+            older_than: Seconds; entries that have not been used for longer are removed as well.
         """
         limit = self.limit_bytes if limit_bytes is None else limit_bytes
         return self._change(lambda: housekeeping.shrink(self.root, limit, older_than=older_than))
 
     def clear(self) -> Freed:
-        """Drops everything."""
+        """Removes all entries, objects and temporary files."""
         return self._change(lambda: housekeeping.clear(self.root))
 
     def size(self) -> Size:
-        """What the store holds, in entries, objects and bytes."""
+        """Returns what the store holds, in entries, objects and bytes."""
         return housekeeping.size(self.root)
 
     def _change(self, work: Callable[[], Freed]) -> Freed:
@@ -288,7 +289,7 @@ class Store:
     def _evict(self, keep: tuple[str, str]) -> None:
         if housekeeping.size(self.root).bytes <= self.limit_bytes:
             return
-        # Whoever holds the lock evicts, or commits and then looks at the size itself.
+        # Otherwise the process that holds the lock is evicting, or checks the size itself after its commit.
         with commit_lock(self.root, 0.0) as held:
             if held:
                 freed = housekeeping.shrink(self.root, self.limit_bytes, keep=keep)
@@ -304,7 +305,7 @@ class Store:
         self.events.add("write_failures", reason=reason)
         if reason not in self._told:
             self._told.add(reason)
-            logger.warning("Nothing can be stored in %s; serving continues without: %s", self.root, reason)
+            logger.warning("Nothing can be stored in %s; serving continues without storing: %s", self.root, reason)
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Device names as OpenVINO takes them, and what is known of the devices of this machine."""
+"""Parses OpenVINO's device names, and checks them against the devices of this machine."""
 
 import re
 from collections.abc import Mapping
@@ -17,34 +17,34 @@ _MEMBER = re.compile(r"(?P<minus>-?)(?P<name>[A-Z]\w*(?:\.\w+)*)(?P<count>(?:\(\
 
 
 class DeviceCatalog(Protocol):
-    """What a configuration is checked against."""
+    """The devices and properties that a configuration is checked against."""
 
     def available(self) -> tuple[str, ...] | None:
-        """Devices of this machine; None where presence is not to be checked."""
+        """Returns the devices of this machine; None if presence is not to be checked."""
 
     def properties(self, device: str) -> Mapping[str, str] | None:
-        """Access (``RO``, ``RW``, ``WO``) of each property; None where the device can't be asked."""
+        """Returns the access mode (``RO``, ``RW``, ``WO``) of each property; None if the device can't be queried."""
 
     def refusal(self, device: str, name: str, value: Any) -> str | None:
-        """OpenVINO's message if the device refuses a value for a property that it lists; else None."""
+        """Returns OpenVINO's message if the device refuses a value for a property that it lists; else None."""
 
 
 class SystemCatalog:
-    """The devices that OpenVINO sees on this machine. OpenVINO is imported at the first question."""
+    """The devices that OpenVINO sees on this machine. OpenVINO is imported on first use."""
 
     def available(self) -> tuple[str, ...]:
-        """``Core().available_devices``."""
+        """Returns ``Core().available_devices``."""
         return tuple(_core().available_devices)
 
     def properties(self, device: str) -> Mapping[str, str] | None:
-        """``SUPPORTED_PROPERTIES`` of a device; None if its plugin does not load."""
+        """Returns ``SUPPORTED_PROPERTIES`` of a device; None if its plugin does not load."""
         try:
             return dict(_core().get_property(device, "SUPPORTED_PROPERTIES"))
         except RuntimeError:
             return None
 
     def refusal(self, device: str, name: str, value: Any) -> str | None:
-        """Sets the property on a throw-away Core: a loaded plugin checks values (about 3 ms on CPU)."""
+        """Sets the property on a temporary Core, where the loaded plugin checks the value (about 3 ms on CPU)."""
         import openvino
 
         core = openvino.Core()
@@ -57,16 +57,16 @@ class SystemCatalog:
 
 
 class UncheckedCatalog:
-    """For a machine without the target's devices: names are checked against OpenVINO's documented ones only."""
+    """A catalog for machines without the target's devices: only checks names against OpenVINO's documented ones."""
 
     def available(self) -> None:
-        """Presence is not checked."""
+        """Returns None: presence is not checked."""
 
     def properties(self, device: str) -> None:
-        """No device is asked."""
+        """Returns None: no device is queried."""
 
     def refusal(self, device: str, name: str, value: Any) -> None:
-        """No value is refused."""
+        """Returns None: no value is refused."""
 
 
 @cache
@@ -78,12 +78,12 @@ def _core() -> Any:
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """A device name, taken apart.
+    """A parsed device name.
 
     Attributes:
         name: Canonical spelling, e.g. ``AUTO:GPU,CPU``.
         virtual: ``AUTO``, ``HETERO`` or ``MULTI``; empty for a hardware device.
-        members: Hardware devices that are named; empty for a bare ``AUTO``.
+        members: Hardware devices that the name lists; empty for a bare ``AUTO``.
         excluded: Devices that ``AUTO:-GPU`` leaves out.
     """
 
@@ -93,7 +93,7 @@ class DeviceSpec:
     excluded: tuple[str, ...] = field(default=())
 
     def hardware(self, catalog: DeviceCatalog) -> tuple[str, ...]:
-        """Devices that the model may run on; AUTO without names takes what there is."""
+        """Returns the devices that the model may run on; AUTO without members may use all that are present."""
         if self.members:
             return self.members
         present = catalog.available() or ("CPU",)
@@ -101,26 +101,26 @@ class DeviceSpec:
 
 
 def family(device: str) -> str:
-    """``GPU`` of ``GPU.0``."""
+    """Drops the device index: returns ``GPU`` for ``GPU.0``."""
     return device.split(".", maxsplit=1)[0]
 
 
 def _matches(asked: str, present: str) -> bool:
-    # "GPU" stands for "GPU.0" and the like, and a lone "GPU" also answers to "GPU.0".
+    # "GPU" matches "GPU.0" and the like; a single device that is listed as "GPU" also matches "GPU.0".
     return asked == present or present.startswith(f"{asked}.") or (asked == f"{present}.0" and present != "CPU")
 
 
 def parse_device(value: Any, problems: Problems, keys: KeyPath = ("device",)) -> DeviceSpec | None:
-    """Reads a device name in any letter case, blanks aside.
+    """Parses a device name, ignoring case and whitespace.
 
     Args:
         value: ``cpu``, ``GPU.0``, ``auto:gpu, cpu``, ``AUTO:-GPU``, ``HETERO:GPU,CPU``,
             ``MULTI:GPU(4),CPU(2)``, ...
-        problems: Takes what is wrong.
+        problems: Collects what is wrong.
         keys: Path of the option.
 
     Returns:
-        None if the name has no meaning.
+        The parsed name; None if it is not valid.
     """
     if not isinstance(value, str) or not value.strip():
         problems.add(keys, f"must be a device name such as CPU, GPU.0 or AUTO:GPU,CPU, not {shown(value)}.")
@@ -157,7 +157,7 @@ def _parse_members(value: str, head: str, tail: str, problems: Problems, keys: K
 
 
 def check_present(spec: DeviceSpec, catalog: DeviceCatalog, problems: Problems, keys: KeyPath = ("device",)) -> None:
-    """Notes a `DeviceNotFoundError` for each named device that this machine lacks.
+    """Adds a `DeviceNotFoundError` for each named device that this machine lacks.
 
     Without a list of devices (`UncheckedCatalog`) only the family is checked: CPU, GPU or NPU.
     """

@@ -1,11 +1,11 @@
-"""OpenVINO properties by name, for devices that can't be asked because this machine lacks them.
+"""OpenVINO properties by name, for devices that can't be queried because this machine lacks them.
 
 Source: OpenVINO 2026.4's headers (openvino/runtime/properties.hpp, intel_gpu, intel_npu and auto) and its
-supported properties pages. Only those that compile_model takes. A name with the prefix of its device
-(``NPU_``, ``GPU_``) is accepted without being listed, since these grow with every release.
+supported properties pages. Only those that compile_model accepts. A name with the prefix of its device
+(``NPU_``, ``GPU_``) is accepted without being listed, since every release adds more.
 """
 
-# Taken by Core.compile_model itself, whatever the device.
+# Accepted by Core.compile_model itself, for every device.
 CORE = frozenset(
     {
         "ALLOW_AUTO_BATCHING",
@@ -48,7 +48,7 @@ _MULTIPLE = frozenset(
     }
 )
 
-# Taken by the plugins, in none of their lists (tests/contract pins it).
+# Accepted by the plugins, but not in their SUPPORTED_PROPERTIES (checked in tests/contract).
 UNLISTED: dict[str, frozenset[str]] = {"CPU": frozenset({"CPU_RUNTIME_CACHE_CAPACITY"})}
 
 BY_FAMILY: dict[str, frozenset[str]] = {
@@ -103,5 +103,5 @@ BY_FAMILY: dict[str, frozenset[str]] = {
 
 
 def known_properties(family: str) -> dict[str, str]:
-    """Documented properties of a device family, in the form of ``SUPPORTED_PROPERTIES``."""
+    """Returns the documented properties of a device family, in the form of ``SUPPORTED_PROPERTIES``."""
     return dict.fromkeys(BY_FAMILY.get(family, _COMMON), "RW")

@@ -26,7 +26,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "CACHE_MODE": ("OPTIMIZE_SIZE", "OPTIMIZE_SPEED"),
     "MODEL_PRIORITY": ("LOW", "MEDIUM", "HIGH"),
 }
-# OpenVINO takes "f32" and "FP32", but not what PyTorch and NumPy call it.
+# OpenVINO takes "f32" and "FP32", but not the names of PyTorch and NumPy.
 _PRECISION_ALIASES = {
     "fp32": "f32",
     "float32": "f32",
@@ -39,9 +39,9 @@ _PRECISION_ALIASES = {
     "int8": "i8",
 }
 _INTEGERS = frozenset({"AUTO_BATCH_TIMEOUT", THREADS, REQUESTS, "COMPILATION_NUM_THREADS", KERNELS})
-# AUTO hands the second to its members as the first (measured on 2026.4).
+# AUTO passes the second on to its members as the first (measured on 2026.4).
 _SPLITTING = frozenset({"THROUGHPUT", "CUMULATIVE_THROUGHPUT"})
-# OpenVINO's constants for numbers of streams that it works out itself.
+# OpenVINO's constants for a number of streams that it chooses itself.
 _STREAM_WORDS = {-1: "AUTO", -2: "NUMA"}
 _BOOLEANS = frozenset(
     {
@@ -58,7 +58,7 @@ _BOOLEANS = frozenset(
 
 
 def names_of(device: str, catalog: DeviceCatalog) -> dict[str, str]:
-    """Properties of one device with their access; the documented ones where the device can't be asked."""
+    """Returns the properties of one device with their access modes; the documented ones if it can't be queried."""
     asked = catalog.properties(device)
     if asked is None:
         return known_properties(family(device))
@@ -71,19 +71,19 @@ def check_properties(
     """Checks the properties given for a device.
 
     Args:
-        config: As the user wrote it; left as it is.
-        spec: The device. AUTO, HETERO and MULTI take what they know themselves and what their members know:
-            they hand it on (measured on 2026.4: ``INFERENCE_PRECISION_HINT`` reaches the members), and they
-            drop unknown names in silence, which is why these are refused here.
-        catalog: What is known of the devices.
-        problems: Takes what is wrong; its prefix is that of ``config``.
+        config: As the user wrote it; not modified.
+        spec: The device. AUTO, HETERO and MULTI accept their own properties and those of their members, which
+            they pass on (measured on 2026.4: ``INFERENCE_PRECISION_HINT`` reaches the members). They silently
+            drop unknown names, which is why those are refused here.
+        catalog: Devices and properties to check against.
+        problems: Collects what is wrong; its prefix is that of ``config``.
 
     Returns:
-        The properties with values as ``compile_model`` takes them.
+        The properties, with values as ``compile_model`` accepts them.
     """
     before = len(problems)
     checked = _check_each(config, spec, catalog, problems)
-    # Values that are wrong by themselves can't be held against each other.
+    # Contradictions are only looked for between values that are valid by themselves.
     if len(problems) == before:
         _check_together(config, checked, spec, problems)
     return checked
@@ -95,7 +95,7 @@ def _check_each(
     hardware = spec.hardware(catalog)
     asked = (*((spec.virtual,) if spec.virtual else ()), *hardware)
     tables = {device: names_of(device, catalog) for device in asked}
-    # Devices that can't be asked have more properties than the documented ones.
+    # Devices that can't be queried have more properties than the documented ones.
     prefixes = tuple(f"{family(device)}_" for device in asked if catalog.properties(device) is None)
     checked: dict[str, Any] = {}
     for name, value in config.items():
@@ -143,7 +143,7 @@ def _check_nested(
 
 
 def _check_not_negative(name: str, value: Any, problems: Problems) -> None:
-    """For the devices that can't be asked, and for the streams' negative constants, which say nothing to a reader."""
+    """Refuses negative numbers: devices that can't be queried do not check them, and for streams they are cryptic."""
     if name in {STREAMS, THREADS, KERNELS} and isinstance(value, int) and value < 0:
         hint = _STREAM_WORDS.get(value) if name == STREAMS else None
         problems.add((name,), f"must not be negative, but is {value}.", suggestion=hint)
@@ -152,12 +152,12 @@ def _check_not_negative(name: str, value: Any, problems: Problems) -> None:
 def _check_together(
     config: Mapping[Any, Any], checked: Mapping[str, Any], spec: DeviceSpec, problems: Problems
 ) -> None:
-    """Finds properties that exclude each other; a member's own ones stand before those of the whole device."""
+    """Reports properties that contradict each other; a member's own ones override those of the whole device."""
     members = checked.get(DEVICE_PROPERTIES, {})
-    # As the user spells them, so that a problem is placed at its line.
+    # Keyed by the user's spelling, so that a problem is reported at its line.
     nested = {str(device): members[str(device).upper()] for device in config.get(DEVICE_PROPERTIES, ())}
     hints = [checked.get(HINT), *(own.get(HINT) for own in nested.values())]
-    # Where nothing is stated, MULTI alone hands THROUGHPUT to its members (measured on 2026.4).
+    # Without a hint, MULTI (and no other device) passes THROUGHPUT to its members (measured on 2026.4).
     unstated_is_fine = spec.virtual == "MULTI" and hints == [None]
     if REQUESTS in checked and not (_SPLITTING & set(hints) or unstated_is_fine):
         problems.add((REQUESTS,), _no_throughput(checked[REQUESTS], checked.get(HINT)))
@@ -166,19 +166,19 @@ def _check_together(
         keys, whole = (DEVICE_PROPERTIES, device), {**checked, **own}
         if REQUESTS in own and whole.get(HINT) not in _SPLITTING:
             problems.add((*keys, REQUESTS), _no_throughput(own[REQUESTS], whole.get(HINT)))
-        # The threads that are stated for the whole device are the CPU's.
+        # A number of threads that is set for the whole device applies to the CPU.
         _check_streams(keys, own, whole, problems, has_threads=THREADS in own or family(device.upper()) == "CPU")
 
 
 def _no_throughput(requests: Any, hint: str | None) -> str:
-    stated = f"is {requests}, but {HINT} is {hint or 'not stated'}, and only THROUGHPUT is tuned by it."
+    stated = f"is {requests}, but {HINT} is {hint or 'not stated'}, and it only has an effect with THROUGHPUT."
     return f"{stated} Set {HINT}: THROUGHPUT, or remove {REQUESTS}."
 
 
 def _check_streams(
     keys: KeyPath, own: Mapping[str, Any], whole: Mapping[str, Any], problems: Problems, *, has_threads: bool
 ) -> None:
-    """Holds the streams against the hint and the threads; `own` are the properties written at `keys`."""
+    """Checks the streams against the hint and the threads; `own` are the properties written at `keys`."""
     streams, threads = whole.get(STREAMS), whole.get(THREADS)
     if not isinstance(streams, int):
         return
@@ -188,7 +188,7 @@ def _check_streams(
             f"{STREAMS}: {streams} contradicts {HINT}: LATENCY, which gives one request all threads. Remove {STREAMS} "
             f"for the shortest answer time; for parallel streams set {HINT}: THROUGHPUT.",
         )
-    # 0 threads leave the number to OpenVINO. It cuts the streams down to the threads without a word.
+    # With 0 threads OpenVINO chooses the number. It silently reduces the streams to the number of threads.
     if has_threads and threads and streams > threads and {STREAMS, THREADS} & set(own):
         problems.add(
             (*keys, STREAMS if STREAMS in own else THREADS),
@@ -213,12 +213,12 @@ def _name_is_valid(
 
 
 def canonical_value(name: str, value: Any, problems: Problems, keys: KeyPath) -> tuple[bool, Any]:
-    """Brings one value into the form that ``compile_model`` takes.
+    """Converts one value to the form that ``compile_model`` accepts.
 
     Args:
         name: The property.
         value: str, int, bool or float from YAML, or one of openvino's own enumeration values.
-        problems: Takes what is wrong.
+        problems: Collects what is wrong.
         keys: Path of the property.
 
     Returns:
@@ -268,11 +268,11 @@ def _word(name: str, value: Any, problems: Problems, keys: KeyPath) -> tuple[boo
 
 
 def with_default_precision(config: Mapping[str, Any], spec: DeviceSpec) -> tuple[dict[str, Any], str | None]:
-    """Adds ``INFERENCE_PRECISION_HINT: f32`` where the user stated neither precision nor execution mode.
+    """Adds ``INFERENCE_PRECISION_HINT: f32`` where the user set neither precision nor execution mode.
 
-    OpenVINO picks bf16 by itself on CPUs that have it and f16 on GPUs; here precision is stated, never accidental.
-    AUTO, HETERO and MULTI hand it on. The NPU computes in f16 only and refuses f32, so beside an NPU each other member
-    gets the hint through ``DEVICE_PROPERTIES``.
+    By default, OpenVINO uses bf16 on CPUs that support it and f16 on GPUs; here the precision is always explicit.
+    AUTO, HETERO and MULTI pass it on. The NPU computes in f16 only and refuses f32, so where one is a member, each
+    other member gets the hint through ``DEVICE_PROPERTIES``.
 
     Returns:
         A new dict, and the name of the property that was added (None if nothing was).

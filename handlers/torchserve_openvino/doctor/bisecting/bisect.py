@@ -1,4 +1,4 @@
-"""Which operators make a model's answer wrong, or its compilation fail: found by leaving them out, fewer each time."""
+"""Finds the operators that make a model's answer wrong or its compilation fail, by leaving them in eager PyTorch."""
 
 import time
 from collections import Counter
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Kind = Literal["wrong_answer", "conversion_failed", "compile_failed", "runtime_failed", "not_repaired", "nothing_wrong"]
 Progress = Callable[[str], None]
 
-# How many operators are tried alone before the bisection: mostly one of the most suspicious is it.
+# How many operators are tried one at a time before the bisection: usually one of the most suspicious is to blame.
 _SINGLES = 4
 _SHOWN_NODES = 10
 
@@ -32,18 +32,18 @@ class Guilty:
         kind: What was wrong; ``not_repaired`` where leaving operators out does not help, ``nothing_wrong`` where the
             answer was right and nothing failed.
         problem: What was seen, in one line.
-        ops: The smallest set of operators whose absence repairs it, by their overloads' names.
-        nodes: The smallest set of their nodes whose absence repairs it.
+        ops: A minimal set of operators that repairs the model when left in eager PyTorch, as overload names.
+        nodes: A minimal set of their nodes that does so.
         candidates: How many nodes of ``ops`` there are.
-        difference_before: Largest absolute difference from eager PyTorch as the model was; infinite where it gave no
-            answer, or NaN where eager does not.
-        difference_after: With ``ops`` disabled; None where nothing was found.
+        difference_before: Largest absolute difference from eager PyTorch before the repair; infinite where the model
+            gave no answer, or NaN where eager does not.
+        difference_after: The same with ``ops`` disabled; None where no operators were found.
         coverage_before: Share of the operators on OpenVINO, 0..1.
-        coverage_after: With ``ops`` disabled.
-        confirmed: Whether the model was compiled once more with ``disabled_ops``, and was right.
-        proven: Whether the sets were shown to be the smallest; False where the experiments' limit came first.
-        tests: Compilations that it took.
-        seconds: Wall-clock time that it took.
+        coverage_after: The same with ``ops`` disabled.
+        confirmed: Whether the model was compiled once more with ``ops`` disabled, and was right.
+        proven: Whether the sets were shown to be minimal; False where ``max_tests`` was reached first.
+        tests: Number of compilations.
+        seconds: Wall-clock time of the search.
         cause: For ``not_repaired``, what is to blame instead.
     """
 
@@ -65,11 +65,11 @@ class Guilty:
     @property
     def disabled_ops(self) -> list[str]:
         """Names for the option ``disabled_ops``; a mapped module has none."""
-        # What stands for a whole module is no name that a YAML can hold.
+        # The operator that stands for a mapped module cannot be named in a YAML.
         return [op for op in self.ops if not op.startswith(f"{MODULES}.")]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, JSON-safe: a difference that is no number is text, ``inf``."""
+        """Returns all fields, JSON-safe: a difference that is not finite is text, such as ``inf``."""
         plain = asdict(self) | {"disabled_ops": self.disabled_ops, "explanation": self.explanation()}
         plain["nodes"] = [asdict(node) | {"inputs": list(node.inputs)} for node in self.nodes]
         plain["ops"] = list(self.ops)
@@ -79,7 +79,7 @@ class Guilty:
         return plain
 
     def explanation(self) -> str:
-        """What is wrong, where, how it was found, and what to do: sentences for people."""
+        """Explains in sentences what is wrong, where, how it was found, and what to do."""
         cost = f"{self.tests} compilations, {self.seconds:.1f} s"
         if self.kind == "nothing_wrong":
             return (
@@ -95,7 +95,9 @@ class Guilty:
         many = len(self.ops) > 1
         lines = [f"{'These operators are' if many else 'This operator is'} to blame: {', '.join(self.ops)}."]
         if self.candidates > len(self.nodes):
-            lines.append(f"Of {self.candidates} nodes with {'them' if many else 'it'} it takes {len(self.nodes)}:")
+            lines.append(
+                f"Of {self.candidates} nodes with {'them' if many else 'it'}, leaving out {len(self.nodes)} is enough:"
+            )
         for node in self.nodes[:_SHOWN_NODES]:
             place = " in ".join(part for part in (node.where, node.module) if part) or "an unknown line"
             lines.append(f"  {node.name} ({node.op} of {', '.join(node.inputs) or 'no tensor'}) at {place}")
@@ -106,7 +108,7 @@ class Guilty:
     def _how(self, cost: str) -> str:
         found = f"Found in {cost}, each with other operators left in eager PyTorch"
         if not self.proven:
-            return f"{found}; the limit was reached, so a part of them may be innocent."
+            return f"{found}; the limit was reached, so some of them may not be to blame."
         return f"{found}: without {'any one of them' if len(self.ops) > 1 else 'it'} everything else is right."
 
     def _what_to_do(self) -> str:
@@ -133,7 +135,7 @@ class Guilty:
         )
         if self.kind == "wrong_answer":
             text += f", and the largest difference from {self.difference_before:.3g} to {self.difference_after:.3g}"
-        return f"{text}. It was tried, and is right." if self.confirmed else f"{text}."
+        return f"{text}. This was tried and gives the right answer." if self.confirmed else f"{text}."
 
 
 def _sentence(text: str) -> str:
@@ -150,23 +152,24 @@ def find_guilty(
     max_tests: int = 200,
     progress: Progress = lambda message: None,
 ) -> Guilty:
-    """Finds the smallest set of operators, then of their nodes, whose absence makes a model right.
+    """Finds a minimal set of operators, then of their nodes, that makes a model right when left in eager PyTorch.
 
-    The caches are not used, and `torch.compiler.reset` is called after each compilation: what else this process
-    compiled is compiled again at its next call.
+    The caches are not used, and `torch.compiler.reset` is called after each compilation: other models that this
+    process compiled are compiled again at their next call.
 
     Args:
         model: In evaluation mode, on the CPU.
         call: Its inputs: ``args`` and ``kwargs``.
-        options: As it is served with.
-        tolerance: Largest absolute difference that is right, or a precision's name (``f32``, ``bf16``); None for the
-            precision that the options give.
+        options: Those that it is served with.
+        tolerance: Largest absolute difference that counts as right, or a precision's name (``f32``, ``bf16``); None
+            for the precision that the options give.
         dynamic: As for ``torch.compile``.
-        max_tests: Compilations for each of the two searches; the best that was found by then is the result.
-        progress: Called with what is being tried, in words.
+        max_tests: Limit on the compilations of each of the two searches; at the limit, the best set found so far is
+            the result.
+        progress: Called with a description of each step.
 
     Raises:
-        Exception: What the model itself raises in eager PyTorch.
+        Exception: Whatever the model itself raises in eager PyTorch.
     """
     start = time.perf_counter()
     progress("running eager PyTorch twice")
@@ -214,23 +217,23 @@ class _Search:
         self._progress = progress
 
     def over_ops(self, before: Outcome) -> Minimal[str] | None:
-        """The operators; None where the model is not right even with all of them in eager PyTorch."""
+        """Returns the operators; None where the model is not right even with all of them in eager PyTorch."""
         ops = _by_suspicion(before)
 
         def repairs(subset: tuple[str, ...]) -> bool:
             return bool(subset) and self._right(lambda node: node.op in subset, len(subset), len(ops), "operators")
 
-        # More may be named than the usual few: each of them is worth a test of its own.
+        # Failures may name more operators than that: each of them is worth a test of its own.
         singles = max(_SINGLES, len(before.suspects))
         return minimise(ops, repairs, singles=singles, max_tests=self._max_tests)
 
     def over_nodes(self, candidates: list[NodeInfo]) -> Minimal[NodeInfo]:
-        """The nodes among those of the guilty operators."""
+        """Returns the guilty nodes among ``candidates``, all nodes of the guilty operators."""
 
         def repairs(subset: tuple[NodeInfo, ...]) -> bool:
             keys = {node.key for node in subset}
             if len(keys) in {0, len(candidates)}:
-                # Nothing left out was the model as it is; everything was the operators' own test.
+                # Both results are known: the model as it is was wrong, and the operators' search left out all of them.
                 return bool(keys)
             return self._right(lambda node: node.key in keys, len(keys), len(candidates), "nodes")
 
@@ -254,7 +257,7 @@ def _kind(outcome: Outcome) -> Kind:
 
 
 def _by_suspicion(outcome: Outcome) -> list[str]:
-    """Operators that a failure names first, then those that the user or this package added, then rare ones."""
+    """Sorts the operators: named by a failure first, then added by the user or this package, then rare ones."""
     counts = Counter(node.op for node in outcome.nodes)
     mapped = registered()
 
@@ -266,7 +269,7 @@ def _by_suspicion(outcome: Outcome) -> list[str]:
 
 
 def _no_operator(experiments: Experiments) -> str:
-    """Who changes the answer though every operator runs in eager PyTorch."""
+    """Says what changes the answer although every operator runs in eager PyTorch."""
     if tracing := experiments.run_without_openvino():
         return (
             f"torch.compile changes the answer before OpenVINO sees the graph ({tracing}); compare with "

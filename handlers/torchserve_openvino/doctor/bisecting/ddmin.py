@@ -1,4 +1,4 @@
-"""Delta debugging: the smallest part of a set that makes a test come true.
+"""Delta debugging: finds a minimal subset for which a test is true.
 
 The algorithm is ddmin of A. Zeller and R. Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", IEEE
 Transactions on Software Engineering 28(2), 2002, section 3.2, over subsets in a fixed order.
@@ -19,8 +19,8 @@ class Minimal(Generic[Item]):
 
     Attributes:
         items: The subset, in the order of the input. The test is true for it.
-        tests: How often the test really ran.
-        proven: Whether every item of it is needed; False where ``max_tests`` ran out before.
+        tests: How often the test ran; repeated subsets do not count.
+        proven: Whether every item is shown to be needed; False where ``max_tests`` was reached first.
     """
 
     items: tuple[Item, ...]
@@ -33,7 +33,7 @@ class _OutOfTestsError(Exception):
 
 
 class _Memo(Generic[Item]):
-    """Runs each subset once, and remembers the smallest one that passed."""
+    """Tests each subset once, and remembers the smallest one that passed."""
 
     def __init__(self, items: tuple[Item, ...], test: Test[Item], max_tests: int) -> None:
         self._test = test
@@ -61,17 +61,17 @@ class _Memo(Generic[Item]):
 def minimise(
     items: Sequence[Item], test: Test[Item], *, singles: int | None = None, max_tests: int = 1000
 ) -> Minimal[Item] | None:
-    """A 1-minimal subset for which ``test`` is true: without any one of its items it is false.
+    """Finds a 1-minimal subset for which ``test`` is true: without any one of its items it is false.
 
     Args:
         items: Without repeats, the most suspicious ones first.
-        test: Called with a subset in the order of ``items``; must answer the same each time. It need not be monotone.
-        singles: How many items are tried alone before the bisection begins; None means all. One test each, and
-            mostly one item is guilty.
-        max_tests: When so many tests ran, the smallest subset that passed is returned as it is.
+        test: Called with a subset in the order of ``items``; must return the same each time. It need not be monotone.
+        singles: How many items are tried alone before the bisection begins; None means all. Each costs one test, and
+            usually a single item is guilty.
+        max_tests: After this many tests, the smallest subset that has passed is returned.
 
     Returns:
-        The subset; None where the test is false even for all items (or there are no tests left to find out).
+        The subset; None where the test is false even for all items (or ``max_tests`` is reached before any passes).
     """
     run = _Memo(tuple(dict.fromkeys(items)), test, max_tests)
     try:
@@ -107,6 +107,6 @@ def _ddmin(items: tuple[Item, ...], test: Test[Item]) -> tuple[Item, ...]:
 
 
 def _split(items: tuple[Item, ...], parts: int) -> list[tuple[Item, ...]]:
-    """Cuts into ``parts`` runs whose lengths differ by one at most."""
+    """Splits into ``parts`` consecutive runs whose lengths differ by at most one."""
     bounds = [len(items) * i // parts for i in range(parts + 1)]
     return [items[start:stop] for start, stop in pairwise(bounds)]

@@ -1,7 +1,7 @@
-"""Adds entries to lists of a YAML text and leaves every other character as it is: comments, quotes, order, line ends.
+"""Adds entries to lists in a YAML text and leaves every other character as it is: comments, quotes, order, line ends.
 
-Nothing is dumped anew, because a round trip moves comments and drops anchors; the text is cut open where PyYAML says
-that a node ends.
+The text is not parsed and dumped again, because a round trip moves comments and drops anchors; the entries are
+inserted at the position where PyYAML says that a node ends.
 """
 
 import copy
@@ -20,10 +20,10 @@ class Addition(NamedTuple):
     """What to add, and where.
 
     Attributes:
-        path: Keys down to the list.
-        entries: To be appended, without those that are there already.
-        present: Whether an entry of the list is as good as the new one.
-        around: For a key of ``path`` that does not exist yet, what its new mapping holds beside the next key.
+        path: Keys from the top of the document to the list.
+        entries: Entries to append; those that are there already are skipped.
+        present: Whether an entry of the list (first argument) covers a new one (second argument).
+        around: For a key of ``path`` that does not exist yet, what its new mapping contains besides the next key.
     """
 
     path: tuple[str, ...]
@@ -32,7 +32,7 @@ class Addition(NamedTuple):
     around: Mapping[str, Mapping[str, Any]] = {}
 
     def missing(self, there: Sequence[Any]) -> list[str]:
-        """The entries that a list lacks."""
+        """Returns the entries that a list lacks."""
         found: list[str] = []
         for entry in self.entries:
             if not any(self.present(each, entry) for each in (*there, *found)):
@@ -40,7 +40,7 @@ class Addition(NamedTuple):
         return found
 
     def nested(self, depth: int) -> Any:
-        """What stands below ``path[:depth]`` where nothing stands there yet."""
+        """Returns the value to create at ``path[:depth]`` where there is none yet."""
         if depth == len(self.path):
             return self.missing([])
         beside = self.around.get(self.path[depth - 1], {}) if depth else {}
@@ -48,15 +48,15 @@ class Addition(NamedTuple):
 
 
 def add(text: str, name: str, addition: Addition) -> str:
-    """The text with the entries in it; the same text where they are all there.
+    """Returns the text with the entries added; the same text where they are all there.
 
     Args:
-        text: One YAML document with a mapping at its top, or nothing.
-        name: What the file is called in messages.
+        text: One YAML document with a mapping at its top, or empty.
+        name: The file's name in messages.
         addition: What to add.
 
     Raises:
-        ConfigError: The text is no YAML, or it can't be changed there without changing something else.
+        ConfigError: The text is not valid YAML, or the entries can't be added without changing something else.
     """
     data = parse_yaml(text, name).data
     wanted = _with(data, addition)
@@ -79,8 +79,8 @@ def add(text: str, name: str, addition: Addition) -> str:
 
 
 def _with(data: Mapping[Any, Any], addition: Addition) -> Any:
-    """What the changed text has to mean."""
-    # Aliases are one object in PyYAML's data; a change must show at one place only.
+    """Returns the data that the changed text must parse to."""
+    # PyYAML parses an anchor and its aliases to one object; the change must affect one place only.
     wanted = {key: copy.deepcopy(value) for key, value in data.items()}
     level: Any = wanted
     for depth, key in enumerate(addition.path):
@@ -118,7 +118,7 @@ def _splice(text: str, addition: Addition) -> str:
 
 
 def _replace(text: str, node: yaml.Node, addition: Addition, depth: int) -> str:
-    """Puts a mapping or a list in the place of a scalar, or of nothing."""
+    """Replaces a scalar or an empty value with a mapping or a list."""
     given = text[node.start_mark.index : node.end_mark.index]
     if node.tag == "tag:yaml.org,2002:null":
         new = _flow(addition.nested(depth))
@@ -152,7 +152,7 @@ def _into_flow(text: str, node: yaml.CollectionNode, new: str, last: yaml.Node |
 
 
 def _last_line(node: yaml.Node) -> int:
-    """The line, from 0, on which the content of a node ends; comments behind it are not its own."""
+    """Returns the 0-based line on which the content of a node ends, without the comments after it."""
     if isinstance(node, yaml.ScalarNode):
         # A block scalar ends where the next line begins.
         return int(node.end_mark.line) - (node.style in {"|", ">"} and node.end_mark.column == 0)
@@ -161,7 +161,7 @@ def _last_line(node: yaml.Node) -> int:
         return int(node.end_mark.line)
     if isinstance(node, yaml.SequenceNode):
         return max(_last_line(entry) for entry in node.value)
-    # The value of an alias lies where its anchor is, above; then the key's own line is the last.
+    # An alias has the position of its anchor, further up; then the line of the key is the last.
     return max(max(int(key.start_mark.line), _last_line(value)) for key, value in node.value)
 
 
@@ -179,7 +179,7 @@ def _newline(text: str) -> str:
 
 
 def _flow(value: Any) -> str:
-    # In a list, so that a bare scalar is not followed by a document end.
+    # Dumped inside a list, because PyYAML ends a bare scalar with a document end marker.
     return str(yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=float("inf")).strip()[1:-1])
 
 

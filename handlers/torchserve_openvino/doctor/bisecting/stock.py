@@ -1,4 +1,4 @@
-"""What OpenVINO's own torch.compile backend would have done with a model: really run, in a process of its own."""
+"""Runs a model with OpenVINO's own torch.compile backend in a separate process, and reports what it does."""
 
 import dataclasses
 import json
@@ -20,10 +20,10 @@ from torchserve_openvino.serving.loading.archive import MANIFEST
 if TYPE_CHECKING:
     from torchserve_openvino.doctor.target import TargetSpec
 
-# As given in the YAML, and with the option that OpenVINO's page recommends for what fails without it.
+# The options as given in the YAML, and with the one that OpenVINO's documentation recommends where they fail.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {"as given": {}, "aot_autograd: true": {"aot_autograd": True}}
 _OUTCOMES = {
-    "refused": "raises: in TorchServe the worker says Healthy, and each request gets this error",
+    "refused": "raises: in TorchServe the worker reports Healthy, and each request gets this error",
     "eager": "silently runs eager PyTorch: nothing at all is on OpenVINO",
     "inductor": "silently runs Inductor's code: nothing at all is on OpenVINO",
     "partial": "runs a part on OpenVINO, the rest in eager PyTorch",
@@ -40,15 +40,15 @@ class StockRun:
 
     Attributes:
         outcome: ``refused``, ``eager``, ``inductor``, ``partial``, ``openvino``, ``timed_out`` or ``crashed``.
-        error: Type and first line of the exception, or what is known of the process's end.
-        failures: What it logs at DEBUG only: why something runs in eager PyTorch.
-        ops_total: Operators in the graphs that it got.
+        error: Type and first line of the exception, or how the process ended.
+        failures: Why something runs in eager PyTorch, which it logs at DEBUG only; after a crash, its last output.
+        ops_total: Operators in the graphs that it received.
         ops_offloaded: Those that ran on OpenVINO.
         partitions: Subgraphs that it compiled.
         unsupported: Operators that its support table lacks, with their number of nodes.
         first_call_seconds: Compilation included; None without an answer.
-        later_call_seconds: Median of five.
-        max_abs: Largest difference from eager PyTorch; None without an answer, or where it is no number.
+        later_call_seconds: Median of five later calls.
+        max_abs: Largest difference from eager PyTorch; None without an answer, or where it is not finite.
         max_abs_other_input: The same for the second input.
         first_answer_overwritten: Whether the second call changed what the first had returned.
     """
@@ -112,8 +112,8 @@ def what_upstream_does(spec: "TargetSpec", *, timeout: float = 300.0) -> StockVe
     """Runs the model through OpenVINO's own backend, once for each of `VARIANTS`.
 
     Args:
-        spec: What a process needs to load the model by itself.
-        timeout: Seconds that each run may take, with loading.
+        spec: What the process needs to load the model.
+        timeout: Seconds that each run may take, including loading.
     """
     runs = {}
     for name, extra in VARIANTS.items():
@@ -129,8 +129,8 @@ def run_worker(command: Sequence[str], answer: Path, *, timeout: float) -> Stock
     """Runs a process that writes its result, a `StockRun` as JSON, to a file.
 
     Args:
-        command: The process; its children end with it.
-        answer: The file.
+        command: The command line; at the timeout its child processes are killed too.
+        answer: The file with the result.
         timeout: Seconds that it may take.
     """
     with tempfile.TemporaryFile() as log:
@@ -138,7 +138,7 @@ def run_worker(command: Sequence[str], answer: Path, *, timeout: float) -> Stock
             try:
                 code = process.wait(timeout)
             except subprocess.TimeoutExpired:
-                # Inductor's compilers are children of it.
+                # The whole group, because Inductor's compilers are child processes.
                 os.killpg(process.pid, signal.SIGKILL)
                 return StockRun("timed_out", error=f"stopped after {timeout:g} s")
         if code == 0 and answer.exists():
@@ -151,11 +151,11 @@ def run_worker(command: Sequence[str], answer: Path, *, timeout: float) -> Stock
 
 
 def given_options(path: Path, config: Path | None) -> tuple[dict[str, Any] | None, bool | None]:
-    """The options and ``dynamic`` as TorchServe would hand them on, unchecked; None for what the YAML does not say.
+    """Returns the unchecked options and ``dynamic`` as TorchServe would pass them on; None for what the YAML omits.
 
     Args:
-        path: The model; an archive has a YAML of its own.
-        config: The YAML that stands in its place.
+        path: The model file; an archive contains a YAML.
+        config: The YAML to use instead of the archive's; None for the latter.
     """
     stated = config if config is not None else _config_of(path)
     if stated is None:

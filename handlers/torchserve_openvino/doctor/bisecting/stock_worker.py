@@ -1,7 +1,7 @@
-"""OpenVINO's own torch.compile backend, run on one model and watched from inside; in a process of its own.
+"""Runs OpenVINO's own torch.compile backend on one model and instruments its stages; in a separate process.
 
-Importing that backend changes Dynamo's configuration, and it logs what goes wrong as DEBUG lines at most: this
-file is a door to its private modules (tests/unit/doctor/test_stock.py pins what it takes).
+The process is separate because importing that backend changes Dynamo's configuration. The backend logs failures at
+DEBUG level at most, so this file uses its private modules (tests/unit/doctor/test_stock.py pins which).
 """
 
 import json
@@ -37,11 +37,11 @@ class _Watched:
 
     Attributes:
         ops: Operators in the graphs that it partitioned.
-        lacking: Those of them that its support table does not have.
+        lacking: Those of them that its support table lacks, by name.
         created: Partitions that it compiled.
-        ran: Operators of each partition that gave an answer, by its number.
-        failures: What it logged of failures.
-        inductor: Graphs that it gave to Inductor instead.
+        ran: Partition number to its number of operators, for each partition that gave an answer.
+        failures: The failures that it logged.
+        inductor: Graphs that it passed to Inductor instead.
     """
 
     ops: int = 0
@@ -52,11 +52,11 @@ class _Watched:
     inductor: int = 0
 
     def counts(self) -> dict[str, int]:
-        """The figures of this moment."""
+        """Returns the counts so far."""
         return {"ops_total": self.ops, "ops_offloaded": sum(self.ran.values()), "partitions": self.created}
 
     def outcome(self) -> str:
-        """Who ran the model, given that it gave an answer."""
+        """Returns what ran the model, given that it gave an answer."""
         if not self.ran:
             return "inductor" if self.inductor else "eager"
         whole = sum(self.ran.values()) == self.ops and not self.inductor and not self.failures
@@ -64,14 +64,14 @@ class _Watched:
 
 
 class _Failures(logging.Handler):
-    """Collects the DEBUG lines that tell of a failure."""
+    """Collects the log lines that report a failure."""
 
     def __init__(self, watched: _Watched) -> None:
         super().__init__(logging.DEBUG)
         self._watched = watched
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keeps the line, once."""
+        """Keeps the first line of each distinct failure."""
         text = record.getMessage()
         line = first_line(text)[:500]
         if "failed" in text.lower() and line not in self._watched.failures:
@@ -81,7 +81,7 @@ class _Failures(logging.Handler):
 def run_stock(
     model: Callable[..., Any], call: Call, options: Mapping[str, Any] | None, *, dynamic: bool | None = None
 ) -> dict[str, Any]:
-    """Runs a model as ``torch.compile(model, backend="openvino", options=options)`` would, and says what came of it.
+    """Runs a model as ``torch.compile(model, backend="openvino", options=options)`` would, and reports the outcome.
 
     Changes Dynamo's configuration for the rest of the process.
 
@@ -92,9 +92,9 @@ def run_stock(
         dynamic: As for ``torch.compile``; None leaves it out.
 
     Returns:
-        JSON-safe, with the keys that `stock.StockRun` explains.
+        A JSON-safe dictionary with the fields of `stock.StockRun`.
     """
-    # Made outside of inference mode, as a handler makes its inputs: Dynamo compiles again for the other kind.
+    # Created outside of inference mode, as handlers create their inputs: Dynamo recompiles for inference tensors.
     other: tuple[Any, Any] = pytree.tree_map_only(torch.Tensor, _other, (call.args, call.kwargs))
     given: dict[str, Any] = {} if options is None else {"options": dict(options)}
     given |= {} if dynamic is None else {"dynamic": dynamic}
@@ -119,9 +119,9 @@ def run_stock(
 def _answers(
     compiled: Callable[..., Any], call: "Call", other: tuple[Any, Any], first: Any, expected: Any, expected_other: Any
 ) -> dict[str, Any]:
-    """How right and how fast it is, and whether an answer survives the next call."""
+    """Measures differences and latency, and checks whether an answer survives the next call."""
     kept = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, first)
-    # Compared before further calls may write over it.
+    # Compared at once, before further calls may overwrite it.
     other_difference = largest_difference(compiled(*other[0], **other[1]), expected_other)
     overwritten = largest_difference(first, kept) > 0
     seconds = []
@@ -138,7 +138,7 @@ def _answers(
 
 
 def _other(tensor: torch.Tensor) -> torch.Tensor:
-    """Another input of the same kind: the old one's values in another order, so that indices stay valid."""
+    """Returns another input of the same kind: integers are only put in reverse order, so that indices stay valid."""
     turned = tensor.flip(list(range(tensor.dim())))
     return turned * 0.75 if tensor.is_floating_point() else turned
 
@@ -194,7 +194,7 @@ def _watch() -> Iterator[_Watched]:
 
 
 def _with_own_caches(options: dict[str, Any], folder: str) -> dict[str, Any]:
-    """The options with every cache that they ask for in another folder."""
+    """Returns the options with every cache that they enable moved to ``folder``."""
     config = options.get("config")
     if isinstance(config, Mapping) and "CACHE_DIR" in config:
         options = {**options, "config": {**config, "CACHE_DIR": folder}}
@@ -206,8 +206,8 @@ def main(argument: str) -> None:
 
     Args:
         argument: JSON: ``spec`` (the fields of a `TargetSpec`), ``extra`` (options beside those of the YAML),
-            ``caches`` (a folder for caches, instead of the user's), and ``answer`` (the file that the result is
-            written to: the model may print what it likes).
+            ``caches`` (a folder for caches, instead of the user's), and ``answer`` (the file for the
+            result, since the model may print anything).
     """
     request = json.loads(argument)
     stated = request["spec"]

@@ -1,4 +1,4 @@
-"""One experiment: the model compiled afresh with some nodes left in eager PyTorch, run once, and judged."""
+"""Experiments: the model is compiled with some nodes left in eager PyTorch, run, and compared with eager PyTorch."""
 
 import hashlib
 import logging
@@ -36,11 +36,11 @@ class NodeInfo:
 
     Attributes:
         graph: Digest of the graph that it is in; the same in each compilation.
-        name: Its name there; with ``graph`` it tells nodes apart.
+        name: Its name there; unique within ``graph``.
         op: ``aten.relu.default`` or the like.
         where: ``file:line`` in the user's model; empty if unknown.
         module: Path of the module that called it, ``layers.3.act``; empty if unknown.
-        inputs: What goes in, ``float32[1, 64, 56, 56]``.
+        inputs: Its input tensors, such as ``float32[1, 64, 56, 56]``.
     """
 
     graph: str
@@ -52,23 +52,23 @@ class NodeInfo:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Tells it from any other node of the model."""
+        """Identifies the node within the model."""
         return self.graph, self.name
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one experiment went.
+    """Result of one experiment.
 
     Attributes:
         difference: What is wrong with the answer, in words; empty where it equals eager's.
         max_abs: Largest absolute difference from eager; infinite where there is no answer to compare.
-        error: The exception that the compiled model ended with, ``Type: message``.
+        error: The exception that the compiled model raised, ``Type: message``; empty for none.
         failures: Operators and partitions that OpenVINO could not convert, compile or run.
-        nodes: Nodes that OpenVINO was free to take, in the order of the graphs.
+        nodes: Nodes that could run on OpenVINO, left out or not, in the order of the graphs.
         suspects: Operators that a failure names, or that are in a partition that failed.
         coverage: Share of the operators that ran on OpenVINO, 0..1.
-        dynamo: Whether the exception came out of compiling, not of the run.
+        dynamo: Whether Dynamo raised the exception while compiling, rather than the model while running.
     """
 
     difference: str
@@ -93,16 +93,16 @@ class Outcome:
 
 
 class Experiments:
-    """Runs a model on one input, and on its values in another order, in eager PyTorch and on OpenVINO, from one state.
+    """Runs a model in eager PyTorch and on OpenVINO, from the same state, on one input and on its values reordered.
 
-    The random generator is seeded and the model's buffers are put back before each run, so that a model that draws
-    numbers or updates a buffer can be compared as well.
+    The random generator is seeded and the model's buffers are restored before each run, so that a model that draws
+    random numbers or updates a buffer can be compared too.
 
     Args:
         model: In evaluation mode, on the CPU.
         call: Its inputs; never changed.
-        options: As it is served with; the caches are not used.
-        tolerance: Largest absolute difference, or the name of a precision; None for the effective precision's.
+        options: Those that it is served with; the caches are not used.
+        tolerance: Largest absolute difference, or the name of a precision; None for that of the effective precision.
         dynamic: As for ``torch.compile``.
 
     Attributes:
@@ -123,7 +123,7 @@ class Experiments:
         self._model = model
         self._dynamic = dynamic
         plain = replace(options.options, model_caching=False, cache_dir=None, fallback_to="eager")
-        # A node that is left out must not make small pieces of its neighbours, which would stay in eager with it.
+        # Leaving a node out splits its partition; the pieces must not stay in eager because they are small.
         plain = replace(plain, min_partition_us=0.0)
         plain = replace(plain, config={k: v for k, v in plain.config.items() if k != "CACHE_DIR"})
         self._options = replace(options, options=plain)
@@ -133,10 +133,10 @@ class Experiments:
         self._buffers = {name: tensor.clone() for name, tensor in self._buffers.items()}
         first = (call.args, call.kwargs)
         expected = self._run(model, first)
-        # Each set of values with eager's answer.
+        # Calls, each with eager's answer.
         self._checks = [(first, expected)]
         self.unsteady = difference(self._run(model, first), expected, self._precision or "f32", self._max_abs)
-        # What a compiled model takes for constant shows on other values only; not every model takes them.
+        # A value wrongly treated as constant shows only with other values, which not every model accepts.
         other = reordered(first)
         if other is not None:
             try:
@@ -147,11 +147,11 @@ class Experiments:
     def run(
         self, leave_out: Callable[[NodeInfo], bool] = lambda node: False, disabled_ops: Sequence[str] = ()
     ) -> Outcome:
-        """Compiles afresh and runs once.
+        """Compiles the model anew and runs it on each set of values.
 
         Args:
             leave_out: Which nodes to keep in eager PyTorch.
-            disabled_ops: Names for the option of that name, beside those that it has already.
+            disabled_ops: Names to add to the option of the same name.
         """
         self.count += 1
         seen: dict[tuple[str, str], NodeInfo] = {}
@@ -179,11 +179,11 @@ class Experiments:
                 error = ""
                 dynamo = False
             except Exception as raised:
-                # Whatever the compiled model trips over is the finding; eager PyTorch has run the same call before.
+                # Any exception is the finding: eager PyTorch has already run the same call.
                 answers, error = [], f"{type(raised).__name__}: {first_line(str(raised))}"
                 dynamo = type(raised).__module__.startswith("torch._dynamo")
             finally:
-                # Each compilation would stay in memory with its graphs.
+                # Otherwise each compilation would stay in memory with its graphs.
                 torch.compiler.reset()
         report = compiled.report.to_dict()
         precision = self._precision or report["config"]["effective_precision"]
@@ -200,7 +200,7 @@ class Experiments:
         )
 
     def run_without_openvino(self) -> str:
-        """How Dynamo and AOTAutograd alone change the answer, in words; empty where they do not."""
+        """Returns how Dynamo and AOTAutograd alone change the answer, in words; empty where they do not."""
         compiled = compile(self._model, dynamic=self._dynamic, backend="aot_eager")
         try:
             answers = [self._run(compiled, call) for call, _ in self._checks]
@@ -215,7 +215,7 @@ class Experiments:
         return [expected for _, expected in self._checks]
 
     def _difference(self, answers: Sequence[Any], precision: str) -> str:
-        """The first difference from eager's answers, in words; empty where there is none."""
+        """Returns the first difference from eager's answers, in words; empty where there is none."""
         pairs = zip(answers, self._expected, strict=False)
         return next(filter(None, (difference(a, b, precision, self._max_abs) for a, b in pairs)), "")
 
@@ -226,7 +226,7 @@ class Experiments:
             self._restore()
             try:
                 answer = model(*args, **kwargs)
-                # A later run may write to what an output is a view of: a buffer, for example.
+                # An output may be a view of memory that a later run writes to, such as a buffer.
                 return pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, answer)
             finally:
                 self._restore()
@@ -245,13 +245,13 @@ class Experiments:
 
 
 def first_line(text: str) -> str:
-    """The first line that says something."""
+    """Returns the first line that is not blank."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps the backend from warning of each node that an experiment leaves out on purpose."""
+    """Suppresses the backend's warnings about nodes that an experiment leaves out on purpose."""
     backend = logging.getLogger("torchserve_openvino.backend")
     level = backend.level
     backend.setLevel(logging.ERROR)
@@ -262,7 +262,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _digest(graph: Graph) -> str:
-    """Tells one graph of a model from another, in any compilation: their nodes often have the same names."""
+    """Identifies a graph across compilations; node names alone are often the same in several graphs of a model."""
     rows = [(n.name, op_name(n.target), where_of(n), _module_of(n)) for n in graph.nodes if n.op == "call_function"]
     return hashlib.sha256(repr(rows).encode()).hexdigest()[:12]
 
@@ -280,7 +280,7 @@ def _info(node: Node, digest: str) -> NodeInfo:
 
 
 def _suspects(failures: Sequence[Fallback], graphs: Sequence[dict[str, Any]]) -> frozenset[str]:
-    """Operators that the failures name; for a partition without a name in the message all of its operators."""
+    """Returns the operators that the failures name; for a failure that names a partition, all of its operators."""
     found = {failure.op for failure in failures}
     for graph in graphs:
         for part in graph["partitions"]:

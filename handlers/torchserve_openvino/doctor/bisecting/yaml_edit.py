@@ -1,4 +1,4 @@
-"""Writes what a diagnosis found into a model-config.yaml, as its owner would: one line more, the rest as it is."""
+"""Writes the operators that a diagnosis found into a model-config.yaml, and leaves the rest of the file as it is."""
 
 import contextlib
 import difflib
@@ -23,13 +23,13 @@ def add_disabled_ops(path: Path, ops: Sequence[str]) -> str:
 
     Args:
         path: A model-config.yaml with ``pt2`` in any form, or without.
-        ops: Names in any spelling; those that are disabled already, perhaps by their packet, are not added.
+        ops: Names in any spelling; those that are disabled already, by name or by packet, are not added.
 
     Returns:
-        What changed, as a unified diff; empty where everything was there.
+        What changed, as a unified diff; empty where all operators were disabled already.
 
     Raises:
-        ConfigError: The file is no valid configuration before or after, or names another backend; it is unchanged.
+        ConfigError: The file is not valid before or after the change, or names another backend; it is left unchanged.
     """
     return _add(path, lambda config: _disabled_ops(path, config, ops))
 
@@ -53,7 +53,7 @@ def _disabled_ops(path: Path, config: ServingConfig, ops: Sequence[str]) -> Addi
 
 def _add(path: Path, addition_for: Callable[[ServingConfig], Addition]) -> str:
     """Reads, changes, checks and replaces the file."""
-    # A link stays one: its target is replaced.
+    # A symbolic link is kept: its target is replaced.
     target = path.resolve()
     config = load_serving_config(target, check_device=False)
     before = target.read_bytes().decode("utf-8")
@@ -66,9 +66,9 @@ def _add(path: Path, addition_for: Callable[[ServingConfig], Addition]) -> str:
 
 
 def _replace(target: Path, text: str) -> None:
-    """Replaces a file by a checked one, or leaves it alone."""
+    """Replaces a file with a checked one, or leaves it unchanged."""
     state = target.stat()
-    # In the same folder: a rename does not cross file systems, and what the file names relatively is found.
+    # In the same folder: a rename can't cross file systems, and relative paths in the file still resolve.
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".yaml", dir=target.parent)
     new = Path(name)
     try:
@@ -84,7 +84,7 @@ def _replace(target: Path, text: str) -> None:
             raise ConfigError(message, place=str(target)) from error
         new.chmod(state.st_mode & 0o7777)
         with contextlib.suppress(PermissionError):
-            # Only root may give a file to another; who edits their own keeps it anyway.
+            # Only root may change the owner; a user who edits their own file stays its owner anyway.
             os.chown(new, state.st_uid, state.st_gid)
         new.replace(target)
     finally:

@@ -1,8 +1,8 @@
-"""Python code that builds an operator of OpenVINO operations, written from its decomposition, and tried.
+"""Generates Python code that builds an operator from OpenVINO operations, based on its decomposition, and tests it.
 
 The graph that torch traces for the operator is translated node by node. Floating-point arguments are traced with
-values that nothing else has, so that they are found again in the graph and stay arguments; the rest holds for the
-values seen, which the code checks. A formula is only offered where its answer on the seen values is eager's.
+unique values, so that they can be found in the graph and stay arguments; the other arguments are fixed to the values
+seen, which the code checks. A formula is offered only where its answer on the values seen equals eager's.
 """
 
 import inspect
@@ -27,7 +27,7 @@ from torchserve_openvino.doctor.mapping.writer import BINARY, UNARY, UnknownOpEr
 from torchserve_openvino.doctor.target import Call
 from torchserve_openvino.ops import op_name
 
-# Traced in the place of the n-th floating-point argument: digits that no formula has by chance.
+# Traced in place of the n-th floating-point argument: values that no formula contains by chance.
 _SENTINELS = (0.7310585917, 1.3178921641, 2.6038749157, 0.1927463815)
 
 
@@ -36,7 +36,7 @@ class Formula:
     """The body of a mapping.
 
     Attributes:
-        lines: Python statements, the last one returns; `constant` and `ops` are in scope.
+        lines: Python statements, the last one a return; `constant` and `ops` are in scope.
         origin: Where it comes from, for the comment above it.
         max_abs: Largest difference from eager on the values seen.
     """
@@ -53,17 +53,17 @@ def formula_for(
     table: Mapping[Any, Any],
     implementation: Callable[..., Any] | None,
 ) -> Formula | None:
-    """Writes and tries a formula.
+    """Generates a formula and tests it.
 
     Args:
         op: The operator.
-        seen: What it was called with.
+        seen: A call of it that was recorded.
         parameters: The arguments of its schema, as the mapping names them.
         table: Decompositions to trace with.
         implementation: Its Python implementation, where there is one.
 
     Returns:
-        None where no formula is found that gives eager's answer.
+        The first formula that gives eager's answer; None where there is none.
     """
     bound = bind(op, seen)
     candidates: list[tuple[list[str], str]] = []
@@ -84,7 +84,7 @@ def formula_for(
 
 
 def bind(op: torch._ops.OpOverload, seen: Call) -> dict[str, Any]:
-    """The seen arguments by the schema's names, defaults included."""
+    """Returns the recorded arguments by the schema's names, including defaults."""
     bound: dict[str, Any] = {}
     for position, argument in enumerate(op._schema.arguments):
         if position < len(seen.args):
@@ -126,7 +126,7 @@ def _is_tensors(value: Any) -> bool:
 
 
 def _call(function: Callable[..., Any], bound: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Call by position, and those by keyword that can't go by position."""
+    """Splits the arguments into positional ones and those that are keyword-only."""
     if isinstance(function, torch._ops.OpOverload):
         only = {argument.name for argument in function._schema.arguments if argument.kwarg_only}
     else:
@@ -140,7 +140,7 @@ def _call(function: Callable[..., Any], bound: Mapping[str, Any]) -> tuple[tuple
 
 
 def constant(value: Any, like: Any) -> Any:
-    """As in the mapping's file: a scalar of another value's type."""
+    """Makes a scalar constant of another value's type, as the helper in the mapping file does."""
     return opset13.constant(value, dtype=like.get_element_type())
 
 
@@ -171,7 +171,7 @@ def try_formula(lines: Sequence[str], op: torch._ops.OpOverload, seen: Call, par
         got = [torch.from_numpy(np.array(answers[i])) for i in range(len(results))]
         expected = _listed(op(*seen.args, **seen.kwargs))
     except Exception:
-        # A formula that was made up and does not build is none; the user gets the skeleton without it.
+        # Generated code may fail in any way; then the user gets the skeleton without a formula.
         return None
     if difference(got, expected, "f32"):
         return None

@@ -1,4 +1,4 @@
-"""Files that a user goes on from: a mapping with its test, and what a translation inside OpenVINO takes."""
+"""Skeleton files for the user to complete: a mapping with its test, and a translator for OpenVINO's frontend."""
 
 import functools
 import itertools
@@ -27,7 +27,7 @@ _CPP_TYPES = {"float": "float", "int": "int64_t", "bool": "bool", "Scalar": "flo
 
 @functools.lru_cache(maxsize=1)
 def environment() -> "Environment":
-    """jinja2 with this room's templates.
+    """Returns the jinja2 environment for the doctor's templates.
 
     Raises:
         ConfigError: jinja2 is not installed.
@@ -47,7 +47,7 @@ def environment() -> "Environment":
 
 
 def identifier(op: torch._ops.OpOverload) -> str:
-    """``softplus`` of ``aten.softplus.default``, ``mylib_op`` of ``mylib.op.default``."""
+    """Returns an identifier: ``softplus`` for ``aten.softplus.default``, ``mylib_op`` for ``mylib.op.default``."""
     namespace, packet, overload = op_name(op).split(".")
     parts = [] if namespace == "aten" else [namespace]
     parts += [packet.strip("_")] + ([] if overload == "default" else [overload])
@@ -55,21 +55,21 @@ def identifier(op: torch._ops.OpOverload) -> str:
 
 
 def parameters(op: torch._ops.OpOverload) -> list[str]:
-    """The schema's arguments as names of Python parameters; those by keyword keep theirs."""
+    """Returns the schema's arguments as Python parameter names: ``self`` and Python's keywords are renamed."""
     names = [argument.name for argument in op._schema.arguments]
     free = "x" if "x" not in names else "input"
     return [free if name == "self" else f"{name}_" if keyword.iskeyword(name) else name for name in names]
 
 
 def signature(op: torch._ops.OpOverload) -> str:
-    """Parameters with the schema's defaults, as they stand in a ``def``."""
+    """Returns the parameters with the schema's defaults, as written in a ``def``."""
     parts: list[str] = []
     star = False
     for argument, name in zip(op._schema.arguments, parameters(op), strict=True):
         if argument.kwarg_only and not star:
             star = True
             parts.append("*")
-        # Defaults that are no Python literals (types, layouts) are None or numbers in a schema.
+        # The schema has None or a number for defaults without a Python literal (dtypes, layouts).
         parts.append(f"{name}={argument.default_value!r}" if argument.has_default_value() else name)
     return ", ".join(parts)
 
@@ -82,15 +82,15 @@ def draft(
     source: str,
     describe: Callable[[Any], str],
 ) -> MappingDraft:
-    """What the templates need to know of one operator.
+    """Collects what the templates need for one operator.
 
     Args:
         op: The operator.
-        seen: What it was called with.
+        seen: A call of it that was recorded.
         formula: The body, where one was found.
         outputs: Types and shapes that it returned.
-        source: File that registers an operator of the user's own; empty for torch's.
-        describe: Value to text.
+        source: File that registers a custom operator; empty for torch's own.
+        describe: Describes a value as text.
     """
     own = op.namespace not in {"aten", "prims"}
     return MappingDraft(
@@ -110,7 +110,7 @@ def draft(
 
 
 def as_code(value: Any) -> str:
-    """Python that makes a value like this one: the same shape, type and range for a tensor."""
+    """Returns Python code that makes a value like this one: for a tensor, the same shape, dtype and range."""
     if isinstance(value, torch.Tensor):
         return _tensor_code(value)
     if isinstance(value, list):
@@ -137,7 +137,7 @@ def _tensor_code(value: torch.Tensor) -> str:
 
 
 def _passed(seen: Call) -> str:
-    """The arguments of a call whose tensors are ``tensors[0]``, ``tensors[1]`` and so on."""
+    """Returns a call's arguments as code, with its tensors named ``tensors[0]``, ``tensors[1]`` and so on."""
     count = itertools.count()
 
     def text(value: Any) -> str:
@@ -154,26 +154,26 @@ def _passed(seen: Call) -> str:
 
 
 def mapping_file(drafts: Sequence[MappingDraft], name: str) -> str:
-    """Python file with one mapping for each draft."""
+    """Returns a Python file with one mapping for each draft."""
     modules = [path.stem for path in _sources(drafts)]
     return environment().get_template("mapping.py.jinja").render(drafts=drafts, name=name, modules=modules)
 
 
 def mapping_test(drafts: Sequence[MappingDraft], name: str) -> str:
-    """The test of `mapping_file`, which lies beside it."""
+    """Returns the test of `mapping_file`, which belongs in the same folder."""
     folders = sorted({str(path.parent) for path in _sources(drafts) if path.is_absolute()})
     return environment().get_template("test_mapping.py.jinja").render(drafts=drafts, name=name, folders=folders)
 
 
 def _sources(drafts: Sequence[MappingDraft]) -> list[Path]:
-    """Files that register the user's own operators."""
+    """Returns the files that register the user's own operators."""
     return sorted({Path(each.registered_in) for each in drafts if each.registered_in})
 
 
 def upstream_files(op: torch._ops.OpOverload, each: MappingDraft, seen: Call) -> dict[str, str]:
-    """The pieces of a translation in OpenVINO's own frontend: table entry, translator, layer test.
+    """Returns the files of a translator for OpenVINO's own PyTorch frontend: table entry, translator, layer test.
 
-    After its guides (docs/articles_en/documentation/openvino-extensibility/frontend-extensions.rst and the frontend's
+    Follows its guides (docs/articles_en/documentation/openvino-extensibility/frontend-extensions.rst and the frontend's
     README): the translator reads the schema's arguments by position.
     """
     arguments = [

@@ -1,4 +1,4 @@
-"""One operator, taken apart by torch on the values it was called with."""
+"""Traces one operator into its decomposition, with the values that it was called with."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,16 +14,16 @@ from torchserve_openvino.ops import op_name
 def trace_op(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], table: Mapping[Any, Any]
 ) -> GraphModule | None:
-    """The ATen graph of a call; its placeholders are the tensors among the arguments, in order.
+    """Returns the ATen graph of a call; its placeholders are the tensors among the arguments, in order.
 
     Args:
-        function: An operator, or what implements it in Python.
+        function: An operator, or its Python implementation.
         args: Real values, as seen in the model.
         kwargs: The same.
-        table: Decompositions.
+        table: Decompositions to apply.
 
     Returns:
-        None where torch can't trace it.
+        The graph; None where torch can't trace the call.
     """
     flat, structure = pytree.tree_flatten((args, dict(kwargs)))
     positions = [i for i, value in enumerate(flat) if isinstance(value, torch.Tensor)]
@@ -41,15 +41,15 @@ def trace_op(
         with torch.no_grad():
             return make_fx(call, decomposition_table=dict(table), tracing_mode="fake")(*tensors)
     except Exception:
-        # Anything may go wrong in somebody's kernel that is run on fake tensors: then there is no graph to offer.
+        # A custom kernel may raise anything when it runs on fake tensors; then there is no graph.
         return None
 
 
 def work_nodes(graph: GraphModule) -> list[Node]:
-    """The operators of a traced graph."""
+    """Returns the operator nodes of a traced graph."""
     return [node for node in graph.graph.nodes if node.op == "call_function"]
 
 
 def names(graph: GraphModule) -> list[str]:
-    """Their names, each once, in order."""
+    """Returns the distinct operator names of a traced graph, in order."""
     return list(dict.fromkeys(op_name(node.target) for node in work_nodes(graph)))

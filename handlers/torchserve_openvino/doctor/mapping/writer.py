@@ -1,4 +1,4 @@
-"""Statements that build a traced ATen graph of OpenVINO operations."""
+"""Writes Python statements that build a traced ATen graph from OpenVINO operations."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from torchserve_openvino.doctor.mapping.trace import work_nodes
 from torchserve_openvino.ops import op_name
 from torchserve_openvino.ops.registry import rule_of
 
-# torch's name to OpenVINO's, where they differ after a colon.
+# torch's names; after a colon OpenVINO's name, where it differs.
 UNARY = {
     item.partition(":")[0]: item.partition(":")[2] or item
     for item in """
@@ -41,13 +41,13 @@ class UnknownOpError(Exception):
 
 
 class Writer:
-    """Translates a traced graph to statements.
+    """Translates a traced graph to Python statements.
 
     Args:
         graph: Its placeholders are the tensors among the arguments.
         bound: Arguments by the schema's names.
-        floats: What stands for a floating-point argument, to the name of its parameter.
-        named: The schema's names to the mapping's parameters.
+        floats: The unique value traced for each floating-point argument, to the name of its parameter.
+        named: The schema's argument names, to the parameters of the mapping.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Writer:
         ]
 
     def lines(self) -> list[str]:
-        """The statements; the last one returns.
+        """Returns the statements; the last one is a return.
 
         Raises:
             UnknownOpError: A node has no translation here.
@@ -91,7 +91,7 @@ class Writer:
         return self._names[value]
 
     def _operand(self, value: Any, like: Any) -> str:
-        """A tensor's name, or a constant of the type of the other operand."""
+        """Returns a tensor's name, or a constant of the other operand's type."""
         if isinstance(value, Node):
             return self._value(value)
         return f"constant({self._literal(value)}, {self._value(like)})"
@@ -109,7 +109,7 @@ class Writer:
     def _expression(self, node: Node) -> str:
         name = op_name(node.target)
         if rule_of(name).banned:
-            # OpenVINO's operation of this name gives other answers.
+            # The operator is banned because OpenVINO's operation of this name gives other answers.
             raise UnknownOpError
         packet = packet_name(name).split(".")[1]
         args, kwargs = node.args, node.kwargs
@@ -138,7 +138,7 @@ class Writer:
         first, second = args[0], args[1]
         like = first if isinstance(first, Node) else second
         types = {str(each.meta["val"].dtype) for each in (first, second) if isinstance(each, Node)}
-        # OpenVINO promotes no types: what torch casts on the way is left to the user.
+        # OpenVINO does not promote types: operators with implicit casts are left to the user.
         if len(types) != 1 or (packet == "div" and not like.meta["val"].is_floating_point()):
             raise UnknownOpError
         if isinstance(second, float) and not like.meta["val"].is_floating_point():
@@ -181,7 +181,7 @@ class Writer:
         raise UnknownOpError
 
     def _hypot(self, x: str, y: str) -> str:
-        """Without squares of large numbers."""
+        """Returns an expression that does not square large numbers."""
         sizes = f"ops.abs({x}), ops.abs({y})"
         most, tiny = f"ops.maximum({sizes})", f"constant({torch.finfo(torch.float32).tiny}, {x})"
         ratio = f"ops.divide(ops.minimum({sizes}), ops.maximum({most}, {tiny}))"

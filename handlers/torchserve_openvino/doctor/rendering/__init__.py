@@ -1,1 +1,1 @@
-"""A diagnosis as text, HTML and pictures."""
+"""Renders a diagnosis as text, HTML and pictures."""

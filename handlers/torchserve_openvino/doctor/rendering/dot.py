@@ -1,4 +1,4 @@
-"""The graphs of a diagnosis as GraphViz text."""
+"""Renders the graphs of a diagnosis as GraphViz text."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +10,10 @@ _OTHER = "#e4e4e4"
 
 
 def to_dot(diagnosis: Mapping[str, Any]) -> str:
-    """GraphViz text of all graphs, one cluster each.
+    """Returns the GraphViz text of all graphs, one cluster each.
 
     Args:
-        diagnosis: `Diagnosis.to_dict`.
+        diagnosis: Result of `Diagnosis.to_dict`.
     """
     lines = [
         f"digraph {_quoted(diagnosis['model'])} {{",

@@ -1,4 +1,4 @@
-"""A diagnosis as one HTML page that needs nothing else."""
+"""Renders a diagnosis as one self-contained HTML page."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,10 +8,10 @@ from torchserve_openvino.doctor.rendering.picture import LINE, PADDING, lay_out
 
 
 def to_html(diagnosis: Mapping[str, Any]) -> str:
-    """The page.
+    """Returns the HTML page.
 
     Args:
-        diagnosis: `Diagnosis.to_dict`.
+        diagnosis: Result of `Diagnosis.to_dict`.
 
     Raises:
         ConfigError: jinja2 is not installed.

@@ -1,4 +1,4 @@
-"""Where each box of a graph stands in the picture: layers in the order of data flow."""
+"""Lays out the boxes of a graph in a picture, in layers that follow the data flow."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ LINE = 15
 PADDING = 10
 GAP_X, GAP_Y = 26, 34
 MARGIN = 12
-# A box that takes all the time is this much wider than one that takes none.
+# A box that takes all the time is this many pixels wider than one that takes none.
 GROWTH = 70
 # Sweeps of the barycentre method (Sugiyama, Tagawa, Toda 1981); more change little.
 SWEEPS = 4
@@ -18,10 +18,10 @@ SWEEPS = 4
 
 @dataclass
 class Placed:
-    """One box with its place, in pixels.
+    """One box with its position and size, in pixels.
 
     Attributes:
-        lines: Its text.
+        lines: The lines of its text.
     """
 
     box: Mapping[str, Any]
@@ -34,7 +34,7 @@ class Placed:
 
 @dataclass
 class Layout:
-    """A whole graph.
+    """The layout of a whole graph, in pixels.
 
     Attributes:
         curves: One SVG path for each edge.
@@ -47,7 +47,7 @@ class Layout:
 
 
 def box_lines(box: Mapping[str, Any]) -> list[str]:
-    """What is written into a box: name, count of operators, time."""
+    """Returns the text of a box: name, number of operators, time."""
     if box["runs_on"] in {"input", "output"}:
         return [box["label"]]
     time = f"{box['ms']:.3g} ms"
@@ -86,7 +86,7 @@ def lay_out(picture: Mapping[str, Any]) -> Layout:
 
 
 def _layers(boxes: Mapping[str, Any], edges: Sequence[tuple[str, str]]) -> list[list[str]]:
-    """Each box below all that it takes values from: boxes come in the order of data flow."""
+    """Puts each box in a layer below all its inputs; the boxes must come in the order of data flow."""
     above: dict[str, list[str]] = defaultdict(list)
     for first, second in edges:
         above[second].append(first)
@@ -100,7 +100,7 @@ def _layers(boxes: Mapping[str, Any], edges: Sequence[tuple[str, str]]) -> list[
 
 
 def _ordered(rows: list[list[str]], edges: Sequence[tuple[str, str]]) -> list[list[str]]:
-    """Each row by the mean place of its neighbours above, then below."""
+    """Sorts each row by the mean position of its neighbours, alternately those above and those below."""
     above: dict[str, list[str]] = defaultdict(list)
     below: dict[str, list[str]] = defaultdict(list)
     for first, second in edges:

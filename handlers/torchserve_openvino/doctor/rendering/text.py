@@ -1,4 +1,4 @@
-"""A diagnosis as tables for a terminal."""
+"""Prints a diagnosis as tables for a terminal."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,12 +14,12 @@ _STYLES = {"openvino": "green", "eager": "yellow", "both": "yellow", "inductor":
 
 
 def print_diagnosis(diagnosis: Entry, console: Console, *, cpp: bool = False) -> None:
-    """Prints everything, what to do next last.
+    """Prints the whole diagnosis: the tables first, then what to do next.
 
     Args:
-        diagnosis: `Diagnosis.to_dict`.
-        console: Where to.
-        cpp: Whether the files of a translation inside OpenVINO are printed as well.
+        diagnosis: Result of `Diagnosis.to_dict`.
+        console: The console to print to.
+        cpp: Whether to print the files of a translation inside OpenVINO as well.
     """
     console.print(_summary(diagnosis))
     _print(console, "Operators", OPS, diagnosis["ops"], lambda row: _STYLES[row["runs_on"]])
@@ -65,7 +65,7 @@ def _print_item(console: Console, head: Text, item: Entry, lines: Sequence[str],
         if step["yaml"]:
             console.print(_indented(Text(step["yaml"].rstrip(), style="cyan"), 7))
         if step["mapping"]:
-            # Its files hold the mappings of all operators; here stands what concerns this one.
+            # Print the function only: --write-mapping writes the whole file and its test.
             console.print(_indented(Text(_mapping_code(step["mapping"]), style="cyan"), 7))
         elif step["kind"] != "upstream" or cpp:
             for name, content in step["files"].items():
@@ -96,7 +96,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def _brief(reason: str) -> str:
-    """Dynamo's reason without its hints and links."""
+    """Returns Dynamo's reason without its hints and links."""
     lines = [line.strip() for line in reason.strip().splitlines()]
     explained = next((line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
     return ". ".join(part.rstrip(".") for part in (lines[0] if lines else "", explained) if part)
@@ -159,7 +159,7 @@ def _answer(compared: Entry) -> str:
 
 def _verdict(diagnosis: Entry) -> Text:
     if diagnosis["healthy"]:
-        return Text("Everything runs on OpenVINO, and the answer is eager's.", style="green")
+        return Text("Everything runs on OpenVINO, and the answer matches eager's.", style="green")
     said = [] if diagnosis["summary"]["all_on_openvino"] else ["not everything runs on OpenVINO"]
     if diagnosis["comparison"]["verdict"]:
         hint = "" if diagnosis["bisection"] else " (--bisect finds the operators)"

@@ -1,4 +1,4 @@
-"""The rules of `ops.registry`, by families of operators; whoever imports one of them has them all."""
+"""The rules of `ops.registry`, by operator family; importing any of these modules imports them all."""
 
 from torchserve_openvino.ops.rules import (
     complex_numbers as complex_numbers,

@@ -1,8 +1,8 @@
 """Complex numbers inside a graph as pairs of real ones: OpenVINO has no complex type.
 
 Each operator on complex tensors is decomposed to operators on pairs between `view_as_real` and `view_as_complex`; where
-two of them meet, `join_pairs` takes both out. What is left of them stands where a complex tensor enters or leaves the
-graph, or where an operator has no decomposition here: there eager PyTorch runs, counted.
+these two meet, `join_pairs` removes both. They remain where a complex tensor enters or leaves the graph, or where an
+operator has no decomposition here: there eager PyTorch runs, counted.
 """
 
 import operator
@@ -95,7 +95,7 @@ def _conj(x: Tensor) -> Tensor:
 
 
 def _each_part(op: Any) -> Decomposition:
-    """An operator that treats both parts alike."""
+    """Makes the decomposition of an operator that treats both parts alike."""
 
     def decomposed(x: Tensor) -> Tensor:
         return _complex(op(_pairs(x))) if _is_pairs(x) else NotImplemented
@@ -113,7 +113,7 @@ def _sum(op: Any) -> Decomposition:
 
 
 def _same_rank(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Pairs of both, with the dimensions that broadcasting adds in front."""
+    """Returns the pairs of both, with the leading dimensions that broadcasting adds."""
     rank = max(x.dim(), y.dim())
     pairs = [_pairs(each) for each in (x, y)]
     first, second = (p.reshape([1] * (rank + 1 - p.dim()) + list(p.shape)) for p in pairs)
@@ -134,7 +134,7 @@ def _mul(x: Any, y: Any) -> Tensor:
 
 
 def _div(x: Any, y: Any) -> Tensor:
-    """By real numbers; torch divides by complex ones with a scale of its own."""
+    """Divides by real numbers only; torch scales in its own way when it divides by complex ones."""
     real_divisor = isinstance(y, (int, float)) or (isinstance(y, Tensor) and y.dtype is torch.float32)
     if not _is_pairs(x) or not real_divisor:
         return NotImplemented
@@ -150,7 +150,7 @@ def _make(real: Tensor, imaginary: Tensor) -> Tensor:
 
 
 def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **rest: Any) -> Tensor:
-    """A real tensor made complex."""
+    """Converts a real tensor to a complex one."""
     if dtype is not torch.complex64 or x.dtype is not torch.float32 or device not in {None, x.device}:
         return NotImplemented
     return _of(x, torch.zeros_like(x))
@@ -181,7 +181,7 @@ def _view(x: Tensor, size: list[int]) -> Tensor:
 
 
 def _along(op: Any, added: int = 0) -> Decomposition:
-    """An operator with a dimension as its first argument, 0 by default."""
+    """Makes the decomposition of an operator that takes a dimension after its tensor, 0 by default."""
 
     def decomposed(x: Tensor, dim: int = 0, *args: Any, **kwargs: Any) -> Tensor:
         if not _is_pairs(x) or not x.dim() + added:
@@ -246,7 +246,7 @@ declare(Rule(convert=fourier.convert_c2r, facts=fourier.facts), fft.c2r.default)
 
 
 def join_pairs(graph: Graph) -> None:
-    """Takes out each `view_as_real` of a `view_as_complex`, and the latter where nobody else needs it."""
+    """Removes each `view_as_real` of a `view_as_complex`, and the latter if it has no other users."""
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is not aten.view_as_real.default:
             continue

@@ -1,6 +1,6 @@
-"""Divisions of integers, and remainders and floor divisions of floats out of the exact remainder (`exact_fmod`).
+"""Divisions of integers, and remainders and floor divisions of floats built on the exact remainder (`exact_fmod`).
 
-OpenVINO rounds the quotient to a float before it takes the whole part: 1.0 // 0.1 is 10 there, 9 in torch. Formulas:
+OpenVINO rounds the quotient to a float before it takes the integer part: 1.0 // 0.1 is 10 there, 9 in torch. Formulas:
 torch's aten/src/ATen/native/cpu/BinaryOpsKernel.cpp, `div_floor_floating` and `remainder_kernel`.
 """
 
@@ -41,7 +41,7 @@ declare(
 
 
 def _rounds_right(x: Any, y: Any) -> bool:
-    """Whether OpenVINO's own division is right: of integers (`int_range` limits these), and by powers of 2."""
+    """Returns whether OpenVINO's own division is exact: of integers (`int_range` limits these), and by powers of 2."""
     if not any(each.is_floating_point() if isinstance(each, Tensor) else isinstance(each, float) for each in (x, y)):
         return True
     return isinstance(y, (int, float)) and math.frexp(abs(y))[0] == 0.5
@@ -54,7 +54,7 @@ def _few(x: Any, y: Any) -> bool:
 
 
 def _inexact_quotient(node: Node) -> str | None:
-    """The reason against a remainder or floor division that is neither right in OpenVINO nor decomposed."""
+    """Returns why a remainder or floor division is neither exact in OpenVINO nor decomposed, or None."""
     reason = _rounded_quotient(node)
     if reason is None or (node.target in _EXACT and _few(*_operands(node))):
         return None
@@ -62,7 +62,7 @@ def _inexact_quotient(node: Node) -> str | None:
 
 
 def _rounded_quotient(node: Node) -> str | None:
-    """The reason against a remainder or floor division as OpenVINO computes it by itself."""
+    """Returns why OpenVINO's own remainder or floor division is not exact, or None."""
     floor = node.target is not aten.div.Tensor_mode or node.kwargs.get("rounding_mode") == "floor"
     if not floor or _rounds_right(*_operands(node)):
         return None
@@ -74,7 +74,7 @@ def _operands(node: Node) -> list[Any]:
 
 
 def _converted(x: Any, y: Any, *kinds: torch.dtype) -> tuple[Tensor, Tensor] | None:
-    """Both as tensors of their common type; None where the operator stays whole."""
+    """Returns both as tensors of their common dtype; None if the operator stays whole."""
     if not isinstance(x, Tensor) or _rounds_right(x, y) or not _few(x, y):
         return None
     kind = torch.result_type(x, y)
@@ -85,15 +85,15 @@ def _converted(x: Any, y: Any, *kinds: torch.dtype) -> tuple[Tensor, Tensor] | N
 
 @conversion(aten.fmod.Scalar, aten.fmod.Tensor, rule=Rule(limit=_inexact_quotient, limit_traced=_rounded_quotient))
 def _fmod(x: Output, y: Output | float) -> Any:
-    """The remainder with the sign of ``x``; OpenVINO's own where that is exact."""
+    """Builds the remainder with the sign of ``x``, from OpenVINO's own where that is exact."""
     kind = x.get_element_type()
     right = not kind.is_real() or (not isinstance(y, Output) and _rounds_right(0.0, y))
     divisor = y if isinstance(y, Output) else ops.constant(y, dtype=kind).output(0)
     return ops.mod(x, divisor) if right else exact_fmod(x, divisor)
 
 
-# Through TorchScript what needs an exact remainder stays whole, in eager PyTorch. Its parts would not do: for quotients
-# beyond the largest float eager's `fmod` answers NaN in some places and not in others.
+# Through TorchScript, operators that need an exact remainder stay whole, in eager PyTorch. Their parts would not do:
+# for quotients beyond the largest float, eager's `fmod` returns NaN in some places and not in others.
 @decomposition(
     aten.remainder.Tensor,
     aten.remainder.Scalar,
@@ -108,7 +108,7 @@ def _remainder(x: Any, y: Any) -> Tensor:
 
 
 def _floor_divide(x: Any, y: Any) -> Tensor:
-    """Of float32 (torch rounds each step in float16); NotImplemented where OpenVINO is right, or eager quicker."""
+    """Floor-divides float32 (torch rounds each step in float16); declines where OpenVINO is exact or eager faster."""
     both = _converted(x, y, torch.float32)
     if both is None:
         return NotImplemented
@@ -122,9 +122,9 @@ def _floor_divide(x: Any, y: Any) -> Tensor:
 
 
 def _divide(x: Any, y: Any, *, rounding_mode: str | None = None) -> Tensor:
-    """OpenVINO rounds an integer quotient towards 0 where the floor was asked for, and truncates floats to 32 bits."""
+    """Divides as torch does: OpenVINO rounds integers towards 0 in mode "floor", and truncates floats in 32 bits."""
     if not isinstance(x, Tensor):
-        # Of two numbers, as Python wrote them.
+        # Two Python numbers.
         return NotImplemented
     floats = x.is_floating_point() or (y.is_floating_point() if isinstance(y, Tensor) else isinstance(y, float))
     if rounding_mode == "trunc" and floats:

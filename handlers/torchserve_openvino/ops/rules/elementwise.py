@@ -1,4 +1,4 @@
-"""Operators on single elements: what OpenVINO computes otherwise than torch, or not at all."""
+"""Elementwise operators that OpenVINO computes differently than torch, or not at all."""
 
 import math
 from collections.abc import Callable
@@ -30,21 +30,20 @@ declare(Rule(banned="OpenVINO's loses three digits near 1 and -1"), aten.erfinv.
 declare(Rule(banned=FAILS + ", or answers 0"), aten.gcd.default)
 declare(Rule(multiplies=True), *packets("pow bitwise_left_shift __lshift__"))
 declare(Rule(ordered_as=lambda grad, mask, _: aten.mul.Tensor(grad, mask)), aten.native_dropout_backward.default)
-# A product with a power of 2, whose kernel answers contiguously.
+# A product with a power of 2, for which the power's kernel returns contiguous memory.
 declare(Rule(ordered_as=lambda x, power: aten.mul.Tensor(x, power.contiguous())), aten.ldexp.Tensor)
 declare(Rule(integers=integers.sum_of_two, range=value_range.sum_of_two), aten.add)
 declare(Rule(integers=integers.sum_of_two, range=value_range.difference_of_two), aten.sub)
 declare(Rule(integers=integers.sum_of_two, range=value_range.difference_from_second), aten.rsub)
 declare(Rule(integers=integers.product_of_two, range=value_range.product_of_two), aten.mul)
 declare(Rule(integers=integers.sum_of_bits), aten.bitwise_or, aten.bitwise_xor, aten.bitwise_not)
-declare(Rule(range=value_range.clamped), aten.clamp, aten.clamp_min)
-declare(Rule(range=value_range.clamped_above), aten.clamp_max)
+declare(Rule(range=value_range.clamped), aten.clamp, aten.clamp_min, aten.clamp_max)
 declare(Rule(range=value_range.least_of_two), aten.minimum)
 declare(Rule(range=value_range.largest_of_two), aten.maximum)
 
 
 def as_floats(x: Tensor) -> Tensor:
-    """As torch promotes integers where a function answers in floats."""
+    """Promotes integers as torch does for functions that return floats."""
     return x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
 
 
@@ -54,7 +53,7 @@ def _trunc(x: Tensor) -> Tensor:
 
 
 def _power_of_number(base: Number, x: Tensor) -> Tensor:
-    """The kernel's answer is contiguous; on fake tensors it is laid out like ``x``."""
+    """Makes ``x`` contiguous: the kernel's result always is, but on fake tensors it is laid out like ``x``."""
     return NotImplemented if x.is_contiguous() else aten.pow.Scalar(base, x.contiguous())
 
 
@@ -71,7 +70,7 @@ def _exp2(x: Tensor) -> Tensor:
     rule=Rule(banned="OpenVINO subtracts 1 from the exponential: small values lose all digits" + INSTEAD),
 )
 def _expm1(x: Tensor) -> Tensor:
-    """2 tanh(x/2) / (1 - tanh(x/2)), exact for small values; the exponential itself for others."""
+    """Computes 2 tanh(x/2) / (1 - tanh(x/2)), exact for small values, and exp(x) - 1 for others."""
     x = as_floats(x)
     half = torch.tanh(x / 2)
     return torch.where(x.isnan() | (x.abs() < 1), 2 * half / (1 - half), torch.exp(x) - 1)
@@ -79,7 +78,7 @@ def _expm1(x: Tensor) -> Tensor:
 
 @decomposition(aten.signbit.default)
 def _signbit(x: Tensor) -> Tensor:
-    """1 / -0.0 is negative where -0.0 itself is not less than 0."""
+    """Detects -0.0 by its reciprocal, which is negative; -0.0 itself is not less than 0."""
     return (x < 0) | ((x == 0) & (1 / x < 0)) if x.is_floating_point() else x < 0
 
 
@@ -90,13 +89,13 @@ def _copysign(x: Tensor, y: Tensor | Number) -> Tensor:
         return -as_floats(x).abs() if negative else as_floats(x).abs()
     kind = torch.result_type(x, y)
     x = as_floats(x.to(kind) if kind.is_floating_point else x)
-    # ``x`` comes first wherever both meet: the layout of the answer is that of the first.
+    # ``x`` is the first operand: the result takes the layout of the first.
     return x.abs() * torch.where(torch.signbit(y), -1.0, 1.0).to(x.dtype)
 
 
 @decomposition(aten.hypot.default)
 def _hypot(x: Tensor, y: Tensor) -> Tensor:
-    """Without squares that overflow."""
+    """Computes the hypotenuse without squares that overflow."""
     a, b = x.abs(), y.abs()
     most, least = torch.where(a < b, b, a), torch.where(a < b, a, b)
     ratio = torch.where(most == 0, 0.0, least / most)
@@ -141,7 +140,7 @@ def _angle(x: Tensor) -> Tensor:
     rule=Rule(banned="OpenVINO's is wrong for integers, negative zeros and two infinities" + INSTEAD),
 )
 def _atan2(y: Tensor, x: Tensor) -> Tensor:
-    """By quadrants; equal infinities count as 1, and the sign of a zero as that of a number."""
+    """Computes atan2 by quadrants; two infinities have a quotient of 1 or -1, and the sign of a zero counts."""
     kind = torch.result_type(y, x)
     kind = kind if kind.is_floating_point else torch.get_default_dtype()
     y, x = y.to(kind), x.to(kind)
@@ -166,7 +165,7 @@ def _logaddexp(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _bitwise(op: Any) -> Callable[..., Any]:
-    """The overloads with a number."""
+    """Makes the decomposition of an overload whose second operand is a number."""
 
     def decomposed(x: Tensor, y: Number) -> Tensor:
         kind = torch.result_type(x, y)
@@ -193,7 +192,7 @@ def _round(x: Tensor, *, decimals: int) -> Tensor:
 
 
 def _known_beforehand(node: Node) -> str | None:
-    """OpenVINO drops the abs of a range that it can compute while it compiles (tests/contract pins it)."""
+    """Refuses the abs of a range, which OpenVINO drops if it computes it while compiling (tests/contract pins it)."""
     seen, waiting, ranges = {node}, [node], False
     while waiting:
         found = waiting.pop()
@@ -207,7 +206,7 @@ def _known_beforehand(node: Node) -> str | None:
 
 @decomposition(aten.abs.default, rule=Rule(limit=_known_beforehand))
 def _abs(x: Tensor) -> Tensor:
-    """OpenVINO drops the abs of an integer range (tests/contract pins it); the maximum with the negative is right."""
+    """Computes max(x, -x) for integers: OpenVINO drops the abs of an integer range (tests/contract pins it)."""
     if x.is_floating_point() or x.is_complex():
         return NotImplemented
     return torch.maximum(x, -x)

@@ -1,8 +1,8 @@
-"""nn.EmbeddingBag: rows of a table, put into bags, and each bag reduced to a row.
+"""nn.EmbeddingBag: rows of a table are put into bags, and each bag is reduced to one row.
 
 Bags of one size (a 2-D input) and plain sums and means run on OpenVINO's own operators. With ``padding_idx``, and for
-the maximum, each row is scattered to its bag. That offsets start at 0, and end at the length if the last one is
-included, each call checks (`backend.lowering.index_range`): torch refuses others there, or has several answers.
+the maximum, each row is scattered to its bag. Each call checks (`backend.lowering.index_range`) that offsets start at
+0, and end at the length if the last one is included: for others, torch raises or its results differ.
 """
 
 from typing import Any
@@ -23,17 +23,17 @@ _MODES = {_SUM: "sum", _MEAN: "mean"}
 
 
 def _number(value: float, like: Output) -> Any:
-    # A bfloat16 constant can't be made of an infinity.
+    # A bfloat16 constant cannot be made from an infinity.
     return ops.convert(ops.constant(np.float32(value)), like.get_element_type().get_type_name())
 
 
 def _columns(x: Any) -> Output:
-    """One more dimension, the last."""
+    """Adds a last dimension."""
     return ops.unsqueeze(x, int64([-1])).output(0)
 
 
 def _count(x: Any) -> Output:
-    """The size of the first dimension, ``[1]``."""
+    """Returns the size of the first dimension, as a tensor ``[1]``."""
     return ops.gather(ops.shape_of(x), int64([0]), ops.constant(np.int64(0))).output(0)
 
 
@@ -50,13 +50,13 @@ def _embedding_bag(
     *,
     regular: bool = False,
 ) -> tuple[Any, None, None, None]:
-    """The bags; the three other outputs are for gradients (`_for_gradients`).
+    """Builds the reduced bags; the three other outputs are only for gradients (`_for_gradients`).
 
     Args:
         table: ``[rows, features]``.
         indices: ``[length]``.
         offsets: Where each bag starts; with ``include_last_offset`` also ``length``, where the last one ends.
-        regular: Whether all bags have one size.
+        regular: Whether all bags have the same size.
     """
     indices = ops.convert(indices, "i64").output(0)
     weights = per_sample_weights
@@ -78,7 +78,7 @@ def _embedding_bag(
 
 
 def _whole(table: Output, indices: Output, offsets: Output, weights: Output | None, mode: int) -> Any:
-    """OpenVINO's operator refuses a bag that starts behind the last row, so there is a row and a bag more for it."""
+    """Appends a row and a bag: OpenVINO's operator rejects bags that start after the last row."""
     starts = ops.concat([offsets, _count(indices)], 0)
     arguments = {}
     if weights is not None:
@@ -94,7 +94,7 @@ def _kept(indices: Output, padding_idx: int) -> Output:
 
 
 def _rows(table: Output, indices: Output, weights: Output | None, keep: Output, filling: float) -> Output:
-    """A row for each index, ``filling`` for those that don't count."""
+    """Returns a row for each index, filled with ``filling`` for those that don't count."""
     rows = ops.gather(table, indices, ops.constant(np.int64(0)))
     if weights is not None:
         rows = ops.multiply(rows, _columns(weights))
@@ -102,7 +102,7 @@ def _rows(table: Output, indices: Output, weights: Output | None, keep: Output, 
 
 
 def _finished(reduced: Any, counts: Any, mode: int, table: Output) -> Any:
-    """Means of sums, and 0 where a bag is empty.
+    """Turns sums into means if requested, and sets empty bags to 0.
 
     Args:
         counts: How many rows count in each bag, ``[bags]``.
@@ -126,7 +126,7 @@ def _regular(table: Output, bags: Output, weights: Output | None, mode: int, pad
 def _scattered(table: Output, indices: Output, offsets: Output, weights: Output | None, keep: Output, mode: int) -> Any:
     axis, one = ops.constant(np.int64(0)), ops.constant(np.int64(1))
     bags, length = _count(offsets), _count(indices)
-    # The bag of a row is how many bags start up to it; a bag may start behind the last row.
+    # A row's bag is the number of bags that start up to it, minus 1; a bag may start after the last row.
     places = ops.broadcast(ops.constant(np.int64(0)), ops.add(length, int64([1])))
     starts = ops.scatter_elements_update(places, offsets, ops.broadcast(one, bags), axis, reduction="sum")
     bag = ops.subtract(ops.cumsum(starts, axis), one)
@@ -144,7 +144,7 @@ def _scattered(table: Output, indices: Output, offsets: Output, weights: Output 
 
 
 def _for_gradients(node: Node) -> str | None:
-    """The reason against bags: outputs that only gradients need."""
+    """Returns why bags are not converted, or None: outputs that only gradients need, or an unknown length."""
     if any(len(user.args) < 2 or user.args[1] != 0 for user in node.users if user.users):
         return f"outputs of {op_name(node.target)} beside the first are used, which only gradients need"
     if _includes_last(node) and not isinstance(_length(node), int):
@@ -153,19 +153,19 @@ def _for_gradients(node: Node) -> str | None:
 
 
 def _length(node: Node) -> Any:
-    """How many rows are looked up; may be a symbol."""
+    """Returns how many rows are looked up; may be symbolic."""
     indices = node.args[1]
     assert isinstance(indices, Node)
     return value_of(indices).shape[0]
 
 
 def _includes_last(node: Node) -> bool:
-    """Whether the last offset is an end, and no start."""
+    """Returns whether the last offset is an end, not a start."""
     return bool(node.args[7] if len(node.args) > 7 else node.kwargs.get("include_last_offset", False))
 
 
 def _facts(node: Node) -> dict[str, Any]:
-    """Whether the offsets are those that `functional.embedding_bag` makes for bags of one size."""
+    """Checks whether the offsets are those that `functional.embedding_bag` makes for bags of one size."""
     offsets = node.args[2]
     if _includes_last(node) or not isinstance(offsets, Node) or op_name(offsets.target) != "aten.arange.start_step":
         return {"regular": False}

@@ -1,4 +1,4 @@
-"""Operators on images and feature maps: pooling, padding, resizing, regions."""
+"""Operators on images and feature maps: pooling, padding, resizing, regions of interest."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -38,13 +38,13 @@ def _each(value: list[int], dims: int) -> list[int]:
 
 
 def _out_size(size: int, kernel: int, stride: int, pad: int, ceil: bool) -> int:
-    """Windows along a dimension, as torch's pooling_output_shape counts them: the last starts within the input."""
+    """Counts the windows along a dimension like torch's pooling_output_shape: the last starts within the input."""
     count = (size + 2 * pad - kernel + (stride - 1 if ceil else 0)) // stride + 1
     return count - 1 if ceil and (count - 1) * stride >= size + pad else count
 
 
 def _counts(size: int, kernel: int, stride: int, pad: int, windows: int, include_pad: bool) -> Tensor:
-    """By how many elements torch divides each window's sum, along one dimension."""
+    """Returns the count by which torch divides each window's sum, along one dimension."""
     start = torch.arange(windows) * stride - pad
     end = torch.clamp(start + kernel, max=size + pad)
     return end - start if include_pad else torch.clamp(end, max=size) - torch.clamp(start, min=0)
@@ -76,7 +76,7 @@ def _average_pool(dims: int, pool: Callable[..., Tensor]) -> Callable[..., Any]:
         sizes = list(x.shape[-dims:])
         facts = list(zip(sizes, kernel, step, pad, strict=True))
         windows = [_out_size(*fact, ceil_mode) for fact in facts]
-        # Zeros around the input, until the last window lies inside.
+        # Zeros around the input, so that the last window lies inside.
         more = [max(0, (n - 1) * s + k - size - p) for n, (size, k, s, p) in zip(windows, facts, strict=True)]
         around = [side for p, m in zip(reversed(pad), reversed(more), strict=True) for side in (p, m)]
         total = 1
@@ -102,7 +102,7 @@ declare(Rule(decompose=_average_pool(3, F.avg_pool3d), limit=_other_average), at
 
 
 def _unpool(dims: int) -> Callable[..., Any]:
-    """torch's own decomposition takes a negative position for one from the end, where eager refuses it."""
+    """Replaces torch's own decomposition, which counts negative positions from the end; eager raises for them."""
 
     def decomposed(x: Tensor, indices: Tensor, output_size: list[int], *_: list[int]) -> Tensor:
         before = x.shape[:-dims]
@@ -121,7 +121,7 @@ declare(Rule(decompose=_unpool(3)), aten.max_unpool3d.default)
 
 @conversion(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
 def _replication_pad(x: Output, padding: Sequence[int]) -> Any:
-    """The edge repeated; ``padding`` starts with the last dimension, begin and end in turn."""
+    """Repeats the edges; ``padding`` holds begin and end in turn, starting with the last dimension."""
     rank = len(static_shape(x))
     begin, end = [0] * rank, [0] * rank
     for i in range(len(padding) // 2):
@@ -131,18 +131,18 @@ def _replication_pad(x: Output, padding: Sequence[int]) -> Any:
 
 @decomposition(aten.affine_grid_generator.default)
 def _affine_grid(theta: Tensor, size: list[int], align_corners: bool) -> Tensor:
-    """torch's own formula makes a constant of a dimension of 1, in a way that cannot be traced."""
+    """Declines dimensions of 1, of which torch's own formula makes constants in a way that cannot be traced."""
     if any(each <= 1 for each in size[2:]):
         return NotImplemented
     return torch._decomp.decomposition_table[aten.affine_grid_generator.default](theta, size, align_corners)
 
 
 def _interpolate(packet: Any, *, listed: bool) -> Callable[..., Any]:
-    """OpenVINO takes the first value along a dimension that shrinks to 1, where torch takes the middle.
+    """Decomposes resizing to a size of 1: OpenVINO takes the first value along that dimension, torch the middle.
 
     Args:
         packet: The operator.
-        listed: Whether this is the overload with a list of factors, instead of the sizes.
+        listed: Whether this is the overload that takes the scale factors as a list.
     """
 
     def decomposed(x: Tensor, output_size: list[int] | None, align_corners: bool, *factors: Any) -> Tensor:
@@ -166,8 +166,8 @@ for _packet in (
 # --- regions ------------------------------------------------------------------------------------------------------
 
 
-# torchvision itself is not needed, nor imported. Non-maximum suppression is not here: how many boxes are left is known
-# only when it ran, so that Dynamo breaks the graph there, and torchvision's own kernel runs, counted.
+# torchvision itself is neither needed nor imported. Non-maximum suppression is not converted: how many boxes it keeps
+# is known only after it ran, so Dynamo breaks the graph there, and torchvision's own kernel runs, counted.
 @conversion("torchvision.roi_align.default")
 def _roi_align(
     features: Output,
@@ -178,14 +178,14 @@ def _roi_align(
     sampling_ratio: int,
     aligned: bool,
 ) -> Any:
-    """Regions of a feature map, each brought to one size by averages of bilinear samples.
+    """Resizes regions of a feature map to one size, by averages of bilinear samples.
 
     Args:
         features: ``[N, C, H, W]``.
-        rois: ``[R, 5]``: the item of the batch, then x1, y1, x2, y2 in pixels of the image.
-        spatial_scale: From these pixels to those of ``features``.
-        sampling_ratio: Samples for each bin and direction; 0 and less: as many as the region's size asks for.
-        aligned: Whether pixels are half a pixel off their corners; otherwise regions are one pixel wide at least.
+        rois: ``[R, 5]``: the item's index in the batch, then x1, y1, x2, y2 in pixels of the image.
+        spatial_scale: Factor from these pixels to those of ``features``.
+        sampling_ratio: Samples per bin and direction; with 0 or less it depends on the region's size.
+        aligned: Whether coordinates are shifted by half a pixel; otherwise regions are at least one pixel wide.
 
     Returns:
         ``[R, C, pooled_height, pooled_width]``.
@@ -193,7 +193,7 @@ def _roi_align(
     columns = ops.split(rois, ops.constant(np.int64(1)), 5)
     boxes = ops.concat([columns.output(i) for i in range(1, 5)], 1)
     items = ops.convert(ops.squeeze(columns.output(0), ops.constant(np.array([1], dtype=np.int64))), "i32")
-    # OpenVINO reads at any index. (So does torchvision, with undefined results.)
+    # OpenVINO reads at any index without a check. (So does torchvision, with undefined results.)
     items = ops.clamp(items, 0, features.get_shape()[0] - 1)
     return ops.roi_align(
         features, boxes, items, pooled_height, pooled_width, max(sampling_ratio, 0), spatial_scale, "avg",

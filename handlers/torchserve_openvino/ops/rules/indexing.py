@@ -1,6 +1,6 @@
 """Look-ups and writes at an index, a mask or positions.
 
-What an index may be each call checks (`backend.lowering.index_range`, `backend.lowering.checks`).
+Each call checks the values of indices (`backend.lowering.index_range`, `backend.lowering.checks`).
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ from torchserve_openvino.ops.registry import (
 aten = torch.ops.aten
 Number = int | float | bool
 
-# torch's name of a reduction to OpenVINO's.
+# Maps torch's names of reductions to OpenVINO's.
 _REDUCTIONS = {"sum": "sum", "prod": "prod", "mean": "mean", "amax": "max", "amin": "min"}
 _ALONG = Index(source=0, dim=1, index=2)
 
@@ -55,7 +55,7 @@ declare(Rule(banned=SHAPE), aten.nonzero.default, aten.repeat_interleave.self_Te
 
 
 def _other_index_shape(node: Node) -> str | None:
-    """Known sizes that differ are made equal by a decomposition."""
+    """Returns why an index does not fit its tensor, or None; a decomposition equalizes known sizes beforehand."""
     source, index = node.args[0], node.args[2]
     if not (isinstance(source, Node) and isinstance(index, Node) and isinstance(node.args[1], int)):
         return None
@@ -71,7 +71,10 @@ declare(Rule(movement=Movement.LOOKS_UP, integers=integers.first, index=_ALONG),
 
 @decomposition(aten.gather.default, rule=Rule(limit=_other_index_shape, scalars=Lifted(shaped_by=2)))
 def _gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
-    """OpenVINO wants an index as large as the tensor, but along the dimension, and takes a slice before it away."""
+    """Cuts the tensor to the sizes of the index, which OpenVINO requires except along ``dim``.
+
+    It does so by look-ups, since OpenVINO drops a slice before a gather.
+    """
     dim = dim % max(x.dim(), 1)
     sizes = [(d, size, index.shape[d]) for d, size in enumerate(x.shape) if d != dim]
     larger = [(d, wanted) for d, size, wanted in sizes if type(size) is type(wanted) is int and size != wanted]
@@ -83,9 +86,9 @@ def _gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) ->
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
-    """Laid out like its index in eager, once it is decomposed to an `index`; the kernel itself is contiguous.
+    """Makes the index contiguous, as the kernel's result is; decomposed to `index`, eager's result is laid out like it.
 
-    Fake tensors don't show it: for them an `index` is contiguous.
+    Fake tensors do not show this: for them, the result of `index` is contiguous.
     """
     return NotImplemented if index.is_contiguous() else aten.take.default(x, index.contiguous())
 
@@ -97,9 +100,9 @@ declare(Rule(decompose_strided=_take), aten.take.default)
 
 
 def _not_by_mask(node: Node) -> str | None:
-    """The reason against an assignment by index.
+    """Returns why an assignment by index is not converted, or None.
 
-    Through a mask: OpenVINO's shapes must not depend on its values. A sum of int64: it may exceed 32 bits.
+    Through a mask: shapes in OpenVINO must not depend on its values. A sum of int64: it may exceed 32 bits.
     """
     _, indices, values, *accumulate = (*node.args, *node.kwargs.values())
     assert isinstance(indices, (list, tuple)) and isinstance(values, Node)
@@ -115,7 +118,7 @@ def _not_by_mask(node: Node) -> str | None:
 
 @conversion(aten.index_put.default, rule=Rule(limit=_not_by_mask))
 def _index_put(x: Output, indices: Sequence[Output | None], values: Output, accumulate: bool = False) -> Any:
-    """``x`` with ``values`` at ``indices``, NumPy's advanced indexing; a mask as `refuse_put` allows it."""
+    """Writes ``values`` to ``x`` at ``indices``, by NumPy's advanced indexing, or at a mask (`_not_by_mask`)."""
     shape = static_shape(x)
     if indices[0] is not None and indices[0].get_element_type() == Type.boolean:
         mask = indices[0]
@@ -133,12 +136,12 @@ def _index_put(x: Output, indices: Sequence[Output | None], values: Output, accu
         size = ops.constant(np.int64(shape[dim]))
         positive = ops.select(ops.less(wide, ops.constant(np.int64(0))), ops.add(wide, size), wide)
         columns.append(ops.unsqueeze(ops.broadcast(positive, int64(together)), int64([-1])))
-    # The indexed dimensions go first, as ScatterNDUpdate wants them.
+    # The indexed dimensions go first, as ScatterNDUpdate requires.
     order = indexed + kept
     moved = ops.transpose(x, int64(order))
     adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
     before = indexed[0] if adjacent else 0
-    # Where torch puts the broadcast dimensions: in the place of the indexed ones if these are neighbours, else first.
+    # torch puts the broadcast dimensions in place of the indexed ones if these are adjacent, else first.
     rest = [shape[dim] for dim in kept]
     target = [*rest[:before], *together, *rest[before:]]
     wide_values = ops.broadcast(values, int64(target))
@@ -175,10 +178,10 @@ def _scatter_reduction(node: Node) -> str | None:
 
 @conversion(aten.scatter_reduce.two, rule=Rule(limit=_scatter_reduction, scalars=Lifted()))
 def _scatter_reduce(x: Output, dim: int, index: Output, src: Output, reduce: str, *, include_self: bool = True) -> Any:
-    """``x`` reduced with elements of ``src`` at ``index`` along ``dim``."""
+    """Reduces elements of ``src`` into ``x`` at ``index`` along ``dim``."""
     part = static_shape(index)
     if part != static_shape(src):
-        # The index may be smaller than what it takes from.
+        # The index may be smaller than ``src``.
         src = ops.slice(src, int64([0] * len(part)), int64(part), int64([1] * len(part))).output(0)
     axis = ops.constant(np.int64(dim))
 
@@ -190,7 +193,7 @@ def _scatter_reduce(x: Output, dim: int, index: Output, src: Output, reduce: str
     result = scatter(x, src)
     if reduce not in {"amax", "amin"} or not x.get_element_type().is_real():
         return result
-    # torch hands NaN on, OpenVINO's maximum drops it; minus one is the least of the two flags.
+    # torch propagates NaN, OpenVINO drops it. A flag marks NaN: 1 for the maximum, -1 for the minimum, else 0.
     sign = 1.0 if reduce == "amax" else -1.0
     flags = [ops.multiply(ops.convert(ops.is_nan(each), "f32"), np.float32(sign)).output(0) for each in (x, src)]
     is_nan = ops.not_equal(scatter(*flags), np.float32(0.0))
@@ -199,7 +202,7 @@ def _scatter_reduce(x: Output, dim: int, index: Output, src: Output, reduce: str
 
 @decomposition(aten.masked_scatter.default, rule=Rule(verified=True, scalars=Lifted()))
 def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """OpenVINO does not broadcast the tensor that is written to."""
+    """Broadcasts the tensor that is written to, which OpenVINO does not."""
     shape = torch.broadcast_shapes(x.shape, mask.shape)
     if shape == x.shape:
         return NotImplemented
@@ -214,7 +217,7 @@ def _index_fill(x: Tensor, dim: int, index: Tensor, value: Number) -> Tensor:
         return NotImplemented
     size = x.shape[dim]
     places = torch.arange(size, dtype=index.dtype)
-    # The look-up counts from the end where the index is below 0, and keeps the check that it is not beyond it.
+    # The look-up counts negative indices from the end, and keeps the check that none is out of range.
     chosen = (places[index.reshape(-1)].unsqueeze(1) == places).any(0)
     shape = [1] * x.dim()
     shape[dim] = size

@@ -1,6 +1,6 @@
-"""Attention, normalization and losses, and PyTorch's fused inference kernels of transformers.
+"""Attention, normalization and losses, and PyTorch's fused inference kernels for transformers.
 
-`nn.TransformerEncoderLayer` and `nn.MultiheadAttention` take a fused native kernel in evaluation mode, which torch does
+`nn.TransformerEncoderLayer` and `nn.MultiheadAttention` use a fused native kernel in evaluation mode, which torch does
 not decompose. The formulas are those of the modules' slow path (torch/nn/modules/transformer.py,
 torch/nn/functional.py).
 """
@@ -71,7 +71,7 @@ declare(
     ),
     aten.log_sigmoid_forward.default,
 )
-# Their kernels answer in contiguous memory, or channels last, whatever the layout of what comes in.
+# Their kernels return contiguous or channels-last memory, whatever the layout of their input.
 for _op in (
     aten._native_batch_norm_legit_no_training.default,
     aten._native_batch_norm_legit_functional.default,
@@ -87,12 +87,12 @@ for _op in (
 # --- losses -------------------------------------------------------------------------------------------------------
 
 declare(Rule(ordered_as=lambda x, *_: torch.empty_like(x)), aten.huber_loss.default)
-# Its kernel refuses probabilities beyond 1, torch's decomposition does not.
+# Its kernel raises for probabilities above 1; torch's decomposition does not.
 declare(Rule(never_decomposed=True), aten.binary_cross_entropy)
 
 
 def _nll_loss(x: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """The kernel's answer is contiguous; that of the decomposition is laid out like its inputs in eager."""
+    """Makes the inputs contiguous: the kernel's result always is, that of the decomposition follows its inputs."""
     if x.is_contiguous() and target.is_contiguous():
         return NotImplemented
     return aten.nll_loss2d_forward.default(x.contiguous(), target.contiguous(), *args, **kwargs)
@@ -117,11 +117,11 @@ def _drops_out(node: Node) -> bool:
 def _traced_attention(
     q: Any, k: Any, v: Any, dropout_p: float = 0.0, is_causal: bool = False, *, attn_mask: Any = None, scale: Any = None
 ) -> tuple[Any, None]:
-    # The support table lets it through only without dropout.
+    # The support table accepts it only without dropout.
     return F.scaled_dot_product_attention(q, k, v, attn_mask, 0.0, is_causal, scale=scale), None
 
 
-# torch's core table would take it apart into two products and a softmax.
+# torch's core table would decompose it into two matrix products and a softmax.
 declare(
     Rule(
         kept_whole=True,
@@ -142,12 +142,12 @@ def _attention(
     mask: Tensor | None,
     mask_type: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """Self- or cross-attention on ``[batch, length, features]``; returns the output and the attention weights.
+    """Computes self- or cross-attention on ``[batch, length, features]``, with the attention weights as second result.
 
     Args:
         weights: Packed input projection ``[3 * features, features]`` and its bias, output projection and its bias.
         mask: Boolean, True where attention is forbidden.
-        mask_type: 0: ``[length, length]``; 1: key padding ``[batch, length]``; 2: whole, broadcastable to
+        mask_type: 0: ``[length, length]``; 1: key padding ``[batch, length]``; 2: full, broadcastable to
             ``[batch, heads, length, length]``.
     """
     qkv_weight, qkv_bias, out_weight, out_bias = weights
@@ -162,13 +162,13 @@ def _attention(
     if mask is not None:
         if mask_type == 1:
             mask = mask.view(mask.shape[0], 1, 1, mask.shape[1])
-        # The modules make a float mask of 0 and -inf of every mask: anything but 0 forbids.
+        # The modules turn every mask into a float mask of 0 and -inf: anything but 0 forbids.
         forbidden = mask.to(torch.bool)
         scores = scores.masked_fill(forbidden, float("-inf"))
     shares = scores.softmax(-1)
     heads_joined = shares @ project(value, 2)
     if mask is not None:
-        # Where all is forbidden the kernel answers NaN; OpenVINO's fused attention would answer 0.
+        # For a fully masked row the kernel returns NaN; OpenVINO's fused attention would return 0.
         heads_joined = torch.where(torch.all(forbidden, -1, True), float("nan"), heads_joined)
     joined = heads_joined.transpose(1, 2).reshape(query.shape[0], query.shape[1], features)
     return F.linear(joined, out_weight, out_bias), shares

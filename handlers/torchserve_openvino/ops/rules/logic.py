@@ -1,4 +1,4 @@
-"""Truth values: comparisons, their combinations, and reductions of them."""
+"""Operators on truth values: comparisons, logical operators, and boolean reductions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,12 +23,12 @@ declare(Rule(verified=True), aten.logical_and.default, aten.logical_or.default, 
 
 
 def truth(x: Tensor) -> Tensor:
-    """What is not 0, NaN included."""
+    """Returns which elements are not 0, NaN included."""
     return x if x.dtype is torch.bool else x.ne(0)
 
 
 def _logical(op: Any) -> Callable[..., Any]:
-    """OpenVINO takes NaN for False."""
+    """Converts the operands to booleans first, since OpenVINO takes NaN for False."""
 
     def decomposed(x: Tensor, y: Tensor) -> Tensor:
         if x.dtype is torch.bool and y.dtype is torch.bool:
@@ -48,14 +48,14 @@ def _logical_not(x: Tensor) -> Tensor:
 
 
 def any_over(x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
-    """Whether something holds, over several dimensions; all where none is named."""
+    """Computes ``any`` over several dimensions; over all if none is given."""
     for dim in sorted((d % max(x.dim(), 1) for d in dims or range(x.dim())), reverse=True):
         x = torch.any(x, dim, keepdim)
     return x
 
 
 def all_over(x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
-    """Whether all hold, over several dimensions; all where none is named."""
+    """Computes ``all`` over several dimensions; over all if none is given."""
     return ~any_over(~x, dims, keepdim)
 
 
@@ -65,7 +65,7 @@ def _any_dims(x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
 
 
 def _of_truth(reduce: Any) -> Callable[..., Any]:
-    """OpenVINO takes the NaN of a scalar for False."""
+    """Converts the input to booleans first, since OpenVINO takes a scalar NaN for False."""
 
     def decomposed(x: Tensor, *where: Any) -> Tensor:
         return NotImplemented if x.dtype is torch.bool else reduce(truth(x), *where)
@@ -79,5 +79,5 @@ declare(Rule(decompose=_of_truth(torch.all)), aten.all.default)
 
 @decomposition(aten.isnan.default, aten.isinf.default)
 def _never(x: Tensor) -> Tensor:
-    """isnan and isinf of integers fail in OpenVINO."""
+    """Returns False for integers, for which isnan and isinf fail in OpenVINO."""
     return NotImplemented if x.is_floating_point() or x.is_complex() else torch.zeros_like(x, dtype=torch.bool)

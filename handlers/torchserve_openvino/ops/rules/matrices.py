@@ -1,4 +1,4 @@
-"""Products of matrices, and distances between rows."""
+"""Matrix products, and distances between rows."""
 
 import math
 
@@ -11,7 +11,7 @@ from torchserve_openvino.ops.rules.ordering import MOST_COMPARISONS
 
 aten = torch.ops.aten
 Number = int | float | bool
-# Rows of a pairwise distance are taken one by one.
+# A pairwise distance is decomposed row by row.
 _MOST_ROWS = 64
 
 declare(Rule(multiplies=True), *packets("mm bmm addmm baddbmm dot mv matmul convolution"))
@@ -21,16 +21,16 @@ declare(Rule(banned=FAILS + INSTEAD), aten.linalg_cross.default)
 
 @decomposition(aten.addmm.default, aten.baddbmm.default)
 def _add_product(x: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """With a beta of 0 torch does not look at the summand, which may be memory that nobody wrote to."""
+    """Leaves the summand out if beta is 0: torch ignores it then, and it may be uninitialized memory."""
     if beta != 0 or not x.is_floating_point():
         return NotImplemented
-    # The narrower factor first: the product itself might exceed float16.
+    # A factor is scaled, not the product, which might exceed float16.
     return torch.matmul(left if alpha == 1 else left * alpha, right)
 
 
 @decomposition(aten.addbmm.default)
 def _addbmm(x: Tensor, left: Tensor, right: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    """One product of all batches side by side."""
+    """Computes a single product, with all batches side by side."""
     if not x.is_floating_point():
         return NotImplemented
     batch, rows, inner = left.shape
@@ -39,7 +39,7 @@ def _addbmm(x: Tensor, left: Tensor, right: Tensor, *, beta: Number = 1, alpha: 
 
 
 def _distance(difference: Tensor, p: float) -> Tensor:
-    """The norm over the last dimension."""
+    """Computes the p-norm over the last dimension."""
     size = difference.abs()
     if p == 0:
         return (size != 0).to(size.dtype).sum(-1)
@@ -56,7 +56,7 @@ def _distance(difference: Tensor, p: float) -> Tensor:
     aten._cdist_forward.default, rule=Rule(banned="OpenVINO takes every norm for the Euclidean one" + INSTEAD)
 )
 def _cdist(x: Tensor, y: Tensor, p: float, compute_mode: int | None) -> Tensor:
-    """By differences; for Euclidean distances of many rows by a product of matrices, as torch does."""
+    """Computes distances from differences, or Euclidean ones of many rows from a matrix product, as torch does."""
     rows = (x.shape[-2], y.shape[-2])
     if p == 2 and (compute_mode == 1 or (compute_mode in {None, 0} and max(rows) > 25)):
         x_square, y_square = (x * x).sum(-1, keepdim=True), (y * y).sum(-1, keepdim=True)

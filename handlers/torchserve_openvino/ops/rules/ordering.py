@@ -1,4 +1,4 @@
-"""Sorting, the k-th of an order, and look-ups in what is sorted."""
+"""Sorting, k-th values and medians, and searches in sorted values."""
 
 import math
 
@@ -11,7 +11,7 @@ from torchserve_openvino.ops.names import first_input
 from torchserve_openvino.ops.registry import FAILS, INSTEAD, Check, Lifted, Rule, declare, decomposition
 
 aten = torch.ops.aten
-# A comparison of each value with each boundary takes memory for all of them.
+# Comparing each value with each boundary takes memory for all pairs.
 MOST_COMPARISONS = 2**24
 
 declare(
@@ -27,7 +27,7 @@ declare(Rule(scalars=Lifted()), aten.topk.default)
 
 @decomposition(aten.sort.default)
 def _sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """OpenVINO orders equal values at random; torch's CPU sort keeps their order even where it need not."""
+    """Sorts stably: OpenVINO orders equal values arbitrarily, torch's CPU sort is stable even if it need not be."""
     return aten.sort.stable(x, stable=True, dim=dim, descending=descending)
 
 
@@ -45,18 +45,18 @@ def _sort_stable(x: Tensor, *, stable: bool | None, dim: int = -1, descending: b
 
 @decomposition(aten.kthvalue.default, rule=Rule(banned="OpenVINO converts kthvalue to another shape than torch's"))
 def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The k-th of the sorted values, counted from 1."""
+    """Returns the k-th of the sorted values, counted from 1."""
     if not x.dim():
         return NotImplemented
     ordered = aten.sort.stable(x, stable=True, dim=dim, descending=False)
-    # Not a view of the sorted values: eager's answer is no view either.
+    # Not a view of the sorted values: eager's result is not a view either.
     values, places = (torch.narrow_copy(each, dim, k - 1, 1) for each in ordered)
     return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
 
 
 @decomposition(aten.median.dim)
 def _median(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The lower of the two in the middle; the first NaN where there is one."""
+    """Returns the lower of the two values in the middle, or the first NaN if there is one."""
     if not x.dim() or not isinstance(x.shape[dim], int):
         return NotImplemented
     values, places = _kthvalue(x, (x.shape[dim] + 1) // 2, dim, keepdim)

@@ -1,8 +1,8 @@
-"""nn.LSTM, nn.GRU and nn.RNN as OpenVINO's sequence operators: one operation for a layer and direction of any length.
+"""nn.LSTM, nn.GRU and nn.RNN as OpenVINO's sequence operators: one operation per layer and direction, of any length.
 
-Formulas: those of torch's documentation of the modules. OpenVINO orders the gates otherwise (its specification of
-LSTMSequence-5: f, i, c, o; of GRUSequence-5: z, r, h), so the rows of the weights are put into its order while it
-compiles. torch's GRU multiplies by the reset gate behind the hidden state's matrix: ``linear_before_reset``.
+Formulas: those of torch's documentation of the modules. OpenVINO orders the gates differently (its specification of
+LSTMSequence-5: f, i, c, o; of GRUSequence-5: z, r, h), so the rows of the weights are reordered while it compiles.
+torch's GRU multiplies by the reset gate after the hidden state's matrix: ``linear_before_reset``.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,21 +20,21 @@ from torchserve_openvino.ops.openvino_values import int64
 from torchserve_openvino.ops.registry import Rule, declare
 
 aten = torch.ops.aten
-# Places of torch's gates (LSTM: i, f, g, o; GRU: r, z, n) in OpenVINO's order.
+# Positions of torch's gates (LSTM: i, f, g, o; GRU: r, z, n) in OpenVINO's order.
 _LSTM_GATES = (1, 0, 2, 3)
 _GRU_GATES = (1, 0, 2)
-# A layer and direction: sequence [batch, length, features], states [batch, hidden], weights, whether from the end ->
-# outputs [batch, length, hidden], last states.
+# Builds one layer and direction: sequence [batch, length, features], states [batch, hidden], weights, whether backward
+# -> outputs [batch, length, hidden], last states.
 Layer = Callable[[Output, Sequence[Output], "Weights", bool], tuple[Output, list[Output]]]
 
 
 class Weights:
-    """Those of one layer and direction.
+    """The weights of one layer and direction.
 
     Attributes:
         w: ``[gates * hidden, features]``.
         r: ``[gates * hidden, hidden]``, or of the projected size.
-        biases: Two of ``[gates * hidden]``, of the input and of the hidden state; zeros where there are none.
+        biases: Two of ``[gates * hidden]``, for the input and for the hidden state; zeros if the layer has none.
         projection: ``[projected, hidden]``, or None.
     """
 
@@ -55,14 +55,14 @@ def _rows(weight: Output) -> int:
 
 
 def _reordered(weight: Output, order: Sequence[int]) -> Output:
-    """Blocks of rows in another order, with a first dimension for the direction."""
+    """Reorders blocks of rows, and adds a first dimension for the direction."""
     rows = np.arange(_rows(weight)).reshape(len(order), -1)[list(order)].reshape(-1)
     found = ops.gather(weight, int64(list(rows)), int64(0))
     return ops.unsqueeze(found, int64([0])).output(0)
 
 
 def _lengths(x: Output) -> Output:
-    """The length of each sequence of the batch: all of it."""
+    """Returns the length of each sequence in the batch: always the full length."""
     shape = ops.shape_of(x)
     batch, length = (ops.gather(shape, int64([axis]), int64(0)) for axis in (0, 1))
     return ops.broadcast(length, batch).output(0)
@@ -95,7 +95,7 @@ def _lstm_layer(x: Output, states: Sequence[Output], weights: Weights, backward:
 def _gru_layer(x: Output, states: Sequence[Output], weights: Weights, backward: bool) -> tuple[Output, list[Output]]:
     size = _rows(weights.w) // 3
     both = _reordered(ops.add(*weights.biases).output(0), _GRU_GATES)
-    # The reset and update gates take the sum of both biases, the new gate takes them apart.
+    # The reset and update gates take the sum of both biases, the new gate takes them separately.
     gates = ops.gather(both, int64(list(range(2 * size))), int64(1))
     last = [
         ops.unsqueeze(ops.gather(each, int64(list(range(2 * size, 3 * size))), int64(0)), int64([0]))
@@ -118,7 +118,7 @@ def _tanh_layer(x: Output, states: Sequence[Output], weights: Weights, backward:
 
 
 def _relu_layer(x: Output, states: Sequence[Output], weights: Weights, backward: bool) -> tuple[Output, list[Output]]:
-    """OpenVINO's own takes NaN for 0."""
+    """Builds the layer step by step, since OpenVINO's own relu takes NaN for 0."""
 
     def step(gates: Output, states: Sequence[Output]) -> list[Output]:
         zero = ops.constant(0.0, dtype=gates.get_element_type())
@@ -130,7 +130,7 @@ def _relu_layer(x: Output, states: Sequence[Output], weights: Weights, backward:
 def _projected_layer(
     x: Output, states: Sequence[Output], weights: Weights, backward: bool
 ) -> tuple[Output, list[Output]]:
-    """An LSTM whose hidden state is projected, which no operator of OpenVINO knows."""
+    """Builds an LSTM with a projected hidden state, for which OpenVINO has no operator."""
 
     def step(gates: Output, states: Sequence[Output]) -> list[Output]:
         i, f, g, o = ops.split(gates, int64(1), 4).outputs()
@@ -147,10 +147,10 @@ def _loop(
     backward: bool,
     step: Callable[[Output, Sequence[Output]], list[Output]],
 ) -> tuple[Output, list[Output]]:
-    """A layer and direction step by step, where no sequence operator computes it.
+    """Builds a layer and direction step by step, where no sequence operator computes it.
 
     Args:
-        step: Sums before the gates' functions, and states, to new states; the first is the hidden one, to be projected.
+        step: Maps the gates' pre-activations and the states to new states, the first of which is not yet projected.
     """
     gates = ops.add(ops.matmul(x, weights.w, False, True), ops.add(*weights.biases)).output(0)
     kind = x.get_element_type()
@@ -188,11 +188,11 @@ def _stacked(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Output, ...]:
-    """Layers and directions on top of each other; returns the last one's outputs and everyone's last states.
+    """Stacks layers and directions; returns the outputs of the last layer, and the last states of all layers.
 
     Args:
         states: Each ``[layers * directions, batch, hidden]``.
-        params: Weights of each layer and direction in turn.
+        params: The weights of each layer and direction in turn.
     """
     swap = int64([1, 0, 2])
     current = x if batch_first else ops.transpose(x, swap).output(0)
@@ -246,7 +246,7 @@ def _of_one_state(layer: Layer) -> Callable[..., tuple[Output, ...]]:
 
 
 def _not_alike(node: Node) -> str | None:
-    """The reason against a recurrent layer: dropout that is on, or tensors of several types."""
+    """Returns why a recurrent layer is not converted (active dropout, or tensors of several dtypes), or None."""
     if _drops_out(node):
         return "dropout between recurrent layers draws random numbers: torch's own generator must decide them"
     kinds = {tensor.dtype for source in node.all_input_nodes for tensor in tensors_of(value_of(source))}
@@ -254,7 +254,7 @@ def _not_alike(node: Node) -> str | None:
 
 
 def _drops_out(node: Node) -> bool:
-    """Whether a recurrent layer is called in training mode with dropout between its layers."""
+    """Returns whether a recurrent layer is called in training mode with dropout between its layers."""
     _, _, _, _, layers, dropout, train, *_ = node.args
     return bool(train and dropout != 0 and layers != 1)
 

@@ -1,6 +1,6 @@
 """Sums, extremes, norms and moments along dimensions, and running sums.
 
-`cumprod` has no decomposition: a product in another order than eager's overflows where eager's does not.
+`cumprod` has no decomposition: a product in a different order may overflow where eager's does not.
 """
 
 import functools
@@ -38,7 +38,7 @@ declare(
 
 
 def once(decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets the operator inside its own decomposition stay whole, so that it is not decomposed for ever."""
+    """Disables a decomposition while it runs, so that its own operator inside it is not decomposed endlessly."""
     inside = threading.local()
 
     @functools.wraps(decomposition)
@@ -59,16 +59,16 @@ def once(decomposition: Callable[..., Any]) -> Callable[..., Any]:
 
 @decomposition(aten.cumsum.default)
 def _cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """OpenVINO sums in the type that it is given; torch sums integers and booleans as int64."""
+    """Casts the input: OpenVINO sums in the input's dtype, torch sums integers and booleans as int64."""
     kind = dtype or (x.dtype if x.is_floating_point() or x.is_complex() else torch.int64)
     if kind is x.dtype:
         return NotImplemented
-    # Named again: of int32 without it torch's result would be int64.
+    # The dtype is passed again: without it, torch's result for int32 would be int64.
     return aten.cumsum.default(x.to(kind), dim, dtype=kind)
 
 
 def _sum(x: Tensor, dim: list[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Through TorchScript OpenVINO casts the sum; torch casts what is summed."""
+    """Casts the input, as torch does; through TorchScript, OpenVINO casts the sum instead."""
     if dtype is None or dtype is x.dtype:
         return NotImplemented
     return aten.sum.dim_IntList(x.to(dtype), dim, keepdim, dtype=dtype)
@@ -79,7 +79,7 @@ def _sum_of_all(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def _traced_sum(x: Any, dims: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
-    """Without dimensions all are meant, which that frontend takes for none."""
+    """Lists all dimensions if none is given; the TorchScript frontend would sum over none."""
     return torch.sum(x, dims or list(range(x.dim())), keepdim, dtype=dtype)
 
 
@@ -88,7 +88,7 @@ declare(Rule(decompose_traced=_sum_of_all, traced=Traced("sum", _traced_sum)), a
 
 
 def _variance(x: Tensor, dim: Dims, correction: Any, keepdim: bool) -> Tensor:
-    """OpenVINO takes a missing correction for 0, torch for 1, and knows no other numbers."""
+    """Computes the variance: OpenVINO supports only corrections of 0 and 1, and takes None for 0, torch for 1."""
     correction = 1 if correction is None else correction
     if not x.is_floating_point() or (type(correction) is int and correction in {0, 1}):
         return NotImplemented
@@ -97,7 +97,7 @@ def _variance(x: Tensor, dim: Dims, correction: Any, keepdim: bool) -> Tensor:
     centred = x - x.mean(dims, keepdim=True)
     total = (centred * centred).sum(dims, keepdim)
     if not isinstance(count, int):
-        # Symbolic: the sum is divided where the size is known, at run time.
+        # Symbolic: the operator stays whole, and divides at run time, where the size is known.
         return NotImplemented
     left = max(0.0, count - correction)
     return total / left if left else total * math.inf
@@ -152,12 +152,12 @@ def _vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """OpenVINO wants the dimensions named, cannot count nonzero values, and overflows for a large single one."""
+    """Handles what OpenVINO does not: omitted dimensions, counts of nonzero values, large single values (overflow)."""
     if x.is_complex():
         return NotImplemented
     dims = list(dim) if dim and x.dim() else list(range(x.dim()))
     single = all(isinstance(x.shape[d], int) and x.shape[d] == 1 for d in dims)
-    # Eager takes the absolute value of a single one as well, but not of a scalar whose dimension is named.
+    # Eager takes the absolute value of a single value as well, but not of a scalar whose dimension is given.
     if dim and ord != 0 and not (single and x.dim()):
         return NotImplemented
     x = x if dtype is None else x.to(dtype)
@@ -172,7 +172,7 @@ def _vector_norm(
 
 
 def _extreme(reduce: Any, worst: float, boolean: Callable[[Tensor, list[int], bool], Tensor]) -> Callable[..., Any]:
-    """OpenVINO's reductions pass over NaN and infinities, and do not take booleans."""
+    """Handles NaN, infinities and booleans: OpenVINO's reductions ignore the former and do not accept the latter."""
 
     def decomposed(x: Tensor, dim: list[int] | tuple[int, ...] = (), keepdim: bool = False) -> Tensor:
         dims = list(dim)
@@ -202,7 +202,7 @@ declare(Rule(decompose=_whole(torch.amin)), aten.min.default)
 
 
 def _with_index(reduce: Any, position: Any) -> Callable[..., Any]:
-    """OpenVINO names any of several equal values, torch the first."""
+    """Takes the index from argmax or argmin: among equal values OpenVINO returns any index, torch the first."""
 
     def decomposed(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
         narrow = x.dtype in {torch.bool, torch.uint8, torch.int8}
@@ -220,7 +220,7 @@ declare(Rule(decompose=_with_index(torch.amin, torch.argmin)), aten.min.dim)
 @decomposition(aten.argmin.default)
 @once
 def _argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """For torch NaN is the least value as well as the largest; OpenVINO's argmin passes over it."""
+    """Returns the position of a NaN, which torch takes for the least value; OpenVINO's argmin ignores it."""
     if not x.is_floating_point():
         return NotImplemented
     nans = x.isnan()

@@ -50,8 +50,8 @@ declare(Rule(movement=Movement.SELECTS), aten.constant_pad_nd)
 declare(Rule(integers=integers.first), aten.select, aten.slice)
 declare(Rule(integers=integers.largest_tensor), aten.slice_scatter, aten.slice_copy)
 declare(Rule(verified=True), aten.linspace.default, aten.repeat_interleave.self_int)
-# An alias in the place of it is still a view of what it was taken from, and autograd gives it the gradient that it has
-# to be without.
+# An alias in its place would still be a view of its source, and autograd would give it the gradient that detach has to
+# stop.
 declare(Rule(never_decomposed=True), aten.detach)
 declare(Rule(banned="OpenVINO returns uninitialised memory for a multiple of 4" + INSTEAD), aten.rot90.default)
 
@@ -70,14 +70,16 @@ declare(Rule(traced=Traced("size", Tensor.size, sized=True)), aten.sym_size.int)
 # --- casts and copies ---------------------------------------------------------------------------------------------
 
 
-def _is_narrower(dtype: torch.dtype, other: torch.dtype) -> bool:
-    return dtype.is_floating_point and other.is_floating_point and dtype.itemsize < other.itemsize
+def _loses(source: torch.dtype, target: torch.dtype) -> bool:
+    """Checks whether a cast between two floats may change values: neither of bfloat16 and float16 holds the other."""
+    floats = source.is_floating_point and target.is_floating_point
+    return floats and source is not target and target.itemsize <= source.itemsize
 
 
 def _rounds(node: Node) -> str | None:
-    """OpenVINO computes narrow floats in wide ones, and drops two casts that cancel out but for their rounding."""
+    """Refuses a cast to a narrower float and on to another: OpenVINO computes in float32, and drops the rounding."""
     source, value = first_input(node), value_of(node)
-    if source is None or not isinstance(value, torch.Tensor) or not _is_narrower(value.dtype, source.dtype):
+    if source is None or not isinstance(value, torch.Tensor) or not _loses(source.dtype, value.dtype):
         return None
     seen, waiting = {node}, [node]
     while waiting:
@@ -85,8 +87,8 @@ def _rounds(node: Node) -> str | None:
             if user.op != "call_function" or user in seen:
                 continue
             name, result = op_name(user.target), value_of(user)
-            wider = isinstance(result, torch.Tensor) and _is_narrower(value.dtype, result.dtype)
-            if name == "aten._to_copy.default" and wider:
+            floats = isinstance(result, torch.Tensor) and result.dtype.is_floating_point
+            if name == "aten._to_copy.default" and floats and result.dtype is not value.dtype:
                 return f"a cast to {value.dtype} and back: OpenVINO drops the rounding between them"
             if rule_of(name).movement is Movement.REARRANGES or user.target is operator.getitem:
                 seen.add(user)
@@ -95,7 +97,7 @@ def _rounds(node: Node) -> str | None:
 
 
 def _rounded(x: Tensor) -> Tensor:
-    """float32 rounded to the 8 bits that bfloat16 has, so that nothing is left to cut off.
+    """Rounds float32 to the 8 significant bits of bfloat16, so that the cast has nothing left to cut off.
 
     Veltkamp's splitting: T. J. Dekker, "A floating-point technique for extending the available precision", 1971.
     """
@@ -109,13 +111,13 @@ def _traced_to_copy(x: Any, *, dtype: torch.dtype | None = None, **_: Any) -> An
 
 @decomposition(aten._to_copy.default, rule=Rule(limit=_rounds, traced=Traced("to", _traced_to_copy)))
 def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **rest: Any) -> Tensor:
-    """OpenVINO takes the NaN of a scalar for False, and cuts integers off where a narrow float would be rounded."""
+    """Corrects two casts: OpenVINO takes a scalar NaN for False, and truncates where torch rounds to a narrow float."""
     if device not in {None, x.device}:
         return NotImplemented
     if dtype is torch.bool and x.is_floating_point():
         found = x.ne(0)
     elif dtype in _NARROW_FLOATS and x.dtype in _WIDE_INTEGERS:
-        # As torch does it: https://github.com/pytorch/pytorch/blob/main/c10/util/Half.h, by way of float.
+        # By way of float32, as torch: https://github.com/pytorch/pytorch/blob/main/c10/util/Half.h
         found = _rounded(x.to(torch.float32)).to(dtype) if dtype is torch.bfloat16 else x.to(torch.float32).to(dtype)
     else:
         return NotImplemented
@@ -124,13 +126,13 @@ def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, device: torch.devic
 
 
 def _traced_copy(x: Any, source: Any, _non_blocking: bool = False) -> Any:
-    """The functional copy: the source in the shape and type of what it is written over."""
+    """Traces the functional copy: the source in the shape and dtype of the tensor that it overwrites."""
     return source.to(x.dtype).expand_as(x)
 
 
 @decomposition(aten.copy.default, rule=Rule(traced=Traced("copy", _traced_copy)))
 def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """OpenVINO's compilation of a copied number that nothing else is computed with ends the process."""
+    """Decomposes copies of scalars: OpenVINO's compilation of one that nothing else uses crashes the process."""
     if x.dim() or source.dim():
         return NotImplemented
     return source.clone() if source.dtype is x.dtype else source.to(x.dtype)
@@ -140,7 +142,7 @@ def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 
 
 def _restrided(node: Node) -> str | None:
-    """OpenVINO sees the elements of a tensor in order, and none of the memory around them."""
+    """Returns why as_strided is refused, or None: OpenVINO sees a tensor's elements, not the memory around them."""
     source = first_input(node)
     if source is None:
         return None
@@ -172,7 +174,7 @@ def _repeat(x: Tensor, repeats: list[int]) -> Tensor:
 
 @decomposition(aten.squeeze.dims)
 def _squeeze(x: Tensor, dim: list[int]) -> Tensor:
-    """OpenVINO squeezes all dimensions where none is named, and takes a named one of symbolic size for gone."""
+    """Names dimensions of size 1 only: OpenVINO removes symbolic ones as well, and all if none is given."""
     going = [d for d in dim if x.dim() and x.shape[d] == 1]
     if len(going) == len(dim) and dim:
         return NotImplemented
@@ -181,7 +183,7 @@ def _squeeze(x: Tensor, dim: list[int]) -> Tensor:
 
 @conversion(aten.diagonal.default)
 def _diagonal(x: Output, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    """A look-up in the two dimensions made one. (Not a decomposition: torch's own is a view, and stays one.)"""
+    """Looks up the diagonal in both dimensions as one. (Not a decomposition: torch's own is a view, and stays one.)"""
     shape = static_shape(x)
     dim1, dim2 = dim1 % len(shape), dim2 % len(shape)
     columns = shape[dim2]
@@ -193,15 +195,15 @@ def _diagonal(x: Output, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     return ops.gather(flat, int64([start + i * (columns + 1) for i in range(length)]), int64([-1]))
 
 
-# `Tensor.unfold` is a view, so it is no decomposition: one that leaves the graph is made by torch, and shares memory as
-# in eager.
+# `Tensor.unfold` is a view, so it is not decomposed: where it leaves the graph, torch makes the view, which shares
+# memory as in eager.
 def _window_order(rank: int, dimension: int) -> list[int]:
-    """Where the dimensions go once the elements of a window stand behind the windows' own dimension."""
+    """Returns the order of dimensions that moves the elements of a window, now after the windows' own, to the end."""
     return [*range(dimension + 1), *range(dimension + 2, rank + 1), dimension + 1]
 
 
 def _traced_unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
-    """The same in operators of torch, for the way through TorchScript."""
+    """Computes the same as `_unfold` with torch operators, for TorchScript."""
     dimension %= x.dim()
     count = (int(x.shape[dimension]) - size) // step + 1
     places = (torch.arange(count).unsqueeze(-1) * step + torch.arange(size)).reshape(-1)
@@ -210,7 +212,7 @@ def _traced_unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
 
 
 def _other_windows(node: Node) -> str | None:
-    """Why a node cannot be converted, or None."""
+    """Returns why windows cannot be converted, or None."""
     arguments: Any = node.args
     value, dimension = value_of(arguments[0]), arguments[1]
     if not value.dim():
@@ -222,10 +224,10 @@ def _other_windows(node: Node) -> str | None:
 
 @conversion(aten.unfold.default, rule=Rule(limit=_other_windows, traced=Traced("index_select", _traced_unfold)))
 def _unfold(x: Output, dimension: int, size: int, step: int) -> Any:
-    """Windows along a dimension, whose elements go last.
+    """Builds the windows along a dimension; their elements go to the last dimension.
 
     Args:
-        x: Of static size in this dimension (`refuse_unfold`).
+        x: Of static size in this dimension (`_other_windows`).
     """
     shape = x.get_partial_shape()
     dimension %= len(shape)
@@ -239,12 +241,12 @@ def _unfold(x: Output, dimension: int, size: int, step: int) -> Any:
 
 
 def _empty(size: list[int], order: list[int], options: dict[str, Any]) -> Tensor:
-    """Zeros, where another tensor has memory that nobody wrote to.
+    """Returns zeros in place of uninitialized memory.
 
     Args:
         size: The shape.
         order: Dimensions from the outermost in memory to the innermost.
-        options: What is asked for beside the shape.
+        options: The other keyword arguments of the operator.
     """
     if any(options.get(name) for name in ("device", "pin_memory", "layout")):
         return NotImplemented
@@ -267,6 +269,6 @@ def _empty_permuted(size: list[int], physical_layout: list[int], **options: Any)
 
 
 def _on_cpu(options: dict[str, Any]) -> dict[str, Any]:
-    """Without what says the default."""
+    """Removes options that only state the default."""
     defaults = {"device": torch.device("cpu"), "layout": torch.strided, "pin_memory": False}
     return {name: value for name, value in options.items() if value is not None and defaults.get(name) != value}

@@ -1,1 +1,1 @@
-"""From an archive to an eager model."""
+"""Loads an eager model from an archive."""

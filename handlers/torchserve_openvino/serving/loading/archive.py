@@ -8,20 +8,20 @@ from typing import Any
 
 import yaml
 
-# Where torch-model-archiver puts its arguments.
+# The file in which torch-model-archiver stores its arguments.
 MANIFEST = "MAR-INF/MANIFEST.json"
-# How the line with the report begins.
+# Prefix of the line with the report.
 RESULT = "torchserve-openvino-loaded: "
 
 
 def model_of(folder: Path) -> dict[str, Any]:
-    """What an unpacked archive's manifest says of its model."""
+    """Returns what an unpacked archive's manifest says about its model."""
     model: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("model", {})
     return model
 
 
 def load_handler(place: Path) -> Any:
-    """Runs an archive's handler up to READY, by TorchServe's own loader.
+    """Runs an archive's handler up to READY, with TorchServe's own loader.
 
     Args:
         place: The unpacked archive.
@@ -29,7 +29,7 @@ def load_handler(place: Path) -> Any:
     Returns:
         The handler; None where the archive's handler is a plain function.
     """
-    # Here, so that whoever only wants the names above need not have TorchServe.
+    # Imported here, so that the names above can be used without TorchServe.
     from ts.model_loader import ModelLoaderFactory
 
     model = model_of(place)
@@ -49,7 +49,7 @@ def main(folder: str) -> None:
         folder: The unpacked archive.
 
     Raises:
-        SystemExit: Its handler is none of this package's.
+        SystemExit: The archive's handler is not one of this package's.
     """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stdout)
     describe = getattr(load_handler(Path(folder)), "describe_handle", None)

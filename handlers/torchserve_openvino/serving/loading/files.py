@@ -1,4 +1,4 @@
-"""From what torch-model-archiver packed to an nn.Module: four formats, none of which runs code from the weights."""
+"""Loads an nn.Module from an archive's files: four formats, none of which runs code from the weights."""
 
 import importlib
 import zipfile
@@ -18,12 +18,12 @@ TORCHSCRIPT_ADVICE = (
 )
 
 
-# What operators that behave otherwise in training call the argument that says so.
+# Names of the argument that switches an operator to its behavior in training.
 _TRAINING_FLAGS = ("train", "training")
 
 
 class ExportedModel(nn.Module):
-    """A torch.export program as a module; train() and eval() change nothing.
+    """A torch.export program as a module; train() and eval() have no effect.
 
     Args:
         program: What ``torch.export.load`` returned.
@@ -36,12 +36,12 @@ class ExportedModel(nn.Module):
         super().__init__()
         self.program = program.module()
         for module in self.modules():
-            # A GraphModule is born in training mode, which says nothing of the program in it.
+            # A new GraphModule is in training mode, whatever the mode of the program in it.
             module.training = False
         self.training = any(_trains(node) for node in program.graph.nodes)
 
     def train(self, mode: bool = True) -> "ExportedModel":
-        """Nothing to switch: the program was exported in one mode."""
+        """Does nothing: the program was exported in one mode."""
         return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -50,7 +50,7 @@ class ExportedModel(nn.Module):
 
 
 def _trains(node: Any) -> bool:
-    """Whether a node of a program does what it would only do in training."""
+    """Whether a node of a program behaves as in training: its flag says so, and a dropout's probability is not 0."""
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None:
         return False
@@ -64,14 +64,14 @@ def is_exported(model: nn.Module) -> bool:
 
 
 def archive_kind(path: Path) -> str:
-    """``safetensors``, ``torchscript``, ``exported``, ``state_dict`` (any other file of torch.save) or ``unknown``."""
+    """Returns ``safetensors``, ``torchscript``, ``exported``, ``state_dict`` (other torch.save file) or ``unknown``."""
     if path.suffix == ".safetensors":
         return "safetensors"
     if not zipfile.is_zipfile(path):
         return "state_dict" if path.suffix in {".pt", ".pth", ".bin"} else "unknown"
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
-    # A root folder, named after the file, stands before each name.
+    # Each name begins with a root folder that is named after the file.
     inner = {name.split("/", 1)[-1] for name in names}
     if any(name.startswith("code/") for name in inner):
         return "torchscript"
@@ -81,17 +81,17 @@ def archive_kind(path: Path) -> str:
 
 
 def is_torchscript(path: Path) -> str:
-    """What to say of weights that are a TorchScript archive."""
+    """Returns the error message for weights that are a TorchScript archive."""
     return f"{path.name} is a TorchScript archive. {TORCHSCRIPT_ADVICE}"
 
 
 def exported_beside_class(path: Path) -> str:
-    """What to say of a torch.export program that came with a model file."""
+    """Returns the error message for a torch.export program that is packaged with a model file."""
     return f"{path.name} is a torch.export program: package it without --model-file"
 
 
 def not_one_class(model_file: str, names: Sequence[str]) -> str:
-    """What to say of a model file that defines these classes instead of one."""
+    """Returns the error message for a model file that defines these classes instead of one."""
     return (
         f"{model_file} must define exactly one class of its own, the model; found {', '.join(names) or 'none'}. Move "
         "helpers into another file and package that with --extra-files"
@@ -102,15 +102,15 @@ def load_without_class(path: Path) -> nn.Module:
     """Loads a file that holds code and weights: a torch.export program.
 
     Raises:
-        TorchScriptModelError: It is TorchScript.
-        ModelLoadError: It holds weights only, or cannot be read.
+        TorchScriptModelError: The file is TorchScript.
+        ModelLoadError: The file holds weights only, or cannot be read.
     """
     kind = archive_kind(path)
     if kind == "torchscript":
         raise TorchScriptModelError(is_torchscript(path))
     if kind != "exported":
         raise ModelLoadError(
-            f"{path.name} holds {'weights only' if kind != 'unknown' else 'no model that is known here'}: "
+            f"{path.name} holds {'weights only' if kind != 'unknown' else 'no model of a known format'}: "
             "package the model's class with --model-file model.py, or a torch.export program (.pt2)."
         )
     try:
@@ -120,10 +120,10 @@ def load_without_class(path: Path) -> nn.Module:
 
 
 def load_class(model_dir: Path, model_file: str) -> nn.Module:
-    """Imports the model file from the model's folder and makes its one class.
+    """Imports the model file from the model's folder and instantiates its only class.
 
     Raises:
-        ModelLoadError: The file is missing, has not exactly one class, or the class needs arguments.
+        ModelLoadError: The file is missing, does not define exactly one class, or the class needs arguments.
     """
     from ts.utils.util import list_classes_from_module
 
@@ -137,15 +137,15 @@ def load_class(model_dir: Path, model_file: str) -> nn.Module:
         return classes[0]()
     except TypeError as error:
         raise ModelLoadError(
-            f"{classes[0].__name__} in {model_file} could not be made without arguments ({error}); give them defaults."
+            f"{classes[0].__name__} in {model_file} cannot be created without arguments ({error}); give them defaults."
         ) from error
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Puts a state_dict (torch.save or safetensors) into a model; unpickles tensors only.
+    """Loads a state_dict (torch.save or safetensors) into a model; unpickles tensors only.
 
     Raises:
-        ModelLoadError: The file holds something else, or its names do not fit the model's.
+        ModelLoadError: The file holds something else, or its names or shapes do not match the model's.
     """
     kind = archive_kind(path)
     if kind == "torchscript":

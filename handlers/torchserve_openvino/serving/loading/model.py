@@ -1,4 +1,4 @@
-"""How a handler's model is loaded: as TorchServe's BaseHandler does, but for formats that it does not know."""
+"""Loads a handler's model as TorchServe's BaseHandler does, and in formats that BaseHandler does not support."""
 
 import logging
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class ArchiveLoading(BaseHandler):
-    """What `BaseHandler.initialize` finds, and the methods by which it loads.
+    """Changes what `BaseHandler.initialize` reads, and the methods by which it loads a model.
 
     Attributes:
         config: The handler's settings.
@@ -32,13 +32,13 @@ class ArchiveLoading(BaseHandler):
         self._serialized: Path | None = None
 
     def find_weights(self, context: Any) -> None:
-        """Remembers the file with the weights, by its real name."""
+        """Remembers the path of the weights file, under its real name."""
         name = (context.manifest or {}).get("model", {}).get("serializedFile")
         self._serialized = self.model_dir / name if name else None
 
     @contextmanager
     def without_pt2(self, context: Any) -> Iterator[None]:
-        """Hides ``pt2``: BaseHandler would compile lazily, and change the dict."""
+        """Hides ``pt2`` from BaseHandler, which would compile lazily and change the dict."""
         given = context.model_yaml_config
         context.model_yaml_config = {key: value for key, value in (given or {}).items() if key != "pt2"}
         try:
@@ -48,9 +48,10 @@ class ArchiveLoading(BaseHandler):
 
     @contextmanager
     def while_base_handler_loads(self, context: Any) -> Iterator[None]:
-        """Hides the weights' file type from BaseHandler alone; a user's `initialize` before it sees the real name.
+        """Hides the weights' file type from BaseHandler only; a user's `initialize` before it sees the real name.
 
-        BaseHandler knows one file type without a class, by its ending; `_load_torchscript_model` looks inside.
+        Without a model file, BaseHandler goes by the suffix: for ``.pt`` it calls `_load_torchscript_model`, which here
+        looks into the file.
         """
         given = context.manifest
         model = dict((given or {}).get("model", {}))
@@ -64,10 +65,10 @@ class ArchiveLoading(BaseHandler):
             self.model_pt_path = str(self._serialized) if self._serialized else None
 
     def loaded_model(self) -> Any:
-        """What `initialize` set ``self.model`` to.
+        """Returns what `initialize` set ``self.model`` to.
 
         Raises:
-            ModelLoadError: Nothing, and `handler.openvino.compile` names no other module.
+            ModelLoadError: It set nothing, and no other modules are to be compiled.
         """
         model = getattr(self, "model", None)
         if model is None and not self._calls_others:
@@ -83,10 +84,10 @@ class ArchiveLoading(BaseHandler):
         return bool(self.config.openvino.compile or self.config.openvino.warmup.samples)
 
     def compilable(self, model: Any) -> nn.Module | None:
-        """The model, or None where it is no module and others are compiled.
+        """Returns the model, or None if it is not a module and other modules are compiled.
 
         Raises:
-            ModelLoadError: It is none, and there are no others.
+            ModelLoadError: The model is not a module, and no other modules are compiled.
         """
         if isinstance(model, nn.Module):
             return model
@@ -104,7 +105,7 @@ class ArchiveLoading(BaseHandler):
             loading.load_weights(model, self._serialized)
         elif any(True for _ in model.parameters()):
             logger.warning(
-                "No weights were packaged (--serialized-file): %s answers with those that its class makes, which are "
+                "No weights were packaged (--serialized-file): %s keeps those that its class creates, which are "
                 "random unless it loads them.", type(model).__name__,
             )  # fmt: skip
         return model

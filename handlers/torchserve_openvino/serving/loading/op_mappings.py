@@ -1,4 +1,4 @@
-"""Loads the operator mappings that an archive brings along."""
+"""Loads the operator mappings that an archive contains."""
 
 import logging
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ logger = logging.getLogger(__name__)
 def load_archived_mappings(model_dir: Path, document: Mapping[str, Any] | None) -> None:
     """Loads the files that ``handler.openvino.op_mappings`` names.
 
-    It comes before the rest of the configuration is read, which may name the operators that these files define.
+    This has to run before the rest of the configuration is read, which may name operators that these files define.
 
     Args:
         model_dir: The unpacked archive.
-        document: The model-config.yaml as TorchServe read it; its own reader reports problems later.
+        document: The model-config.yaml as TorchServe read it; `load_serving_config` reports problems in it later.
 
     Raises:
         OpMappingError: A file is missing or fails.
@@ -31,7 +31,7 @@ def load_archived_mappings(model_dir: Path, document: Mapping[str, Any] | None) 
 
 
 def mapping_files(document: Mapping[str, Any] | None) -> list[str]:
-    """Names in ``handler.openvino.op_mappings`` of a model-config.yaml; none where they cannot be read."""
+    """Returns the names in ``handler.openvino.op_mappings`` of a model-config.yaml; none if they cannot be read."""
     section: Any = document
     for key in ("handler", "openvino"):
         section = section.get(key) if isinstance(section, Mapping) else None
@@ -40,5 +40,5 @@ def mapping_files(document: Mapping[str, Any] | None) -> list[str]:
     try:
         return OpenVINOSection(op_mappings=section["op_mappings"]).op_mappings
     except ValidationError:
-        # The configuration's reader says it with the line.
+        # `load_serving_config` reports it with the line.
         return []

@@ -1,4 +1,4 @@
-"""What stands in ``self.model``'s place in a handler, and passes for it: attributes, containers, `isinstance`."""
+"""A stand-in for ``self.model`` in a handler, with its attributes, container methods and class (`isinstance`)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,12 +7,12 @@ from torch import nn
 
 from torchserve_openvino.backend.capture.stand_in import attribute_of
 
-# Python looks these up on the class; they stand there only where the model has them, for a length of 0 means false.
+# Python looks these up on the class. Only those of the model are defined: a `__len__` of 0 makes an object false.
 _CONTAINER = ("__contains__", "__getitem__", "__iter__", "__len__", "__reversed__")
 
 
 def model_face(eager: Any, call: Callable[..., Any]) -> Any:
-    """The model to a handler, except that calls of it go elsewhere.
+    """Returns a stand-in that a handler can use as the model, but whose calls go elsewhere.
 
     Args:
         eager: The model.
@@ -24,10 +24,10 @@ def model_face(eager: Any, call: Callable[..., Any]) -> Any:
 
 
 class ModelFace:
-    """Made by `model_face`; `type` tells it from the model, `isinstance` does not."""
+    """A stand-in made by `model_face`; `type` distinguishes it from the model, `isinstance` does not."""
 
     def __init__(self, eager: Any, call: Callable[..., Any]) -> None:
-        # Written around `__setattr__`, which writes to the model.
+        # Bypasses `__setattr__`, which writes to the model.
         vars(self).update(_eager=eager, forward=call)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What reaches a model when a handler answers a request: learned by letting it answer a sample, in eager PyTorch."""
+"""Finds out which calls reach a model when its handler answers a request, by running samples in eager PyTorch."""
 
 import logging
 import sys
@@ -22,7 +22,7 @@ from torchserve_openvino.serving.verification.sampling import copied_inputs
 logger = logging.getLogger(__name__)
 
 ROOT = "model"
-# A part may call others that were not known before; each round records those that the round before showed.
+# A part may call others that are not known yet; each round records the calls of those that the previous round found.
 _ROUNDS = 3
 
 
@@ -31,8 +31,8 @@ class Call:
     """One call of a model.
 
     Attributes:
-        name: Of the sample that it came from.
-        modes: In which the handler made it.
+        name: Name of the sample that it came from.
+        modes: Modes in which the handler made it.
     """
 
     name: str
@@ -42,12 +42,12 @@ class Call:
 
 @dataclass
 class Seen:
-    """What samples showed.
+    """What running the samples showed.
 
     Attributes:
-        calls: Of each model, by its path; those of ``self.model`` under ``model``.
-        parts: Modules that are called by themselves, by their path.
-        notes: What the reader of the report should know of it.
+        calls: Calls of each model, by its path; those of ``self.model`` under ``model``.
+        parts: Modules that the handler calls directly, by their path.
+        notes: Notes for the report.
     """
 
     calls: dict[str, list[Call]] = field(default_factory=dict)
@@ -56,12 +56,12 @@ class Seen:
 
 
 class Observer:
-    """Runs a handler on samples, and writes down which modules it calls with what.
+    """Runs a handler on samples, and records which modules it calls with which inputs.
 
     Args:
         handler: The handler, whose ``model`` is the eager one.
-        run: Takes a batch, or whatever it is asked to observe, through the handler's own code.
-        parts: Modules that are known to be called by themselves.
+        run: Takes a batch, or whatever `observe` is given, through the handler's own code.
+        parts: Modules that the handler is known to call directly.
     """
 
     def __init__(self, handler: Any, run: Callable[[Any], Any], parts: Mapping[str, nn.Module]) -> None:
@@ -71,7 +71,7 @@ class Observer:
         self.seen = Seen(parts=dict(parts))
 
     def observe(self, name: str, items: Any) -> None:
-        """Learns from one batch; also where the handler fails in the end.
+        """Records the calls for one batch, even if the handler fails in the end.
 
         Raises:
             Exception: What the handler raises.
@@ -91,14 +91,14 @@ class Observer:
                 self.seen.calls.setdefault(path, []).extend(some)
 
     def _find(self, found: dict[str, nn.Module], eager: Eager) -> None:
-        """Keeps a module that was called and is not known yet. A method is not compiled; what it calls may be."""
+        """Adds a module that was called and is not known yet. Methods are not compiled, but what they call may be."""
         path = self._paths.get(id(eager.module))
         if path is not None and eager.module is not None and not eager.method:
             found[path] = eager.module
 
     @contextmanager
     def _recorders(self, name: str, calls: dict[str, list[Call]]) -> Iterator[None]:
-        """While it lasts calls of the model and of the known parts are written down."""
+        """Records the calls of the model and of the known parts that are made inside the context."""
 
         def recorder(path: str, call: Callable[..., Any]) -> Callable[..., Any]:
             def record(*args: Any, **kwargs: Any) -> Any:
@@ -133,7 +133,7 @@ class Observer:
 
 
 def files_of(handler: Any) -> list[str]:
-    """Source files of a handler's own classes; not those of this package."""
+    """Returns the source files of a handler's own classes, without those of this package."""
     found = []
     for each in type(handler).__mro__:
         module = sys.modules.get(each.__module__)
@@ -144,7 +144,7 @@ def files_of(handler: Any) -> list[str]:
 
 
 def unique(calls: Sequence[Call]) -> list[Call]:
-    """The first call of each shape."""
+    """Returns the first call of each shape."""
     kept: dict[str, Call] = {}
     for call in calls:
         kept.setdefault(_shape(call), call)

@@ -1,8 +1,8 @@
-"""Eager computation that no compiled graph was asked for, seen while a handler's own code runs.
+"""Detects eager computation outside every compiled call, while a handler's own code runs.
 
 A handler may call more than ``self.model``: a method such as ``generate``, a submodule, a second model, a function on
-weights. All of that computes with parameters, and an operator that takes a parameter outside every compiled call is
-such a computation. A dispatch mode around the handler's steps sees it; compiled calls take the mode off.
+weights. All of these compute with parameters, so an operator that takes a parameter outside every compiled call is part
+of such a computation. A dispatch mode around the handler's steps sees it; compiled calls suspend the mode.
 """
 
 import sys
@@ -25,20 +25,20 @@ from torchserve_openvino.ops.registry import computes
 T = TypeVar("T")
 
 _PACKAGE = str(Path(__file__).resolve().parents[2])
-# nn.Module's own way from a call to its `forward`.
+# The methods of nn.Module between a call and its `forward`.
 _CALLS = frozenset({"_wrapped_call_impl", "_call_impl"})
 
 
 @dataclass
 class Eager:
-    """One computation: a call of a module, of a module's method, or an operator on weights.
+    """One eager computation: a call of a module, of a module's method, or an operator on weights.
 
     Attributes:
-        module: The module that the handler went into; None for an operator on weights.
-        method: Its method; empty for a call of the module itself.
+        module: The module that the handler called; None for an operator on weights.
+        method: The method that it called; empty for a call of the module itself.
         op: The first operator.
         where: ``file:line`` in the handler.
-        ops: Operators that do work.
+        ops: Number of operators that do work.
         seconds: From the first operator to the end of the last.
     """
 
@@ -61,7 +61,7 @@ class Outside:
     """Watches a handler's code, in whichever threads it runs.
 
     Args:
-        files: Of the handler's own classes; the deepest line in them is where a computation comes from.
+        files: Source files of the handler's own classes; a computation is reported at the deepest line in them.
         told: Called with each computation once it is over.
     """
 
@@ -70,7 +70,7 @@ class Outside:
         self.told = told
 
     def watch(self, run: Callable[[], T]) -> T:
-        """What ``run`` returns; inside another `watch` of this thread, that one goes on."""
+        """Returns the result of ``run``; inside another `watch` of this thread, only the outer one watches."""
         if _thread.mode is not None:
             return run()
         # The frames below this one are the handler's.
@@ -91,7 +91,7 @@ def is_watched() -> bool:
 
 @contextmanager
 def compiled() -> Iterator[None]:
-    """Takes the watch off for as long as a compiled call lasts: what falls back in it is counted there."""
+    """Suspends the watch during a compiled call, which counts its own fallbacks."""
     mode = _thread.mode
     if mode is None:
         yield
@@ -105,7 +105,7 @@ def compiled() -> Iterator[None]:
             finally:
                 mode.__enter__()
         else:
-            # Another mode of the handler's own lies above it.
+            # A mode of the handler's own was entered after it.
             mode.paused = True
             try:
                 yield
@@ -116,11 +116,11 @@ def compiled() -> Iterator[None]:
 
 
 class _Watch(ThreadDispatchMode):
-    """The mode of one thread.
+    """The dispatch mode of one thread.
 
     Args:
-        files: As for `Outside`.
-        told: The same.
+        files: See `Outside`.
+        told: See `Outside`.
         base: The frame that runs the handler.
     """
 
@@ -131,20 +131,21 @@ class _Watch(ThreadDispatchMode):
         self.paused = False
         self._files, self._told, self._base = files, told, base
         self._open: Eager | None = None
-        # What runs below this frame belongs to the computation that is open; for an operator its caller and place.
+        # All that this frame calls belongs to the open computation. For an operator on weights it is the handler's
+        # frame, and only what that calls at the instruction `_place` belongs to it.
         self._frame: FrameType | None = None
         self._place = -1
         self._start = 0.0
-        # Where the weights lie that were looked at by views, which are no parameters themselves.
+        # Storage addresses of weights of which views were taken, which are not parameters themselves.
         self._views: set[int] = set()
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """So that Dynamo does not skip frames of a model that the handler compiles by itself."""
+        """Returns True, so that Dynamo does not skip frames of a model that the handler compiles by itself."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs one operator, and counts it where it belongs to a computation outside compiled graphs."""
+        """Runs one operator, and counts it if it belongs to a computation outside compiled graphs."""
         kwargs = kwargs or {}
         weighs = not self.paused and any(map(self._weighs, (*args, *kwargs.values())))
         if self.paused or (self._open is None and not weighs):
@@ -165,13 +166,13 @@ class _Watch(ThreadDispatchMode):
         return result
 
     def close(self) -> None:
-        """Reports the open computation, but not one that only looked at weights."""
+        """Reports the open computation, unless it did no work, as when it only takes views of weights."""
         done, self._open, self._frame = self._open, None, None
         if done is not None and done.ops:
             self._told(done)
 
     def _weighs(self, value: Any) -> bool:
-        """Whether an argument is a weight, a view of one that was made here, or holds either."""
+        """Whether an argument is a weight, a view of one that was taken under this watch, or a list with either."""
         if isinstance(value, (list, tuple)):
             return any(map(self._weighs, value))
         if not isinstance(value, torch.Tensor):

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 # The steps of TorchServe's BaseHandler; micro-batching runs them in threads.
 STEPS = ("preprocess", "inference", "postprocess")
-# Of samples, each of which takes eager PyTorch's time; every sample is run once in any case.
+# Limit of sample batches, each of which runs in eager PyTorch; every sample is run once in any case.
 _MAX_BATCHES = 16
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ Handle = Callable[[list[Any], Any], list[Any]]
 
 
 class OwnCode:
-    """The code of one handler.
+    """Runs and watches the code of one handler.
 
     Args:
         handler: The handler.
@@ -42,15 +42,15 @@ class OwnCode:
         self._paths: dict[int, str] = {}
         self.report: CompileReport | None = None
         self._outside = Outside(files_of(handler), self._count)
-        # The code of a shipped task is known; watching costs some microseconds for each operator.
+        # The code of a shipped task need not be watched, which costs some microseconds for each operator.
         self._is_shipped = not _has_own_code(type(handler))
 
     def watch(self, run: Callable[[], T]) -> T:
-        """What ``run`` returns; what it computes outside compiled graphs is counted once there is a report."""
+        """Returns the result of ``run``; counts what it computes outside compiled graphs, once there is a report."""
         return run() if self.report is None or self._is_shipped else self._outside.watch(run)
 
     def watched_steps(self) -> dict[str, Callable[..., Any]]:
-        """The handler's steps, each of which is watched in whichever thread it runs."""
+        """Returns the handler's steps, each of which is watched in whichever thread it runs."""
         return {name: self._watched(name) for name in STEPS}
 
     def _watched(self, name: str) -> Callable[..., Any]:
@@ -65,7 +65,7 @@ class OwnCode:
     # --- before READY ---------------------------------------------------------------------------------------------
 
     def run(self, handle: Handle, items: list[Any], context: Any) -> Any:
-        """Takes a batch through the handler as a request would go, without TorchServe's metrics."""
+        """Runs a batch through the handler as requests would go, without TorchServe's metrics."""
         if getattr(handle, "__func__", None) is BaseHandler.handle:
             handler = self._handler
             return handler.postprocess(handler.inference(handler.preprocess(items)))
@@ -79,11 +79,11 @@ class OwnCode:
         sizes: Sequence[int],
         run: Callable[[list[Any]], Any],
     ) -> Seen:
-        """What reaches the models when the handler answers samples.
+        """Finds out which calls reach the models when the handler answers samples.
 
         Args:
             samples: Name and body of each.
-            parts: Modules that are called by themselves, as far as known.
+            parts: Modules that the handler calls directly, as far as known.
             sizes: Batch sizes to run the first sample in, besides 1.
             run: Takes a batch through the handler.
 
@@ -106,7 +106,7 @@ class OwnCode:
             try:
                 observer.observe(name, items)
             except Exception as error:
-                # Some handlers take one request at a time; TorchServe joins none for them with batchSize: 1.
+                # Some handlers take one request at a time; with batchSize: 1 TorchServe does not join any for them.
                 note = f"this handler does not answer {len(items)} requests at once: {type(error).__name__}: {error}"
                 logger.warning("%s", note)
                 observer.seen.notes.append(note)
@@ -114,10 +114,10 @@ class OwnCode:
         return observer.seen
 
     def inputs_for(self, body: bytes, run: Callable[[list[Any]], Any]) -> Inputs:
-        """What ``self.model`` is called with for one request's body, whatever the handler makes of its answer.
+        """Returns the inputs of ``self.model`` for one request's body, even if the handler fails after the call.
 
         Raises:
-            ModelLoadError: It is not called.
+            ModelLoadError: The handler does not call it.
         """
         observer = Observer(self._handler, run, {})
         reason = "it does not call self.model"
@@ -127,14 +127,14 @@ class OwnCode:
             reason = f"{type(error).__name__}: {error}"
         calls = observer.seen.calls.get(ROOT)
         if not calls:
-            raise ModelLoadError(f"this handler does not show what its model gets for the sample: {reason}")
+            raise ModelLoadError(f"this handler does not show the inputs of its model for the sample: {reason}")
         return calls[0].inputs
 
     def modes_for(self, inputs: Inputs) -> Modes:
-        """In which modes the handler calls its model, where only the model's inputs are known, not a request.
+        """Returns the modes in which the handler calls its model, if only the model's inputs are known, not a request.
 
-        Its `inference` gets them in the forms in which `preprocess` may return them; the first that reaches the model
-        tells. TorchServe's own needs not be asked.
+        The handler's `inference` is run on the inputs in the forms in which `preprocess` may return them, until one
+        reaches the model. TorchServe's own `inference` need not be run.
         """
         handler = self._handler
         if type(handler).inference is BaseHandler.inference or handler.eager_model is None:
@@ -147,7 +147,7 @@ class OwnCode:
             try:
                 observer.observe("as declared", form)
             except Exception as error:
-                # It takes something else than tensors; what it does before it fails may tell all the same.
+                # It does not take this form, but may have called the model before it failed.
                 failed = f"{type(error).__name__}: {error}"
             if calls := observer.seen.calls.get(ROOT):
                 return calls[0].modes
@@ -157,19 +157,23 @@ class OwnCode:
     def rehearse(
         self, samples: Sequence[tuple[str, bytes]], sizes: Sequence[int], run: Callable[[list[Any]], Any]
     ) -> None:
-        """Answers the samples once more, with everything compiled: what still runs in eager PyTorch is counted."""
+        """Answers the samples once more, with everything compiled, and counts what still runs in eager PyTorch.
+
+        Raises:
+            ModelLoadError: The handler fails on a single sample.
+        """
         for name, batch in _batches(samples, sorted({1, *sizes})):
             try:
                 self.watch(partial(run, batch))
             except Exception as error:
-                # Eager PyTorch answered the first of them before; what does not answer many was noted then.
+                # Single samples passed in eager PyTorch before; a failure on several at once was noted then.
                 if len(batch) == 1:
                     raise ModelLoadError(f"compiled, this handler fails on the sample {name}: {error}") from error
 
     # --- at each request ------------------------------------------------------------------------------------------
 
     def _count(self, eager: Eager) -> None:
-        """Puts a computation outside every compiled graph into the report."""
+        """Adds a computation outside every compiled graph to the report."""
         assert self.report is not None
         if eager.module is not None and id(eager.module) not in self._paths:
             self._paths = paths_of(self._handler, self._handler.eager_model)
@@ -177,15 +181,13 @@ class OwnCode:
         name = f"{path}.{eager.method}" if eager.method else path or eager.op
         new = self.report.tracker.add_uncompiled(name, eager.where, eager.ops, eager.seconds, _advice(path, eager))
         if new:
-            logger.warning(
-                "Fallback: %s runs in eager PyTorch at %s: no compiled graph is asked for", name, eager.where
-            )
+            logger.warning("Fallback: %s runs in eager PyTorch at %s, outside every compiled graph", name, eager.where)
 
 
 def _has_own_code(kind: type) -> bool:
     """Whether a handler's class has methods besides those of this package and of TorchServe's base.
 
-    The file that an archive carries for a shipped task is a copy, with an empty class.
+    The handler file in the archive of a shipped task is a copy, which defines an empty class.
     """
     others = [
         each
@@ -205,7 +207,7 @@ def _advice(path: str, eager: Eager) -> str:
 
 
 def _batches(samples: Sequence[tuple[str, bytes]], sizes: Sequence[int]) -> list[tuple[str, list[Any]]]:
-    """Batches of each sample in each size, and what messages call them; the small ones first."""
+    """Returns batches of each sample in each size, with a name for messages, in the order of `sizes`."""
     made = [
         (name if size == 1 else f"{name}, {size} times", [{"body": body} for _ in range(size)])
         for size in sizes
@@ -216,7 +218,7 @@ def _batches(samples: Sequence[tuple[str, bytes]], sizes: Sequence[int]) -> list
 
 @contextmanager
 def _request(context: Any, count: int) -> Iterator[None]:
-    """A context as a handler finds it in a request over HTTP."""
+    """Sets up the context as a handler finds it in a request over HTTP."""
     before = getattr(context, "request_processor", None), getattr(context, "request_ids", None)
     context.request_processor = [RequestProcessor({"explain": "False"}) for _ in range(count)]
     context.request_ids = {index: f"sample-{index}" for index in range(count)}

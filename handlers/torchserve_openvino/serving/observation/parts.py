@@ -1,4 +1,4 @@
-"""Modules that a handler calls by themselves: a submodule, a second model, one inside a pipeline."""
+"""Modules that a handler calls directly: a submodule, a second model, one inside a pipeline."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -12,17 +12,17 @@ from torchserve_openvino.serving.observation import outside
 
 KEY = "handler.openvino.compile"
 _STEP = re.compile(r"\.?(\w+)|\[(\d+)\]")
-# How far modules are searched for in objects that are none, such as pipelines and lists of models.
+# Depth to which other objects, such as pipelines and lists of models, are searched for modules.
 _DEPTH = 3
 # Attributes of every handler that hold no models, or the root under another name.
 _OURS = frozenset("_own_code _own_handle config context counters eager_model manifest report served state".split())
 
 
 def module_at(handler: Any, path: str) -> nn.Module:
-    """The module that a path such as ``model.encoder``, ``pipe.unet`` or ``models[0]`` names.
+    """Returns the module that a path such as ``model.encoder``, ``pipe.unet`` or ``models[0]`` names.
 
     Raises:
-        ModelLoadError: There is none.
+        ModelLoadError: The path does not name a module.
     """
     value, done = handler, "self"
     for match in _STEP.finditer(path):
@@ -54,11 +54,11 @@ def _names(value: Any) -> list[str]:
 
 
 def paths_of(handler: Any, root: Any) -> dict[int, str]:
-    """What each module that a handler holds is called, by `id`: ``model.encoder``, ``pipe.unet``.
+    """Returns the path of each module that a handler holds, by `id`: ``model.encoder``, ``pipe.unet``.
 
     Args:
         handler: The handler.
-        root: What its ``model`` stands for.
+        root: The eager model that its ``model`` stands for.
     """
     found: dict[int, str] = {}
     if isinstance(root, nn.Module):
@@ -93,10 +93,10 @@ def _modules(value: Any, path: str, depth: int, seen: set[int]) -> Iterator[tupl
 
 
 class Redirected:
-    """Calls of a module go elsewhere while a handler's own code makes them; everybody else's stay as they are.
+    """Redirects the calls of a module that a handler's own code makes; all other calls stay as they are.
 
-    torch has a place for that, which `nn.Module.compile` uses (tests/contract/test_modules.py). Dynamo does not look at
-    it, so that a model which the module belongs to is compiled with its code.
+    It uses the attribute in which `nn.Module.compile` keeps its compiled call (tests/contract/test_modules.py). Dynamo
+    ignores it, so a model that contains the module is compiled with the module's own code.
 
     Args:
         module: The module.
@@ -115,5 +115,5 @@ class Redirected:
         return self._module._call_impl(*args, **kwargs)
 
     def undo(self) -> None:
-        """Lets the module answer for itself again."""
+        """Restores the module's own calls."""
         self._module._compiled_call_impl = self._before

@@ -1,1 +1,1 @@
-"""A batch of requests: joined, split, answered one by one after a failure."""
+"""Handles batches of requests: joins, splits, and runs them one by one after a failure."""

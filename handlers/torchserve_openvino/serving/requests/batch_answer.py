@@ -1,4 +1,4 @@
-"""From answers and refusals to what TorchServe sends: bodies, statuses and content types."""
+"""Turns answers and refusals into what TorchServe sends: bodies, statuses and content types."""
 
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
@@ -8,19 +8,19 @@ from torchserve_openvino.errors import InvalidInputError, ItemError
 from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.envelopes import Envelope, Request, status_of
 
-# A request header that TorchServe's HTTP inference API makes for each request, and neither gRPC nor workflows do.
+# A header that TorchServe's HTTP inference API adds to each request; gRPC and workflows do not.
 _OVER_HTTP = "explain"
 
 AnswerItems = Callable[[list[Any]], list[Any]]
 
 
 def refusal(error: ItemError) -> dict[str, Any]:
-    """What the sender of a refused item reads."""
+    """Returns the body that the sender of a refused item gets."""
     return {"code": error.status, "type": type(error).__name__, "message": str(error)}
 
 
 def finish(answers: Sequence[Any], context: Any, counters: Counters) -> list[Any]:
-    """Bodies of plain requests, one item each; statuses and content types go into the context.
+    """Returns the bodies of plain requests, one item each; sets statuses and content types in the context.
 
     Raises:
         PredictionException: See `fail_where_statuses_are_lost`.
@@ -44,10 +44,10 @@ def finish(answers: Sequence[Any], context: Any, counters: Counters) -> list[Any
 def answer_enveloped(
     envelope: Envelope, data: Sequence[Any], context: Any, answer_items: AnswerItems, counters: Counters
 ) -> list[Any]:
-    """Bodies of enveloped requests, each with any number of items.
+    """Returns the bodies of enveloped requests, each with any number of items.
 
     Args:
-        answer_items: All items of the batch to as many answers or `ItemError`.
+        answer_items: Maps the items of the batch to as many answers, each of which may be an `ItemError`.
 
     Raises:
         PredictionException: See `fail_where_statuses_are_lost`.
@@ -81,17 +81,17 @@ def answer_enveloped(
 
 
 def fail_where_statuses_are_lost(context: Any, failed: Mapping[int, ItemError], count: int) -> None:
-    """Fails the whole batch where a refusal would come back as a success.
+    """Fails the whole batch if a refusal would be sent as a success.
 
-    TorchServe carries a status for each request over HTTP alone. Over gRPC and between the nodes of a workflow it drops
-    them: a refusal would be an answer, and go on to the next node.
+    TorchServe supports a status for each request only over HTTP. It drops them over gRPC and between the nodes of a
+    workflow: a refusal would count as an answer, and go on to the next node.
 
     Args:
         failed: Refused requests by their place in the batch.
         count: Requests in the batch.
 
     Raises:
-        PredictionException: A refused request has no status of its own; TorchServe fails all of the batch with it.
+        PredictionException: A refused request can't have its own status; TorchServe fails the whole batch with it.
     """
     lost = [index for index in failed if context.get_request_header(index, _OVER_HTTP) is None]
     if not lost:

@@ -1,4 +1,4 @@
-"""Batches of any size on a model that was compiled for a few: split, pad with copies, cut back."""
+"""Runs batches of any size on a model compiled for a few sizes: splits, pads with copies, cuts the answer back."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -11,12 +11,12 @@ from torchserve_openvino.serving.requests.streams import Streams
 
 
 def bucket_sizes(buckets: Sequence[int] | Literal["auto"], batch_size: int, streams: int = 1) -> list[int]:
-    """Compiled batch sizes in ascending order.
+    """Returns the batch sizes to compile, in ascending order.
 
     Args:
-        buckets: ``handler.openvino.batching.buckets``; auto takes the powers of two up to the largest, and that.
+        buckets: ``handler.openvino.batching.buckets``; auto takes the largest size and the powers of two below it.
         batch_size: TorchServe's batchSize.
-        streams: Parts that a batch is split into; the largest part is the largest size then.
+        streams: Parts that a batch is split into; the largest size is then that of the largest part.
     """
     largest = -(-batch_size // streams)
     if buckets != "auto":
@@ -25,7 +25,7 @@ def bucket_sizes(buckets: Sequence[int] | Literal["auto"], batch_size: int, stre
 
 
 def split_rows(rows: int, sizes: Sequence[int], streams: int = 1) -> list[int]:
-    """How a batch is divided: evenly over the streams, no part larger than the largest compiled size."""
+    """Returns the sizes of a batch's parts: even over the streams, none larger than the largest compiled size."""
     parts = max(min(streams, rows), -(-rows // sizes[-1]))
     least, more = divmod(rows, parts)
     return [least + 1] * more + [least] * (parts - more)
@@ -38,7 +38,7 @@ class RowRunner:
         model: The compiled model.
         sizes: Compiled batch sizes, ascending; None runs every batch as it comes.
         streams: Runs the parts of a batch.
-        counters: Padded and split calls are counted there.
+        counters: Counts padded and split calls.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class RowRunner:
         Args:
             args: Tensors whose first dimension is the batch.
             kwargs: The same, by keyword.
-            rows: Its size.
+            rows: The batch size.
         """
         sizes = self.sizes
         if sizes is None or (rows in sizes and self._streams.count == 1):
@@ -66,7 +66,7 @@ class RowRunner:
             return self._padded(leaves, spec, rows)
         self._counters.add("split_batches")
         starts = [sum(parts[:i]) for i in range(len(parts))]
-        # A view that is made in inference mode counts as an inference tensor: see `inputs.ordinary`.
+        # A view that is made in inference mode is an inference tensor: see `inputs.ordinary`.
         with torch.inference_mode(False):
             pieces = [[leaf[start : start + n] for leaf in leaves] for start, n in zip(starts, parts, strict=True)]
         calls = [lambda piece=piece, n=n: self._padded(piece, spec, n) for piece, n in zip(pieces, parts, strict=True)]

@@ -1,9 +1,9 @@
 """TorchServe's request envelopes (`service_envelope` in config.properties), with batches and isolation.
 
-TorchServe 0.12's own `json` fails a whole batch for one bad request; its `kserve` and `kservev2` read the first request
-of a batch only, and TorchServe answers 503 to all when the count of answers differs. An envelope is chosen by the
-frontend and wraps a handler before the handler is initialized, so that `take_over` replaces the `handle` of those
-three classes for handlers of ours; any other handler keeps upstream's. tests/contract pins what this relies on.
+TorchServe 0.12's own `json` fails a whole batch for one bad request; its `kserve` and `kservev2` read only the first
+request of a batch, and TorchServe answers 503 to all when the number of answers differs. The frontend chooses the
+envelope, which wraps a handler before the handler is initialized. So `take_over` replaces the `handle` of those three
+classes, for this package's handlers; any other handler keeps upstream's. tests/contract pins what this relies on.
 """
 
 import base64
@@ -24,7 +24,7 @@ MULTI_STATUS = 207
 
 @dataclass(frozen=True)
 class Request:
-    """One request's items, and what its answer needs to know of it."""
+    """One request's items, and the names and id that its answer repeats."""
 
     items: list[Any]
     names: tuple[str, ...] = ()
@@ -35,17 +35,17 @@ class Envelope:
     """One kind of envelope.
 
     Args:
-        kind: TorchServe's name of it.
+        kind: TorchServe's name for it.
     """
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
 
     def open(self, row: Any) -> Request:
-        """A request's items, in the form in which upstream's envelope hands them to a handler.
+        """Returns a request's items, in the form in which upstream's envelope passes them to a handler.
 
         Raises:
-            InvalidInputError: The body is not what this envelope takes.
+            InvalidInputError: The body is not valid for this envelope.
         """
         payload = _payload(row)
         field = "inputs" if self.kind == "kservev2" else "instances"
@@ -65,11 +65,11 @@ class Envelope:
         return Request(opened, tuple(names), str(payload.get("id") or ""))
 
     def close(self, request: Request, answers: Sequence[Any], context: Any, index: int) -> Any:
-        """The body that answers a request, from one answer for each of its items.
+        """Returns the body that answers a request, from one answer for each of its items.
 
         Args:
             answers: Answers, and refusals as they are shown to the sender.
-            context: Of the call; names the model.
+            context: The call's context, which names the model.
             index: The request's place in the batch.
         """
         if self.kind == "json":
@@ -87,7 +87,7 @@ class Envelope:
 
 
 def status_of(answers: Sequence[Any]) -> int:
-    """The HTTP status of a request with several items: 200, 207 where some failed, an item's own where all did."""
+    """Returns the HTTP status of a request with several items: 200, 207 if some failed, the first one's if all did."""
     statuses = [answer.status for answer in answers if isinstance(answer, ItemError)]
     if not statuses:
         return 200
@@ -95,7 +95,7 @@ def status_of(answers: Sequence[Any]) -> int:
 
 
 def take_over() -> None:
-    """Lets handlers with `handle_envelope` answer enveloped requests themselves; can be called again."""
+    """Lets handlers with `handle_envelope` answer enveloped requests themselves; safe to call more than once."""
     from ts.torch_handler.request_envelope.base import BaseEnvelope
     from ts.torch_handler.request_envelope.json import JSONEnvelope
     from ts.torch_handler.request_envelope.kserve import KServeEnvelope
@@ -117,7 +117,7 @@ def _handle_for(envelope: Envelope, upstream: Any) -> Any:
 
 
 def _payload(row: Any) -> dict[str, Any]:
-    """A request's JSON object, whatever the frontend made of it."""
+    """Returns a request's JSON object, whether or not the frontend has parsed it."""
     value = (row.get("data") or row.get("body") or row) if isinstance(row, dict) else row
     if isinstance(value, (bytes, bytearray, str)):
         try:
@@ -132,7 +132,7 @@ def _payload(row: Any) -> dict[str, Any]:
 
 
 def _decode_base64(rows: list[Any]) -> list[Any]:
-    """As upstream's JSONEnvelope: ``{"b64": ...}`` becomes bytes, at the top of an instance and one level below."""
+    """Decodes ``{"b64": ...}`` as upstream's JSONEnvelope does: at the top of an instance and one level below."""
     return [_bytes_of(row) if _is_base64(row) else _with_bytes(row) for row in rows]
 
 
@@ -154,7 +154,7 @@ def _bytes_of(value: dict[str, Any]) -> Any:
 
 
 def _kserve_item(entry: dict[str, Any]) -> Any:
-    """As upstream's KServev2Envelope: the first string of BYTES, else the data in its shape."""
+    """Reads an input as upstream's KServev2Envelope does: the first string of BYTES, else the data in its shape."""
     item = copy.copy(entry)
     try:
         if entry["datatype"] == "BYTES":

@@ -1,4 +1,4 @@
-"""One item cannot hurt another: a batch that fails is run item by item, and only the guilty one answers for it."""
+"""Isolates the items of a batch: a batch that fails is run item by item, so that only the faulty items fail."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -15,13 +15,13 @@ Blame = Callable[[Any, Exception], ItemError]
 
 
 def run_isolated(values: Sequence[Any], run: Run, blame: Blame, counters: Counters) -> list[Any]:
-    """Runs a batch; after a failure each item by itself.
+    """Runs a batch; after a failure, runs each item by itself.
 
     Args:
         values: The items.
-        run: A batch of items to as many answers; an answer may be an `ItemError`.
-        blame: One item and the error that it met alone, to what it is answered.
-        counters: ``retried_batches`` is counted there.
+        run: Maps a batch of items to as many answers; an answer may be an `ItemError`.
+        blame: Maps an item, and the error that it raised alone, to its refusal.
+        counters: Counts ``retried_batches``.
 
     Returns:
         An answer or an `ItemError` for each item, in order.
@@ -45,12 +45,12 @@ def run_isolated(values: Sequence[Any], run: Run, blame: Blame, counters: Counte
 
 @contextmanager
 def only(context: Any, positions: Sequence[int], count: int) -> Iterator[None]:
-    """Makes some requests of a batch the only ones that a handler finds in its context, numbered from 0.
+    """Restricts the context that a handler sees to some requests of a batch, numbered from 0.
 
     Args:
-        context: TorchServe's.
-        positions: Of these requests in the batch.
-        count: How many items the batch has; where one request holds several, nothing is changed.
+        context: TorchServe's context.
+        positions: Positions of these requests in the batch.
+        count: How many items the batch has; if one request holds several, nothing is changed.
     """
     processors, ids = getattr(context, "request_processor", None), getattr(context, "request_ids", None)
     if len(positions) == count or not isinstance(processors, list) or len(processors) != count:
@@ -72,7 +72,7 @@ def _checked(answers: list[Any], count: int) -> list[Any]:
 
 
 def server_fault(error: Exception) -> ItemError:
-    """What an item is answered when not it but the server is to blame; TorchServe's own status where it names one."""
+    """Returns the refusal of an item after a server error, with TorchServe's own status where the error has one."""
     from ts.utils.util import PredictionException
 
     if isinstance(error, PredictionException):

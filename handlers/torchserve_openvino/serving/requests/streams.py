@@ -1,6 +1,6 @@
-"""Parts of one batch at the same time: each on an infer request of its own, all on one compiled model.
+"""Runs the parts of one batch in parallel: each on its own infer request, all on one compiled model.
 
-A call of a compiled model borrows an infer request from its pool and leaves Python's lock while it infers, so that
+A call of a compiled model borrows an infer request from its pool and releases the GIL during inference, so that
 plain threads are enough to keep several streams busy, whatever the model's graph looks like.
 """
 
@@ -12,10 +12,10 @@ from torchserve_openvino.serving.modes import Modes
 
 
 class Streams:
-    """A fixed number of callers.
+    """A fixed number of threads that run calls.
 
     Args:
-        count: How many calls run at a time; the calling thread is one of them.
+        count: How many calls run at a time, one of them in the calling thread.
     """
 
     def __init__(self, count: int = 1) -> None:
@@ -33,7 +33,7 @@ class Streams:
         """
         if self._pool is None or len(calls) == 1:
             return [call() for call in calls]
-        # They belong to a thread, and a compiled call depends on them.
+        # Modes are thread-local, and a compiled call depends on them.
         modes = Modes.now()
         others = [self._pool.submit(_with_modes, call, modes) for call in calls[1:]]
         try:

@@ -1,4 +1,4 @@
-"""A model that compiles each new shape, up to a limit; what comes beyond it shares one graph of symbolic sizes."""
+"""A model that compiles each new shape, up to a limit; further shapes share one graph of symbolic sizes."""
 
 import logging
 import threading
@@ -13,10 +13,10 @@ logger = logging.getLogger(__name__)
 
 
 class BoundedShapes:
-    """Call it as the model.
+    """A callable that replaces the model.
 
     Args:
-        static: Compiles for each shape.
+        static: The model, compiled anew for each shape.
         make_dynamic: Makes the model compiled once for all shapes; called when it is first needed.
         limit: How many shapes `static` gets; `handler.openvino.batching.max_shapes`.
     """
@@ -27,7 +27,7 @@ class BoundedShapes:
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs a call where its shape belongs."""
+        """Runs a call on the static model, or on the dynamic one if its shape is beyond the limit."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         key = (spec, tuple((leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else None for leaf in leaves))
         return (self._static if self._takes(key) else self._dynamic)(*args, **kwargs)

@@ -15,7 +15,7 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Signature:
-    """One compiled shape: items in the batch, and the length of each named dimension."""
+    """One compiled shape: the batch size, and the length of each named dimension."""
 
     batch: int
     dims: Mapping[str, int] = field(default_factory=dict)
@@ -29,9 +29,9 @@ class InputSpec:
     """One declared input.
 
     Attributes:
-        name: Keyword, or what messages call a positional one.
+        name: Keyword, or the name of a positional input in messages.
         keyword: Whether the model is called with it by keyword.
-        shape: Of one item; a name for each size that varies.
+        shape: Shape of one item; a size that varies is given by its name.
     """
 
     name: str
@@ -48,11 +48,11 @@ class InputSpec:
         return f"{self.name} [{dims}] {str(self.dtype).removeprefix('torch.')}"
 
     def sizes(self, signature: Signature) -> tuple[int, ...]:
-        """Shape of the whole batch in one compiled shape."""
+        """Returns the shape of the whole batch in one compiled shape."""
         return (signature.batch, *(signature.dims[size] if isinstance(size, str) else size for size in self.shape))
 
     def make(self, signature: Signature, generator: torch.Generator) -> torch.Tensor:
-        """Random values within the declared range."""
+        """Generates random values within the declared range; a mask is all ones."""
         shape = self.sizes(signature)
         if self.mask:
             return torch.ones(shape).to(self.dtype)
@@ -69,10 +69,10 @@ class InputSpec:
         return torch.randint(first, last, shape, generator=generator).to(self.dtype)
 
     def check(self, tensor: torch.Tensor, lengths: dict[str, int]) -> int:
-        """Adds the lengths of named dimensions to ``lengths``; returns the rows.
+        """Checks a tensor, adds its named dimensions to ``lengths``, and returns its batch size.
 
         Raises:
-            OutsideDeclaredError: Rank, a size, the type or an integer's range is another than declared.
+            OutsideDeclaredError: The rank, a size, the dtype or the range of integers is not as declared.
         """
         if tensor.dim() != len(self.shape) + 1 or tensor.dtype is not self.dtype:
             raise OutsideDeclaredError(f"{self._got(tensor)}; it takes {self}")
@@ -101,7 +101,7 @@ class InputSpec:
         return f"input {self.name} is {list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
     def pad_to(self, tensor: torch.Tensor, lengths: Mapping[str, int], sizes: Mapping[str, int]) -> torch.Tensor:
-        """The tensor with named dimensions filled up at their ends."""
+        """Returns the tensor with named dimensions padded at their ends."""
         widths: list[int] = []
         for declared in reversed(self.shape):
             grown = sizes[declared] - lengths[declared] if isinstance(declared, str) else 0
@@ -113,12 +113,12 @@ class InputSpec:
 
 
 def parameter_names(model: Any) -> list[str]:
-    """Names of the arguments that a model's forward takes by position or keyword; empty where it takes any."""
+    """Returns the names of the arguments of a model's forward; empty where it takes ``*args`` or ``**kwargs``."""
     forward: Callable[..., Any] = getattr(model, "forward", model)
     try:
         parameters = inspect.signature(forward).parameters.values()
     except (TypeError, ValueError):
-        # TorchScript and builtins have none.
+        # TorchScript and builtins have no signature.
         return []
     if any(p.kind in {p.VAR_POSITIONAL, p.VAR_KEYWORD} for p in parameters):
         return []
@@ -126,7 +126,7 @@ def parameter_names(model: Any) -> list[str]:
 
 
 def declared_specs(declared: Sequence[WarmupInput], parameters: Sequence[str]) -> list[InputSpec]:
-    """``handler.openvino.warmup.inputs`` as specs; a nameless input is called as the model's own argument."""
+    """Converts ``handler.openvino.warmup.inputs`` to specs; an input without a name gets the model's argument name."""
     specs = []
     for position, spec in enumerate(declared):
         default = parameters[position] if position < len(parameters) else f"input {position}"
@@ -146,7 +146,7 @@ def declared_specs(declared: Sequence[WarmupInput], parameters: Sequence[str]) -
 
 
 def specs_of_sample(sample: Inputs, parameters: Sequence[str]) -> list[InputSpec]:
-    """What a sample shows of the inputs: their order, shapes and types; nothing where one is no plain tensor."""
+    """Derives specs from the inputs of a sample; none where an input is not a tensor with a batch dimension."""
     args, kwargs = sample
     if not all(isinstance(value, torch.Tensor) and value.dim() for value in (*args, *kwargs.values())):
         return []
@@ -156,6 +156,6 @@ def specs_of_sample(sample: Inputs, parameters: Sequence[str]) -> list[InputSpec
 
 
 def declaration_of(name: str | None, tensor: torch.Tensor) -> dict[str, Any]:
-    """An entry of ``handler.openvino.warmup.inputs`` for an input like this one; its first dimension is the batch."""
+    """Returns the ``handler.openvino.warmup.inputs`` entry for a tensor whose first dimension is the batch."""
     named: dict[str, Any] = {"name": name} if name else {}
     return {**named, "shape": list(tensor.shape[1:]), "dtype": str(tensor.dtype).removeprefix("torch.")}

@@ -1,4 +1,4 @@
-"""All inputs of a model as declared: which calls fit, how they are brought into one form, and made-up ones."""
+"""The declared inputs of a model: checks calls against them, pads calls to compiled shapes, and generates inputs."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +19,11 @@ class Fitted:
     """A call in the form in which it is compiled.
 
     Attributes:
-        args: Positional tensors, named dimensions padded; the batch is not.
-        kwargs: The same, by keyword.
-        rows: Items in the call: the batch dimension of every tensor.
-        lengths: Real length of each named dimension.
-        sizes: Length after padding.
+        args: Positional tensors; named dimensions are padded, the batch is not.
+        kwargs: Keyword tensors, in the same form.
+        rows: Items in the call: the size of the batch dimension of every tensor.
+        lengths: Length of each named dimension before padding.
+        sizes: Length of each named dimension after padding.
     """
 
     args: tuple[torch.Tensor, ...]
@@ -34,11 +34,11 @@ class Fitted:
 
     @property
     def padded(self) -> bool:
-        """Whether a named dimension grew."""
+        """Whether any named dimension was padded."""
         return self.lengths != self.sizes
 
     def shapes(self) -> tuple[Any, ...]:
-        """What two calls must share to be joined along the batch."""
+        """Returns the shapes and dtypes that two calls must share to be joined along the batch."""
         return (
             tuple((tuple(t.shape[1:]), t.dtype) for t in self.args),
             tuple((name, tuple(t.shape[1:]), t.dtype) for name, t in self.kwargs.items()),
@@ -46,14 +46,14 @@ class Fitted:
 
 
 class DeclaredInputs:
-    """All inputs of a model.
+    """The declared inputs of a model.
 
     Args:
         specs: In the order of the model's arguments.
-        parameters: Names of the arguments of the model's forward; empty where it does not say.
+        parameters: Argument names of the model's forward; empty where they are unknown.
         dims: Compiled lengths of each named dimension, ascending.
         pads: Whether a length between two compiled ones is padded.
-        exact: Whether a length must be a compiled one; otherwise only the largest counts.
+        exact: Whether a length must be a compiled one; otherwise any length up to the largest is accepted.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class DeclaredInputs:
         return [spec.name for spec in self.specs]
 
     def open_axes(self, *, ones: bool) -> OpenAxes:
-        """The batch of every input, and its named dimensions; see `OpenAxes.ones`."""
+        """Returns the batch axis and the named dimensions of every input; for ``ones`` see `OpenAxes.ones`."""
         positions = itertools.count()
         return OpenAxes({
             spec.name if spec.keyword else next(positions):
@@ -89,18 +89,18 @@ class DeclaredInputs:
         }, ones)  # fmt: skip
 
     def make(self, signature: Signature, seed: int = 0) -> Inputs:
-        """Made-up inputs of one compiled shape, the same in every worker."""
+        """Generates inputs of one compiled shape, the same in every worker."""
         generator = torch.Generator().manual_seed(seed)
         return self.call([spec.make(signature, generator) for spec in self.specs])
 
     def fit(self, args: Sequence[Any], kwargs: Mapping[str, Any], convert: Convert | None = None) -> Fitted:
-        """A call as it is compiled: in the declared order and manner, named dimensions padded.
+        """Returns a call in the form that is compiled: arguments in declared order, named dimensions padded.
 
         Args:
-            convert: Takes a tensor of a guessed type to the declared one.
+            convert: Converts a tensor to the declared dtype where its own was only guessed.
 
         Raises:
-            OutsideDeclaredError: It fits no declared shape; the message names the limits.
+            OutsideDeclaredError: The call fits no declared shape; the message names the limits.
         """
         tensors = self._bind(args, kwargs)
         if convert is not None:
@@ -118,7 +118,7 @@ class DeclaredInputs:
         return Fitted(*self.call(ready), batch, lengths, sizes)
 
     def unpad(self, fitted: Fitted) -> Inputs:
-        """A fitted call at its real lengths."""
+        """Returns a fitted call without the padding of named dimensions."""
         if not fitted.padded:
             return fitted.args, fitted.kwargs
         positional = iter(fitted.args)
@@ -132,7 +132,7 @@ class DeclaredInputs:
         return self.call(tensors)
 
     def call(self, tensors: Sequence[torch.Tensor]) -> Inputs:
-        """The call that passes one tensor for each input, in their order."""
+        """Returns the call that passes these tensors, one for each input in declared order."""
         args = tuple(t for spec, t in zip(self.specs, tensors, strict=True) if not spec.keyword)
         return args, {spec.name: t for spec, t in zip(self.specs, tensors, strict=True) if spec.keyword}
 
@@ -166,7 +166,7 @@ class DeclaredInputs:
         return tensors
 
     def _order(self) -> dict[int, int]:
-        """Position in a call to the index of the input: by the model's parameters where their names are known."""
+        """Maps positions in a call to indices of inputs, by the model's parameter names where these are known."""
         if all(spec.name in self._positions for spec in self.specs):
             return {self._positions[spec.name]: i for i, spec in enumerate(self.specs)}
         return {i: i for i in range(len(self.specs))}
@@ -181,7 +181,7 @@ class DeclaredInputs:
 
 
 def _declaration(name: str, value: Any) -> str:
-    """The line of the configuration that declares an input like this one."""
+    """Returns the configuration entry that declares an input like this one."""
     if not isinstance(value, torch.Tensor):
         return f"{{name: {name}, shape: [...]}}"
     return f"{{{', '.join(f'{key}: {said}' for key, said in declaration_of(name, value).items())}}}"
@@ -193,9 +193,9 @@ def _mask(spec: InputSpec, rows: int, lengths: Mapping[str, int]) -> torch.Tenso
 
 
 def ordinary(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy of one that was made in inference mode.
+    """Returns the tensor, or an ordinary copy of an inference tensor.
 
-    Dynamo's guards tell the two apart: a batch that was padded in inference mode would compile the model anew.
+    Dynamo's guards distinguish the two: a batch that was padded in inference mode would recompile the model.
     """
     if not tensor.is_inference():
         return tensor

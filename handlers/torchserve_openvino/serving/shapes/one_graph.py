@@ -1,9 +1,9 @@
-"""Whether all compiled shapes of a model share a graph of symbolic sizes, and with it one copy of the weights.
+"""Decides whether all compiled shapes of a model share one graph of symbolic sizes, and so one copy of the weights.
 
-OpenVINO packs the weights into a layout of its own for each compiled model. Five batch sizes in five graphs are five
-copies; in one graph they are one, and what differs by size are kernels. Finding out the sizes at each call costs about
-a millisecond for 300 operators, which a lone item feels and a batch does not: unless one graph is asked for by name, a
-batch of 1 keeps a graph of its own.
+OpenVINO packs the weights into a layout of its own for each compiled model. Five batch sizes in five graphs need five
+copies; one graph needs one, and only the kernels differ by size. Resolving the sizes at each call costs about a
+millisecond for 300 operators, which matters for a single item but not for a batch: unless one graph is requested
+explicitly, a batch of 1 keeps a graph of its own.
 """
 
 import math
@@ -16,19 +16,18 @@ from torchserve_openvino.report import Summary
 from torchserve_openvino.serving.shapes.plan import Shapes
 
 KEY = "handler.openvino.batching.one_graph"
-# `export` always makes a graph for each shape, and `auto` may choose it.
-# Saving less than this is not worth the time.
+# Sharing a graph to save fewer bytes than this is not worth the time that it costs.
 WORTH_BYTES = 128 * 2**20
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was decided, and on what grounds.
+    """A decision and its reason.
 
     Attributes:
-        why: For the report.
-        open_axes: What graphs leave open; None makes one for each shape.
-        limit: How many graphs at most are still worth it; 0 where somebody asked for one by name.
+        why: The reason, as the report states it.
+        open_axes: Axes that graphs keep symbolic; None makes a graph for each shape.
+        limit: How many graphs at most are still worth it; 0 for no limit, as where one graph was requested explicitly.
     """
 
     why: str
@@ -43,10 +42,10 @@ class Choice:
         return {"shared": shared, "graphs": f"{graphs} but a batch of 1" if alone else graphs, "why": self.why}
 
     def flaw(self, summary: Summary) -> str:
-        """What a graph for each shape may do better, once fewer were compiled; empty if nothing.
+        """Returns what is wrong with the shared graphs, once compiled, that separate ones may avoid; empty if nothing.
 
         Args:
-            summary: Of the compiled model.
+            summary: Summary of the compiled model.
         """
         if not self.limit:
             return ""
@@ -64,7 +63,7 @@ def choose(eager: Any, config: ServingConfig, shapes: Shapes, part: str = "") ->
         eager: The model.
         config: Its settings.
         shapes: What is to be compiled.
-        part: Path of a module that a handler calls by itself; empty for the model.
+        part: Path of a module that a handler calls by itself; empty for the whole model.
     """
     section, pt2, resolved = config.openvino, config.pt2, config.backend
     wanted, count = section.batching.one_graph, len(shapes.signatures)
@@ -72,6 +71,7 @@ def choose(eager: Any, config: ServingConfig, shapes: Shapes, part: str = "") ->
         return Choice(f"{KEY}: false")
     if shapes.inputs is None:
         return Choice("no inputs are declared")
+    # `export` always makes a graph for each shape, and `auto` may choose it.
     if resolved is None or backends.canonical(pt2.backend) not in backends.BY_DYNAMO:
         return Choice(f"the backend {pt2.backend} compiles")
     if section.batching.mode == "dynamic" or pt2.dynamic:
@@ -79,7 +79,7 @@ def choose(eager: Any, config: ServingConfig, shapes: Shapes, part: str = "") ->
     if wanted is True:
         return Choice(f"{KEY}: true", shapes.inputs.open_axes(ones=True))
     if part:
-        # Its books are kept with those of other parts, so that nothing can be tried.
+        # Parts share one report, so the result of a trial could not be told from other parts'.
         return Choice("it is a part of a model")
     if resolved.options.device != "CPU":
         return Choice(f"{resolved.options.device} runs static shapes best")
@@ -92,6 +92,6 @@ def choose(eager: Any, config: ServingConfig, shapes: Shapes, part: str = "") ->
 
 
 def weight_bytes(eager: Any) -> int:
-    """Bytes of a model's parameters and buffers."""
+    """Returns the size of a model's parameters and buffers, in bytes."""
     tensors = {id(t): t for name in ("parameters", "buffers") for t in getattr(eager, name, tuple)()}
     return sum(t.numel() * t.element_size() for t in tensors.values())

@@ -1,4 +1,4 @@
-"""What is to be compiled: which batch sizes and lengths, learned from what was declared and from eager PyTorch."""
+"""Decides which batch sizes and lengths to compile, from the declared inputs and probes of eager PyTorch."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -36,14 +36,14 @@ class Shapes:
     """What a model is compiled for.
 
     Attributes:
-        inputs: What was declared; None takes every call as it comes.
+        inputs: The declared inputs, or those that samples show; None takes every call as it comes.
         sizes: Batch sizes that a batch is padded or split to; None runs each batch at its own size.
-        facts: Whether items may be joined; None where nothing is known of the inputs.
+        facts: Whether items may be joined; None where nothing is known about the inputs.
         axes: Which axes of each output follow a named dimension.
-        signatures: Compiled shapes.
+        signatures: Shapes to compile.
         cases: Calls to warm up and to verify with: one for each signature, and the samples.
-        varies: Whether one graph of symbolic sizes serves all shapes from the start, as texts of any length need.
-        notes: What the reader of the report should know of it.
+        varies: Whether one graph of symbolic sizes serves all shapes from the start, as text of any length needs.
+        notes: Remarks for the report.
     """
 
     inputs: DeclaredInputs | None
@@ -67,7 +67,7 @@ def shapes_of(
     learns: bool = True,
     modes_for: Callable[[Inputs], Modes] = lambda inputs: SERVING,
 ) -> Shapes:
-    """Decides, asking the eager model.
+    """Decides what to compile; runs the eager model to find out what it accepts.
 
     Args:
         eager: The model.
@@ -76,11 +76,11 @@ def shapes_of(
         streams: Parts that a batch is split into.
         declared: The model's inputs, one item each; empty where they are unknown.
         samples: Calls that real requests make.
-        modes_for: Says in which modes the model will be called with its inputs, where no sample tells.
-        learns: Whether the first sample shows what the inputs are, so that others are refused.
+        modes_for: Returns the modes in which the model will be called with given inputs; used without samples.
+        learns: Whether samples declare the inputs where nothing else does, so that other inputs are refused.
 
     Raises:
-        ModelLoadError: The model cannot be padded, or takes none of the batch sizes, as configured.
+        ModelLoadError: The model cannot be padded, or does not accept the batch sizes or inputs, as configured.
     """
     shapes = Shapes(_inputs(eager, section, declared, samples if learns else ()))
     shapes.varies = shapes.inputs is None and _varies([sample.inputs for sample in samples])
@@ -104,12 +104,12 @@ def shapes_of(
     return shapes
 
 
-# Of tokens and their masks; pictures have others.
+# dtypes of token ids and their masks; images have others.
 _IDS = frozenset({torch.int64, torch.int32, torch.bool})
 
 
 def _varies(samples: Sequence[Inputs]) -> bool:
-    """Whether samples look like text, ids of tokens by sequence, or differ in more than the batch."""
+    """Checks whether samples look like text (only token ids and masks), or differ in more than the batch size."""
     shapes = set()
     for sample in samples:
         tensors = output_tensors(sample)
@@ -126,7 +126,7 @@ def _inputs(
     specs: list[InputSpec] = declared_specs(declared, names)
     if not specs and samples:
         first, *others = [specs_of_sample(sample.inputs, names) for sample in samples]
-        # Samples of different shapes show that shapes vary, not how.
+        # Samples of different shapes show that shapes vary, but not how.
         specs = first if all(other == first for other in others) else []
     if not specs:
         return None
@@ -149,7 +149,7 @@ def _probe(eager: Any, section: OpenVINOSection, inputs: DeclaredInputs) -> tupl
 
 
 def batch_sizes(section: OpenVINOSection, batch_size: int, streams: int, *, pads: bool = True) -> Sequence[int]:
-    """Batch sizes that are compiled before READY.
+    """Returns the batch sizes that are compiled before READY.
 
     Args:
         section: ``handler.openvino``.
@@ -167,7 +167,7 @@ def batch_sizes(section: OpenVINOSection, batch_size: int, streams: int, *, pads
 
 
 def _taken(eager: Any, section: OpenVINOSection, shapes: Shapes, sizes: Sequence[int]) -> Sequence[int]:
-    """Those batch sizes that eager PyTorch takes: some models, and programs of torch.export, take no other."""
+    """Returns the sizes that eager PyTorch accepts: some models and exported programs accept only certain ones."""
     inputs, facts = shapes.inputs, shapes.facts
     assert inputs is not None and facts is not None
     if facts.joins and not loading.is_exported(eager):
@@ -184,7 +184,7 @@ def _taken(eager: Any, section: OpenVINOSection, shapes: Shapes, sizes: Sequence
             f"handler.openvino.warmup.inputs: shape, dtype{_weights_of(eager)}, low and high (ids lie below the "
             "size of the vocabulary)."
         )
-    message = f"the model takes no batch of {', '.join(map(str, refused))}: eager PyTorch says {reason!r} to {first}"
+    message = f"the model takes no batch of {', '.join(map(str, refused))}: eager PyTorch raises {reason!r} for {first}"
     if not taken or section.warmup.batch_sizes != "auto":
         raise ModelLoadError(
             f"{message}. Set batchSize, handler.openvino.batching.buckets or warmup.batch_sizes to what it takes, or "
@@ -199,7 +199,7 @@ def _taken(eager: Any, section: OpenVINOSection, shapes: Shapes, sizes: Sequence
 
 
 def _weights_of(eager: Any) -> str:
-    """Which types a model's weights have, for a message."""
+    """Returns the dtypes of a model's weights as text for a message."""
     kinds = sorted({str(weight.dtype).removeprefix("torch.") for weight in eager.parameters()})
     return f" (the weights are {', '.join(kinds)})" if kinds else ""
 

@@ -1,6 +1,6 @@
-"""What eager PyTorch says about a model before it is padded, joined or cut: whether that changes an answer.
+"""Runs a model in eager PyTorch to find out whether padding, joining or cutting its inputs changes an answer.
 
-Nothing is taken on trust: items may be joined in a batch, and a batch padded, only where eager's answer to each is the
+Nothing is assumed: items may be joined in a batch, and a batch padded, only where eager's answer to each is the
 same alone and together; a sequence may be padded only where eager's answer, cut back, is the same as without padding.
 """
 
@@ -15,7 +15,7 @@ from torchserve_openvino.backend.runtime.compare import output_tensors
 from torchserve_openvino.serving.shapes.input_spec import Inputs, Signature
 from torchserve_openvino.serving.shapes.inputs import DeclaredInputs
 
-# float32 sums in another order differ by some 1e-6 of the largest value; what depends on its neighbours, by much more.
+# float32 sums in another order differ by about 1e-6 of the largest value; a real dependence, by much more.
 TOLERANCE = 1e-4
 
 Axes = dict[str, tuple[tuple[int, ...], ...]]
@@ -30,7 +30,7 @@ class RowFacts:
 
 
 def probe_rows(model: Callable[..., Any], first: Inputs, second: Inputs) -> RowFacts:
-    """Whether two items get the same answers together as alone.
+    """Checks whether two items get the same answers together as alone.
 
     Args:
         model: The eager model.
@@ -49,7 +49,7 @@ def probe_rows(model: Callable[..., Any], first: Inputs, second: Inputs) -> RowF
         alone = [_run(model, inputs) for inputs in (first, second)]
         together = _run(model, both)
     except Exception as error:
-        # Whatever the model raises: it does not take batches of one and of two alike.
+        # Whatever it raises, the model does not accept both a batch of one and a batch of two.
         return RowFacts(False, f"eager PyTorch failed on one or on two items: {str(error).strip().splitlines()[:1]}")
     if not together:
         return RowFacts(False, "the model returns no tensor")
@@ -63,17 +63,17 @@ def probe_rows(model: Callable[..., Any], first: Inputs, second: Inputs) -> RowF
 
 
 def refusal(model: Callable[..., Any], inputs: Inputs) -> str:
-    """What eager PyTorch raises for a call, on one line; empty where it answers."""
+    """Returns what eager PyTorch raises for a call, on one line; empty where it answers."""
     try:
         _run(model, inputs)
     except Exception as error:
-        # Whatever the model raises is its own way to say that it does not take this.
+        # Any exception means that the model does not accept the call.
         return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
     return ""
 
 
 def probe_dims(model: Callable[..., Any], inputs: DeclaredInputs, smallest: Signature) -> tuple[Axes, dict[str, str]]:
-    """Which axes of the outputs follow a named dimension, and for which dimensions padding would change an answer.
+    """Finds which output axes follow a named dimension, and for which dimensions padding would change an answer.
 
     Args:
         model: The eager model.
@@ -81,7 +81,7 @@ def probe_dims(model: Callable[..., Any], inputs: DeclaredInputs, smallest: Sign
         smallest: A signature with the least batch and lengths.
 
     Returns:
-        Dimension name to one tuple of axes per output tensor; and name to reason where padding is not safe.
+        Dimension name to one tuple of axes per output tensor; and dimension name to reason where padding is not safe.
     """
     axes: Axes = {}
     unsafe: dict[str, str] = {}
@@ -92,7 +92,7 @@ def probe_dims(model: Callable[..., Any], inputs: DeclaredInputs, smallest: Sign
         length = max(1, size * 3 // 4)
         shorter, longer = (Signature(smallest.batch, {**smallest.dims, name: n}) for n in (length, size))
         call = inputs.make(shorter)
-        # `fit` pads this very call up to the compiled length, as it does with a request.
+        # `fit` pads the same call to the compiled length, as it does with a request.
         fitted = inputs.fit(*call)
         plain, padded = _run(model, call), _run(model, (fitted.args, fitted.kwargs))
         found = [_grown(a, b, length, size) for a, b in zip(plain, padded, strict=False)]
@@ -107,7 +107,7 @@ def probe_dims(model: Callable[..., Any], inputs: DeclaredInputs, smallest: Sign
 
 
 def cut_axes(outputs: Sequence[torch.Tensor], axes: Sequence[tuple[int, ...]], length: int) -> list[torch.Tensor]:
-    """Each output without its padding."""
+    """Returns each output without its padding."""
     result = []
     for tensor, along in zip(outputs, axes, strict=True):
         cut = tensor
@@ -123,7 +123,7 @@ def _run(model: Callable[..., Any], inputs: Inputs) -> list[torch.Tensor]:
 
 
 def _grown(a: torch.Tensor, b: torch.Tensor, length: int, size: int) -> tuple[int, ...] | None:
-    """Axes that went from ``length`` to ``size``; None where something else changed."""
+    """Returns the axes that grew from ``length`` to ``size``; None where something else changed."""
     if a.dim() != b.dim():
         return None
     changed = [axis for axis in range(a.dim()) if a.shape[axis] != b.shape[axis]]

@@ -1,7 +1,7 @@
-"""The values that a compiled shape is compared on: none that it was recorded with, and some that break kernels.
+"""The values to verify a compiled shape on: not those that it was compiled with, and some that break kernels.
 
-Random values alone miss much: a kernel that is wrong at zero, an index at the end of its table, a mask that was taken
-for ones because the first call's was.
+Random values alone miss much: a kernel that is wrong at zero, an index at the end of its table, a mask that is treated
+as all ones because the first call's was.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class ValueSet:
         name: What messages and the report call it.
         constant: Whether an input has one value everywhere, so that a normalisation divides rounding errors by almost
             nothing.
-        needs_finite: Whether it says nothing where eager's own answer holds NaN.
+        needs_finite: Whether the set is skipped where eager's own answer contains NaN.
     """
 
     name: str
@@ -32,12 +32,12 @@ class ValueSet:
 
 
 def value_sets(declared: DeclaredInputs, signature: Signature, *, rich: bool) -> list[ValueSet]:
-    """Sets for one compiled shape; warm-up's values (`DeclaredInputs.make` with seed 0) are not among them.
+    """Returns the sets for one compiled shape; warm-up's values (`DeclaredInputs.make` with seed 0) are not among them.
 
     Args:
         declared: What the model takes.
         signature: The shape.
-        rich: Whether to add masks padded at the left, an empty row, zeros, and the ends of the declared ranges.
+        rich: Whether to add masks padded on the left, an empty row, zeros, and the ends of the declared ranges.
     """
     masked = any(spec.mask for spec in declared.specs)
     found = [ValueSet("random", declared.make(signature, seed=1))]
@@ -54,7 +54,7 @@ def value_sets(declared: DeclaredInputs, signature: Signature, *, rich: bool) ->
     known = [declared.make(signature), *(values.inputs for values in found)]
     for name in ("zeros", "least", "greatest"):
         inputs = _constant(declared, signature, name)
-        # Zero is often the least.
+        # Zero is often the least value too.
         if inputs is not None and not any(_equal(inputs, other) for other in known):
             known.append(inputs)
             found.append(ValueSet(name, inputs, constant=True))
@@ -62,13 +62,13 @@ def value_sets(declared: DeclaredInputs, signature: Signature, *, rich: bool) ->
 
 
 def sample_sets(inputs: Inputs) -> list[ValueSet]:
-    """Sets for a sample from the archive: its own values in another order, where that changes anything."""
+    """Returns the sets for a sample from the archive: its own values in another order, where that changes anything."""
     other = reordered(inputs)
     return [] if other is None else [ValueSet("reversed", other)]
 
 
 def richest(signatures: Sequence[Signature]) -> set[str]:
-    """Names of the smallest and the largest shape, which get all sets."""
+    """Returns the names of the smallest and the largest shape, which get all sets."""
 
     def volume(signature: Signature) -> int:
         size = signature.batch
@@ -88,7 +88,7 @@ def _masked(declared: DeclaredInputs, signature: Signature, seed: int, padding: 
 
 
 def _mask(spec: InputSpec, signature: Signature, padding: str) -> torch.Tensor:
-    """Ones where something is real, each row of the batch of another length."""
+    """Returns a mask with ones where the input is not padding; each row of the batch has another length."""
     rows, *_, length = shape = spec.sizes(signature)
     if padding == "empty":
         mask = torch.ones(shape)
@@ -102,7 +102,7 @@ def _mask(spec: InputSpec, signature: Signature, padding: str) -> torch.Tensor:
 
 
 def _constant(declared: DeclaredInputs, signature: Signature, name: str) -> Inputs | None:
-    """One value everywhere in each input that has it, random ones in the others; None where no input has it."""
+    """Fills each input that has the named value with it, others randomly; returns None where no input has it."""
     values = [None if spec.mask else _value(spec, name) for spec in declared.specs]
     if all(value is None for value in values):
         return None
@@ -114,7 +114,7 @@ def _constant(declared: DeclaredInputs, signature: Signature, name: str) -> Inpu
 
 
 def _value(spec: InputSpec, name: str) -> float | bool | None:
-    """Zero, or an end of the declared range as `InputSpec.make` understands it; None where there is none."""
+    """Returns zero, or an end of the declared range as `InputSpec.make` understands it; None where there is none."""
     if spec.dtype is torch.bool:
         return name == "greatest"
     if spec.dtype.is_floating_point or spec.dtype.is_complex:

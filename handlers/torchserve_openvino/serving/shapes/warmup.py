@@ -13,7 +13,7 @@ from torchserve_openvino.serving.shapes.value_sets import ValueSet
 
 logger = logging.getLogger(__name__)
 
-# A worker that needs more than this share of startupTimeout may miss it on a busy day.
+# A worker that needs more than this share of startupTimeout may miss it on a busy machine.
 SAFE_SHARE = 0.7
 # Calls of each case: the first compiles.
 ROUNDS = 2
@@ -24,10 +24,10 @@ class Case:
     """One warm-up call.
 
     Attributes:
-        inputs: Made-up values of one compiled shape, or a sample from the archive.
-        compiled_shape: Whether this is the shape to compile, not to be split or padded.
-        others: Makes other values of the same shape, which the call is verified on.
-        modes: In which the handler calls the model.
+        inputs: Generated values of one compiled shape, or a sample from the archive.
+        compiled_shape: Whether the inputs have a compiled shape and need no splitting or padding.
+        others: Generates other values of the same shape, to verify the call on.
+        modes: The modes in which the handler calls the model.
     """
 
     name: str
@@ -38,13 +38,13 @@ class Case:
 
 
 def signatures(batch_sizes: Sequence[int], dims: Mapping[str, Sequence[int]], mode: str) -> list[Signature]:
-    """The cross product of batch sizes and lengths.
+    """Returns the cross product of batch sizes and lengths.
 
     Args:
         batch_sizes: Compiled batch sizes.
         dims: Compiled lengths of each named dimension.
-        mode: In ``dynamic`` one symbolic graph serves all lengths, except that torch treats 1 by itself: the least, one
-            in the middle and the largest are run.
+        mode: The batching mode. In ``dynamic`` one symbolic graph serves all lengths, except that torch specializes
+            for 1: only 1, a length in the middle and the largest are run.
     """
     lengths = [
         sorted({1, max(1, sizes[-1] // 2), sizes[-1]}) if mode == "dynamic" else sizes for sizes in dims.values()
@@ -57,11 +57,11 @@ def signatures(batch_sizes: Sequence[int], dims: Mapping[str, Sequence[int]], mo
 
 
 def run_case(compiled: Callable[..., Any], served: Callable[..., Any], case: Case) -> float:
-    """Calls the model once, and gives the seconds that it took.
+    """Calls the model once, and returns the seconds that it took.
 
     Args:
-        compiled: Takes a case that has a compiled shape.
-        served: Takes any other: pads and splits.
+        compiled: Called for a case that has a compiled shape.
+        served: Called for any other; pads and splits.
     """
     args, kwargs = case.inputs
     start = time.perf_counter()
@@ -71,10 +71,10 @@ def run_case(compiled: Callable[..., Any], served: Callable[..., Any], case: Cas
 
 
 def warm_up(compiled: Callable[..., Any], served: Callable[..., Any], cases: Sequence[Case]) -> float:
-    """Calls the model with each case, as `run_case`; the second round shows what a request will take.
+    """Calls the model with each case, as `run_case` does; the second call shows how long a request will take.
 
     Returns:
-        Seconds for all of it.
+        Seconds in total.
     """
     start = time.perf_counter()
     for position, case in enumerate(cases, 1):
@@ -88,7 +88,7 @@ def warm_up(compiled: Callable[..., Any], served: Callable[..., Any], cases: Seq
 
 
 def startup_advice(seconds: float, timeout: int) -> str | None:
-    """What to change where loading came near TorchServe's ``startupTimeout`` (s); None where there is time enough."""
+    """Returns what to change if loading came close to TorchServe's ``startupTimeout`` (s); None if it did not."""
     if seconds <= SAFE_SHARE * timeout:
         return None
     return (

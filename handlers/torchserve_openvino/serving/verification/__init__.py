@@ -1,1 +1,1 @@
-"""Whether answers are those of eager PyTorch, before READY and in production."""
+"""Checks that answers equal those of eager PyTorch, before READY and in production."""

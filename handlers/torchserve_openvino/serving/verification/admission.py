@@ -1,4 +1,4 @@
-"""What a compiled model has to pass before READY: answers equal to eager PyTorch's."""
+"""Verifies before READY that a compiled model's answers equal eager PyTorch's."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -14,13 +14,13 @@ logger = logging.getLogger(__name__)
 
 
 class Admission:
-    """Compares and judges one model.
+    """Verifies one model against eager PyTorch.
 
     Args:
         eager: The model in PyTorch.
         section: ``handler.openvino``.
-        cases: Calls of which inputs are known; empty where nothing is.
-        part: Path of a module that is compiled by itself; empty for the model.
+        cases: Calls with known inputs; empty where none are known.
+        part: Path of a module that is compiled by itself; empty for the whole model.
 
     Attributes:
         skipped: Why answers are not compared with eager's; empty where they are.
@@ -35,7 +35,7 @@ class Admission:
             return "handler.openvino.verify.against is off"
         if getattr(self._eager, "training", False):
             return (
-                "the model is in training mode, in which answers are drawn anew or keep state; call model.eval(), also "
+                "the model is in training mode, in which answers may be random or stateful; call model.eval(), also "
                 "before torch.export.export"
             )
         if not self._cases:
@@ -43,26 +43,26 @@ class Admission:
         return ""
 
     def require(self) -> None:
-        """Looks, before anything is compiled, whether the comparison that is required can be made.
+        """Checks, before anything is compiled, whether a required comparison is possible.
 
         Raises:
-            VerificationError: It can't.
+            VerificationError: It is not.
         """
         if self._section.verify.required and self.skipped:
             raise VerificationError(f"handler.openvino.verify.required is not met: {self.skipped}.")
 
     def note_skipped(self, report: CompileReport, name: str) -> None:
-        """Says in the report and the log that nothing was compared, and why."""
+        """Records in the report and the log that nothing was compared, and why."""
         report.tracker.verify.state({"skipped": self.skipped}, self._part)
         logger.warning("%s is not verified: %s", name, self.skipped)
 
     def compare(self, model: Callable[..., Any], report: CompileReport, precision: str | None = None) -> dict[str, Any]:
-        """The result of `verify.compare`, at the precision named or else the report's."""
+        """Returns the result of `verify.compare` for ``precision``, by default the report's."""
         used = precision or report.summary.precision or "f32"
         return verify.compare(model, self._eager, self._cases, precision=used, section=self._section.verify)
 
     def judge(self, report: CompileReport, result: dict[str, Any]) -> None:
-        """Writes a comparison into the report.
+        """Records a comparison in the report and acts on a failed one.
 
         Raises:
             VerificationError: Answers differ, and ``verify.on_violation`` is ``refuse``.

@@ -1,7 +1,7 @@
-"""The folder of calls whose answers were not eager's: kept as tensors and JSON, to be run again by a person.
+"""A folder of calls whose answers differed from eager's, kept as tensors and JSON so that a person can rerun them.
 
 A mismatch is two files, private to the user that the worker runs as: ``DIGEST.safetensors`` with the tensors, and
-``DIGEST.json``, which appears last and says what they are. Nothing of them is ever executed.
+``DIGEST.json``, which is written last and describes them. Reading them executes no code.
 """
 
 import json
@@ -17,7 +17,7 @@ import torch
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 
-# For all workers that write to one folder together.
+# Limits of a folder, for all workers that write to it together.
 MAX_MISMATCHES = 16
 MAX_BYTES = 256 * 1024 * 1024
 _FORMAT = 1
@@ -28,8 +28,8 @@ class Mismatch:
     """A kept call; ``model(*args, **kwargs)`` runs it again.
 
     Attributes:
-        answer: The tensors that went out.
-        expected: Eager's; empty where it raised.
+        answer: Tensors of the answer that was sent.
+        expected: Those of eager's answer; empty where it raised.
         facts: What else is known: model, precision, problems, versions.
     """
 
@@ -44,10 +44,10 @@ class MismatchFolder:
     """Keeps mismatches, up to `MAX_MISMATCHES` and `MAX_BYTES`.
 
     Args:
-        folder: ``handler.openvino.verify.keep_mismatches``; made where it is absent.
+        folder: ``handler.openvino.verify.keep_mismatches``; created where it is missing.
 
     Raises:
-        ModelLoadError: It can't be made or written to.
+        ModelLoadError: The folder can't be created or written to.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,7 +70,7 @@ class MismatchFolder:
         expected: Sequence[torch.Tensor],
         facts: dict[str, Any],
     ) -> str:
-        """Writes one mismatch; one that is there already stays as it is.
+        """Writes one mismatch; one that is there already is left unchanged.
 
         Returns:
             Why it is not kept; empty where it is.
@@ -89,7 +89,7 @@ class MismatchFolder:
             _write(self._folder / f"{digest}.safetensors", content)
             _write(self._folder / f"{digest}.json", json.dumps(plain, indent=2).encode())
         except (OSError, TypeError, ValueError, KeyError) as error:
-            # A disk that is full, or a type that safetensors does not know.
+            # For example a full disk, or a dtype that safetensors does not support.
             return f"{type(error).__name__}: {error}"
         return ""
 
@@ -106,7 +106,7 @@ def read_mismatch(path: Path) -> Mismatch:
     """Reads a kept call.
 
     Args:
-        path: Its ``.json``; the tensors lie beside it.
+        path: Its ``.json``; the file with the tensors is in the same folder.
     """
     plain = json.loads(path.read_text(encoding="utf-8"))
     if plain.pop("format") != _FORMAT:
@@ -119,7 +119,7 @@ def read_mismatch(path: Path) -> Mismatch:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all, and for nobody else to read."""
+    """Writes a file completely or not at all, readable only by its owner."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -133,7 +133,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """A call as JSON: tensors by their names, everything else as it is."""
+    """Encodes a call as JSON: tensors by their names, everything else by value."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         tensors[name] = value.detach().contiguous().clone()

@@ -1,21 +1,21 @@
-"""When nobody waits for an answer: what work beside the requests may begin, and go on, by."""
+"""Detects when no request is in progress, so that background work may start or continue."""
 
 import threading
 import time
 
 
 class Ended(BaseException):
-    """The worker ends; whoever waited for a quiet moment stops. No model catches it."""
+    """The worker shuts down, so background work must stop. A `BaseException`, so that no model catches it."""
 
 
 class Quiet:
-    """Knows whether requests are in progress.
+    """Tracks whether requests are in progress.
 
     Args:
-        seconds: How long none must have been before it is quiet: an answer that left the handler is sent after that.
+        seconds: Idle time before it counts as quiet: an answer is sent only after it has left the handler.
 
     Attributes:
-        waited: Seconds that `wait` took so far, all calls together.
+        waited: Seconds spent in `wait` so far, over all calls.
     """
 
     def __init__(self, seconds: float = 0.005) -> None:
@@ -28,16 +28,16 @@ class Quiet:
 
     @property
     def disturbed(self) -> bool:
-        """Whether `wait` would wait, or raise; free of locks, to be asked often."""
+        """Whether `wait` would block or raise; takes no lock, so that it can be read often."""
         return self._running > 0 or self._ended or time.monotonic() < self._last + self._seconds
 
     def began(self) -> None:
-        """A request came."""
+        """Records that a request has started."""
         with self._changed:
             self._running += 1
 
     def ended(self) -> None:
-        """A request was answered."""
+        """Records that a request has been answered."""
         with self._changed:
             self._running -= 1
             self._last = time.monotonic()
@@ -45,13 +45,13 @@ class Quiet:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends all waiting."""
+        """Ends all waits, which raise `Ended`."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Until it is quiet.
+        """Blocks until it is quiet.
 
         Raises:
             Ended: `close` was called.
@@ -68,7 +68,7 @@ class Quiet:
                 raise Ended
 
     def pause(self, seconds: float) -> None:
-        """Sleeps, requests or not.
+        """Sleeps, whether or not requests are in progress.
 
         Raises:
             Ended: `close` was called.

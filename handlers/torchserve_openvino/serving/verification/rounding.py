@@ -1,7 +1,7 @@
-"""Whether eager PyTorch itself, in another precision, moves as far as a compiled answer differs from it.
+"""Checks whether a difference from eager PyTorch is mere rounding, by running eager in another precision.
 
-Where an input is constant, normalisation subtracts nearly equal numbers and divides what is left by nearly nothing:
-the answer is then made of rounding errors, eager's as much as OpenVINO's, and no tolerance fits it.
+Where an input is constant, normalisation subtracts nearly equal numbers and divides the remainder by almost zero: the
+answer then consists of rounding errors, eager's as much as OpenVINO's, and no tolerance fits it.
 """
 
 import logging
@@ -16,9 +16,9 @@ from torchserve_openvino.serving.shapes.input_spec import Inputs
 
 logger = logging.getLogger(__name__)
 
-# What shows the rounding of a precision: the answer without it, or with it.
+# The dtype in which eager shows the rounding of a precision: a wider one for f32, the precision itself otherwise.
 _OTHER = {"f32": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
-# Both answers err, each in its own way: how many times eager's error the difference may be.
+# How many times eager's rounding error the difference may be: both answers have errors, and different ones.
 _FACTOR = 8.0
 
 
@@ -29,9 +29,9 @@ def is_rounding(
     expected: Sequence[torch.Tensor],
     precision: str,
 ) -> bool:
-    """Whether a difference is no larger than what rounding does to eager at the very same values.
+    """Checks whether a difference is no larger than the effect of rounding on eager at the same values.
 
-    NaN or infinity at another place, another shape or type are never rounding. Weights are copied for the time of it.
+    NaN or infinity at another place, another shape or dtype are never rounding. The weights are copied temporarily.
     """
     other = _run_in(eager, inputs, precision)
     if other is None or not len(got) == len(expected) == len(other):
@@ -55,7 +55,7 @@ def _within(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> bool:
 
 
 def _run_in(eager: Callable[..., Any], inputs: Inputs, precision: str) -> list[torch.Tensor] | None:
-    """Eager's answer in another precision; None where the model does not run in it."""
+    """Returns eager's answer in another precision; None where the model does not run in it."""
     kind = _OTHER.get(precision)
     if kind is None or not isinstance(eager, torch.nn.Module):
         return None
@@ -69,6 +69,6 @@ def _run_in(eager: Callable[..., Any], inputs: Inputs, precision: str) -> list[t
         with torch.inference_mode():
             return output_tensors(torch.func.functional_call(eager, weights, args, kwargs))
     except Exception as error:
-        # A model may name its types itself, and then does not take others.
+        # A model may hard-code its dtypes, and then does not run in others.
         logger.info("Verification: eager does not run in %s: %s", kind, error)
         return None

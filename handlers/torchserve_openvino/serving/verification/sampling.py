@@ -1,4 +1,4 @@
-"""Which requests are run again, and what has to be kept of them for that."""
+"""Selects the requests to run again, and copies what that takes."""
 
 import hashlib
 import os
@@ -20,9 +20,9 @@ _PLAIN = (type(None), bool, int, float, str)
 
 
 class Sampler:
-    """Picks a share of calls at random places: exactly so many in the long run, at most one more or less at any time.
+    """Picks a share of the calls at random: exact in the long run, and at most one call off at any time.
 
-    Each stretch of ``1 / share`` calls has one that is picked, at a place that nobody can know before.
+    One call is picked in each stretch of ``1 / share`` calls, at an unpredictable position.
 
     Args:
         share: 0..1.
@@ -38,7 +38,7 @@ class Sampler:
         self._next = self._random.random()
 
     def picks(self) -> bool:
-        """Whether this call is one of them."""
+        """Returns whether to pick this call."""
         with self._lock:
             self._position += self._share
             if self._position < self._next or not self._share:
@@ -50,14 +50,15 @@ class Sampler:
 
 @dataclass
 class Sample:
-    """One call with its answer, copied.
+    """A copy of one call and its answer.
 
     Attributes:
         inputs: What the caller passed.
-        inference: Whether inference mode was on, and so on for the other two.
-        autocast: The type that autocast computed in; None where it was off.
-        weights: `weight_versions` of that time.
-        output: The tensors that went out.
+        inference: Whether inference mode was on.
+        grad: Whether gradients were enabled.
+        autocast: The dtype that autocast computed in; None where it was off.
+        weights: `weight_versions` at the time of the call.
+        output: Tensors of the answer that was sent.
         size: Bytes of all tensors.
     """
 
@@ -71,7 +72,7 @@ class Sample:
 
     @property
     def digest(self) -> str:
-        """Tells the inputs from others; the same in every process."""
+        """Identifies the inputs; the same in every process."""
         leaves, spec = pytree.tree_flatten(self.inputs)
         found = hashlib.sha256(str(spec).encode())
         for leaf in leaves:
@@ -80,7 +81,7 @@ class Sample:
 
 
 def copied_inputs(inputs: Inputs) -> Inputs:
-    """The same call with tensors of its own, which are none of inference mode.
+    """Returns a copy of the call whose tensors are not inference tensors.
 
     Raises:
         TypeError: An input is of a kind that is not copied.
@@ -98,7 +99,7 @@ def copied_inputs(inputs: Inputs) -> Inputs:
 
 
 def copied(inputs: Inputs, model: Callable[..., Any]) -> Sample:
-    """A sample that waits for its output.
+    """Returns a copy of the call as a sample without output, which `answered` adds.
 
     Raises:
         TypeError: An input is of a kind that is not copied.
@@ -115,7 +116,7 @@ def copied(inputs: Inputs, model: Callable[..., Any]) -> Sample:
 
 
 def answered(sample: Sample, output: Any) -> Sample:
-    """The sample with a copy of what the call answered."""
+    """Adds a copy of the call's answer to the sample and returns it."""
     with torch.inference_mode(False), torch.no_grad():
         sample.output = [tensor.detach().clone() for tensor in output_tensors(output)]
     sample.size += tensor_bytes(sample.output)
@@ -123,12 +124,12 @@ def answered(sample: Sample, output: Any) -> Sample:
 
 
 def tensor_bytes(tree: Any) -> int:
-    """Bytes of all tensors in a structure."""
+    """Returns the size of all tensors in a structure, in bytes."""
     return sum(t.numel() * t.element_size() for t in output_tensors(tree))
 
 
 def weight_versions(model: Callable[..., Any]) -> tuple[Any, ...]:
-    """Where each weight lies and how often it was written to, as far as torch counts that (not through ``.data``)."""
+    """Returns each weight's address and version counter, which does not count writes through ``.data``."""
     if not isinstance(model, torch.nn.Module):
         return ()
     weights = (*model.parameters(), *model.buffers())

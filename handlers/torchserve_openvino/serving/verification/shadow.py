@@ -1,8 +1,8 @@
-"""Verification in production: a share of the requests is answered once more by eager PyTorch, when nobody waits.
+"""Verification in production: eager PyTorch answers a share of the requests again, while no request is in progress.
 
-A request that is picked is copied with its answer and put into a short queue. A thread of its own takes it from there
-once no request is in progress, runs the eager model, steps aside between two operators for each request that comes
-meanwhile, and compares as verification does before READY.
+A picked request is copied with its answer and put into a short queue. A background thread takes it from there once no
+request is in progress, runs the eager model, pauses between two operators whenever a request arrives, and compares as
+verification does before READY.
 """
 
 import atexit
@@ -35,30 +35,31 @@ from torchserve_openvino.serving.verification.verify import judge
 
 logger = logging.getLogger(__name__)
 
-# What waits at most; what comes then is skipped, and counted.
+# Limits of the queue; samples beyond them are skipped, and counted.
 MAX_WAITING = 16
 MAX_WAITING_BYTES = 256 * 1024 * 1024
-# Digests that were logged already; beyond it a repeated mismatch is logged again.
+# How many logged digests are remembered; beyond that, a repeated mismatch is logged again.
 _MAX_LOGGED = 1024
 _FULL = "too many wait already"
 _SECONDS_TO_STOP = 5.0
 
 
 class Shadow:
-    """Runs some requests again and compares.
+    """Runs a share of the requests again in eager PyTorch, and compares the answers.
 
     Args:
         eager: The model in PyTorch.
         section: ``handler.openvino.verify``.
-        precision: What the device infers with; decides the tolerance.
+        precision: The device's inference precision; decides the tolerance.
         reason_against: Why this model can't be run again; nothing is picked then.
-        ran: Whether it is known to run again, so that an error in one call is that call's.
-        facts: Kept with each mismatch.
+        ran: Whether the model is known to run in eager PyTorch, so that an exception there counts as a mismatch.
+        facts: Stored with each mismatch.
 
     Attributes:
-        quiet: Called at each request.
-        on_mismatch: Called with what is wrong, before it is counted: who sees the count sees what follows from it.
-        on_change: Called after each comparison.
+        quiet: Must be notified when a request begins and ends.
+        on_mismatch: Called with what is wrong, before the mismatch is counted, so that what the callback does is
+            visible before the count.
+        on_change: Called after each comparison, and when comparisons end for good.
     """
 
     def __init__(
@@ -89,16 +90,16 @@ class Shadow:
         self._skipped: Counter[str] = Counter()
         self._not_kept: Counter[str] = Counter()
         self._worst, self._seconds = 0.0, 0.0
-        # A thread in the middle of an operator when the interpreter is taken apart would crash it.
+        # A thread that is inside an operator during interpreter shutdown would crash the process.
         atexit.register(_stop_at_exit, weakref.ref(self))
 
     # --- in the request -------------------------------------------------------------------------------------
 
     def take(self, inputs: Callable[[], Inputs]) -> Sample | None:
-        """Before a call: its copied inputs, where it is picked.
+        """Returns a copy of a call's inputs if the call is picked; to be used before the call runs.
 
         Args:
-            inputs: What the caller passed; asked for only then.
+            inputs: Returns what the caller passed; called only if the call is picked.
         """
         if self._why_not or not self._sampler.picks():
             return None
@@ -113,7 +114,7 @@ class Shadow:
             return None
 
     def put(self, sample: Sample, output: Any) -> None:
-        """After the call: what it answered."""
+        """Queues a sample with the answer of its call."""
         size = tensor_bytes(output)
         with self._lock:
             if not self._room(sample.size + size):
@@ -123,7 +124,7 @@ class Shadow:
             self._waiting.append(sample)
             self._bytes += sample.size
             if self._thread is None:
-                # A daemon never keeps the worker alive.
+                # A daemon thread does not keep the worker alive.
                 self._thread = threading.Thread(target=self._work, name="openvino-shadow", daemon=True)
                 self._thread.start()
 
@@ -138,14 +139,14 @@ class Shadow:
     # --- beside the requests --------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Ends the thread, at the latest after the operator that it runs."""
+        """Ends the thread, at the latest after the operator that is running."""
         self.quiet.close()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=_SECONDS_TO_STOP)
 
     def _work(self) -> None:
-        """Checks what waits, and ends when nothing does."""
+        """Checks the queued samples, and ends when the queue is empty."""
         try:
             while True:
                 self.quiet.pause(self._next - time.monotonic())
@@ -154,7 +155,7 @@ class Shadow:
                 try:
                     self._check(sample)
                 except Exception as error:
-                    # A fault of the comparison must not end all further ones, nor pass for an answer that was right.
+                    # A bug in the comparison must not end all further ones, nor count as a correct answer.
                     logger.exception("verify.shadow: a comparison failed")
                     self.skip(f"the comparison failed: {type(error).__name__}")
                 with self._lock:
@@ -180,7 +181,7 @@ class Shadow:
             self._give_up(str(reason))
             return
         except Exception as raised:
-            # Whatever the model raises: the same call was answered.
+            # Any exception may be a finding: the compiled model answered the same call.
             expected, error = [], raised
         finally:
             took = time.monotonic() - start - (self.quiet.waited - waited)
@@ -201,7 +202,7 @@ class Shadow:
             problems = judge(sample.output, expected, self._precision, self._section, outputs)
         else:
             problems = [f": eager PyTorch raises {type(error).__name__} where an answer went out: {error}"]
-        # An answer of another shape has no difference in numbers.
+        # An output of another shape has no numeric difference.
         figures = [output.get("max_abs", math.inf) for output in outputs] or ([math.inf] if problems else [0.0])
         try:
             if problems:
@@ -214,7 +215,7 @@ class Shadow:
         self.on_change()
 
     def _reported(self, sample: Sample, expected: list[torch.Tensor], problems: list[str]) -> str:
-        """Logs a mismatch, once for the same inputs, and keeps it."""
+        """Logs and keeps a mismatch, once for the same inputs; returns its description."""
         digest = sample.digest
         problem = f"request {digest}{'; '.join(problems)}"
         if digest in self._logged:
@@ -240,7 +241,7 @@ class Shadow:
         self.on_change()
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-safe: share, counts, the largest difference (text where it is infinite), seconds, what is skipped."""
+        """Returns, JSON-safe, share, counts, largest difference (text where infinite), seconds, what is skipped."""
         with self._lock:
             return {
                 "share": self._section.shadow,

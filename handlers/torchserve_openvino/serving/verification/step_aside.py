@@ -1,4 +1,4 @@
-"""Eager PyTorch beside the requests: it stops between two operators while one is in progress, and changes nothing."""
+"""Runs eager PyTorch in the background: it pauses between operators during a request, and has no side effects."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,19 +13,19 @@ from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.serving.verification.quiet import Quiet
 from torchserve_openvino.serving.verification.sampling import Sample, weight_versions
 
-# Arguments by which an operator says that it drops nothing out: False, or a probability of 0.
+# Arguments that turn an operator's dropout off when they are False or a probability of 0.
 _SWITCHES = frozenset({"train", "training", "dropout", "dropout_p"})
 
 
 class Unrepeatable(BaseException):
-    """A second run of the model would give another answer, or would change it for the requests. No model catches it."""
+    """A second run would answer differently or change the model. A `BaseException`, so that no model catches it."""
 
 
 class StepAside(ThreadDispatchMode):
     """Lets requests go first at each operator, and stops a run that would draw random numbers or write to a weight.
 
     Args:
-        quiet: Knows whether a request is in progress; None never waits.
+        quiet: Tracks whether a request is in progress; None never waits.
         model: Its weights must not be written to.
     """
 
@@ -36,7 +36,7 @@ class StepAside(ThreadDispatchMode):
         self._weights = {t.untyped_storage().data_ptr() for t in weights if t.layout is torch.strided}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs one operator, when it may."""
+        """Waits until it is quiet, then runs one operator."""
         kwargs = kwargs or {}
         if self._quiet is not None and self._quiet.disturbed:
             self._quiet.wait()
@@ -58,7 +58,7 @@ class StepAside(ThreadDispatchMode):
 
 
 def _draws(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether an operator that may draw random numbers does: dropout, in whatever operator, has its switches."""
+    """Checks whether an operator that may draw random numbers does so: dropout can be off by its arguments."""
     for position, argument in enumerate(func._schema.arguments):
         if argument.name in _SWITCHES:
             default = argument.default_value if argument.has_default_value() else True
@@ -68,11 +68,11 @@ def _draws(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def run_again(model: Callable[..., Any], sample: Sample, quiet: Quiet) -> list[torch.Tensor]:
-    """Eager's answer to a sample, in the modes of its time.
+    """Returns eager's answer to a sample, in the modes of the original call.
 
     Raises:
-        Unrepeatable: It would not be the same run, or would change the model.
-        Ended: The worker ends.
+        Unrepeatable: It would not repeat the run, or would change the model.
+        Ended: The worker shuts down.
     """
     kind = sample.autocast or torch.bfloat16
     with (
@@ -81,13 +81,13 @@ def run_again(model: Callable[..., Any], sample: Sample, quiet: Quiet) -> list[t
         torch.autocast("cpu", dtype=kind, enabled=sample.autocast is not None),
         StepAside(quiet, model),
     ):
-        # The model may write to its inputs, which are kept for whoever wants to see a mismatch.
+        # Copied, because the model may write to its inputs, which are kept in case of a mismatch.
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, sample.inputs)
         return [tensor.detach() for tensor in output_tensors(model(*args, **kwargs))]
 
 
 def why_not(model: Callable[..., Any], inputs: Inputs) -> str:
-    """Why a model's runs can't be repeated in eager PyTorch; empty where they can. Runs it once, where nobody waits."""
+    """Returns why a model can't be run again in eager PyTorch; empty where it can. Runs it once, without pausing."""
     if getattr(model, "training", False):
         return "the model is in training mode"
     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, inputs)
@@ -98,8 +98,8 @@ def why_not(model: Callable[..., Any], inputs: Inputs) -> str:
     except Unrepeatable as reason:
         return str(reason)
     except Exception as error:
-        # It ran before, in verification: what it does not take is being watched operator by operator.
-        return f"eager PyTorch cannot be watched in it: {type(error).__name__}: {error}"
+        # The model ran in verification before, so what fails is the interception of its operators.
+        return f"the model fails when its operators are intercepted: {type(error).__name__}: {error}"
     return "the model keeps state between calls" if _state(model) != before else ""
 
 

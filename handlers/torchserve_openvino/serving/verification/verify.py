@@ -1,4 +1,4 @@
-"""Whether the compiled model's answers equal eager PyTorch's, output by output."""
+"""Compares the compiled model's answers with eager PyTorch's, output by output."""
 
 import logging
 from collections import Counter
@@ -28,10 +28,10 @@ def compare(
     precision: str,
     section: VerifySection,
 ) -> dict[str, Any]:
-    """Runs both on each case, on other values than the case was compiled with, in memory that was poisoned before.
+    """Compares both models on each case, on values that it was not compiled with; output memory is poisoned before.
 
     Args:
-        precision: What the device infers with; decides the tolerance where ``section.max_abs`` is None.
+        precision: The device's inference precision; decides the tolerance where ``section.max_abs`` is None.
         section: Tolerances.
 
     Returns:
@@ -63,7 +63,7 @@ def compare(
 
 
 class _Comparison:
-    """Collects what the comparisons of all cases find."""
+    """Runs the comparisons of all cases and collects their results."""
 
     def __init__(
         self, compiled: Callable[..., Any], eager: Callable[..., Any], precision: str, section: VerifySection
@@ -78,7 +78,7 @@ class _Comparison:
         self.unseen = True
 
     def run(self, case: Case) -> None:
-        """Compares one case on its other values; on its own where it has none that eager takes."""
+        """Compares one case on its other values, or on its own where none of those can be compared."""
         sets = case.others() if case.others is not None else ()
         with case.modes.on():
             compared = [self._one(case.name, values) for values in sets]
@@ -87,7 +87,7 @@ class _Comparison:
                 self._one(case.name, ValueSet("as recorded", case.inputs), required=True)
 
     def _one(self, case: str, values: ValueSet, required: bool = False) -> bool:
-        """Whether a set of values could be compared; ``required`` compares whatever eager answers."""
+        """Compares a set of values unless it must be skipped, which ``required`` forbids; returns whether it did."""
         name = f"{case}, {values.name}"
         args, kwargs = values.inputs
         try:
@@ -132,12 +132,12 @@ def judge(
     section: VerifySection,
     outputs: list[dict[str, float | None]],
 ) -> list[str]:
-    """What is wrong with an answer, in words that follow its name.
+    """Returns what is wrong with an answer, as texts to append to its name.
 
     Args:
         got: The answer's tensors.
-        expected: Eager's.
-        precision: What the device infers with.
+        expected: Those of eager's answer.
+        precision: The device's inference precision.
         section: Tolerances.
         outputs: The figures of each output are appended here.
     """
@@ -151,7 +151,7 @@ def judge(
 
 
 def _says_nothing(expected: Sequence[torch.Tensor], values: ValueSet) -> str:
-    """Why eager's answer to some values can't be held against the compiled model; empty where it can."""
+    """Returns why eager's answer to some values can't serve as a reference; empty where it can."""
     numbers = [t for t in expected if (t.is_floating_point() or t.is_complex()) and t.numel()]
     if values.needs_finite and any(bool(t.isnan().any()) for t in numbers):
         return "eager answers NaN"
@@ -167,7 +167,7 @@ def _first_line(error: Exception) -> str:
 def _difference(
     a: torch.Tensor, b: torch.Tensor, precision: str, section: VerifySection, worst: dict[str, float | None]
 ) -> list[str]:
-    """What is wrong with one output; its figures go into ``worst``."""
+    """Returns what is wrong with one output, and merges its figures into ``worst``."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return [f"is {list(a.shape)} {a.dtype} instead of {list(b.shape)} {b.dtype}"]
     figures = _figures(widened(a), widened(b))
@@ -213,9 +213,9 @@ def _figures(a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
 
 
 def failure(result: dict[str, Any]) -> str:
-    """What a user should read and do about a comparison that failed."""
+    """Describes a failed comparison, and what the user can do about it."""
     return (
         f"answers differ from eager PyTorch: {'; '.join(result['problems'][:3])} (max abs {result['max_abs']}, cosine "
         f"{result['cosine']}; tolerance {result['tolerance']}). Set another INFERENCE_PRECISION_HINT, a larger "
-        "handler.openvino.verify.max_abs, find the operator with disabled_ops, or say on_violation: warn."
+        "handler.openvino.verify.max_abs, find the operator with disabled_ops, or set on_violation: warn."
     )
