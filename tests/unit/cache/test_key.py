@@ -14,10 +14,12 @@ import torchserve_openvino as tov
 from helpers import assert_same
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.cache.identity.key import ARGUMENTS, FIELDS, OPTIONS, digest, graph_options, make_key
+from torchserve_openvino.cache.identity.mapping_print import mappings_digest
 from torchserve_openvino.cache.open import CacheSettings
 from torchserve_openvino.cache.storage.manifest import KINDS
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config import BackendOptions
+from torchserve_openvino.ops.mappings import Mappings
 
 PLACES = {"graph", "device", "nowhere"}
 
@@ -103,3 +105,14 @@ def test_what_is_stored_has_exactly_the_listed_fields(tmp_path: Path, for_level:
     for found in entries:
         assert set(found.fields) == set(FIELDS[found.kind])
         assert make_key(found.kind, found.fields) == found.key
+
+
+def test_extension_libraries_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    libraries = tmp_path / "a" / "ops.so", tmp_path / "b" / "ops.so"
+    found = []
+    for contents in (b"1", b"2"), (b"3", b"2"):
+        for library, content in zip(libraries, contents, strict=True):
+            library.parent.mkdir(exist_ok=True)
+            library.write_bytes(content)
+        found.append(mappings_digest(Mappings(libraries=libraries)))
+    assert found[0] != found[1] and all(not unknown for _, unknown in found)

@@ -47,6 +47,24 @@ def test_values_at_the_edges(name: str) -> None:
     exact(check(division, EDGES, OTHERS, options=ALL)(EDGES, OTHERS), division(EDGES, OTHERS))
 
 
+BY_ZERO = {
+    "//": lambda x: x // 0 + 1,
+    "%": lambda x: x % 0 + 1,
+    "fmod": lambda x: torch.fmod(x, 0) + 1,
+    "div, trunc": lambda x: torch.div(x, 0, rounding_mode="trunc") + 1,
+}
+
+
+@pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
+@pytest.mark.parametrize("name", BY_ZERO)
+def test_integers_by_the_number_0_are_refused_as_by_torch(name: str, backend: str) -> None:
+    x = torch.tensor([5, -3, 7])
+    compiled = tov.compile(BY_ZERO[name], backend=backend, options=ALL)
+    for call in (BY_ZERO[name], compiled, compiled):
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            call(x)
+
+
 @pytest.mark.parametrize("name", DIVISIONS)
 def test_through_torchscript_the_remainder_is_eager_pytorchs(name: str) -> None:
     """Its frontend takes OpenVINO's own, which rounds."""
