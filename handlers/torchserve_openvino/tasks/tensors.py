@@ -162,8 +162,13 @@ def convert(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return tensor
     if dtype.is_floating_point:
         return tensor.to(dtype)
-    whole = tensor.to(dtype)
-    return whole if torch.equal(whole.to(tensor.dtype), tensor) else tensor
+    return tensor if (whole := _held_by(tensor, dtype)) is None else whole
+
+
+def _held_by(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+    """Converts values to a dtype; None if it cannot hold all of them exactly."""
+    found = tensor.to(dtype)
+    return found if torch.equal(found.to(tensor.dtype), tensor) else None
 
 
 def _keys(value: Mapping[str, Any]) -> str:
@@ -194,9 +199,10 @@ def _as(tensor: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
     Raises:
         InvalidInputError: An integer dtype cannot hold one of them.
     """
-    found = tensor.to(dtype)
-    counts = not dtype.is_floating_point and not dtype.is_complex
-    if counts and not torch.equal(found.to(tensor.dtype), tensor):
+    if dtype.is_floating_point or dtype.is_complex:
+        return tensor.to(dtype)
+    found = _held_by(tensor, dtype)
+    if found is None:
         raise InvalidInputError(f"{what} has a value that {str(dtype).removeprefix('torch.')} cannot hold")
     return found
 

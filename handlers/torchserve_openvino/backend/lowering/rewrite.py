@@ -75,8 +75,8 @@ def _zero_closed_rows(node: Node, open_rows: dict[Node, Node]) -> None:
 def _mirror(node: Node) -> None:
     """Rewrites ``x > y`` as ``y < x``: in OpenVINO's CPU plugin, NaN is greater than anything, but not less."""
     x, y = node.args[:2]
-    nodes = [each for each in (x, y) if isinstance(each, Node)]
-    floats = isinstance(y, float) or any(tensor.is_floating_point() for tensor in tensors_of([*map(value_of, nodes)]))
+    tensors = tensors_of([value_of(source) for source in node.all_input_nodes])
+    floats = isinstance(y, float) or any(tensor.is_floating_point() for tensor in tensors)
     if not isinstance(x, Node) or not floats:
         return
     with node.graph.inserting_before(node):
