@@ -85,6 +85,12 @@ scores = ops.softmax(ops.matmul(x, x, False, True), -1)
 found = ops.matmul(scores, x, False, False)
 results = [found, ops.add(found, ops.relu(b))]
 """,
+    "attention that becomes larger": """
+row = ops.reduce_max(x, ops.constant([2]), keep_dims=True)
+scores = ops.softmax(ops.matmul(row, row, False, True), -1)
+larger = ops.divide(ops.matmul(scores, row, False, False), ops.abs(b))
+results = [ops.exp(larger), ops.sin(larger)]
+""",
     "group normalization beside a kernel": """
 ones = ops.constant(np.ones(4, np.float32))
 results = [ops.add(ops.group_normalization(x, ones, ones, 2, 1e-5), ops.relu(b))]

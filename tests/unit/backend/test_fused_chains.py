@@ -58,6 +58,28 @@ class Attention(nn.Module):
         return self.tail(F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2), v)
 
 
+# What attention and something computed elsewhere become, with a result that may be larger than either.
+LARGER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "over": lambda a, v: F.logsigmoid(a / v),
+    "plus": lambda a, v: torch.tanh(a + v) * (a + v),
+    "where": lambda a, v: F.logsigmoid(torch.where(v > 1, a, 0.5)),
+    "compare": lambda a, v: (a > v).float().sin(),
+    "centred": lambda a, v: F.layer_norm(a * v, (4,)),
+}
+CASES = [(kind, tail) for kind in (Layers, Attention) for tail in TAILS]
+
+
+class PlainAttention(nn.Module):
+    """Attention spelled out."""
+
+    def __init__(self, tail: str) -> None:
+        super().__init__()
+        self.tail = LARGER[tail]
+
+    def forward(self, x: Tensor, v: Tensor) -> Tensor:
+        return self.tail(torch.softmax(x @ x.transpose(-1, -2), -1) @ x, v.exp())
+
+
 class Residual(nn.Module):
     """Blocks as in a network for tables."""
 
@@ -69,9 +91,6 @@ class Residual(nn.Module):
         for block in self.blocks:
             x = x + torch.tanh(block(x))
         return x
-
-
-CASES = [(Layers, tail) for tail in TAILS] + [(Attention, tail) for tail in TAILS]
 
 
 def _inputs(kind: type, seed: int) -> list[Tensor]:
@@ -90,6 +109,18 @@ def test_a_chain_and_what_follows(kind: type, tail: str, dynamic: bool) -> None:
             inputs = _inputs(kind, seed)
             assert_same(compiled(*inputs), model(*inputs))
     assert compiled.report.summary.fallbacks == 0
+
+
+@pytest.mark.parametrize("shapes", [((2, 5, 4), (2, 5, 4)), ((2, 1, 4), (3, 1)), ((2, 5, 4), (3, 1, 1, 1))])
+@pytest.mark.parametrize("tail", LARGER)
+def test_attention_that_becomes_larger(tail: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+    model = PlainAttention(tail).eval()
+    compiled = tov.compile(model, options={"min_partition_us": 0, "config": {"INFERENCE_PRECISION_HINT": "f32"}})
+    with torch.no_grad():
+        for _ in range(2):
+            inputs = [torch.randn(shape) for shape in shapes]
+            assert_same(compiled(*inputs), model(*inputs))
+    assert compiled.report.summary.coverage == 1.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -30,7 +30,8 @@ _BECOME_ELEMENTWISE = frozenset({"BatchNormInference", "LogSoftmax", "NormalizeL
 _TURN_THE_SECOND = frozenset({"Subtract", "Divide"})
 # The plugin converts an Einsum to a MatMul.
 _MULTIPLICATIONS = frozenset({"MatMul", "Einsum"})
-_IN_ATTENTION = ELEMENTWISE | {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Broadcast"}
+_TO_A_SHAPE = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Broadcast"})
+_IN_ATTENTION = ELEMENTWISE | _TO_A_SHAPE | {"Transpose"}
 
 
 def crashes_plugin(model: ov.Model) -> str:
@@ -72,7 +73,7 @@ def _meeting(node: ov.Node) -> str:
         for target in source.output(0).get_target_inputs():
             consumer = target.get_node()
             kind = consumer.get_type_name()
-            if kind == "Transpose":
+            if kind == "Transpose" or _changes_nothing(consumer):
                 waiting.append(consumer)
             elif kind in ELEMENTWISE:
                 if _takes_another(consumer, name):
@@ -92,12 +93,20 @@ def _takes_another(consumer: ov.Node, name: str) -> bool:
 
 def _is_fused(node: ov.Node) -> bool:
     """Checks whether the plugin might fuse an operator separately from the chain."""
-    while node.get_type_name() == "Convert" and node.get_input_element_type(0) == node.get_output_element_type(0):
+    while _changes_nothing(node):
         node = node.input_value(0).get_node()
     if node.get_type_name() == "Parameter":
         # The plugin first converts it to float32, which is an elementwise operator.
         return bool(node.get_output_element_type(0) == ov.Type.f16)
     return node.get_type_name() in ELEMENTWISE | _BECOME_ELEMENTWISE and not is_constant(node)
+
+
+def _changes_nothing(node: ov.Node) -> bool:
+    """Checks whether the plugin removes an operator: a conversion to the same type, or a move to the same shape."""
+    kind = node.get_type_name()
+    if kind == "Convert":
+        return bool(node.get_input_element_type(0) == node.get_output_element_type(0))
+    return kind in _TO_A_SHAPE and node.get_input_partial_shape(0) == node.get_output_partial_shape(0)
 
 
 def is_constant(node: ov.Node) -> bool:

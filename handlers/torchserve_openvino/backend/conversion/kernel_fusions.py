@@ -3,8 +3,9 @@
 - With static shapes, attention (product, softmax, product, and the elementwise operators around them) and group
   normalization become one kernel each, and elementwise kernels are fused with each other. If such a fusion reaches one
   of these two and another kernel, the plugin accesses memory out of bounds while it compiles, and the process dies
-  without a message: with attention if its result has several users, with group normalization if a user has a second
-  input. An operator that changes nothing, placed after the result, prevents the fusion.
+  without a message: with attention if its result has several users or becomes larger by broadcasting, with group
+  normalization if a user has a second input. An operator that changes nothing, placed after the result, prevents the
+  fusion.
 - A reduction of three dimensions is fused with a following product or sum with a constant, and the result is wrong:
   for integers only the first values are right, ``mask.sum(-1) - 1``; for floats with a number per channel, those of
   other channels are used, ``batch_norm(x.mean(-1))``. A division by a constant is wrong too, ``x.mean(-1) / 3``, also
@@ -52,8 +53,8 @@ def keep_kernels_apart(model: ov.Model) -> None:
         if _is_joined_reduction(node) or _is_joined_product(node):
             _put_behind(node.output(0), lambda value: ops.maximum(value, value))
         if node.get_type_name() in _PRODUCTS and _is_attention(node):
-            shared = _first_shared(node.output(0))
-            found += [shared] if shared is not None else []
+            last = _last_of_kernel(node.output(0))
+            found += [last] if last is not None else []
         elif node.get_type_name() == "GroupNormalization" and _has_a_joining_user(node.output(0)):
             found.append(node.output(0))
         elif _pads_and_strides(node) or (
@@ -166,13 +167,18 @@ def _is_attention(product: ov.Node) -> bool:
     return product.get_type_name() == "ScaledDotProductAttention"
 
 
-def _first_shared(value: ov.Output) -> ov.Output | None:
-    """Returns the first value with several users after moves and elementwise operators only; None if there is none."""
+def _last_of_kernel(value: ov.Output) -> ov.Output | None:
+    """Returns the last value that OpenVINO may compute in the kernel of attention; None if there is no limit.
+
+    That is one with several users, or one that an elementwise operator makes larger by broadcasting.
+    """
     while len(users := list(value.get_target_inputs())) == 1:
         node = users[0].get_node()
         kind = node.get_type_name()
-        keeps = kind in _MOVES or node.get_output_partial_shape(0) == value.get_partial_shape()
-        if kind in {"Result", *_ENDS} or not keeps:
+        grows = node.get_output_partial_shape(0) != value.get_partial_shape()
+        if grows and kind in _JOINS:
+            return value
+        if kind in {"Result", *_ENDS} or (grows and kind not in _MOVES):
             return None
         value = node.output(0)
     rank = value.get_partial_shape().rank
