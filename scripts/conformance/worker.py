@@ -7,6 +7,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from isolation.loop import quietly, serve
+from isolation.quick import quicken_torch
 
 
 def main() -> None:
@@ -14,6 +15,7 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
+    quicken_torch()
     from conformance import tasks
 
     def answer_to(task: dict[str, Any]) -> dict[str, Any]:
