@@ -19,7 +19,7 @@ DEFAULT_NAME = "efficientnet-lite0"
 
 
 def program(name: str) -> str:
-    """A console script of this interpreter's environment, which need not be activated."""
+    """Path of a console script in this interpreter's environment, which need not be activated."""
     return str(Path(sys.executable).parent / name)
 
 
@@ -53,9 +53,9 @@ def run_archiver(command: list[str]) -> None:
     """Runs torch-model-archiver.
 
     Raises:
-        RuntimeError: It failed; with its own words.
+        RuntimeError: It failed; the message holds its output.
     """
-    # Its working folder is TMPDIR/name, which it deletes first: two runs at once need a TMPDIR each.
+    # It works in TMPDIR/name and deletes that first: concurrent runs need separate TMPDIRs.
     with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
         environment = {**os.environ, "TMPDIR": scratch}
         done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
@@ -67,7 +67,7 @@ def build(export_path: Path, name: str = DEFAULT_NAME, config: Path = EXAMPLE / 
     """Writes `export_path`/`name`.mar and returns its path.
 
     Args:
-        export_path: Folder for the archive, made when absent; usually TorchServe's model store.
+        export_path: Folder for the archive, created if missing; usually TorchServe's model store.
         name: The model's name in TorchServe.
         config: Its model-config.yaml.
     """

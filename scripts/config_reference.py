@@ -1,4 +1,4 @@
-"""Writes what is generated from the declared keys: model-config/schema.json, and the tables of docs/configuration.md.
+"""Generates model-config/schema.json and the tables of docs/configuration.md from the declared keys.
 
 python scripts/config_reference.py            # exit 1 if a file is not up to date
 python scripts/config_reference.py --write
@@ -21,7 +21,7 @@ SCHEMA, PAGE = ROOT / "model-config" / "schema.json", ROOT / "docs" / "configura
 
 
 def generated() -> dict[Path, str]:
-    """Each file with the text that it should have."""
+    """Maps each file to its expected text."""
     page = PAGE.read_text(encoding="utf-8")
     for name, keys in (("options", option_keys()), ("handler.openvino", section_keys())):
         begin, end = f"<!-- generated: {name} -->", "<!-- end -->"

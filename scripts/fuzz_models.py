@@ -1,7 +1,7 @@
-"""Random models through this package: values, types, shapes, aliasing and effects as in eager PyTorch, or exit 1.
+"""Runs random models through this package; exit 1 if values, types, shapes, aliasing or effects differ from eager.
 
-Each model has 3 to 25 operators, its own inputs, buffers and returned structure, and its own way to be compiled and
-called, all drawn from the seed. A failure is shrunk to a few lines and written as a script.
+Each model has 3 to 25 operators, its own inputs, buffers, return structure, compile mode and sequence of calls, all
+drawn from the seed. A failure is shrunk to a few lines and written as a script.
 
     python scripts/fuzz_models.py --seed 1 --models 300
     python scripts/fuzz_models.py --seed 7 --models 2000 --mode export,dynamic --out found

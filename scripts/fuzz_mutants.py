@@ -1,4 +1,4 @@
-"""Puts deliberate faults into this package, one by one, and says which the fuzzer finds: exit 1 if it misses any.
+"""Injects deliberate faults into this package one by one and reports which the fuzzer finds; exit 1 if it misses any.
 
 python scripts/fuzz_mutants.py --models 300
 python scripts/fuzz_mutants.py --only closed_rows,weights_unwatched --seed 5

@@ -1,8 +1,8 @@
 """Runs torch's own operator database through this package and compares every answer with eager PyTorch.
 
 Each of op_db's operators runs on several of torch's samples in float32, int64, int32, bool and float16, and so does
-each core ATen overload. What came of it is compared with the checked-in tables in tests/conformance; exit status 1
-says that something got worse, or was wrong. A full run takes about 12 minutes on two cores.
+each core ATen overload. The outcomes are compared with the checked-in tables in tests/conformance; exit status 1 means
+that an outcome got worse or was wrong. A full run takes about 12 minutes on two cores.
 
     python scripts/op_conformance.py
     python scripts/op_conformance.py --ops add,nn.functional.softplus --dtypes float32,int64 --samples 20
@@ -33,7 +33,7 @@ from conformance.outcome import FAILURES, OUTCOMES, Outcome
 from conformance.run_case import MODES
 
 console = Console(stderr=True)
-# With symbolic sizes torch's own shape expressions of a transposed convolution take 50 s a sample.
+# With symbolic sizes, torch's shape expressions for a transposed convolution take 50 s per sample.
 _SECONDS = 600.0
 
 

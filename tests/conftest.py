@@ -1,4 +1,4 @@
-"""Settings of every test: torch's compiled code is forgotten between tests, seeds are fixed, no flag stays behind."""
+"""For all tests: drops compiled code between tests, fixes seeds, and checks that no dispatch mode stays active."""
 
 import sys
 import zlib
@@ -15,7 +15,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The quick suite: no slow tests, and of many alike the same few each time. A file that is named runs whole."""
+    """The quick suite: no slow tests, and a fixed sample of those marked `many`. A file given by name runs whole."""
     if config.getoption("--all") or any("::" in each or each.endswith(".py") for each in config.args):
         return
     left_out = [item for item in items if item.get_closest_marker("slow") or not _is_drawn(item)]
@@ -30,7 +30,7 @@ def _is_drawn(item: pytest.Item) -> bool:
 
 @pytest.fixture(autouse=True, scope="session")
 def quick_torch() -> None:
-    """Costs nothing where torch was never imported."""
+    """Does nothing if torch is not imported."""
     if "torch" in sys.modules:
         from isolation.quick import quicken_torch
 
@@ -39,7 +39,7 @@ def quick_torch() -> None:
 
 @pytest.fixture(autouse=True)
 def fresh_torch() -> Iterator[None]:
-    """No test sees another's compiled code or random state. Costs nothing where torch was never imported."""
+    """Isolates tests from each other's compiled code and random state; does nothing if torch is not imported."""
     if "torch" in sys.modules:
         import torch
 

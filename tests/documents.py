@@ -1,4 +1,4 @@
-"""README.md, CONTRIBUTING.md and docs/: their pages, and the code that they show."""
+"""Reads README.md, CONTRIBUTING.md and docs/: their pages, and the code blocks in them."""
 
 import re
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ _FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True)
 class Block:
-    """Fenced code.
+    """A fenced code block.
 
     Attributes:
-        page: Where it stands, relative to the root.
-        language: What follows the fence.
+        page: The page that contains it, relative to the root.
+        language: The language after the fence.
         text: The code.
     """
 
@@ -30,7 +30,7 @@ def pages() -> dict[str, str]:
 
 
 def blocks(language: str) -> list[Block]:
-    """All code of one language, each text once."""
+    """All code blocks of one language, without duplicates."""
     found: dict[str, Block] = {}
     for page, text in pages().items():
         for name, code in _FENCED.findall(text):
@@ -40,6 +40,6 @@ def blocks(language: str) -> list[Block]:
 
 
 def commands() -> list[str]:
-    """The lines of all shell code, continued ones joined, each once."""
+    """The lines of all shell code, without duplicates; continued lines are joined."""
     joined = [re.sub(r"\\\n\s*", "", block.text) for block in blocks("sh")]
     return list(dict.fromkeys(line.strip() for text in joined for line in text.splitlines() if line.strip()))

@@ -1,4 +1,4 @@
-"""A small model with sequences of any length: one layer of attention that a mask keeps to what is real."""
+"""A small model for sequences of up to 16 tokens: one attention layer with an optional padding mask."""
 
 from typing import Any
 

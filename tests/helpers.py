@@ -1,4 +1,4 @@
-"""What tests of the backend share: comparing a compiled model with eager, leaf by leaf."""
+"""Helpers for backend tests: compare a compiled model with eager, leaf by leaf, and simulate failures."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ def leaves(value: Any) -> list[Any]:
 
 
 def assert_same(got: Any, expected: Any, *, strides: bool = True) -> None:
-    """Same structure, types, shapes, strides, and values within the dtype's tolerance."""
+    """Compares leaves: number, types, shapes, strides, and values within the dtype's tolerance."""
     got_leaves, expected_leaves = leaves(got), leaves(expected)
     assert len(got_leaves) == len(expected_leaves)
     for a, b in zip(got_leaves, expected_leaves, strict=True):
@@ -60,7 +60,7 @@ def check(
 
 
 def break_conversion_of_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenVINO's frontend fails on each graph with a tanh, as it does where a conversion rule is missing."""
+    """Makes OpenVINO's frontend fail on each graph with a tanh, as if its conversion rule were missing."""
     from torchserve_openvino.backend.conversion import convert as stage
 
     real = stage.fx_to_model
@@ -75,9 +75,9 @@ def break_conversion_of_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def hypot_refused() -> Iterator[None]:
-    """An operator of ATen that runs in eager PyTorch, and whose formula can be written: hypot, were it not decomposed.
+    """Removes the decomposition of hypot, which then runs in eager PyTorch, and whose formula can be written.
 
-    It is taken away for a test because no version of this package can promise that some operator stays unsupported.
+    Tests can't rely on a truly unsupported operator: a later version may support it.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(RULES, "aten.hypot.default", Rule())
@@ -85,14 +85,14 @@ def hypot_refused() -> Iterator[None]:
 
 
 def stick(monkeypatch: Any) -> None:
-    """From now on each partition answers everything with its first answer, as if the first inputs were constants."""
+    """Makes each partition repeat its first answer, as if the first inputs were constants."""
     from torchserve_openvino.backend.runtime.execute import CompiledPartition
 
     right = CompiledPartition.run
     first: dict[int, tuple[Any, Any]] = {}
 
     def run(self: Any, args: Any) -> Any:
-        # The partition is kept as well: another one may get its id otherwise.
+        # Also keeps the partition alive, so that its id is not reused.
         _, answer = first.setdefault(id(self), (self, right(self, args)))
         return [value.clone() if isinstance(value, torch.Tensor) else value for value in answer]
 
@@ -100,14 +100,14 @@ def stick(monkeypatch: Any) -> None:
 
 
 def leave_unwritten(monkeypatch: Any) -> None:
-    """From now on inferences write nothing: whatever lies in the memory of the answers comes out."""
+    """Makes inferences write nothing: results are whatever was in the output memory."""
     import openvino as ov
 
     monkeypatch.setattr(ov.InferRequest, "infer", lambda *args, **kwargs: None)
 
 
 def run_backend(model: Any, *inputs: Any, compiler: Any = None) -> list[Any]:
-    """Compiles with a backend that hands every lowered graph to ``compiler``."""
+    """Passes each lowered graph of a model to ``compiler``; returns Dynamo's graphs with their inputs."""
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
 

@@ -52,12 +52,12 @@ def stock(model: BenchModel, precision: str) -> tuple[Call, str]:
 
 
 def ours_guarded(model: BenchModel, precision: str) -> tuple[Call, str]:
-    """As `tov.compile` returns it: Dynamo's guards and the check for changed weights at each call."""
+    """Guarded, as `tov.compile` returns it: each call runs Dynamo's guards and checks for changed weights."""
     return _ours(model, precision, freeze=False)
 
 
 def ours(model: BenchModel, precision: str) -> tuple[Call, str]:
-    """As the handler serves it: frozen, since nobody changes the model after loading."""
+    """Frozen, as the handler serves it."""
     return _ours(model, precision, freeze=True)
 
 
@@ -99,12 +99,12 @@ def worst_difference(answer: Any, expected: list[torch.Tensor]) -> float:
 def measure(
     model: BenchModel, precision: str, runs: int, warmup: int, contenders: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Figures of each contender; one that fails says why.
+    """Returns the figures of each contender, or why it failed.
 
     Args:
-        contenders: Names of `CONTENDERS`.
         runs: Measured calls of each.
-        warmup: Calls of each before.
+        warmup: Calls of each before these.
+        contenders: Names of `CONTENDERS`.
     """
     expected = [tensor.clone() for tensor in tensors(model.module(**model.kwargs))]
     calls: dict[str, Call] = {}

@@ -1,9 +1,9 @@
-"""Times how conversion grows with the depth of a model: this package against OpenVINO's own FX decoder.
+"""Times conversion by model depth: this package against OpenVINO's own FX decoder.
 
-Layers of linear, relu and layer norm are lowered as for serving, and each graph is converted by both, interleaved.
-OpenVINO's decoder looks nodes up with ``list.index``, so its time grows with the square of the graph in the end; ours
-should be linear.
-The exponent is the slope of log(seconds) over log(depth), for the whole range and for its second half.
+Networks of linear, ReLU and layer norm layers are lowered as for serving; both contenders convert each graph,
+interleaved. OpenVINO's decoder looks up nodes with ``list.index``, so its time eventually grows with the square of the
+graph; ours should be linear. The exponent is the slope of log(seconds) over log(depth), for the whole range and for its
+second half.
 
     python scripts/benchmarks/depth.py
     python scripts/benchmarks/depth.py --depths 10,20,40,80 --rounds 3 --json depth.json
@@ -44,7 +44,7 @@ def network(depth: int) -> nn.Module:
 
 
 def lowered(depth: int) -> torch.fx.GraphModule:
-    """The graph of a network as partitions see it, weights as inputs."""
+    """The lowered graph of a network as partitions get it, with weights as inputs."""
     seen: list[Observation] = []
     torch.compiler.reset()
     compiled = compile_with(network(depth), CompileSpec(instrumentation=Instrumentation(observe=seen.append)))

@@ -3,8 +3,8 @@
     python scripts/benchmarks/handler.py
     python scripts/benchmarks/handler.py --models resnet50 --runs 200 --json handler.json
 
-The handler is the shipped image_classifier, initialized from an archive's folder as TorchServe's worker does it. Needs
-the extras `examples` and `hf`.
+The handler is the shipped image_classifier, initialized from an archive's folder as by TorchServe's worker. Needs the
+extras `examples` and `hf`.
 """
 
 from __future__ import annotations

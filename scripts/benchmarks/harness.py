@@ -51,14 +51,14 @@ def interleave(
 ) -> Times:
     """Times contenders in turns, in a different order each turn.
 
-    After its work torch's threads spin for a while, and the next contender pays for it; a changing order spreads this
-    over all.
+    torch's threads keep spinning for a while after a call, which slows the next contender; a changing order spreads
+    this cost over all.
 
     Args:
         calls: Contenders by name.
         turns: Measured turns.
         warmup: Turns before them.
-        repeats: Calls per measurement, by name; 1 where none is given.
+        repeats: Calls per measurement, by name; default 1.
     """
     found: dict[str, list[float]] = {name: [] for name in calls}
     shuffled = random.Random(0)
@@ -79,5 +79,5 @@ def seconds(call: Call, repeats: int = 1) -> float:
 
 
 def enough_repeats(calls: Mapping[str, Call]) -> dict[str, int]:
-    """How many calls of each contender take long enough to be timed."""
+    """Returns how many calls of each contender make a measurement long enough."""
     return {name: max(1, int(_LEAST_SECONDS / seconds(call, 3))) for name, call in calls.items()}

@@ -1,10 +1,10 @@
-"""Times layers that other backends leave in eager PyTorch: recurrent, bags, masks, spectra; ours against eager.
+"""Times layers that other backends leave to eager PyTorch (recurrent, embedding bags, spectra): ours against eager.
 
     python scripts/benchmarks/layers.py
     python scripts/benchmarks/layers.py --only lstm,gru --rounds 30 --threads 1 --json layers.json
 
-Each layer runs in eager PyTorch and as a frozen compiled model, interleaved; a line gives the medians, their ratio and
-the coverage. Measure on a machine that nobody else uses.
+Each layer runs in eager PyTorch and as a frozen compiled model, interleaved; each line gives the medians, the ratio and
+the coverage. Measure on an idle machine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FrontEnd(nn.Module):
 
 
 class Tagger(nn.Module):
-    """Embedding, a recurrent layer of two directions, a head."""
+    """An embedding, two bidirectional recurrent layers, and a head."""
 
     def __init__(self, layer: Callable[..., nn.Module]) -> None:
         super().__init__()

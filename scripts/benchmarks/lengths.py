@@ -1,11 +1,11 @@
-"""What a worker keeps in memory for each length that one symbolic graph was called with, and what a length costs again.
+"""Measures how a worker's memory grows with the lengths that one symbolic graph is called with, and what calls cost.
 
     python scripts/benchmarks/lengths.py
     python scripts/benchmarks/lengths.py --calls 1000 --capacities 1000,100,10 --layers 6 --width 384
 
-OpenVINO's CPU plugin keeps the kernels that it made for a size. Each contender is a ``CPU_RUNTIME_CACHE_CAPACITY`` in a
-process of its own: 5000 is OpenVINO's default, 100 ours. Lengths are random, the longest comes first, so that what
-grows is not the room for activations. At last eight lengths take turns, and then any of all, each timed.
+OpenVINO's CPU plugin keeps the kernels that it builds for each size. Each contender is a value of
+``CPU_RUNTIME_CACHE_CAPACITY`` in its own process: 5000 is OpenVINO's default, 100 ours. Lengths are random; the longest
+comes first, so that larger activations cause no growth. Finally calls with eight lengths, then with all, are timed.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _TIMED = 150
 
 
 def _megabytes() -> int:
-    """Resident memory of this process, without what the allocator only keeps for later."""
+    """Resident memory of this process, after the allocator has returned its free pages."""
     ctypes.CDLL(None).malloc_trim(0)
     return round(psutil.Process().memory_info().rss / 1e6)
 
 
 def _milliseconds(call: Callable[[int], object], lengths: Sequence[int]) -> float:
-    """The median of a call, its length drawn from these."""
+    """Median time of a call with a random length out of ``lengths``."""
     drawn = random.Random(0).choices(lengths, k=_TIMED)
     return statistics.median(seconds(functools.partial(call, length)) for length in drawn) * 1e3
 
 
 def measure(capacity: int, calls: int, longest: int, layers: int, width: int) -> tuple[list[int], float, float]:
-    """Megabytes after warm-up and after each quarter of the calls; milliseconds with few lengths, and with all."""
+    """Returns megabytes after warmup and after each quarter of the calls, and milliseconds with few and all lengths."""
     layer = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True)
     model = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).eval()
     compiled = tov.compile(model, dynamic=True, options={"config": {"CPU_RUNTIME_CACHE_CAPACITY": capacity}})

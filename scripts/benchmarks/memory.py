@@ -1,14 +1,14 @@
-"""What a worker keeps in memory: one compiled batch size and several, cold and from a warm cache, and raw OpenVINO.
+"""Measures a worker's memory: one and several compiled batch sizes, cold and from a warm cache; and raw OpenVINO's.
 
     python scripts/benchmarks/memory.py
     python scripts/benchmarks/memory.py --buckets 1,2,4,8,16 --length 64 --json memory.json
     python scripts/benchmarks/memory.py --only ours-one,ours-all,each-all --speed
 
 Each contender is a process of its own: it loads a random BERT (144 MB of weights), compiles, answers a request of each
-batch size, frees what it can (`malloc_trim`), and tells its resident memory. `ours` is the handler tensor as a worker
-loads it, `each` and `shared` the same with `batching.one_graph: false` and `true`; `raw` is an OpenVINO program that
-converted the model and dropped PyTorch's. With --speed also how fast one graph for all batch sizes is, next to one for
-each, interleaved. Needs the extra `hf`.
+batch size, frees what it can (`malloc_trim`), and reports its resident memory. `ours` is the tensor handler as a worker
+loads it; `each` and `shared` are the same with `batching.one_graph: false` and `true`; `raw` is an OpenVINO program
+that converted the model and dropped the PyTorch one. --speed also times one graph for all batch sizes against one graph
+per size, interleaved. Needs the extra `hf`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import output
 from benchmarks.harness import interleave
 
-# Contender to whether it compiles all batch sizes, and what `batching.one_graph` is.
+# Maps a contender to whether it compiles all batch sizes, and to its `batching.one_graph`.
 OURS = {
     "ours-one": (False, "auto"),
     "ours-all": (True, "auto"),
@@ -48,7 +48,7 @@ NAMES = (*RAW, *OURS)
 
 
 class Pooled(torch.nn.Module):
-    """One vector for each item: answers are to be small."""
+    """Returns one vector per item, to keep answers small."""
 
     def __init__(self, encoder: torch.nn.Module) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def bert() -> torch.nn.Module:
 
 
 def resident() -> dict[str, float]:
-    """MB: all that is resident, and what no file on disk stands behind."""
+    """Returns MB: all resident memory, and the part not backed by files."""
     import psutil
 
     gc.collect()
@@ -83,7 +83,7 @@ def resident() -> dict[str, float]:
 
 
 def raw(buckets: list[int], length: int) -> Any:
-    """A request for each batch size, as an OpenVINO program makes them."""
+    """Makes and runs an infer request for each batch size, as an OpenVINO program does."""
     import openvino as ov
 
     model, ids = bert(), torch.ones(2, length, dtype=torch.long)
@@ -104,7 +104,7 @@ def raw(buckets: list[int], length: int) -> Any:
 
 
 def handler(buckets: list[int], length: int, one_graph: bool | str, cache: Path | None) -> Any:
-    """The handler tensor on a random BERT, initialized as TorchServe's worker does it; each batch size answered."""
+    """The tensor handler on a random BERT, initialized as by TorchServe's worker and called at each batch size."""
     from benchmarks.workers import context_for
     from torchserve_openvino.entrypoints.tensor import OpenVINOTensorHandler
 
@@ -141,19 +141,19 @@ def handler(buckets: list[int], length: int, one_graph: bool | str, cache: Path 
 
 
 def child(name: str, buckets: list[int], length: int, cache: str) -> None:
-    """One contender, whose figures go to stdout."""
+    """Measures one contender, and prints its figures as JSON."""
     if name in RAW:
         kept = raw(buckets if RAW[name] else buckets[:1], length)
         facts: dict[str, Any] = {}
     else:
         several, one_graph = OURS[name]
-        # A worker without a cache is another than one that fills it.
+        # A cold worker runs without a cache: one that fills a cache is a different case.
         kept = handler(buckets if several else buckets[:1], length, one_graph, Path(cache) if cache else None)
         summary = kept.report.summary
         facts = {"graphs": summary.graphs, "coverage": summary.coverage, "fallbacks": summary.fallbacks}
         facts["cache"] = kept.report.to_dict()["cache"]
     figures = resident()
-    # Until here nothing of it may go.
+    # Kept alive until after the measurement.
     del kept
     print(json.dumps({"contender": name, **figures, **facts}))
 
@@ -162,7 +162,7 @@ def child(name: str, buckets: list[int], length: int, cache: str) -> None:
 
 
 def measured(name: str, buckets: list[int], length: int, cache: Path) -> dict[str, Any]:
-    """Runs one contender; one from a warm cache is run before, to fill it."""
+    """Runs one contender; one with a warm cache runs twice, first to fill it."""
     warm = name.endswith("-warm")
     folder = cache / name if warm else ""
     command = [sys.executable, __file__, "--child", name, "--buckets", ",".join(map(str, buckets))]
@@ -176,7 +176,7 @@ def measured(name: str, buckets: list[int], length: int, cache: Path) -> dict[st
 
 
 def speed(buckets: list[int], length: int, runs: int) -> Table:
-    """One graph for all sizes against one for each: medians in ms, interleaved."""
+    """Times one graph for all sizes against one graph per size: medians in ms, interleaved."""
     one_graph, each = (handler(buckets, length, one, None) for one in (True, False))
     cells = []
     for size in buckets:

@@ -1,4 +1,4 @@
-"""The models that the benchmarks time: two with real weights, one at random, all from installed packages."""
+"""The models that the benchmarks time: two with real weights, one with random ones, all from installed packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 @dataclass(frozen=True)
 class BenchModel:
-    """A model in evaluation mode on float32, and one input.
+    """A model in evaluation mode in float32, and one input.
 
     Attributes:
         kwargs: Inputs by name, in the order of the model's signature.
@@ -25,7 +25,7 @@ class BenchModel:
     kwargs: dict[str, torch.Tensor]
 
     def cast(self, dtype: torch.dtype) -> BenchModel:
-        """The same model and input with floats in another type; the weights are a copy."""
+        """Returns a copy of the model and its input with floats in another dtype."""
         kwargs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in self.kwargs.items()}
         return BenchModel(self.name, copy.deepcopy(self.module).to(dtype), kwargs)
 
@@ -72,11 +72,11 @@ MODELS: dict[str, Callable[[], BenchModel]] = {
 
 
 def raw_openvino(model: BenchModel, config: dict[str, Any]) -> tuple[Callable[[], list[torch.Tensor]], Any]:
-    """The least that an OpenVINO program can do for one input: no copy of inputs or outputs.
+    """The minimal OpenVINO program for one input: it copies neither inputs nor outputs.
 
     Args:
-        model: Exported from a copy: torch.export writes to the tables of the modules, after which Dynamo checks them at
-            each call, which no server pays for.
+        model: A copy of it is exported: torch.export changes the modules' dictionaries, and Dynamo would then guard on
+            them at each call of the other contenders.
         config: OpenVINO properties.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What benchmarks print and write: progress, tables, JSON; and the names that they take as options."""
+"""The output of the benchmarks (progress, tables, JSON), and options that are lists of names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ progress = Console(stderr=True, highlight=False)
 
 
 def results(width: int = 150) -> Console:
-    """The console for results. A file or a pipe has no width; ``width`` is then wide enough to cut no cell."""
+    """The console for results; ``width`` applies to files and pipes, which have none."""
     return Console(highlight=False) if sys.stdout.isatty() else Console(width=width, highlight=False)
 
 
@@ -25,7 +25,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], lef
     """A table whose first columns are aligned left, the others right.
 
     Args:
-        title: Above it; empty is none.
+        title: Above the table; empty for none.
         columns: Headings.
         rows: Cells; a short row is filled up.
         left: How many columns are text.
@@ -44,7 +44,7 @@ def number(value: float | None, form: str = ".2f") -> str:
 
 
 def write_json(path: Path | None, figures: Mapping[str, Any]) -> None:
-    """Writes all figures with the environment they were measured in; nothing without a path."""
+    """Writes all figures with the environment they were measured in; does nothing without a path."""
     if path is None:
         return
     from torchserve_openvino.report.environment import environment
@@ -54,10 +54,10 @@ def write_json(path: Path | None, figures: Mapping[str, Any]) -> None:
 
 
 def chosen(text: str, known: Iterable[str], option: str) -> list[str]:
-    """Comma-separated names, in the order in which they are known.
+    """Returns comma-separated names, in the order of ``known``.
 
     Raises:
-        typer.BadParameter: One is unknown.
+        typer.BadParameter: A name is unknown.
     """
     wanted, names = [name.strip() for name in text.split(",")], list(known)
     if unknown := [name for name in wanted if name not in names]:

@@ -1,11 +1,11 @@
-"""Measures from which size on a piece of a graph is worth the way into OpenVINO: the figure behind min_partition_us.
+"""Measures the size from which a piece of a graph pays off on OpenVINO: the figure behind min_partition_us.
 
     python scripts/benchmarks/partitions.py
     python scripts/benchmarks/partitions.py --rounds 15 --json pieces.json
 
-Each piece is a chain of light operators over some number of elements. It runs as a partition of ours and as the same
-graph in eager PyTorch, interleaved; a line gives both times, the estimate of backend/partitioning/cost_model.py for
-eager, and their ratio. The break-even is the estimate at which most larger pieces gain and most smaller ones lose.
+Each piece is a chain of cheap operators over a number of elements. It runs as an OpenVINO partition and as the same
+graph in eager PyTorch, interleaved; each line gives both times, the estimate of backend/partitioning/cost_model.py for
+eager, and the ratio. The break-even is the estimate above which most pieces gain and below which most lose.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def piece(chain: str, elements: int, rounds: int) -> Piece:
 
 
 def break_even(pieces: list[Piece]) -> float:
-    """The estimate, in microseconds, that parts winners from losers with the fewest pieces on the wrong side."""
+    """The estimate, in microseconds, that separates winners from losers with the fewest pieces on the wrong side."""
     candidates = [0.0, *sorted({p.estimate for p in pieces}), max(p.estimate for p in pieces) + 1]
     return min(candidates, key=lambda least: sum((p.openvino < p.eager) != (p.estimate >= least) for p in pieces))
 

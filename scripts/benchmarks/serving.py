@@ -105,7 +105,7 @@ def main(
 
 
 def run(plan: cycle.Plan, options: Options, json_path: Path | None, plot: Path | None) -> int:
-    """Measures, prints, writes; the exit status: 1 when `ours` failed or answered anything wrong."""
+    """Measures, prints and writes; returns exit status 1 if `ours` failed or gave a wrong answer."""
     with output.progress.status("what eager PyTorch answers"):
         sent = photos.load()
     names = ", ".join(f"{one.name} ({one.label})" for one in sent)

@@ -1,12 +1,11 @@
-"""What `verify.shadow` costs the requests: one worker's handler under an open load, with and without it, interleaved.
+"""Measures what `verify.shadow` costs requests: one worker's handler under an open load, with and without, interleaved.
 
     python scripts/benchmarks/shadow.py
     python scripts/benchmarks/shadow.py --share 0.01 --utilisation 0.5 --blocks 20 --json shadow.json
 
-Requests arrive at random times (Poisson), whether the one before is answered or not, at a stated share of what the
-handler can answer. Blocks without and with the shadow take turns, on the same arrival times. The handler is the shipped
-image_classifier, as in handler.py; needs the extras `examples` and `hf`. A machine that others use as well
-tells nothing here.
+Requests arrive as a Poisson process at a given share of the handler's capacity, whether the previous one is answered or
+not. Blocks with and without the shadow alternate, with the same arrival times. The handler is the shipped
+image_classifier, as in handler.py. Needs the extras `examples` and `hf`, and an idle machine.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from benchmarks import output
 from benchmarks.models import MODELS
 from benchmarks.workers import jpeg, started
 
-# Arrivals and answers of a block are this far apart at most before the load counts as more than the handler can take.
+# The handler can't keep up if a block takes more than this many times as long as its arrivals.
 SATURATED = 1.1
 
 
 def capacity(handler: Any, body: list[dict[str, Any]], seconds: float) -> float:
-    """Requests a second when the next one comes as soon as the last is answered."""
+    """Requests per second when each follows the previous answer at once."""
     count, start = 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
         handler.handle(body, handler.context)
@@ -144,7 +143,7 @@ def main(
         arrivals = random.Random(seed)
         for turn in range(blocks):
             gaps = [arrivals.expovariate(utilisation * rate) for _ in range(requests)]
-            # Who comes first changes, so that a drift of the machine meets both.
+            # The order alternates, so that drift of the machine affects both.
             for name in ("without", "with") if turn % 2 == 0 else ("with", "without"):
                 results[name].append(block(handlers[name], body, gaps))
                 drained(handlers[name])

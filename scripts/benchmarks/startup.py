@@ -71,7 +71,7 @@ def main(
 
 
 def byte_compile() -> None:
-    """Does for this checkout what pip does for an installed package, and did for those that it is compared with."""
+    """Byte-compiles this checkout, as pip did with the installed packages that it is compared with."""
     import compileall
 
     import torchserve_openvino
@@ -81,7 +81,7 @@ def byte_compile() -> None:
 
 
 def run(names: list[str], contenders: list[str], count: int, with_servers: bool, json_path: Path | None) -> int:
-    """Measures, prints, writes; the exit status: 1 when ours failed, answered wrong, or a warm start did work."""
+    """Measures, prints and writes; returns 1 if ours failed, answered wrong, or traced or compiled on a warm start."""
     out = output.results(width=190)
     byte_compile()
     written: dict[str, Any] = {"rounds": count, "models": [], "servers": []}
@@ -109,7 +109,7 @@ def _serve(names: list[str], count: int) -> list[serve.Served]:
     from benchmarks.servers import photos
 
     with output.progress.status("what eager PyTorch answers"):
-        # The one about which it is surest.
+        # The one with the most certain answer.
         photo = max(photos.load(), key=lambda one: one.margin)
     with tempfile.TemporaryDirectory(prefix="tsov-startup-") as folder:
         return serve.Servers(names, photo, Path(folder), output.progress).run(count)

@@ -1,1 +1,1 @@
-"""Torch's own operator database through this package: what ran on OpenVINO, what fell back and why, what was wrong."""
+"""Runs torch's operator database through this package: what ran on OpenVINO, what fell back and why, what was wrong."""

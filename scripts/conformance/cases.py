@@ -1,4 +1,4 @@
-"""The operators of torch's op_db, and which of their samples are run."""
+"""The operators of torch's op_db and the samples to run."""
 
 import functools
 import itertools
@@ -16,29 +16,29 @@ DTYPES = {
 }  # fmt: skip
 # Enough to see every kind of sample; a few operators have thousands.
 _MOST_SAMPLES = 120
-# Finite values at which roundings and ranges show, and which do not cancel out each other.
+# Finite values that expose rounding and range errors and do not cancel each other out.
 EXTREMES: dict[torch.dtype, tuple[float, ...]] = {
     torch.float32: (1e8, 3e-6, -3e4, 1e-30, -87.0, 2049.5),
     torch.float16: (2049.0, -3e4, 1e-3, -6e-6, -11.0),
     torch.int64: (2**24 + 1, 2**24 + 2, -(2**24) - 3, 123456789, -1000000007, 2**30 + 7, 2**40),
     torch.int32: (2**24 + 1, 2**24 + 2, -(2**24) - 3, 123456789, -1000000007, 2**30 + 7),
 }
-# Boundaries must be sorted, and lengths fit (eager itself crashes); a polynomial of degree 10^8 takes for ever; where
-# eager's exp overflows in soft_margin_loss, OpenVINO's softplus does not.
+# Boundaries must be sorted and lengths must fit (eager itself crashes otherwise); a polynomial of degree 10^8 never
+# finishes; in soft_margin_loss eager's exp overflows where OpenVINO's softplus does not.
 NO_EXTREMES = frozenset(
     """
     bucketize searchsorted _segment_reduce.lengths _segment_reduce.offsets nn.functional.ctc_loss
     special.laguerre_polynomial_l special.legendre_polynomial_p nn.functional.soft_margin_loss
     """.split()
 )
-# They return memory that nobody wrote to.
+# They return uninitialised memory.
 UNINITIALISED = frozenset(
     "empty empty_like empty_permuted empty_strided new_empty new_empty_strided resize_ resize_as_".split()
 )
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:
-    """With the memory around it, which as_strided reads."""
+    """Clones a tensor with its whole storage, which as_strided may read."""
     if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
         return tensor.clone()
     storage = tensor.untyped_storage().clone()
@@ -47,19 +47,19 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _plain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Instead of op_db's wrapper that sets a seed, which Dynamo can't trace: the caller sets the seed."""
+    """Replaces op_db's wrapper that sets a seed, which Dynamo can't trace; the caller sets the seed."""
     return function(*args, **kwargs)
 
 
 @dataclass(frozen=True)
 class Call:
-    """One sample: what an operator is called with."""
+    """One sample: the arguments of an operator."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     def cloned(self) -> "Call":
-        """With tensors of its own: an operator may write to them."""
+        """A copy with its own tensors, since an operator may write to them."""
         args, kwargs = pytree.tree_map_only(torch.Tensor, _clone, (self.args, self.kwargs))
         return Call(args, kwargs)
 
@@ -72,7 +72,7 @@ class Call:
 
 @functools.lru_cache(maxsize=1)
 def op_infos() -> dict[str, Any]:
-    """Every OpInfo by its name, with the variant's name where there is one."""
+    """Every OpInfo by its name, with the variant's name if it has one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch.testing._internal.common_methods_invocations import op_db
@@ -84,13 +84,13 @@ def op_infos() -> dict[str, Any]:
 
 
 def supported(name: str) -> list[str]:
-    """The dtypes in which an operator is run: those that eager has."""
+    """The dtypes in which an operator is run: those that eager supports."""
     dtypes = op_infos()[name].supported_dtypes("cpu")
     return [dtype for dtype, torch_dtype in DTYPES.items() if torch_dtype in dtypes]
 
 
 def function_of(name: str) -> Callable[..., Any]:
-    """What is called."""
+    """The function to call."""
     function = op_infos()[name].op
     if "wrapper_set_seed" in getattr(function, "__globals__", {}):
         function.__globals__["wrapper_set_seed"] = _plain
@@ -98,13 +98,13 @@ def function_of(name: str) -> Callable[..., Any]:
 
 
 def calls_of(name: str, dtype: str, count: int, extremes: bool = False) -> list[Call]:
-    """Samples of an operator, spread evenly over those that torch has.
+    """Samples of an operator, spread evenly over the first `_MOST_SAMPLES` that torch has.
 
     Args:
-        name: op_db's.
+        name: Name in op_db.
         dtype: One of `DTYPES`.
-        count: How many at most.
-        extremes: Put very large and very small numbers among their values.
+        count: Maximum number of samples.
+        extremes: Whether to insert very large and very small values.
     """
     random.seed(0)
     torch.manual_seed(0)
@@ -114,7 +114,7 @@ def calls_of(name: str, dtype: str, count: int, extremes: bool = False) -> list[
 
 
 def _with_extremes(call: Call) -> Call:
-    """Every third value of each tensor replaced, starting elsewhere in each."""
+    """Replaces every third value of each tensor; the first position differs between tensors."""
     starts = itertools.count()
 
     def replaced(tensor: torch.Tensor) -> torch.Tensor:
@@ -132,7 +132,7 @@ def _with_extremes(call: Call) -> Call:
 
 
 def spread(items: list[Any], count: int) -> list[Any]:
-    """``count`` of the items, the first and the last among them."""
+    """At most ``count`` of the items, evenly spread, the first among them."""
     if len(items) <= count:
         return items
     if count == 1:
@@ -140,19 +140,19 @@ def spread(items: list[Any], count: int) -> list[Any]:
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
 
 
-# Operators whose indices may name any of several equal values, and where each takes its dimension.
+# Operators whose indices may name any of several equal values, and the position of each one's dimension argument.
 TIES = {"topk": 2, "sort": 1, "argsort": 1, "kthvalue": 2, "median": 1}
 
 
 def settled(name: str, call: Call, answer: Any) -> Any:
-    """An answer without what torch leaves open: which of several equal values an index names."""
+    """Replaces indices by the values they select: torch leaves open which of several equal values an index names."""
     if name not in TIES or (name == "median" and isinstance(answer, torch.Tensor)):
         return answer
     source, place = call.args[0], TIES[name]
     given = call.args[place] if len(call.args) > place else -1
     dim = call.kwargs.get("dim", -1 if isinstance(given, bool) else given)
     indices = answer if name == "argsort" else answer[1]
-    # Without ``keepdim`` the median and the k-th have a dimension less.
+    # Without ``keepdim``, median and kthvalue drop a dimension.
     wide = indices if indices.dim() == source.dim() else indices.unsqueeze(dim)
     taken = torch.gather(source, dim, wide) if source.dim() else source.expand(indices.shape)
     return taken if name == "argsort" else (answer[0], taken)

@@ -1,4 +1,4 @@
-"""Whether a compiled answer is eager's: types, shapes, values, and where the NaNs are."""
+"""Compares a compiled answer with eager's: types, shapes, values and positions of NaN."""
 
 import math
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-# Relative to each value, and to the largest value of the output: other summation orders, other roundings of
-# transcendental functions. OpenVINO computes float16 in float32 and rounds once; torch rounds at each step.
+# Relative to each value, and to the largest value of the output: summation orders and roundings of transcendental
+# functions differ. OpenVINO computes float16 in float32 and rounds once; torch rounds at each step.
 TOLERANCE = {
     torch.float32: (2e-4, 2e-5),
     torch.complex64: (2e-4, 2e-5),
@@ -20,11 +20,11 @@ TOLERANCE = {
 
 
 def difference(got: Any, expected: Any, values: bool = True) -> str:
-    """What is wrong with an answer, in words; empty where nothing is.
+    """Describes the first difference; empty if there is none.
 
     Args:
         got: The compiled function's answer, of any structure.
-        expected: Eager's.
+        expected: Eager's answer.
         values: False compares types and shapes only (random numbers, uninitialised memory).
     """
     ours, theirs = pytree.tree_leaves(got), pytree.tree_leaves(expected)
@@ -48,7 +48,7 @@ def _leaf(a: Any, b: Any, values: bool) -> str:
     if b.dtype not in TOLERANCE:
         wrong = a != b
         if b.dtype is torch.int64:
-            # A float without an integer equal (inf, NaN) may become any; it becomes the least of 64 or of 32 bits.
+            # Casting inf or NaN to an integer is undefined: eager gives the int64 minimum, we may give the int32 one.
             wrong &= ~((b == torch.iinfo(torch.int64).min) & (a == torch.iinfo(torch.int32).min))
     else:
         relative, absolute = TOLERANCE[b.dtype]

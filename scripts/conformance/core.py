@@ -1,4 +1,4 @@
-"""The core ATen operators: which overloads there are, and samples of each."""
+"""The core ATen operators: their overloads, and samples of each."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +12,7 @@ from conformance.core_samples import SAMPLES
 from conformance.outcome import Outcome
 from conformance.run_case import run_calls
 
-# Of these inference takes the first output; the others are for training.
+# Inference uses only the first output of these; the others are for training.
 _STATISTICS_FOLLOW = frozenset(
     {
         "native_layer_norm", "native_group_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
@@ -26,9 +26,9 @@ _KEEPS = (
 
 
 def overloads() -> list[str]:
-    """Names of all forward overloads of torch.ops.aten that torch tags as core, ``aten.add.Tensor`` and so on."""
+    """Names of all forward overloads of torch.ops.aten that torch tags as core, such as ``aten.add.Tensor``."""
     found = []
-    # Not `dir(torch.ops.aten)`, which also lists what somebody happened to ask for.
+    # Not `dir(torch.ops.aten)`: it depends on what was looked up before.
     for qualified in torch._C._dispatch_get_all_op_names():
         namespace, _, name = qualified.partition("::")
         packet, _, overload = name.partition(".")
@@ -41,13 +41,13 @@ def overloads() -> list[str]:
 
 
 def overload_of(name: str) -> torch._ops.OpOverload:
-    """The overload of a name."""
+    """The overload with this name."""
     _, packet, overload = name.split(".")
     return getattr(getattr(torch.ops.aten, packet), overload)
 
 
 class _Recorder(TorchDispatchMode):
-    """Keeps the calls of core overloads while eager runs, the most different ones of each."""
+    """Records calls of core overloads while eager runs: one per kind, at most `_PER_OVERLOAD` per overload."""
 
     def __init__(self, wanted: frozenset[str]) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def _plain(call: Call) -> bool:
-    """Whether a call can be kept, and has something to compute in a type that has a place in OpenVINO."""
+    """Whether a call can be stored, and has only non-empty dense tensors and no float64 or complex types."""
     wide = {torch.float64, torch.complex64, torch.complex128, torch.complex32}
     leaves = pytree.tree_leaves((call.args, call.kwargs))
     if not all(isinstance(leaf, _KEEPS) or leaf is None for leaf in leaves):
@@ -76,13 +76,13 @@ def _plain(call: Call) -> bool:
 
 
 def _kind(call: Call) -> str:
-    """Calls of one kind differ in sizes and values only."""
+    """Identifies a kind of call; calls of one kind differ in sizes and values only."""
     leaves = pytree.tree_leaves((call.args, call.kwargs))
     return str([(x.dtype, x.dim()) if isinstance(x, torch.Tensor) else type(x).__name__ for x in leaves])
 
 
 def record() -> dict[str, list[Call]]:
-    """Runs op_db in eager float32 (integers and booleans where that is all an operator has) and keeps the calls."""
+    """Runs op_db in eager and records the calls, in the first of `DTYPES` that each operator supports."""
     recorder = _Recorder(frozenset(overloads()))
     for name in op_infos():
         for dtype in supported(name)[:1]:
@@ -91,7 +91,7 @@ def record() -> dict[str, list[Call]]:
                     try:
                         function(*call.args, **call.kwargs)
                     except Exception:
-                        # A sample that eager refuses leaves nothing to record.
+                        # Eager refuses this sample: nothing to record.
                         continue
     return {name: list(calls.values()) for name, calls in recorder.found.items()}
 
@@ -100,7 +100,7 @@ def _runs(name: str, dtype: str) -> Iterator[tuple[Any, Call]]:
     try:
         calls = calls_of(name, dtype, _PER_OPERATOR)
     except Exception:
-        # A few OpInfos need packages that are not installed to make their samples.
+        # A few OpInfos need packages that are not installed to create their samples.
         return
     for call in calls:
         yield function_of(name), call
@@ -109,7 +109,7 @@ def _runs(name: str, dtype: str) -> Iterator[tuple[Any, Call]]:
 def _function(name: str) -> Callable[..., Any]:
     op = overload_of(name)
     if name.startswith("aten.sym_"):
-        # A size is no tensor: what is computed with it is.
+        # The output must be a tensor; a size is none.
         return lambda x, *args: x + int(op(x, *args))
     if name.split(".")[1] in _STATISTICS_FOLLOW:
         return lambda *args, **kwargs: op(*args, **kwargs)[0]
@@ -117,7 +117,7 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def run(name: str, recorded: list[Call]) -> Outcome:
-    """One overload with its recorded and handcrafted samples."""
+    """Runs one overload on its handcrafted and recorded samples."""
     op = _function(name)
     calls = [*SAMPLES.get(name, list)(), *recorded]
     if not calls:
@@ -126,6 +126,6 @@ def run(name: str, recorded: list[Call]) -> Outcome:
 
 
 def save_recorded(path: str) -> None:
-    """Records in this process, and leaves the calls to the workers."""
+    """Records in this process and saves the calls for the workers."""
     torch.set_num_threads(1)
     torch.save(record(), path)

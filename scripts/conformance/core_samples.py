@@ -9,7 +9,7 @@ from conformance.cases import Call
 
 
 def _calls(*samples: Any) -> Callable[[], list[Call]]:
-    """Samples as tuples of arguments, keyword arguments last where there are any."""
+    """Samples as tuples of arguments; a dict at the end holds keyword arguments."""
 
     def made() -> list[Call]:
         found = []

@@ -1,4 +1,4 @@
-"""Numbers behind an operator: OpenVINO computes them in the operator's kernel where it can, and sometimes wrongly."""
+"""Arithmetic after an operator: OpenVINO fuses it into the operator's kernel where it can, sometimes wrongly."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,14 +10,14 @@ Function = Callable[..., Any]
 
 
 def _along(value: torch.Tensor, dim: int) -> torch.Tensor:
-    """A different number for each position of a dimension; made in the graph, where it becomes a constant."""
+    """A different number for each position along a dimension; built in the graph, where it becomes a constant."""
     numbers = torch.arange(1, value.shape[dim] + 1, dtype=value.dtype)
     shape = [1] * value.dim()
     shape[dim] = value.shape[dim]
     return numbers.reshape(shape)
 
 
-# One for each output: with two users OpenVINO keeps a result apart.
+# One per output: OpenVINO does not fuse a result that has two users.
 TAILS: tuple[Function, ...] = (
     lambda value: value / 3,
     lambda value: value * _along(value, value.dim() - 1),
@@ -27,7 +27,7 @@ TAILS: tuple[Function, ...] = (
 
 
 def followed(function: Function) -> Function:
-    """The operator with numbers behind each of its numeric outputs; the output's shape decides which."""
+    """The operator followed by arithmetic on each numeric output; the output's shape decides which."""
 
     def follow(value: Any) -> Any:
         numbers = isinstance(value, torch.Tensor) and value.layout is torch.strided and value.dtype is not torch.bool

@@ -1,4 +1,4 @@
-"""What came of an operator's samples, in one word with its reasons."""
+"""The outcome of an operator's samples: one word with its reasons."""
 
 import re
 from collections.abc import Iterable
@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 import torchserve_openvino as tov
 
-# From best to worst. `no_work`: a view or nothing at all, which no backend computes.
+# From best to worst. `no_work`: a view or an empty result, nothing to compute.
 ON_OPENVINO = ("openvino", "decomposed")
 NO_WORK = "no_work"
 OUTCOMES = (*ON_OPENVINO, NO_WORK, "mixed", "fallback", "not_traceable", "eager_refuses")
 FAILURES = ("WRONG", "CRASH", "TIMEOUT")
-# Of the support table: an empty tensor is no reason to call an operator unsupported.
+# A reason from the support table: an empty tensor does not make an operator unsupported.
 _EMPTY = "nothing to compute"
 _REASON_LENGTH = 160
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one operator in one dtype, or of one sample.
+    """The outcome of one operator in one dtype, or of one sample.
 
     Attributes:
         name: One of `OUTCOMES` or `FAILURES`.
@@ -33,10 +33,10 @@ class Outcome:
 
 
 def judge(report: tov.CompileReport, decomposed: bool) -> Outcome:
-    """Of a report whose answers were right.
+    """The outcome of samples whose answers were correct.
 
     Args:
-        report: Of the compiled samples.
+        report: Report of the compiled samples.
         decomposed: Whether an operator of the lowered graph came from a decomposition.
     """
     summary = report.summary
@@ -53,7 +53,7 @@ def judge(report: tov.CompileReport, decomposed: bool) -> Outcome:
 
 
 def _all_refused(report: tov.CompileReport) -> bool:
-    """Whether what OpenVINO ran fell back at the call."""
+    """Whether every partition fell back to eager at the call."""
     failed = {f.op for f in report.fallbacks if f.kind == "runtime_failed"}
     return bool(failed) and len(failed) >= report.summary.partitions
 
@@ -76,11 +76,11 @@ def merge(outcomes: Iterable[Outcome]) -> Outcome:
 
 
 def short(op: str, reason: str) -> str:
-    """A reason that is the same on every machine: no paths, lines or addresses, and not longer than a line."""
+    """Shortens a reason to one line that is the same on every machine: no paths, line numbers or addresses."""
     failed = "FrontEnd API failed" in reason or "OpConversionFailure" in reason or "Check '" in reason
     said = "its conversion fails" if failed else reason.split("\n", maxsplit=1)[0]
     said = re.sub(r"0x[0-9a-f]+|[\w/.-]*/[\w.-]+\.(py|cpp|hpp)(:\d+)?|graph \d+ / ", "", said)
-    # A frame is named by its file, which is another on every machine.
+    # A frame is named after its file, whose path differs between machines.
     nameless = op in {"python", "whole call", "a function"} or "openvino_" in op or ".py:" in op
     prefix = "" if op in said or nameless else f"{op}: "
     return f"{prefix}{said}"[:_REASON_LENGTH].strip()

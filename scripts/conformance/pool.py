@@ -1,4 +1,4 @@
-"""Workers in processes of their own: a crash or a hang costs one case and a restart."""
+"""Worker processes: a crash or a hang costs one case and a restart."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,10 +18,10 @@ def run_all(
     """Runs tasks in worker processes.
 
     Args:
-        tasks: In this order, as workers become free.
-        jobs: Worker processes.
-        seconds: Limit for one task; what takes longer is a `TIMEOUT`.
-        done: Called with each outcome; called from several threads, one at a time.
+        tasks: Started in this order as workers become free.
+        jobs: Number of worker processes.
+        seconds: Limit for one task; beyond it the outcome is `TIMEOUT`.
+        done: Called with each outcome, from several threads but one at a time.
     """
 
     def tell(task: dict[str, Any], answer: dict[str, Any] | Lost) -> None:

@@ -1,7 +1,7 @@
 """Runs an operator's samples through `tov.compile` and compares them with eager.
 
-All samples go through Dynamo in one graph, which costs one compilation. Only where that leaves a question (a wrong
-value, an exception, a failed conversion) is each sample compiled by itself.
+All samples share one graph, which costs one compilation. If that is inconclusive (a wrong value, an exception, a failed
+conversion), each sample is compiled by itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,14 +17,14 @@ from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.backend.instrumentation import Instrumentation, Observation
 from torchserve_openvino.ops import does_work, op_name
 
-# Several processes share the machine; small graphs are what is asked about.
+# Several processes share the machine; small graphs must reach OpenVINO.
 _OPTIONS = {"min_partition_us": 0, "config": {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}}
-# Of these one graph tells the same as many.
+# With only these fallbacks, one graph for all samples is as conclusive as one for each.
 _CLEAR = frozenset({"unsupported_op", "disabled_op"})
 
 
 class _Decomposed:
-    """Sees whether a decomposition made an operator of a graph."""
+    """Detects whether a graph has operators from decompositions, and random operators."""
 
     def __init__(self) -> None:
         self.seen = False
@@ -41,7 +41,7 @@ class _Decomposed:
 
 
 Settle = Callable[[Call, Any], Any]
-# How a mode calls `tov.compile`.
+# Compile arguments of each mode.
 MODES: dict[str, dict[str, Any]] = {
     "static": {},
     "dynamic": {"dynamic": True},
@@ -51,7 +51,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 class _AsModule(torch.nn.Module):
-    """torch.export takes modules only."""
+    """A function as a module, which torch.export requires."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
         super().__init__()
@@ -68,13 +68,13 @@ def run_calls(
     settle: Settle | None = None,
     mode: str = "static",
 ) -> Outcome:
-    """Compiles, runs and judges.
+    """Compiles and runs samples, and judges the result.
 
     Args:
         function: The operator.
         calls: Its samples.
-        values: False where eager's own values are arbitrary.
-        settle: Takes out of an answer what torch leaves open.
+        values: False if eager's own values are arbitrary.
+        settle: Removes from an answer what torch leaves open.
         mode: One of `MODES`.
     """
     usable, expected = [], []
@@ -99,7 +99,7 @@ def run_calls(
 
 
 def _tracer_fails(run: Callable[..., Any], calls: Sequence[Call], mode: str) -> bool:
-    """Whether tracing raises with any backend, or torch.export's own program where eager PyTorch answers."""
+    """Whether torch fails without OpenVINO: Dynamo with the eager backend, or torch.export's own program."""
     torch._dynamo.reset()
     samples = [(c.args, c.kwargs) for c in map(Call.cloned, calls)]
     try:
@@ -116,7 +116,7 @@ def _tracer_fails(run: Callable[..., Any], calls: Sequence[Call], mode: str) -> 
 def _traced_wrong(
     run: Callable[..., Any], calls: Sequence[Call], expected: list[Any], values: bool, settle: Settle | None, mode: str
 ) -> bool:
-    """Whether torch.compile answers otherwise than eager without any backend: a fault of its tracing."""
+    """Whether torch.compile's own tracing, without OpenVINO, gives a wrong answer."""
     if mode == "export":
         return False
     torch._dynamo.reset()
@@ -129,14 +129,14 @@ def _traced_wrong(
 
 
 def _as_exact(function: Callable[..., Any], calls: Sequence[Call], got: Any) -> bool:
-    """Whether a float16 answer is float32's, which eager's own float16 misses: it rounds or overflows on its way."""
+    """Whether a float16 answer matches the float32 result, where eager's float16 rounds or overflows on the way."""
     if not any(isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float16 for leaf in pytree.tree_leaves(got)):
         return False
     try:
         with torch.no_grad():
             exact = [function(*wide.args, **wide.kwargs) for wide in map(_widened, calls)]
     except Exception:
-        # Not every operator takes its arguments in float32 (an explicit dtype, for one): eager's float16 decides then.
+        # Not every operator runs in float32 (an explicit dtype, for one): eager's float16 decides then.
         return False
     rounded = pytree.tree_map_only(torch.Tensor, lambda t: t.half() if t.dtype is torch.float32 else t, exact)
     return not difference(got, rounded)
@@ -169,7 +169,7 @@ def _run(
     mode: str,
     last: bool = False,
 ) -> Outcome | None:
-    """Some samples in one graph; None where they must be asked one by one."""
+    """Runs samples in one graph; None if they must run one by one."""
     torch._dynamo.reset()
     observer = _Decomposed()
 

@@ -1,4 +1,4 @@
-"""The checked-in tables: what each operator came to, one line an operator, so that a diff names what changed."""
+"""The checked-in tables of outcomes: one line per operator, so that a diff names what changed."""
 
 import json
 from collections import Counter
@@ -10,34 +10,34 @@ import torch
 
 from conformance.outcome import FAILURES, NO_WORK, ON_OPENVINO, OUTCOMES
 
-# Operator to dtype (or `core`) to outcome with its reasons.
+# Maps operator and dtype (or `core`) to an outcome with its reasons.
 Table = dict[str, dict[str, str]]
 
 FOLDER = Path(__file__).resolve().parents[2] / "tests" / "conformance"
 OP_DB = FOLDER / "op_db.json"
 CORE = FOLDER / "core_aten.json"
 SUMMARY = FOLDER / "SUMMARY.md"
-# Better ones first; what is not there is as bad as it gets.
+# Better outcomes first; unknown ones rank last.
 _RANK = {name: rank for rank, name in enumerate(OUTCOMES)}
 
 
 def op_db_path(mode: str) -> Path:
-    """The table of a mode."""
+    """Path of a mode's table."""
     return OP_DB if mode == "static" else FOLDER / f"op_db_{mode}.json"
 
 
 def versions() -> dict[str, str]:
-    """What a table was made with."""
+    """The versions that a table is made with."""
     return {"torch": torch.__version__, "openvino": openvino.get_version().split("-")[0]}
 
 
 def read(path: Path) -> Table:
-    """A checked-in table; empty where there is none."""
+    """Reads a checked-in table; empty if there is none."""
     return json.loads(path.read_text(encoding="utf-8"))["outcomes"] if path.exists() else {}
 
 
 def write(path: Path, table: Table) -> None:
-    """Sorted, one operator a line."""
+    """Writes a table, sorted, one line per operator."""
     lines = [f"  {json.dumps(name)}: {json.dumps(dict(sorted(table[name].items())))}" for name in sorted(table)]
     body = ",\n".join(lines)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,12 +45,12 @@ def write(path: Path, table: Table) -> None:
 
 
 def outcome_name(entry: str) -> str:
-    """``fallback`` of ``fallback: aten.bincount.default ...``."""
+    """The outcome of an entry: ``fallback`` for ``fallback: aten.bincount.default ...``."""
     return entry.split(":", 1)[0]
 
 
 def counts(table: Table) -> dict[str, Counter[str]]:
-    """How often each outcome came, by dtype."""
+    """Number of entries with each outcome, by dtype."""
     found: dict[str, Counter[str]] = {}
     for entries in table.values():
         for dtype, entry in entries.items():
@@ -59,13 +59,13 @@ def counts(table: Table) -> dict[str, Counter[str]]:
 
 
 def share(table: Table) -> float:
-    """The part of all entries with something to compute that ran on OpenVINO, whole or decomposed; 0..1."""
+    """Share (0..1) of the entries other than `no_work` that ran on OpenVINO, whole or decomposed."""
     names = [outcome_name(entry) for entries in table.values() for entry in entries.values()]
     return sum(name in ON_OPENVINO for name in names) / max(1, sum(name != NO_WORK for name in names))
 
 
 def compare(fresh: Table, known: Table) -> tuple[list[str], list[str]]:
-    """What got worse (or was wrong), and what got better, in sentences.
+    """Regressions (with all failures) and improvements, as text.
 
     Args:
         fresh: Outcomes of this run, perhaps of some operators only.
@@ -87,11 +87,11 @@ def _rank(name: str) -> int:
 
 
 def summary(op_db: Mapping[str, Table], core: Table) -> str:
-    """The tables' figures in Markdown.
+    """Summary of the tables in Markdown.
 
     Args:
-        op_db: Mode to its table.
-        core: Of the core ATen overloads.
+        op_db: Tables by mode.
+        core: Table of the core ATen overloads.
     """
     made = versions()
     op_db = {mode: table for mode, table in op_db.items() if table}

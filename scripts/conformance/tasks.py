@@ -1,4 +1,4 @@
-"""What a worker can be asked for, as plain data."""
+"""Tasks for a worker, as plain data."""
 
 import functools
 from typing import Any
@@ -17,12 +17,12 @@ def op_task(
     """An operator of op_db in one dtype and mode.
 
     Args:
-        name: op_db's.
+        name: Name in op_db.
         dtype: One of `cases.DTYPES`.
-        samples: How many at most.
-        extremes: Whether extreme values are among those of torch's samples.
+        samples: Maximum number of samples.
+        extremes: Whether to insert extreme values into torch's samples.
         mode: One of `run_case.MODES`.
-        followed: Whether numbers follow the operator; see `followed.py`.
+        followed: Whether arithmetic follows the operator; see `followed.py`.
     """
     return {"kind": "op", "name": name, "dtype": dtype, "samples": samples, "extremes": extremes, "mode": mode,
             "followed": followed}  # fmt: skip
@@ -42,7 +42,7 @@ def run(task: dict[str, Any]) -> Outcome:
     base = name.split(".")[0] if name.split(".")[0] in cases.UNINITIALISED else name
     settle = functools.partial(cases.settled, name)
     function = cases.function_of(name)
-    # An index that names one of several equal values is compared by the value, which numbers would move.
+    # Indices of tied values are compared by the values they select, which the arithmetic would change.
     if task["followed"] and name not in cases.TIES:
         function = followed(function)
     return run_calls(function, calls, base not in cases.UNINITIALISED, settle, task["mode"])

@@ -1,4 +1,4 @@
-"""A process that runs cases: one JSON line in, one JSON line out. What kills it kills no other case."""
+"""A process that runs cases: one JSON line in, one JSON line out. A crash affects one case only."""
 
 import sys
 from pathlib import Path

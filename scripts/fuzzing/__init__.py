@@ -1,1 +1,1 @@
-"""The composition fuzzer: random models through this package, compared with eager PyTorch."""
+"""The composition fuzzer: runs random models through this package and compares them with eager PyTorch."""

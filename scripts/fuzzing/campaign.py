@@ -1,4 +1,4 @@
-"""Many programs: who runs them, what failed, where it is written."""
+"""Runs many programs in worker processes; collects, shrinks and writes the failures."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from isolation import pool
 from isolation.process import Lost
 
 _WORKER = Path(__file__).with_name("worker.py")
-# Dynamo and OpenVINO keep some memory for each model.
+# Dynamo and OpenVINO keep some memory per model.
 _MODELS_PER_PROCESS = 150
 
 
 @dataclass
 class Failure:
-    """One model that was not as in eager PyTorch.
+    """A model that differs from eager PyTorch.
 
     Attributes:
         name: Seed and number, or the name of a stored case.
-        kind: Of difference.
+        kind: Kind of difference.
         detail: What differs.
         program: The shrunk program.
         signature: Equal for failures that look alike.
@@ -51,13 +51,13 @@ class Campaign:
 
     Attributes:
         limit: Seconds for one model.
-        shrink_seconds: For one failure; 0 leaves failing programs as they are.
-        ignored: Kinds that are no failure.
-        seconds: After which no further model is started; 0 is no limit.
-        mutant: The deliberate fault to run with.
-        stop_at_first: Whether one failure is enough.
-        counts: Outcomes to how many models had them.
-        cpu_seconds: That models took, apart from shrinking.
+        shrink_seconds: Seconds for one failure; 0 disables shrinking.
+        ignored: Kinds that do not count as failures.
+        seconds: Time after which no model is started; 0 means no limit.
+        mutant: The deliberate fault to inject.
+        stop_at_first: Whether to stop at the first failure.
+        counts: Number of models by outcome.
+        cpu_seconds: CPU time of the models, without shrinking.
     """
 
     seed: int
@@ -90,7 +90,7 @@ class Campaign:
         self._run([{"name": path.stem, "program": json.loads(path.read_text("utf-8"))["program"]} for path in paths])
 
     def distinct(self) -> list[Failure]:
-        """The first of each kind of failure that looks alike."""
+        """The first failure of each signature."""
         return list({failure.signature: failure for failure in reversed(self.failures)}.values())[::-1]
 
     def to_dict(self) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class Campaign:
         if not kind or kind in self.ignored:
             return
         if self.mutant and failure_kind(ask({**task, "mutant": ""})):
-            # Without the deliberate fault it fails as well.
+            # It also fails without the deliberate fault.
             return
         data = answer.get("program") if isinstance(answer, dict) else None
         if data is None:

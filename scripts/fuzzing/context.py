@@ -1,4 +1,4 @@
-"""A program while it is written: each line runs in eager PyTorch at once, so that shapes and types are known."""
+"""A program under construction: each line runs in eager PyTorch at once, so that shapes and types are known."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fuzzing.values import arguments
 
 MAX_INPUTS = 6
 MAX_NUMEL = 4096
-# Values stay where float32 and float16 have digits to spare: what overflows tells nothing about a compiler.
+# Values stay well within the range of float32 and float16: an overflow says nothing about a compiler.
 _MAX_FLOAT = {torch.float32: 1e3, torch.float64: 1e3, torch.bfloat16: 1e3, torch.float16: 1e2}
 _MAX_INT = 1 << 20
-# Multiples of it, up to `_MAX_EXACT`, are added and multiplied without rounding.
+# Multiples of 1 / `_GRID`, up to `_MAX_EXACT`, are added and multiplied without rounding.
 _GRID = 64.0
 _MAX_EXACT = 2048.0
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -27,12 +27,12 @@ Condition = Callable[[Val], bool]
 
 
 class Context:
-    """What the registry's entries build with.
+    """What the registry's entries build programs with.
 
     Args:
-        rng: All choices come from it.
-        mode: How the program will be run.
-        dtype: The float type that most of it has.
+        rng: Source of all choices.
+        mode: How the program will run.
+        dtype: Float type of most values.
     """
 
     def __init__(self, rng: random.Random, mode: Mode, seed: int, dtype: str) -> None:
@@ -59,17 +59,17 @@ class Context:
         return self.rng.choice(options)
 
     def integer(self, low: int, high: int) -> int:
-        """From ``low`` to ``high``, both included."""
+        """An integer from ``low`` to ``high``, both included."""
         return self.rng.randint(low, high)
 
     def dim_of(self, value: Val) -> int:
-        """One of a value's dimensions, perhaps counted from the end."""
+        """One of a value's dimensions, possibly counted from the end."""
         if not value.dim:
             raise Skip
         return self.rng.randrange(-value.dim, value.dim)
 
     def take(self, *conditions: Condition) -> Val:
-        """One of the values that meet all conditions; rather a new or unused one.
+        """A value that meets all conditions, preferably a recent or unused one.
 
         Raises:
             Skip: There is none.
@@ -83,7 +83,7 @@ class Context:
     # Adding
 
     def input(self, shape: Sequence[Size], dtype: str, kind: str, low: Size = 0, high: Size = 4) -> Val:
-        """An argument of `forward` with these values, new or old."""
+        """An argument of `forward` with these properties, new or existing."""
         wanted = (tuple(shape), dtype, kind, low, high)
         for known in self.inputs:
             if (known.shape, known.dtype, known.kind, known.low, known.high) == wanted and self.chance(0.4):
@@ -95,7 +95,7 @@ class Context:
         return self._add_input(spec)
 
     def twin_input(self) -> Val:
-        """An argument that is another one."""
+        """An argument that is the same tensor as another one."""
         if not self.inputs or len(self.inputs) >= MAX_INPUTS:
             raise Skip
         first = self.choice(self.inputs)
@@ -106,7 +106,7 @@ class Context:
         if spec.same_as:
             tensor = self.env[spec.same_as]
         else:
-            # Position and seed are those of the finished program.
+            # The values depend on seed and position, which must be those of the finished program.
             blank = [Input(f"_{i}", (1,), "float32") for i in range(len(self.inputs) - 1)]
             program = Program(self.seed, (*blank, spec), {}, (), (), "", self.mode)
             tensor = arguments(program, "A", self.mode.grad == "grad")[-1]
@@ -114,7 +114,7 @@ class Context:
         return self._value(spec.name, tensor, exact)
 
     def attribute(self, prefix: str, code: str) -> str:
-        """A module, buffer or plain attribute of the model; its name."""
+        """Adds a module, parameter, buffer or plain attribute to the model; returns its name."""
         name = f"{prefix}{len(self.state)}"
         if code.startswith("self."):
             code = code.replace("NAME", name)
@@ -130,14 +130,14 @@ class Context:
         return name
 
     def buffer(self, code: str) -> str:
-        """A buffer with these values; its name."""
+        """Adds a buffer with these values; returns its name."""
         return self.attribute("b", f'self.register_buffer("NAME", {code})')
 
     def add(self, op: str, draft: Draft) -> None:
         """Runs a line and keeps it.
 
         Raises:
-            Skip: Eager refuses it, or its values say nothing.
+            Skip: Eager refuses it, or its values are unusable.
         """
         names = [f"v{self._names + i}" for i in range(draft.out)]
         args = tuple(value.name for value in draft.args)
@@ -208,7 +208,7 @@ class Context:
 
 
 def plain_cond(predicate: torch.Tensor, if_true: Any, if_false: Any, operands: tuple[Any, ...]) -> Any:
-    """What `torch.cond` means, without compiling anything as it does in eager mode."""
+    """`torch.cond` in plain Python; the real one compiles even in eager mode."""
     return (if_true if bool(predicate) else if_false)(*operands)
 
 

@@ -1,4 +1,4 @@
-"""What each value of a program is, as far as another program needs it to pass it in."""
+"""Describes each value of a program well enough for another program to take it as an input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fuzzing.values import arguments
 
 
 def describe(program: Program) -> dict[str, dict[str, Any]]:
-    """Names of values to the fields of `reduce.Known`."""
+    """Maps names of values to the fields of `reduce.Known`."""
     first, second = _values(program, "A"), {}
     if program.mode.sizes[0] != program.mode.sizes[1]:
         second = _values(program, "C")
@@ -42,7 +42,7 @@ def _values(program: Program, step: str) -> dict[str, torch.Tensor]:
             try:
                 exec(line_source(line), space)
             except Exception:
-                # What comes before it is known all the same.
+                # The values before this line are still known.
                 break
             seen |= {name: space[name].clone() for name in line.out if isinstance(space[name], torch.Tensor)}
     return {i.name: space[i.name] for i in program.inputs} | seen

@@ -1,4 +1,4 @@
-"""What entries of the registry take and give: values of the program so far, and a line to be added."""
+"""What entries of the registry take and return: values of the program so far, and a line to add."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class Skip(Exception):
 
 @dataclass
 class Draft:
-    """A line to be added.
+    """A line to add.
 
     Attributes:
         code: As `Line.code`.
-        args: Values; other things than values stand in ``code``.
-        exact: ``move`` rounds nothing, ``arith`` nothing on values of the grid, ``no`` rounds.
-        out: How many values it gives; 0 is a statement.
-        writes: Positions of arguments written to.
+        args: Values; all other arguments are part of ``code``.
+        exact: ``move`` never rounds, ``arith`` does not round values on the grid, ``no`` may round.
+        out: Number of values that it defines; 0 for a statement.
+        writes: Positions of arguments that it writes to.
         uses: As `Line.uses`.
-        loose: Whether infinities may come out of it.
+        loose: Whether infinite results are allowed.
     """
 
     code: str
@@ -37,7 +37,7 @@ class Draft:
 
 @dataclass
 class Val:
-    """A value of the program, with what eager computed for it."""
+    """A value of the program, with its tensor in eager."""
 
     name: str
     tensor: torch.Tensor
@@ -46,7 +46,7 @@ class Val:
 
     @property
     def exact(self) -> bool:
-        """Whether every correct implementation has its very bits."""
+        """Whether every correct implementation computes the same bits."""
         return storage_of(self.tensor) in self.exact_storages
 
     @property
@@ -75,5 +75,5 @@ class Val:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Which memory a tensor lies in."""
+    """Identifies the memory of a tensor."""
     return tensor.untyped_storage().data_ptr() or id(tensor)

@@ -1,4 +1,4 @@
-"""A random program for a seed: how it will run, its inputs, 3 to 25 operators, and what it returns."""
+"""Generates a random program from a seed: how it runs, its inputs, 3 to 25 operators, and what it returns."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ OPEN = ("sizes", "ones")
 GRADS = ("no_grad", "inference_mode", "grad")
 _SHAPES = (["B", 4], ["B", "S"], ["B", "S", 4], ["B", "S", 6], ["B", 2, "S", 5], ["B", 3, 4, 4], [4], [3, 5], ["S"], [])
 _LEAST, _MOST = 3, 25
-# Share of programs with two sets of sizes that are run with open ones.
+# Share of programs with two sets of sizes that run with open sizes.
 _OPEN = 0.2
-# Attempts for each line: most operators fit some value.
+# Attempts per line: most operators fit some value.
 _ATTEMPTS = 12
 
 
 def draw_mode(rng: random.Random) -> Mode:
-    """How a program runs."""
+    """Draws how a program runs."""
     backend = rng.choices(BACKENDS, [5, 2, 2])[0]
-    # A symbolic trace takes five times as long.
+    # Tracing with symbolic sizes takes five times as long.
     shapes = rng.choices(SHAPES, [6, 1, 2])[0]
     frozen = rng.random() < 0.35
     grad = rng.choices(GRADS, [5, 3, 2])[0]
@@ -43,7 +43,7 @@ def draw_mode(rng: random.Random) -> Mode:
         second = first
     steps = {"static": "ABA", "dynamic": "ACBA", "both": "ACDBA"}[shapes]
     if frozen:
-        # A frozen call is recorded by two that are equal, and used from the third on.
+        # Two equal calls record a frozen call, which is used from the third on.
         steps = {"static": "AABA", "dynamic": "AACBCDA", "both": "AACCDBA"}[shapes]
     elif rng.random() < 0.2:
         steps += "WAB"
@@ -57,7 +57,7 @@ def draw_mode(rng: random.Random) -> Mode:
 
 
 def generate(seed: int, index: int) -> Program:
-    """Model ``index`` of a seed: the same in every process, whatever ran before it."""
+    """Model ``index`` of a seed: the same in every process, independent of what ran before."""
     rng = random.Random(f"{seed}:{index}")
     while True:
         mode = draw_mode(rng)
@@ -65,7 +65,7 @@ def generate(seed: int, index: int) -> Program:
         if program is not None:
             break
     mode = program.mode
-    # Drawn apart: the programs of a seed stay whatever share of them is run so.
+    # Drawn separately, so that `_OPEN` does not change the programs of a seed.
     apart = random.Random(f"{seed}:{index}:open")
     if mode.backend != "export" and mode.sizes[0] != mode.sizes[1] and apart.random() < _OPEN:
         return opened(program, apart.choice(OPEN))
@@ -73,7 +73,7 @@ def generate(seed: int, index: int) -> Program:
 
 
 def opened(program: Program, kind: str) -> Program:
-    """The same program in one graph for several sizes; see `Mode.open`."""
+    """The same program with one graph for several sizes; see `Mode.open`."""
     mode, (first, second) = program.mode, program.mode.sizes
     if first == second:
         second = {name: size + 1 for name, size in first.items()}
@@ -136,7 +136,7 @@ def _finished(g: Context, rng: random.Random, mode: Mode, seed: int) -> Program:
 
 
 def _returned(g: Context, rng: random.Random, chosen: Sequence[Val]) -> tuple[str, ...]:
-    """The returned expressions: tensors, inputs, views, the same twice, constants."""
+    """The returned expressions: values, inputs, views, duplicates, constants."""
     parts = [value.name for value in chosen]
     value = rng.choice(g.values)
     extra = rng.random()

@@ -1,4 +1,4 @@
-"""Whether two observations are the same, within what precision allows."""
+"""Compares two observations within floating-point precision."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from fuzzing.observe import Observation
 from torchserve_openvino.backend.runtime.compare import largest_allowed, widened
 
-# A difference of this share of an output's size that disturbance alone makes says that nothing can be compared.
+# If disturbance alone moves a tensor by more than this share of its largest value, its values are not compared.
 _ILL_CONDITIONED = 0.2
-# Disturbances are random; real roundings are correlated and of other sizes.
+# Disturbances are random; real rounding errors are correlated and of other sizes.
 _NOISE_FACTOR = 16.0
-# Said of NaN where eager has a number.
+# Marks a description in which ours has NaN and eager has a number.
 MADE_NAN = "NaN that eager does not have"
-# These are looked for once everything else is right.
+# Any other difference takes precedence over these.
 SOFT = frozenset({"stride", "alias"})
 KINDS = (
     "crash",
@@ -40,14 +40,14 @@ def difference(
     strict: bool = False,
     layouts: bool = True,
 ) -> tuple[str, str]:
-    """Kind and description of the first difference; two empty strings where there is none.
+    """Kind and description of the first difference; two empty strings if there is none.
 
     Args:
-        ours: The compiled model's.
-        eager: The model's own.
-        noise: For each tensor the difference that disturbed eager runs show.
-        strict: Whether strides are compared where memory has gaps too, as for a slice of a value.
-        layouts: Whether strides of values are compared at all; torch.export promises none.
+        ours: Observation of the compiled model.
+        eager: Observation of the eager model.
+        noise: For each tensor, the difference that disturbed eager runs show.
+        strict: Whether to compare strides also where memory has gaps, as in a slice.
+        layouts: Whether to compare strides of computed outputs; torch.export promises none.
     """
     if eager.error:
         return ("", "") if ours.error else ("no_error", f"eager raises {eager.error}, ours answers")
@@ -82,7 +82,7 @@ def difference(
 
 
 def noise_of(clean: Observation, disturbed: Sequence[Observation]) -> dict[str, float]:
-    """What disturbance does to each tensor: infinite where it makes comparing pointless."""
+    """How far disturbance moves each tensor; infinite if a comparison is pointless."""
     found: dict[str, float] = {}
     for name, tensor in clean.tensors.items():
         worst = 0.0
@@ -145,7 +145,7 @@ def _same_layout(shape: torch.Size, a: tuple[int, ...], b: tuple[int, ...]) -> b
 
 
 def _dense(shape: torch.Size, strides: tuple[int, ...]) -> bool:
-    """Whether the elements fill their memory, in any order of dimensions: what torch.compile keeps."""
+    """Whether the elements fill their memory without gaps, in any order of dimensions, which torch.compile keeps."""
     expected = 1
     for size, stride in sorted(zip(shape, strides, strict=True), key=lambda pair: pair[1]):
         if size == 1:

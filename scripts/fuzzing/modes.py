@@ -1,4 +1,4 @@
-"""Filters of the command line: the program stays, the way it is run is what is asked for."""
+"""Command-line filters, which change how a program runs but not the program."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ NAMES = (*BACKENDS, *SHAPES, *GRADS, "frozen", "guarded", "train", "eval", *(f"o
 
 
 def parse(text: str) -> dict[str, Any]:
-    """What ``--mode`` asks for: names by comma.
+    """Parses ``--mode``: names separated by commas.
 
     Raises:
-        ValueError: A name is none of `NAMES`.
+        ValueError: A name is not in `NAMES`.
     """
     filters: dict[str, Any] = {}
     for name in filter(None, text.split(",")):
@@ -37,6 +37,6 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def changed(program: Program, filters: dict[str, Any]) -> Program:
-    """The program as the filters want it run."""
+    """The program, to be run as the filters say."""
     program = program.with_mode(**filters) if filters else program
     return opened(program, filters["open"]) if "open" in filters else program

@@ -1,6 +1,6 @@
-"""Deliberate faults of this package: each is put in place for one program, to see that the fuzzer finds it.
+"""Deliberate faults of this package: each is injected while a program runs, to check that the fuzzer finds it.
 
-To add one, name the attributes that it replaces and what stands there instead; the table's order is that of the report.
+To add one, name the attributes that it replaces and their replacements. The report keeps the table's order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 
 _BACKEND = "torchserve_openvino.backend"
-# Gets what stood there before, and gives what stands there now.
+# Maps an attribute's original value to its replacement.
 Replacement = Callable[[Any], Any]
 
 
@@ -24,9 +24,9 @@ class Mutant:
     """One fault.
 
     Attributes:
-        says: What is wrong then.
+        says: What goes wrong.
         changes: Pairs of an attribute, ``module:path`` below the backend, and its replacement.
-        mode: Of the programs that can show it, as ``--mode`` takes it; others are not run.
+        mode: The mode that shows it, in the syntax of ``--mode``; all programs run in it.
     """
 
     says: str
@@ -35,7 +35,7 @@ class Mutant:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The package with this fault."""
+        """Injects the fault."""
         with ExitStack() as stack:
             for path, replacement in self.changes:
                 module_name, _, attribute = path.partition(":")
@@ -49,7 +49,7 @@ class Mutant:
 
 
 def _does(answer: Any) -> Replacement:
-    """A function that does nothing but answer this."""
+    """A replacement that does nothing but return ``answer``."""
     return lambda _: lambda *args, **kwargs: answer
 
 

@@ -1,4 +1,4 @@
-"""What a call showed: answers, what became of inputs and of the module's state, gradients, and who aliases whom."""
+"""What a call did: its outputs, effects on inputs and module state, gradients, and aliasing."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch.utils import _pytree as pytree
 
 @dataclass
 class Observation:
-    """Of one call.
+    """Observation of one call.
 
     Attributes:
-        error: Class and message of the exception; empty where there was none.
-        structure: Of the answer, as text, with what is no tensor in it.
-        tensors: ``output 0``, ``input x0``, ``state b0``, ``grad x0`` to copies of their values.
-        strides: Of outputs.
-        aliases: Pairs of names of an output and something else: ``same`` object or ``alias``.
-        requires_grad: Of outputs and inputs.
-        written_with_grad: Whether something that requires a gradient was written into an input.
+        error: Class and message of the exception; empty if there was none.
+        structure: Structure of the answer as text, with all values that are not tensors.
+        tensors: Copies of values by name: ``output 0``, ``input x0``, ``state b0``, ``grad x0``.
+        strides: Strides of outputs.
+        aliases: Maps an output and another name to ``same`` (one object) or ``alias`` (shared memory).
+        requires_grad: Flags of outputs and inputs.
+        written_with_grad: Whether a value that requires a gradient was written into an input.
     """
 
     error: str = ""
@@ -35,14 +35,14 @@ class Observation:
 def observe(
     answer: Any, module: torch.nn.Module, names: list[str], inputs: list[torch.Tensor], backward: bool
 ) -> Observation:
-    """Takes down what a call showed.
+    """Records what a call did.
 
     Args:
-        answer: Of the call.
-        module: Whose state is looked at.
-        names: Of the inputs.
-        inputs: After the call.
-        backward: Whether gradients are computed, of a weighted sum of all outputs that have one.
+        answer: Answer of the call.
+        module: The module whose state is recorded.
+        names: Names of the inputs.
+        inputs: Inputs after the call.
+        backward: Whether to compute gradients of a weighted sum of all outputs that require them.
 
     Raises:
         RuntimeError: Torch refuses the backward pass.

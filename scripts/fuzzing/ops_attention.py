@@ -1,4 +1,4 @@
-"""Attention with masks of each kind, rows that forbid everything among them."""
+"""Attention with all kinds of masks, including fully masked rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fuzzing.registry import op, size_name, wide_value
 
 @op(2.5)
 def attention(g: Context) -> Draft:
-    """F.scaled_dot_product_attention, with a mask of each kind, rows fully masked among them."""
+    """F.scaled_dot_product_attention with all kinds of masks, including fully masked rows."""
     heads = g.chance(0.6)
     query = _attended(g, 4 if heads else 3)
     value = g.take(lambda v: v.shape == query.shape and v.dtype == query.dtype) if g.chance(0.7) else query
@@ -29,7 +29,7 @@ def attention(g: Context) -> Draft:
 
 @op(0.7)
 def attention_of_tokens(g: Context) -> Draft:
-    """Attention over the second dimension, heads in the third, as projections lay them out."""
+    """Attention over the second dimension with heads in the third, the layout that projections give."""
     value = _attended(g, 4)
     heads = "{0}.transpose(1, 2)"
     form = g.choice(["{1}", "{0} + {1}", "torch.sigmoid({0}) * {1}"])

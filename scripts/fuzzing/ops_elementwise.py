@@ -1,4 +1,4 @@
-"""Element by element: unary, binary, comparisons, casts."""
+"""Elementwise operators: unary, binary, comparisons, casts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _BINARY_ROUNDING = [
     'F.huber_loss({0}, {1}, reduction="none")', "torch.cosine_similarity({0}, {1}, dim=-1)",
     "F.binary_cross_entropy_with_logits({0}, {1}.sigmoid())", 'F.kl_div({0}, {1}.softmax(-1), reduction="sum")',
 ]  # fmt: skip
-# Divisors that are exact themselves: + 1 rounds the largest floats, and which multiple is nearest hangs on it.
+# Divisors must be exact: + 1 would round the largest floats, which changes quotients and remainders.
 _BINARY_STEPS = [
     "torch.floor_divide({0}, {1}.abs().clamp(min=1))", "torch.remainder({0}, {1}.abs().clamp(min=1))",
     "torch.fmod({0}, {1}.abs().clamp(min=1))", 'torch.div({0}, {1}.abs().clamp(min=1), rounding_mode="trunc")',
@@ -123,7 +123,7 @@ _unary("{0}.logical_not()", "arith", lambda v: v.exact or v.is_bool)
 def _cast(code: str) -> None:
     def build(g: Context) -> Draft:
         value = g.take(exact)
-        # What overflows tells nothing about a compiler, and large inputs are beyond float16 in their second call.
+        # An overflow says nothing about a compiler, and `large` inputs exceed float16 in call B.
         narrow = integral(value) and ("torch.float16" in code or "half" in code)
         return Draft(code.replace("{0}", "{0}.clamp(-1000, 1000)") if narrow else code, [value], "arith")
 
@@ -162,7 +162,7 @@ def masked_fill(g: Context) -> Draft:
 
 @op(1.0)
 def mixed_types(g: Context) -> Draft:
-    """Two types in one operator: torch promotes."""
+    """Two types in one operator, which torch promotes."""
     first = g.take(lambda v: True)
     second = g.take(lambda v: v.dtype != first.dtype and _broadcasts(v, first))
     if first.is_bool and second.is_bool:

@@ -10,7 +10,7 @@ from fuzzing.registry import at_least, boolean, dims, floating, integral, numeri
 
 
 def _index(g: Context, size: int, shape: tuple[int, ...], negative: bool | None = None) -> Val:
-    """Integers that index a dimension: an input, or computed from one."""
+    """Integers that index a dimension: an input or a computed value."""
     if size < 1:
         raise Skip
     negative = g.chance(0.5) if negative is None else negative
@@ -59,7 +59,7 @@ def index_outer(g: Context) -> Draft:
 
 @op(1.5)
 def last_token(g: Context) -> Draft:
-    """The last token of each sequence; an empty one takes -1."""
+    """The last token of each sequence; an empty sequence gives index -1."""
     value = g.take(at_least(2), lambda v: v.shape[0] > 0 and v.shape[1] > 0)
     name = size_name(g, value.shape[1])
     lengths = g.input([size_name(g, value.shape[0])], "int64", "index", 0, name)
@@ -77,7 +77,7 @@ def index_constant(g: Context) -> Draft:
 
 @op(0.8)
 def index_computed(g: Context) -> Draft:
-    """An index that the graph computes, within the tensor."""
+    """An index that the graph computes, within bounds."""
     value = g.take(at_least(1), lambda v: v.shape[0] > 0)
     index = g.take(integral, lambda v: v.dim <= 2)
     code = g.choice(["{0}[{1} % {0}.shape[0]]", "{0}[{1}.clamp(0, {0}.shape[0] - 1)]",
@@ -182,7 +182,7 @@ def masked_assign(g: Context) -> Draft:
 
 @op(0.15)
 def masked_select(g: Context) -> Draft:
-    """A size that depends on values: Dynamo breaks the graph."""
+    """A size depends on values: Dynamo breaks the graph."""
     value = g.take(floating)
     mask = g.take(boolean, lambda v: v.shape == value.shape)
     return Draft("{0}[{1}].sum()", [value, mask], "arith")

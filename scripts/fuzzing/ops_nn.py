@@ -1,4 +1,4 @@
-"""Layers: linear, convolution, norms, attention, pooling, interpolation, recurrent cells."""
+"""Layers: linear, convolution, norms, pooling, interpolation, recurrent layers, losses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def linear(g: Context) -> Draft:
 
 @op(1.0)
 def mlp(g: Context) -> Draft:
-    """Two layers, which OpenVINO fuses into one kernel where there are two dimensions."""
+    """Two linear layers, which OpenVINO fuses into one kernel for two-dimensional inputs."""
     value = g.take(floating, at_least(2), lambda v: v.shape[-1] > 0)
     last, kind = value.shape[-1], _dtype(value)
     layers = [f"torch.nn.Linear({last}, 6{kind})", "torch.nn.ReLU()", f"torch.nn.Linear(6, {last}{kind})"]
@@ -34,7 +34,7 @@ def mlp(g: Context) -> Draft:
 
 @op(0.5)
 def scalar_product(g: Context) -> Draft:
-    """A matrix product of one value, as a scalar: OpenVINO ends the process over a reshape to no dimensions."""
+    """A 1x1 matrix product reshaped to zero dimensions, on which OpenVINO crashes the process."""
     value = g.take(floating, at_least(1), lambda v: v.tensor.numel() > 0)
     matrix = g.choice(["{0}.reshape(1, -1) @ {0}.reshape(-1, 1)", "F.linear({0}.reshape(1, -1), {0}.reshape(1, -1))"])
     form = g.choice(["(M).view(())", "(M).tanh().reshape(())", "(M).T.flatten().reshape([])"])
@@ -43,7 +43,7 @@ def scalar_product(g: Context) -> Draft:
 
 @op(1.5)
 def parameter(g: Context) -> Draft:
-    """Numbers along one dimension, which OpenVINO computes in the kernel of what stands before where it can."""
+    """A parameter along one dimension, which OpenVINO fuses into the preceding kernel where it can."""
     value = g.take(floating, at_least(1), lambda v: v.tensor.numel() > 0)
     along = g.choice([value.dim - 1, g.integer(0, value.dim - 1)])
     shape = ", ".join([str(value.shape[along])] + ["1"] * (value.dim - 1 - along))
@@ -54,7 +54,7 @@ def parameter(g: Context) -> Draft:
 
 @op(1.0)
 def scaled_reduction(g: Context) -> Draft:
-    """Means, sums, norms and the numbers that follow them, for all or for each channel."""
+    """A reduction followed by arithmetic with a constant or with one number per channel."""
     value = wide_value(g, g.choice([3, 3, 4]))
     dim = g.integer(-value.dim, -1)
     left = [size for at, size in enumerate(value.shape) if at != value.dim + dim]
@@ -203,7 +203,7 @@ def interpolate(g: Context) -> Draft:
     extra = ", align_corners=True" if "linear" in mode and g.chance(0.3) else ""
     extra += ", antialias=True" if mode in {"bilinear", "bicubic"} and not extra and g.chance(0.15) else ""
     kind = "move" if mode.startswith("nearest") else "no"
-    # The layout of the nearest values of three dimensions is torch.compile's own: its decomposition keeps the input's.
+    # In three dimensions torch.compile's decomposition of `nearest` keeps the input's layout; eager does not.
     given = "{0}.contiguous()" if kind == "move" and value.dim == 3 else "{0}"
     return Draft(f'F.interpolate({given}, {size}, mode="{mode}"{extra})', [value], kind)
 

@@ -20,7 +20,7 @@ def _keep(g: Context) -> str:
 
 
 def _typed(g: Context, value: Val) -> str:
-    """The type that a sum is asked for, beside those that torch gives it by itself."""
+    """An explicit dtype argument, in some of the cases."""
     if value.dtype is None or not g.chance(0.25):
         return ""
     return ", dtype=torch." + ("float32" if value.is_float else g.choice(["float32", "int32", "int64"]))
@@ -98,9 +98,9 @@ def topk(g: Context) -> Draft:
 
 
 def _looked_up(g: Context, value: Val, code: str) -> Draft:
-    """Values of a later call may be equal, and torch promises no order of these: it decides where a gradient goes.
+    """The values, or a lookup with the indices: never the indices, since torch does not define the order of ties.
 
-    What is looked up with it is the same.
+    Needs detached values, since that order would also decide where a gradient goes.
     """
     return Draft(g.choice([f"{code}[0]", f"{{0}}.detach().gather(-1, {code}[1])"]), [value], "arith")
 
@@ -197,7 +197,7 @@ def count_nonzero(g: Context) -> Draft:
 
 @op(0.5)
 def mask_positions(g: Context) -> Draft:
-    """Positions counted over what a mask lets through, as for tokens behind padding."""
+    """Positions counted over unmasked tokens, as with padding."""
     return Draft("({0}.long().cumsum(-1) - 1).clamp(min=0)", [g.take(boolean, at_least(1))], "arith")
 
 
@@ -217,6 +217,6 @@ def trace(g: Context) -> Draft:
 
 
 def distinct(value: Val) -> bool:
-    """No two elements are equal: which of them comes first is then no question."""
+    """Whether no two elements are equal, so that their order is defined."""
     flat = value.tensor.detach().reshape(-1)
     return flat.numel() > 0 and len(flat.unique()) == flat.numel()

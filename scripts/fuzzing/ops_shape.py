@@ -1,4 +1,4 @@
-"""Views, copies and pieces."""
+"""Views, copies, slicing and concatenation."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def split_heads(g: Context) -> Draft:
 
 @op(0.5)
 def sequence(g: Context) -> Draft:
-    """Numbers made in the model."""
+    """Tensors created in the model."""
     value = g.take(at_least(1))
     code = g.choice(["torch.arange({0}.shape[-1])", "torch.arange(1, 4, dtype=torch.float32)", "torch.eye(3)",
                      "torch.linspace(0, 1, 5)", "torch.zeros({0}.shape[0], 2)", "torch.tensor([1, 2, 3])",

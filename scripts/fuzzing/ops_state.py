@@ -1,4 +1,4 @@
-"""What has effects or decides: buffers, attributes, in-place writes, control flow."""
+"""Effects and control flow: buffers, attributes, in-place writes, branches, graph breaks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _like(value: Val) -> str:
 
 
 def _constant_shape(g: Context, value: Val) -> bool:
-    """Whether a buffer of its shape fits every call."""
+    """Whether a buffer of this value's shape fits every call."""
     sizes = set(g.mode.sizes[0].values()) if g.mode.sizes[0] != g.mode.sizes[1] else set()
     return not sizes & set(value.shape)
 
@@ -88,7 +88,7 @@ def buffer_read(g: Context) -> Draft:
 
 @op(1.2)
 def buffer_store(g: Context) -> Draft:
-    """The model keeps what it saw, and uses what it saw before."""
+    """The model stores a value, and may use the one of the previous call."""
     value = _stored(g)
     name = g.buffer(_like(value))
     if g.chance(0.5):
@@ -120,7 +120,7 @@ def counter(g: Context) -> Draft:
 
 @op(0.5)
 def buffer_assigned(g: Context) -> Draft:
-    """A buffer that is replaced instead of written to."""
+    """A buffer that is reassigned instead of written to."""
     name = g.buffer("torch.zeros(1)")
     value = g.take(floating, lambda v: v.dtype is torch.float32)
     return Draft(f"self.{name} = self.{name} + {{0}}.detach().amax()", [value], "arith", out=0, uses=(name,))
@@ -168,14 +168,14 @@ def python_branch(g: Context) -> Draft:
 
 @op(0.2)
 def value_branch(g: Context) -> Draft:
-    """Python looks at a value: Dynamo breaks the graph."""
+    """Python branches on a tensor's value: Dynamo breaks the graph."""
     predicate = g.take(lambda v: (v.exact or not v.is_float) and v.tensor.numel() > 0)
     return Draft("{1} * 2 if {0}.sum() > 0 else {1} + 1", [predicate, g.take(floating)], "arith")
 
 
 @op(0.4)
 def python_value(g: Context) -> Draft:
-    """A number that Python read from a tensor goes on with the computation."""
+    """The computation uses a number that Python reads from a tensor."""
     source = g.take(lambda v: (v.exact or not v.is_float) and v.tensor.numel() > 0)
     number = g.choice([
         "{0}.reshape(-1)[0].item()", "{0}.reshape(-1).tolist()[0]", "float({0}.reshape(-1)[-1])", "int({0}.sum())",
@@ -197,7 +197,7 @@ def python_loop(g: Context) -> Draft:
 
 @op(0.4)
 def written_copy(g: Context) -> Draft:
-    """A tensor that is made and filled piece by piece."""
+    """A tensor that is created and then filled."""
     value = g.take(numeric, at_least(2), lambda v: v.shape[0] >= 2)
     code = "torch.zeros_like({0}).copy_({0})"
     return Draft(

@@ -1,4 +1,4 @@
-"""A model as plain data: its inputs, its state, its lines; and the Python source that it stands for."""
+"""A model as plain data (inputs, state, lines), and its Python source."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-# A size is a number or the name of one that differs between calls.
+# A size is a number, or the name of a size that may differ between calls.
 Size = int | str
 VALUE_NAME = re.compile(r"\b[vx]\d+\b")
 
@@ -16,15 +16,15 @@ class Input:
     """One argument of `forward`.
 
     Attributes:
-        name: Of the argument.
-        shape: Numbers, and names of `Mode.sizes`.
-        dtype: Of torch, without ``torch.``.
-        kind: What values it has; see `values.py`.
-        low: Least value of integers; a name stands for minus this size.
-        high: Integers stay below it.
+        name: Name of the argument.
+        shape: Numbers, and names from `Mode.sizes`.
+        dtype: Torch dtype without ``torch.``.
+        kind: Kind of values; see `values.py`.
+        low: Least value of integers; may be the name of a size, or ``-name`` for its negative.
+        high: Exclusive upper bound of integers; may be the name of a size.
         layout: ``plain``, ``transposed``, ``strided`` (every second element) or ``offset``.
-        same_as: Another input that is the very same tensor.
-        grad: Whether it asks for its gradient, where gradients are on.
+        same_as: Name of another input that is the same tensor.
+        grad: Whether it requires a gradient when gradients are on.
     """
 
     name: str
@@ -40,14 +40,14 @@ class Input:
 
 @dataclass(frozen=True)
 class Line:
-    """One assignment of `forward`.
+    """One line of `forward`.
 
     Attributes:
         op: Its entry in the registry.
-        code: An expression; ``{0}`` stands for the first of ``args``.
+        code: An expression or a statement; ``{0}`` stands for the first of ``args``.
         args: Names of earlier values.
         out: Names that it defines; none for a statement.
-        exact: Whether every correct implementation has the same bits.
+        exact: Whether every correct implementation computes the same bits.
         writes: Positions of arguments that it changes in place.
         uses: Modules, buffers and attributes that it needs.
     """
@@ -67,16 +67,16 @@ class Mode:
 
     Attributes:
         backend: ``openvino``, ``openvino_ts`` or ``export``.
-        dynamic: As `tov.compile` takes it.
+        dynamic: Argument of `tov.compile`.
         frozen: Whether `freeze()` is called.
         grad: ``no_grad``, ``inference_mode`` or ``grad``.
         train: Whether the model is in training mode.
-        sizes: Names of sizes to numbers, for each of the two sets of shapes.
-        steps: What happens: ``A`` and ``B`` are calls with other values of the first sizes, ``C`` and ``D`` of the
-            second, ``W`` changes the weights, ``X`` is a call with an index beyond the end.
-        options: Of `tov.compile`.
-        open: Which sizes one graph leaves open: ``sizes`` is those that have names, where they are not 1; ``ones`` is
-            1 too; empty is none.
+        sizes: Sizes by name, for each of the two sets of shapes.
+        steps: ``A`` and ``B`` are calls with the first sizes and different values, ``C`` and ``D`` with the second;
+            ``W`` changes the weights; ``X`` is a call with an index out of range.
+        options: Options of `tov.compile`.
+        open: Which sizes one graph leaves open: ``sizes`` for named sizes other than 1, ``ones`` for 1 too, empty for
+            none.
     """
 
     backend: str = "openvino"
@@ -95,12 +95,12 @@ class Program:
     """A model with its inputs and the way it is run.
 
     Attributes:
-        seed: Of the values.
-        inputs: Of `forward`.
-        state: Attribute names of the module to source: modules, ``buffer`` and plain attributes.
-        lines: In order.
-        returns: Python expressions.
-        form: What they are returned as: ``tuple``, ``list``, ``dict`` or ``nested``; a single one goes alone.
+        seed: Seed of the values.
+        inputs: Inputs of `forward`.
+        state: Source of the module's attributes by name: modules, parameters, buffers and plain attributes.
+        lines: Lines of `forward`, in order.
+        returns: Returned Python expressions.
+        form: Their container: ``tuple``, ``list``, ``dict`` or ``nested``; a single expression has none.
         mode: How it is run.
     """
 
@@ -113,7 +113,7 @@ class Program:
     mode: Mode
 
     def source(self, noisy: bool = False) -> str:
-        """The module as Python; ``noisy`` passes what rounds through ``N``, which disturbs it."""
+        """The module as Python; ``noisy`` passes results that round through ``N``, which disturbs them."""
         used = {name for line in self.lines for name in line.uses} | {
             name for name in self.state if f"self.{name}" in self.returned
         }
@@ -142,7 +142,7 @@ class Program:
 
     @property
     def open_axes(self) -> dict[int, tuple[int, ...]]:
-        """Positions of inputs to the axes whose sizes have a name."""
+        """Maps positions of inputs to their axes with named sizes."""
         found = {
             position: tuple(axis for axis, size in enumerate(each.shape) if isinstance(size, str))
             for position, each in enumerate(self.inputs)
@@ -151,14 +151,14 @@ class Program:
 
     @property
     def results(self) -> frozenset[str]:
-        """Names of the values that are returned, or looked at for it."""
+        """Names of the values in the returned expressions."""
         return frozenset(name for part in self.returns for name in VALUE_NAME.findall(part))
 
     def living(self) -> Program:
-        """The program without lines that nothing returned depends on: what a compiler leaves out."""
+        """The program without dead lines, which a compiler leaves out."""
         needed, kept = set(self.results), []
         for line in reversed(self.lines):
-            # Parameters are only read; modules change their state, or draw random numbers, in training.
+            # Parameters are only read; in training, modules change their state or draw random numbers.
             has_effects = any(name[0] not in ("p" if self.mode.train else "mp") for name in line.uses)
             if has_effects or line.writes or not line.out or needed & set(line.out):
                 kept.append(line)
@@ -171,7 +171,7 @@ class Program:
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Program:
-        """What `to_dict` made, after JSON perhaps."""
+        """The program from the result of `to_dict`, also after JSON."""
         mode = dict(data["mode"])
         mode["sizes"] = tuple(mode["sizes"])
         return Program(
@@ -187,13 +187,13 @@ class Program:
         )
 
     def with_mode(self, **changes: Any) -> Program:
-        """The same program run in another way."""
+        """The same program with a changed mode."""
         return replace(self, mode=replace(self.mode, **changes))
 
 
 def line_source(line: Line, noisy: bool = False) -> str:
     """One line of `forward`."""
-    # A mean is subtracted inside of it, and what is left may be small: that depends on how the mean was rounded.
+    # These subtract a mean, and a small remainder depends on how the mean was rounded.
     cancels = noisy and line.op in {"normalization", "encoder_layer"}
     code = line.code.format(*(f"N({name})" if cancels else name for name in line.args))
     if noisy and not line.exact:

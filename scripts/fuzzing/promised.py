@@ -1,8 +1,8 @@
-"""What a difference is held against before it counts: torch's own strides, its own tracing, eager's own NaN.
+"""Checks of torch itself before a difference counts: promised strides, torch's own tracing, NaN in eager.
 
-Strides that torch promises are those of its own meta functions, which every compiled model lays its answers out by.
-A few of torch's CPU kernels answer in another order of dimensions than their meta function says (batch_norm,
-logsigmoid, an index with permuted strides): what a compiler that trusts torch answers then differs from eager.
+Torch promises the strides of its meta functions, which determine the layout of every compiled model's outputs. A few
+of its CPU kernels use another order of dimensions than their meta functions (batch_norm, logsigmoid, an index with
+permuted strides), so that a correct compiler differs from eager.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torchserve_openvino.backend.upstream._torch_sizes import marking, open_ones
 
 
 def promised_strides(module: torch.nn.Module, program: Program, letter: str) -> dict[str, tuple[int, ...]]:
-    """Strides of each output of one call, by its name; nothing where torch can't tell without values."""
+    """Strides of each output of one call, by name; empty if torch can't infer them without values."""
     with_grad = program.mode.grad == "grad"
     given = arguments(program, letter, with_grad)
     try:
@@ -35,7 +35,7 @@ def promised_strides(module: torch.nn.Module, program: Program, letter: str) -> 
             fakes = [known.setdefault(id(tensor), mode.from_tensor(tensor)) for tensor in given]
             leaves = pytree.tree_leaves(module(*fakes))
     except Exception:
-        # Whatever a program asks of values that are not there.
+        # The program may need values, which fake tensors do not have.
         return {}
     return {f"output {i}": tuple(leaf.stride()) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
 
@@ -43,7 +43,7 @@ def promised_strides(module: torch.nn.Module, program: Program, letter: str) -> 
 def traced(
     module: torch.nn.Module, dynamic: bool | None, open_axes: OpenAxes | None, decomposed: bool
 ) -> Callable[..., Any]:
-    """The module's call by Dynamo and AOTAutograd alone; with what they find needless left out if ``decomposed``."""
+    """The module traced by Dynamo and AOTAutograd alone; ``decomposed`` also decomposes and removes dead code."""
     backend: Any = "aot_eager"
     if decomposed:
         backend = aot_autograd(fw_compiler=_as_it_is, decompositions=core_aten_decompositions())
@@ -66,7 +66,7 @@ def _as_it_is(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
 
 
 def exported(module: torch.nn.Module) -> Callable[..., Any]:
-    """The module's call by torch.export's own program for arguments of these shapes, and nothing of this package."""
+    """The module run by torch.export alone, with one program for each set of shapes."""
     programs: dict[tuple[torch.Size, ...], Callable[..., Any]] = {}
 
     def call(*args: torch.Tensor) -> Any:
@@ -79,10 +79,10 @@ def exported(module: torch.nn.Module) -> Callable[..., Any]:
 
 
 class LooksForNaN(TorchDispatchMode):
-    """Sees whether an operator's result has NaN.
+    """Detects NaN in operators' results.
 
     Attributes:
-        found: Whether one had.
+        found: Whether a result had NaN.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class LooksForNaN(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in pytree.tree_leaves(result):
-            # Memory that nobody wrote yet holds anything.
+            # Uninitialised memory may hold anything.
             if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and "empty" not in str(func):
                 self.found |= bool(leaf.isnan().any())
         return result

@@ -1,4 +1,4 @@
-"""Smaller programs out of one: what shrinking tries."""
+"""Smaller variants of a program, for shrinking."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fuzzing.program import VALUE_NAME, Input, Line, Mode, Program, Size
 
 @dataclass(frozen=True)
 class Known:
-    """What eager computed for a value, enough to pass it in instead.
+    """A value that eager computed, described well enough to replace it by an input.
 
     Attributes:
-        shape: With names of sizes where they differ between calls; None where it can't be said.
+        shape: With names of sizes that differ between calls; None if unknown.
         dtype: Without ``torch.``.
         kind: As `Input.kind`.
     """
@@ -28,13 +28,13 @@ class Known:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Known:
-        """What `describe` said, after JSON."""
+        """From the result of `describe`, after JSON."""
         shape = tuple(data["shape"]) if data["shape"] is not None else None
         return Known(shape, data["dtype"], data["kind"], data["low"], data["high"])
 
 
 def tidy(program: Program) -> Program:
-    """Without inputs, state and lines that nothing needs; lines with effects stay."""
+    """Removes unneeded inputs, state and lines; lines with effects stay."""
     needed = set(program.results)
     kept: list[Line] = []
     for line in reversed(program.lines):
@@ -52,7 +52,7 @@ def tidy(program: Program) -> Program:
 
 
 def simpler_modes(program: Program, failing: int) -> Iterator[Program]:
-    """Run in a simpler way."""
+    """Simpler modes."""
     mode = program.mode
     steps = mode.steps
     shorter = [steps[: failing + 1], "A", "AA", "AB", "AC", "AAA", "AAB", "AX", "X"]
@@ -70,7 +70,7 @@ def simpler_modes(program: Program, failing: int) -> Iterator[Program]:
 
 
 def fewer_results(program: Program) -> Iterator[Program]:
-    """Return one value, two, or all but one; as a plain tuple."""
+    """Return one value, two, or all but one; a plain tuple; values instead of expressions."""
     parts = program.returns
     for part in dict.fromkeys(parts):
         if len(parts) > 1:
@@ -89,7 +89,7 @@ def fewer_results(program: Program) -> Iterator[Program]:
 
 
 def without_lines(program: Program, known: Mapping[str, Known]) -> Iterator[Program]:
-    """Leave lines out, many first; what later lines need of them becomes an input, or one of their arguments."""
+    """Remove lines, many at first; values that later lines need become inputs or arguments of the removed line."""
     count = len(program.lines)
     size = max(1, count // 2)
     while size:
@@ -103,7 +103,7 @@ def without_lines(program: Program, known: Mapping[str, Known]) -> Iterator[Prog
 
 
 def simpler_inputs(program: Program) -> Iterator[Program]:
-    """Plain layouts, inputs that are their own, no gradients."""
+    """Plain layouts, separate tensors, no gradients, plain values."""
     for position, spec in enumerate(program.inputs):
         for change in ({"layout": "plain"}, {"same_as": ""}, {"grad": False}, {"kind": "normal"}):
             if change == {"kind": "normal"} and spec.kind not in {"positive"}:
@@ -149,7 +149,7 @@ def _renamed(program: Program, gone: Line, name: str) -> Program:
 
 
 def signature(program: Program, kind: str) -> str:
-    """Of a failure: equal for programs that fail alike, as far as one can tell from outside."""
+    """Identifies a failure: equal for programs that seem to fail alike."""
     codes = sorted(re.sub(r"self\.\w+|\d+", "#", line.code) for line in program.lines)
     state = sorted(code.split("(")[0] for code in program.state.values())
     returns = ", ".join(VALUE_NAME.sub("v", part) for part in program.returns)
@@ -157,7 +157,7 @@ def signature(program: Program, kind: str) -> str:
 
 
 def mode_text(mode: Mode) -> str:
-    """A mode in few words."""
+    """A short description of a mode."""
     shapes = {False: "static", True: "dynamic", None: "static then dynamic"}[mode.dynamic]
     shapes = {"sizes": "open sizes", "ones": "open sizes, 1 too"}.get(mode.open, shapes)
     parts = [mode.backend, shapes, mode.grad, *(["frozen"] if mode.frozen else []), *(["train"] if mode.train else [])]

@@ -1,4 +1,4 @@
-"""The operators that programs are made of: each entry writes one line, or says that it can't here."""
+"""The operators that programs are made of: each entry writes one line, or raises `Skip`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Entry:
     """One operator.
 
     Attributes:
-        name: For reports.
-        build: Chooses arguments and writes the line; raises `Skip` where nothing fits.
-        weight: How often it is chosen.
+        name: Name in programs and reports.
+        build: Chooses arguments and writes the line; raises `Skip` if nothing fits.
+        weight: Relative frequency.
     """
 
     name: str
@@ -43,7 +43,7 @@ def add(name: str, build: Build, weight: float = 1.0) -> None:
     """Registers an entry.
 
     Raises:
-        ValueError: The name is taken.
+        ValueError: The name already exists.
     """
     if name in ENTRIES:
         raise ValueError(f"two operators are called {name}")
@@ -79,7 +79,7 @@ def at_least(count: int) -> Callable[[Val], bool]:
 
 
 def like(other: Val) -> Callable[[Val], bool]:
-    """Same type, and a shape that broadcasts with it."""
+    """Same dtype as ``other``, and a shape that broadcasts with its shape."""
 
     def fits(value: Val) -> bool:
         if value.dtype != other.dtype:
@@ -91,7 +91,7 @@ def like(other: Val) -> Callable[[Val], bool]:
 
 
 def wide_value(g: Context, dim: int) -> Val:
-    """A float value of this many dimensions, none of them empty; an input where there is no other."""
+    """A non-empty float value with this many dimensions: an existing one or an input."""
     fits = [v for v in g.values if v.is_float and v.dim == dim and min(v.shape) > 0 and v.tensor.numel() <= 512]
     if fits and g.chance(0.8):
         return g.choice(fits)
@@ -100,5 +100,5 @@ def wide_value(g: Context, dim: int) -> Val:
 
 
 def size_name(g: Context, size: int) -> int | str:
-    """A size as the program says it: by name where it may change between calls."""
+    """A size as the program writes it: by name if it may change between calls."""
     return next((name for name, value in g.mode.sizes[0].items() if value == size), size)

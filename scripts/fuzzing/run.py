@@ -22,7 +22,7 @@ from fuzzing.values import arguments
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.backend.open_axes import OpenAxes
 
-# What another order of summation, another approximation or another place of rounding does to one operator's result.
+# Relative change of one operator's result by another order of summation, approximation or place of rounding.
 _NOISE = {torch.float32: 3e-6, torch.float16: 1.5e-3, torch.bfloat16: 1.2e-2}
 _NOISE_RUNS = 3
 _GARBAGE = (float("nan"), 1e20)
@@ -31,13 +31,13 @@ _OF_VALUES = frozenset({"value", "effect", "grad", "overwritten"})
 
 @dataclass
 class Result:
-    """What came of a program.
+    """The outcome of a program.
 
     Attributes:
-        outcome: ``ok``; ``failed``; ``torch`` where torch's own tracing, without OpenVINO, does the same; ``nan`` where
+        outcome: ``ok``; ``failed``; ``torch`` if torch's own tracing, without OpenVINO, does the same; ``nan`` if
             eager's values become NaN on the way, which OpenVINO does not propagate everywhere (docs/limits.md);
-            ``discarded`` where eager refuses the program.
-        kind: Of the failure.
+            ``discarded`` if eager refuses the program.
+        kind: Kind of failure.
         detail: What differs.
         step: Position of the call in `Mode.steps`.
         coverage: Share of operators on OpenVINO.
@@ -62,14 +62,14 @@ Compile = Callable[[torch.nn.Module], Callable[..., Any]]
 
 
 class _Side:
-    """A module of the program, compiled or not, with what its calls showed."""
+    """A module of the program, compiled or eager; runs its calls and observes them."""
 
     def __init__(self, program: Program, compile_: Compile | None, noise: int = -1) -> None:
         self.program = program
         self.module = module_of(program, noise, compiled=compile_ is not None)
         self.call: Callable[..., Any] = compile_(self.module) if compile_ else self.module
         self.books = Books(self.call)
-        # The last answer and what it was asked with stay as they are while the next is made.
+        # The next call must not change the last answer and its inputs.
         self.earlier: list[torch.Tensor] = []
         if noise >= 0:
             torch.manual_seed(noise)
@@ -112,7 +112,7 @@ def run(program: Program, strict: bool = False) -> Result:
                 result.outcome = "torch"
                 break
     if (result.outcome, result.kind) == ("failed", "no_error") and _needless(program, result.step, strict):
-        # What eager raises about is computed for nobody, and torch.compile leaves that out.
+        # Eager's error comes from a computation that no output needs; torch.compile leaves it out.
         result.outcome = "torch"
     lost = result.outcome == "failed" and result.kind in _OF_VALUES and MADE_NAN not in result.detail
     if lost and _becomes_nan(program, result.step):
@@ -121,7 +121,7 @@ def run(program: Program, strict: bool = False) -> Result:
 
 
 def _becomes_nan(program: Program, step: int) -> bool:
-    """Whether an operator of eager PyTorch returns NaN in one step."""
+    """Whether an operator returns NaN in one step of the eager run."""
     side = _Side(program, None)
     for letter in program.mode.steps[:step]:
         side.step(letter)
@@ -131,7 +131,7 @@ def _becomes_nan(program: Program, step: int) -> bool:
 
 
 def _needless(program: Program, step: int, strict: bool) -> bool:
-    """Whether only values that no answer is made of are refused; ``empty_like`` takes no more of one than its shape."""
+    """Whether eager's error comes only from dead code, including values used for their shape only (``empty_like``)."""
     if _answers(program.living(), step):
         return True
     theirs = _torchs_own(program, strict, "decomposed")
@@ -139,20 +139,20 @@ def _needless(program: Program, step: int, strict: bool) -> bool:
 
 
 def _ways(program: Program) -> list[str]:
-    """How torch alone may come to what this package does."""
-    # Where gradients are recorded a recurrent layer breaks the graph here, and is counted.
+    """Ways in which torch alone may show the same difference."""
+    # With gradients, a recurrent layer breaks the graph in this package.
     parted = ["parted"] if program.mode.grad == "grad" else []
     return ["traced", *parted, *(["exported"] if program.mode.backend == "export" else [])]
 
 
 def _torchs_own(program: Program, strict: bool, way: str) -> Result:
-    """What torch's tracing alone makes of it.
+    """Compares torch's own tracing, without OpenVINO, with eager.
 
     Args:
-        program: To be run.
+        program: The program to run.
         strict: As in `difference`.
-        way: ``traced`` by Dynamo and AOTAutograd; ``parted``: with recurrent layers between graphs; ``decomposed``:
-            without what they find needless; ``exported`` by torch.export.
+        way: ``traced``: Dynamo and AOTAutograd; ``parted``: with recurrent layers between graphs; ``decomposed``:
+            without dead code; ``exported``: torch.export.
     """
 
     def compile_(module: torch.nn.Module) -> Callable[..., Any]:
@@ -168,14 +168,14 @@ def _torchs_own(program: Program, strict: bool, way: str) -> Result:
 
 
 def _answers(program: Program, step: int) -> bool:
-    """Whether eager gets to the end of one step."""
+    """Whether eager completes one step without an error."""
     side = _Side(program, None)
     seen = [side.step(letter) for letter in program.mode.steps[: step + 1]]
     return seen[-1] is not None and not seen[-1].error
 
 
 def compiled(program: Program, module: torch.nn.Module) -> Callable[..., Any]:
-    """The module as its mode asks for."""
+    """The module, compiled as the program's mode says."""
     mode = program.mode
     options = {"config": {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}, **mode.options}
     made = compile_with(
@@ -189,7 +189,7 @@ def _open_axes(program: Program) -> OpenAxes | None:
 
 
 def module_of(program: Program, noise: int = -1, compiled: bool = False) -> torch.nn.Module:
-    """A module of its own: the same weights each time; disturbed for ``noise`` of 0 and more."""
+    """A new module of the program, with the same weights each time; disturbed if ``noise`` >= 0."""
     source = program.source(noisy=noise >= 0)
     space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "N": _disturb}
     space["cond"] = torch.cond if compiled else plain_cond
@@ -200,7 +200,7 @@ def module_of(program: Program, noise: int = -1, compiled: bool = False) -> torc
 
 @contextmanager
 def _poisoned(call: Callable[..., Any]) -> Iterator[None]:
-    """Memory for answers that holds rubbish, where torch allocates it."""
+    """Fills the memory that is allocated for outputs with garbage."""
     if not isinstance(call, tov.CompiledModule):
         yield
         return
@@ -223,9 +223,9 @@ def _compared(program: Program, compile_: Compile, strict: bool) -> Result:
         if theirs is not None and theirs.error and letter != "X":
             if position == 0:
                 return Result("discarded", detail=theirs.error)
-            # The second sizes do not fit this program, or its state ran off: both sides end here.
+            # The second sizes do not fit this program, or its state diverged: both sides stop here.
             break
-        # Eager's own answers were freed just now, and lie where an answer that nobody writes would be taken from.
+        # Eager's freed outputs may lie where ours are allocated, which would hide an output that is never written.
         _soil(theirs)
         mine = ours.step(letter)
         if theirs is None or mine is None:
@@ -258,9 +258,9 @@ def _breaks(call: Callable[..., Any]) -> int:
 
 
 def _drop_zeros(mine: Observation, theirs: Observation) -> None:
-    """AOTAutograd sends zeros back to what made a value that no output depends on.
+    """Drops the zero gradients that AOTAutograd returns for values on which no output depends.
 
-    Such values leave a graph where a later part of the model takes them, or where they are written into an input.
+    Such values leave a graph if a later part of the model takes them, or if they are written into an input.
     """
     for name in [name for name in mine.tensors if name.startswith("grad") and name not in theirs.tensors]:
         if not mine.tensors[name].any():
@@ -276,7 +276,7 @@ def _reported(result: Result, call: Callable[..., Any]) -> Result:
 
 
 def _noise(program: Program, last: int, clean: Observation) -> dict[str, float]:
-    """How far disturbed eager runs end up from a clean one, at one call."""
+    """How far disturbed eager runs deviate from a clean one, at one call."""
     disturbed = []
     for run_ in range(_NOISE_RUNS):
         side = _Side(program, None, noise=run_)
@@ -300,7 +300,7 @@ def _disturb(value: Any, in_place: bool = False) -> Any:
 
 
 def _soil(seen: Observation | None) -> None:
-    """Leaves rubbish in free memory of the sizes of a call's tensors."""
+    """Leaves garbage in free memory, in blocks of the sizes of a call's tensors."""
     sizes = {tensor.nbytes for tensor in seen.tensors.values()} if seen else set()
     for garbage in _GARBAGE:
         kept = [torch.full((max(1, size // 4),), garbage) for size in sizes for _ in range(12)]
@@ -308,6 +308,6 @@ def _soil(seen: Observation | None) -> None:
 
 
 def _plain(message: str) -> str:
-    """The first lines of a message, the same on every machine."""
+    """The start of a message, the same on every machine: no folders or addresses."""
     text = re.sub(r"(/[\w.+-]+)+/([\w.-]+)|0x[0-9a-f]+", r"\2", message.strip())
     return " ".join(text.split())[:300]

@@ -1,4 +1,4 @@
-"""A failure as a script that runs by itself."""
+"""Writes a failure as a standalone script."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _MOST_LITERAL = 64
 
 
 def script(program: Program, title: str) -> str:
-    """Python source: the model, the calls, eager's answers beside ours.
+    """Python source with the model and its calls, which prints eager's answers beside ours.
 
     Args:
-        program: What fails.
-        title: Lines of comment above it.
+        program: The failing program.
+        title: Comment at the top.
     """
     mode = program.mode
     comment = "\n".join(f"# {line}" for line in title.splitlines())

@@ -1,4 +1,4 @@
-"""A failing program made small: candidates run in a worker, the first that fails alike is gone on with."""
+"""Shrinks a failing program: candidates run in a worker, and the first that fails alike replaces the program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Ask = Callable[[dict[str, Any]], dict[str, Any] | Lost]
 
 
 def failure_kind(answer: dict[str, Any] | Lost) -> str:
-    """Of a worker's answer; empty where it is no failure."""
+    """Kind of failure in a worker's answer; empty if it is none."""
     if isinstance(answer, Lost):
         return answer.kind.lower()
     return answer["kind"] if answer["outcome"] == "failed" else ""
@@ -24,11 +24,11 @@ def shrink(program: Program, first: dict[str, Any] | Lost, ask: Ask, extra: dict
     """The smallest program found that fails in the same way.
 
     Args:
-        program: The failing one.
-        first: What came of it.
+        program: The failing program.
+        first: Its answer.
         ask: Runs a task in a worker.
-        extra: Of every task: what the program ran with.
-        seconds: After which what was found so far is returned.
+        extra: Fields of every task, as in the original run.
+        seconds: Time limit, after which the smallest program so far is returned.
     """
     ends = time.monotonic() + seconds
     wanted = _likeness(first)

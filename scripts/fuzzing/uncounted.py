@@ -1,4 +1,4 @@
-"""Whether the report tells of everything that PyTorch itself computed in a compiled call."""
+"""Checks that the report accounts for everything that PyTorch itself computed in a compiled call."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torchserve_openvino.backend.upstream._torch_modes import OperatorCount
 from torchserve_openvino.ops.names import op_name, packets
 from torchserve_openvino.ops.registry import Movement, rules_that
 
-# What the backend itself runs on arguments and answers: memory, copies of answers, a look at integers.
+# Operators that the backend itself runs on arguments and outputs: memory, copies, checks of integers.
 _OWN = frozenset(rules_that(lambda rule: rule.movement is Movement.REARRANGES)) | packets(
     "_has_same_storage_numel _local_scalar_dense aminmax copy_ detach_ empty empty_like empty_strided fill_ full "
     "is_nonzero item lift_fresh resize_ set_ sym_numel sym_size sym_stride sym_storage_offset zero_"
 )
 
-# Which of them a recurrent layer outside graphs takes, the sizes decide; the report has those of a call looked at.
+# Sizes decide which of these a recurrent layer outside graphs runs; the report lists those of one observed call.
 _PRODUCTS = packets("addmm bmm mkldnn_rnn_layer mm")
 
 
@@ -35,10 +35,10 @@ def _is_composite(name: str) -> bool:
 
 
 class Books:
-    """Compares what ran with what was counted.
+    """Compares what ran with what the report counts.
 
     Args:
-        call: The compiled model; of anything else nothing is asked.
+        call: The compiled model; anything else is not checked.
     """
 
     def __init__(self, call: Callable[..., Any]) -> None:
@@ -48,7 +48,7 @@ class Books:
 
     @contextmanager
     def look_at(self, sizes: Any) -> Iterator[None]:
-        """Watches one call; the first with these sizes may compile, which runs operators of its own."""
+        """Watches one call; the first call with these sizes may compile, which runs operators of its own."""
         if self._compiled is None:
             yield
             return
@@ -70,7 +70,7 @@ class Books:
         repeated = sizes in self._known and self._builds() == builds
         if any(map(_is_product, told)):
             untold = {op for op in untold if not _is_product(op)}
-        # What a told operator is made of runs in its place.
+        # A reported composite operator runs as the operators it is made of.
         made_of_others = any(map(_is_composite, told)) or "aten.mkldnn_rnn_layer.default" in told
         if repeated and untold and not grew and not made_of_others:
             self.problem = f"PyTorch ran {', '.join(sorted(untold))}; the report says nothing of it"
@@ -81,7 +81,7 @@ class Books:
         self._known.clear()
 
     def _graph_calls(self) -> int:
-        # Nothing public says it of one call: the package's own books rest on the same number.
+        # No public counter exists for a single call; the package's own accounting uses this one.
         assert self._compiled is not None
         return int(self._compiled._runner._settings.recorder.graph_calls)
 
@@ -95,7 +95,7 @@ class Books:
         return len(graphs), sum(part.builds for graph in graphs for part in graph.partitions)
 
     def _told(self) -> set[str]:
-        """Operators by name; those of a partition that runs in eager are told as a whole."""
+        """Names of the reported operators, with all of a partition that runs in eager."""
         assert self._compiled is not None
         tracker = self._compiled.report.tracker
         told = {fallback.op for fallback in tracker.fallbacks} | set(tracker.outside)

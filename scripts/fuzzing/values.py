@@ -1,4 +1,4 @@
-"""Inputs of a program's calls: the same for the same seed, in every process."""
+"""Inputs of a program's calls: the same for a seed in every process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fuzzing.program import Input, Program, Size
 
 
 def arguments(program: Program, step: str, grad: bool) -> list[torch.Tensor]:
-    """What `forward` is called with.
+    """The arguments of `forward`.
 
     Args:
         program: The program.
         step: One letter of `Mode.steps`; decides sizes and values.
-        grad: Whether float inputs ask for gradients.
+        grad: Whether float inputs may require gradients.
     """
     sizes = program.mode.sizes[step in "CD"]
     made: dict[str, torch.Tensor] = {}
@@ -30,7 +30,7 @@ def arguments(program: Program, step: str, grad: bool) -> list[torch.Tensor]:
 
 
 def number(size: Size, sizes: Mapping[str, int]) -> int:
-    """A size or a bound: ``S`` is the size of that name, ``-S`` minus it."""
+    """A size or a bound as a number: ``S`` is the size of that name, ``-S`` its negative."""
     if isinstance(size, int):
         return size
     return -sizes[size[1:]] if size.startswith("-") else sizes[size]
@@ -56,7 +56,7 @@ def _values(spec: Input, sizes: Mapping[str, int], generator: torch.Generator, s
         made = torch.randint(low, max(high, low + 1), shape, generator=generator, dtype=dtype)
         return made + (high - low) if step == "X" else made
     if kind == "large":
-        # Only the second call has values that 32 bits do not hold.
+        # Only call B has values that do not fit 32 bits.
         made = torch.randint(-1000, 1000, shape, generator=generator, dtype=dtype)
         return made * (3_000_017 if step == "B" else 1)
     if kind in {"mask_bool", "mask_inf", "mask_min"}:

@@ -1,4 +1,4 @@
-"""A process that runs programs: one JSON line in, one JSON line out. What kills it kills no other program."""
+"""A process that runs programs: one JSON line in, one JSON line out. A crash affects one program only."""
 
 import contextlib
 import gc
@@ -29,13 +29,13 @@ def main() -> None:
 
     for answered in serve(answers, timed, broken):
         if answered == 2:
-            # What the first models brought in stays: `torch._dynamo.reset` need not go through it each time.
+            # Objects loaded by the first models stay; frozen, `torch._dynamo.reset` need not scan them each time.
             torch._dynamo.reset()
             gc.freeze()
 
 
 def answer_to(task: dict[str, Any]) -> dict[str, Any]:
-    """Writes or reads a program, and runs it unless only the program is asked for."""
+    """Loads or generates a program, then returns it, describes it, writes it as a script, or runs it."""
     from fuzzing.describe import describe
     from fuzzing.generate import generate
     from fuzzing.modes import changed

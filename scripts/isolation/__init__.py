@@ -1,1 +1,1 @@
-"""Work in processes of their own: a crash or a hang costs one task."""
+"""Runs tasks in processes of their own: a crash or a hang costs one task."""

@@ -11,10 +11,10 @@ from typing import Any, TextIO
 
 
 def quietly() -> TextIO:
-    """Keeps libraries that print, warn or log from getting between the lines of the protocol.
+    """Keeps the protocol's lines clean: sends other output to stderr, and silences warnings and logs.
 
     Returns:
-        Where answers go.
+        The stream for answers.
     """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
@@ -29,9 +29,9 @@ def serve(
     """Answers each task; yields how many were answered, so that the caller can clean up in between.
 
     Args:
-        answers: Of `quietly`.
-        answer_to: A task to its answer.
-        broken: A traceback to the answer of a task that raised.
+        answers: The stream from `quietly`.
+        answer_to: Maps a task to its answer.
+        broken: Maps a traceback to the answer of a task that raised.
     """
     for number, line in enumerate(sys.stdin, 1):
         try:

@@ -13,12 +13,12 @@ Ask = Callable[[Task], dict[str, Any] | Lost]
 
 
 class Worker:
-    """A worker process that is replaced when it ended, or after a number of tasks.
+    """A worker process that is replaced when it has ended, or after a number of tasks.
 
     Args:
-        script: What it runs.
+        script: What the process runs.
         seconds: Limit for one task.
-        tasks_per_process: Compiled code and Dynamo's caches grow; a fresh process starts in seconds.
+        tasks_per_process: Limited, since compiled code and Dynamo's caches grow; a fresh process starts in seconds.
     """
 
     def __init__(self, script: Path, seconds: float, tasks_per_process: int) -> None:
@@ -53,11 +53,11 @@ def run_all(
     """Runs tasks in worker processes.
 
     Args:
-        tasks: In this order, as workers become free.
-        jobs: Worker processes.
+        tasks: Started in this order, as workers become free.
+        jobs: Number of worker processes.
         worker: Makes one.
         done: Called with each answer; called from several threads, one at a time.
-        after: Called with each answer before that, in the worker's own thread, with a way to ask it more.
+        after: Called before ``done``, in the worker's own thread; may ask the same worker further tasks.
         enough: Whether no further task is to be started.
     """
     waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()

@@ -31,7 +31,7 @@ class Process:
         worker: The script.
 
     Attributes:
-        done: Tasks that it was asked.
+        done: Number of tasks so far.
     """
 
     def __init__(self, worker: Path) -> None:
@@ -42,10 +42,10 @@ class Process:
         )  # fmt: skip
 
     def ask(self, task: dict[str, Any], seconds: float) -> dict[str, Any] | Lost:
-        """Hands a task over and waits.
+        """Sends a task and waits for its answer.
 
         Args:
-            task: JSON-able.
+            task: JSON-serializable.
             seconds: Until the process is killed; the first task may take longer, for imports.
         """
         assert self.popen.stdin is not None and self.popen.stdout is not None
@@ -76,10 +76,10 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked again."""
+        """Whether the process still runs."""
         return self.popen.poll() is None
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the process."""
         self.popen.kill()
         self.popen.communicate()

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Messages, steps with their seconds, clear failures. Sourced by the scripts; works in bash 3.2 (macOS) and later.
+# Messages, timed steps, errors. Sourced by the scripts; works in bash 3.2 (macOS) and later.
 
 STEP=0      # the step that is running
 STEPS=0     # how many there are; the script sets it
@@ -23,7 +23,7 @@ stop_child() {
   fi
 }
 
-# A signal ends the running step at once: bash alone would wait for its command first.
+# A signal ends the running step at once: by default bash waits for the command first.
 on_signal() {
   stop_child
   printf '\nInterrupted.\n' >&2
@@ -37,8 +37,8 @@ title() {
   printf '[%d/%d] %s' "$STEP" "$STEPS" "$1"
 }
 
-# step TITLE LOG COMMAND...: runs a command with its output in LOG, and shows that time passes.
-# Returns the command's exit code; the caller says what its failure means.
+# step TITLE LOG COMMAND...: runs a command with its output in LOG, and shows the elapsed time.
+# Returns the command's exit code; the caller reports the failure.
 step() {
   local title_text=$1 log=$2 started=$SECONDS code=0
   shift 2

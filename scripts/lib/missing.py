@@ -32,7 +32,7 @@ def is_met(requirement: Requirement) -> bool:
 
 
 def needs_of_package(extras: list[str]) -> list[str]:
-    """The unmet requirements of the installed package with these extras; itself when absent or outdated."""
+    """Unmet requirements of the installed package with these extras; the package itself if absent or outdated."""
     try:
         declared = metadata.requires(PACKAGE) or []
     except metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""Which TCP ports of this machine are free. Standard library only: it runs before anything is installed.
+"""Finds free TCP ports of this machine. Standard library only: it runs before anything is installed.
 
-As a program: `ports.py check 8080 8081 8082` names the taken ones and exits 1; `ports.py free 3` prints
-three free ones.
+As a program: `ports.py check 8080 8081 8082` prints the ports in use and exits 1; `ports.py free 3` prints three free
+ones.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ HOST = "127.0.0.1"
 
 
 def is_taken(port: int, host: str = HOST) -> bool:
-    """Whether somebody listens on `port`, or nobody may.
+    """Whether a process listens on `port`, or binding to it fails.
 
-    Both ways of asking are needed: a listener on all addresses does not stop a bind on macOS, and a port
-    below 1024 refuses a bind without a listener.
+    Both checks are needed: on macOS a bind succeeds beside a listener on all addresses, and a port below 1024 refuses a
+    bind without a listener.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.settimeout(0.5)
@@ -32,7 +32,7 @@ def is_taken(port: int, host: str = HOST) -> bool:
 
 
 def free_ports(count: int, host: str = HOST) -> list[int]:
-    """`count` different ports that nobody listens on at this moment."""
+    """`count` different ports that are free at this moment."""
     held = []
     try:
         for _ in range(count):

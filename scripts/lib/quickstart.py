@@ -26,7 +26,7 @@ from build_efficientnet_mar import program  # noqa: E402
 
 
 class Progress:
-    """Numbered steps with their seconds; on a terminal the seconds of the running step count."""
+    """Numbered steps with their durations; a terminal shows the seconds of the running step."""
 
     def __init__(self, step: int, steps: int) -> None:
         self.step, self.steps = step, steps
@@ -113,7 +113,7 @@ def run(work: Path, ports: Ports, progress: Progress, keep: bool) -> None:
             kept = True
     finally:
         if not kept:
-            # A second Ctrl-C must not leave half of it running.
+            # A second Ctrl-C must not leave half of the server running.
             for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(signum, signal.SIG_IGN)
             server.stop()
@@ -136,7 +136,7 @@ def stop_kept(work: Path) -> int:
 
 
 def on_signal(signum: int, _: FrameType | None) -> None:
-    """Leaves through the `finally` that stops the server."""
+    """Exits through the `finally` that stops the server."""
     raise SystemExit(128 + signum)
 
 

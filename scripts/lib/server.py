@@ -26,7 +26,7 @@ from ports import HOST, free_ports
 METRICS_YAML = Path(__file__).resolve().parents[2] / "model-config" / "metrics.yaml"
 STOP_SECONDS = 15.0
 LOG_FILES = ("console.log", "model_log.log")
-# The console carries everything: model_log.log has the workers' lines, and each poll leaves an access line.
+# Left out of the console's tail: lines that model_log.log has too, and the access line of each poll.
 NOISE = re.compile(r"ACCESS_LOG|TS_METRICS|MODEL_METRICS|MODEL_LOG|\[METRICS\]|\[DEBUG\]|[Bb]ackend response|jobId")
 
 
@@ -50,7 +50,7 @@ class Ports:
 
     @classmethod
     def rest(cls, inference: int, management: int, metrics: int) -> Ports:
-        """These for HTTP; gRPC takes any two free ones."""
+        """These for HTTP, and any two free ones for gRPC."""
         return cls(inference, management, metrics, *free_ports(2))
 
 
@@ -62,10 +62,10 @@ class TorchServeProcess:
         model_store: Folder of the .mar files.
         ports: Defaults to free ones.
         models: name -> archive, loaded at the start. Others come through `register`.
-        properties: Further lines of config.properties; they win over those below.
+        properties: Further lines of config.properties; they override the defaults.
         environment: Further environment variables of the server and its workers.
-        home: Folder for logs, temporary files and the configuration; a new short one when absent, since the
-            workers' Unix sockets lie in it and a socket's path may have about 100 characters.
+        home: Folder for logs, temporary files and the configuration; by default a new one with a short path, since it
+            holds the workers' Unix sockets, whose paths are limited to about 100 characters.
     """
 
     model_store: Path
@@ -75,7 +75,7 @@ class TorchServeProcess:
     environment: Mapping[str, str] = field(default_factory=dict)
     home: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="tsov-")))
     group: int | None = None
-    # A proxy of the environment does not reach this machine's loopback.
+    # Ignores the environment's proxies, which don't reach this machine's loopback.
     http: httpx.Client = field(default_factory=lambda: httpx.Client(trust_env=False, timeout=60))
     _process: subprocess.Popen[bytes] | None = None
 
@@ -151,14 +151,14 @@ class TorchServeProcess:
         return inherited | own | dict(self.environment)
 
     def wait_healthy(self, timeout: float = 60.0, tick: Callable[[], None] = lambda: None) -> None:
-        """Until /ping answers Healthy: the server is up, its models may not be."""
+        """Waits until /ping answers Healthy: the server is up, its models may not be."""
         self._wait(self._is_healthy, "TorchServe did not come up", timeout, tick)
 
     def wait_ready(self, model: str, timeout: float = 300.0, tick: Callable[[], None] = lambda: None) -> None:
-        """Until every worker of `model` is READY. /ping cannot tell: it is Healthy before that.
+        """Waits until every worker of `model` is READY; /ping is Healthy before that.
 
         Raises:
-            TorchServeError: The worker gave up, the server died, or the time is over.
+            TorchServeError: A worker died, the server exited, or the timeout passed.
         """
         self._wait(lambda: self._is_ready(model), f"{model} did not become READY", timeout, tick)
 
@@ -191,7 +191,7 @@ class TorchServeProcess:
         return bool(workers) and all(worker["status"] == "READY" for worker in workers)
 
     def load_failures(self, model: str) -> int:
-        """How many workers of `model` died so far. TorchServe starts the next one without telling anybody."""
+        """How many workers of `model` have died; TorchServe restarts them silently."""
         died = re.compile(rf"W-\d+-{re.escape(model)}_\S+-stdout MODEL_LOG - Backend worker process died")
         return len(died.findall(self.log("model_log.log")))
 
@@ -201,7 +201,7 @@ class TorchServeProcess:
         return self.http.post(f"{self.management_url}/models", params=values, timeout=180)
 
     def describe(self, model: str) -> dict[str, Any]:
-        """What the worker says of itself: `GET /models/NAME?customized=true`."""
+        """The worker's own description: `GET /models/NAME?customized=true`."""
         url = f"{self.management_url}/models/{model}"
         answer = self.http.get(url, params={"customized": "true"})
         answer.raise_for_status()
@@ -273,7 +273,7 @@ def group_members(group: int) -> list[psutil.Process]:
 
 
 def stop_group(group: int, timeout: float = STOP_SECONDS) -> None:
-    """SIGTERM to a process group, SIGKILL to what is left of it after `timeout` seconds."""
+    """Sends SIGTERM to a process group, and SIGKILL to what is left of it after `timeout` seconds."""
     for signum, patience in ((signal.SIGTERM, timeout), (signal.SIGKILL, 5.0)):
         if not group_members(group):
             return
@@ -284,7 +284,7 @@ def stop_group(group: int, timeout: float = STOP_SECONDS) -> None:
 
 
 def is_recorded_alive(record: Mapping[str, Any]) -> bool:
-    """Whether the recorded server still runs; a pid that was given to another process since is not it."""
+    """Whether the recorded server still runs, and its pid was not reused."""
     try:
         return abs(psutil.Process(record["group"]).create_time() - record["started"]) < 1.0
     except psutil.Error:

@@ -1,4 +1,4 @@
-"""Core ATen: the checked-in table's share, and a few overloads run again."""
+"""Core ATen: checks the coverage in the checked-in table, and reruns a few overloads."""
 
 import pytest
 import torch

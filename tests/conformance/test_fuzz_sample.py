@@ -1,4 +1,4 @@
-"""A sample of random models, each as in eager PyTorch; `scripts/fuzz_models.py` runs as many as one likes."""
+"""Compares a sample of random models with eager PyTorch; `scripts/fuzz_models.py` runs more."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Decompositions lay out their results as the operators do in eager, on op_db's samples in other orders of memory."""
+"""Decompositions lay out their results as eager does, on op_db's samples in several memory orders."""
 
 import functools
 import itertools
@@ -18,7 +18,7 @@ from torchserve_openvino.ops.mappings import Mappings
 from torchserve_openvino.report import Tracker
 
 OPS = {f"{op.name}.{op.variant_test_name}".rstrip("."): op for op in op_db}
-# They draw random numbers, or write into what they are given, which no lowered graph does.
+# They draw random numbers, or write to their inputs, which no lowered graph does.
 LEFT_OUT = {"normal", "_batch_norm_with_update", "_native_batch_norm_legit", "native_batch_norm"}
 
 
@@ -31,7 +31,7 @@ def turned(value: Any, last_first: bool) -> Any:
 
 
 def calls(op: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """Functions of tensors, and the tensors, in two orders of memory; and of each the first row alone."""
+    """Yields each sample as a function and its tensors: in two memory orders, and with the input's first row only."""
     for sample in itertools.islice(op.sample_inputs("cpu", torch.float32, requires_grad=False), 4):
         whole = (sample.input, sample.args, sample.kwargs)
         row = (pytree.tree_map_only(Tensor, lambda t: t[:1] if t.dim() > 1 else t, sample.input), *whole[1:])
@@ -68,7 +68,7 @@ def test_decompositions_keep_to_the_order_of_memory(name: str, table: dict[Any, 
             wanted = run(*tensors)
             traced = make_fx(run, decomposition_table=table, tracing_mode="fake")(*tensors)
         except (ArithmeticError, AssertionError, IndexError, RuntimeError, TypeError, ValueError):
-            # Arguments of no use in this shape, or of an operator that fake tensors don't know.
+            # The arguments are invalid in this shape, or the operator has no fake tensor support.
             continue
         (output,) = traced.graph.find_nodes(op="output")
         found = [node.meta.get("val") for node in pytree.tree_leaves(output.args[0]) if isinstance(node, torch.fx.Node)]

@@ -1,4 +1,4 @@
-"""A part of the conformance run that fits into a minute; all of it: `python scripts/op_conformance.py`."""
+"""A part of the conformance run that takes a minute; `python scripts/op_conformance.py` runs all of it."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from conformance.outcome import FAILURES, OUTCOMES, Outcome
 from conformance.run_case import MODES
 
 KNOWN = table.read(table.OP_DB)
-# What a verdict was found on, and one operator at least for each outcome.
+# Operators in which a defect was found, and at least one for each outcome.
 OPERATORS = [
     "add", "all", "amax", "angle", "any", "argmin", "as_strided.partial_views", "atan2", "bincount", "bucketize",
     "cdist", "clamp", "copysign", "diagonal", "div.trunc_rounding", "expm1", "fmax", "hypot", "index_add", "index_fill",
@@ -22,7 +22,7 @@ RUN_ALL = "python scripts/op_conformance.py runs all of it, --write renews the t
 
 @pytest.fixture(scope="module")
 def outcomes() -> table.Table:
-    """Each operator in the type that says most of it; one worker, since the tests themselves run side by side."""
+    """Runs each operator in its first supported dtype; with one worker, since the tests themselves run in parallel."""
     found: table.Table = {}
 
     def done(task: dict[str, str], outcome: Outcome) -> None:
@@ -36,12 +36,12 @@ def outcomes() -> table.Table:
 def test_a_part_of_op_db_is_right_and_as_the_table_says(outcomes: table.Table) -> None:
     failed = [f"{name} {entry}" for name, es in outcomes.items() for entry in es.values() if _name(entry) in FAILURES]
     assert not failed, RUN_ALL
-    # Fewer samples than the table's see fewer fallbacks, never more.
+    # Fewer samples than the table's cause fewer fallbacks, never more.
     worse, _ = table.compare(outcomes, KNOWN)
     assert not worse, RUN_ALL
 
 
-# What OpenVINO computes in one kernel with the numbers behind it, or did once, wrongly.
+# OpenVINO fuses these with the arithmetic after them, or once did, and gets wrong results.
 FOLLOWED = ["amax", "linalg.vector_norm", "matmul", "mean", "nn.functional.group_norm", "softmax", "sum"]
 
 
@@ -68,7 +68,7 @@ def test_the_table_has_every_operator_and_nothing_wrong(mode: str) -> None:
     assert not missing, RUN_ALL
     entries = [(name, dtype, entry) for name, by_dtype in known.items() for dtype, entry in by_dtype.items()]
     assert not [entry for entry in entries if table.outcome_name(entry[2]) not in OUTCOMES]
-    # Whoever does not run on OpenVINO says why.
+    # An operator that does not run on OpenVINO has a reason.
     silent = [e for e in entries if _name(e[2]) in {"mixed", "fallback", "not_traceable"} and ": " not in e[2]]
     assert not silent
 

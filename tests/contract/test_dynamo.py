@@ -1,4 +1,4 @@
-"""Pins how torch 2.13's Dynamo treats frames, threads and modes, on which `backend/_torch_*.py` rely."""
+"""Pins how torch 2.13's Dynamo treats frames, threads and modes; `backend/upstream/_torch_*.py` relies on it."""
 
 import inspect
 
@@ -67,7 +67,7 @@ def test_dynamo_tells_side_effects_of_a_frame() -> None:
 
 
 def test_an_error_of_the_backend_is_the_frames() -> None:
-    """`watch_frames` turns it into a frame that runs in eager; nothing of the frame ran before."""
+    """`watch_frames` makes such a frame run in eager; no part of it has run by then."""
     from torchserve_openvino.backend.upstream._torch_private import watch_frames
 
     def failing(gm, example_inputs):
@@ -85,7 +85,7 @@ def test_an_error_of_the_backend_is_the_frames() -> None:
 
 
 def test_the_region_of_compiled_code_belongs_to_the_process() -> None:
-    """Why `_Watch` sets it again: a thread meets that of another thread's model. Once this fails, it need not."""
+    """Why `_Watch` sets it again: another thread may have changed it. If this fails, that is no longer needed."""
     import threading
 
     from torch._C._dynamo import eval_frame
@@ -100,7 +100,7 @@ def test_the_region_of_compiled_code_belongs_to_the_process() -> None:
 
 
 def test_is_compiling_belongs_to_the_process_and_is_dynamo_compiling_to_the_trace() -> None:
-    """Why `backend/routes/whole.py` asks the second."""
+    """Why `backend/routes/whole.py` calls `is_dynamo_compiling`."""
     seen = []
 
     def backend(gm, example_inputs):
@@ -151,7 +151,7 @@ def test_dynamo_compiles_under_the_operator_count() -> None:
 
 
 def test_dynamo_traces_what_a_call_names_instead() -> None:
-    """Why a compiled model inside another is the model itself (`CompiledModule.__call__`)."""
+    """Why a compiled model inside another one is traced as the original model (`CompiledModule.__call__`)."""
 
     class Other:
         def __call__(self, x):
@@ -225,7 +225,7 @@ def test_aotautograd_runs_a_new_graph_under_a_mode_that_the_backend_keeps_to_its
 
 
 def test_dynamo_takes_recurrent_layers_only_if_it_is_allowed_to() -> None:
-    """Why `kept_whole` patches `allow_rnn`, and puts kernels of its own where torch takes them apart."""
+    """Why `kept_whole` patches `allow_rnn`, and `keep_whole` replaces the kernels that decompose these layers."""
     from torch._C import DispatchKey
 
     lstm = nn.LSTM(2, 3)
@@ -262,7 +262,7 @@ def test_what_dynamic_sets_at_each_call(dynamic) -> None:
     def settings():
         return [getattr(torch._dynamo.config, name) for name in names]
 
-    # Something else than what either of them sets.
+    # Differs from what either of them sets.
     with torch._dynamo.config.patch(assume_static_by_default=dynamic, automatic_dynamic_shapes=True):
         with kept_whole(dynamic):
             ours = settings()
@@ -273,7 +273,7 @@ def test_what_dynamic_sets_at_each_call(dynamic) -> None:
 
 
 def test_an_operator_without_fake_tensors_breaks_the_graph() -> None:
-    """What `kept_whole` raises where gradients are recorded."""
+    """What the operators raise in `kept_whole` while gradients are recorded."""
     from torchserve_openvino.backend.upstream._torch_kept import keep_whole, kept_whole
     from torchserve_openvino.ops.kept import STAND_INS
 
@@ -295,7 +295,7 @@ def test_an_operator_without_fake_tensors_breaks_the_graph() -> None:
 
 
 def test_encoders_ask_one_function_whether_a_mask_is_causal() -> None:
-    """What `take_masks` replaces in a graph: by its values, which no graph has."""
+    """What `take_masks` replaces: it reads the mask's values, which are unknown while tracing."""
     from torch.nn.modules import transformer
 
     source = inspect.getsource(nn.TransformerEncoder.forward) + inspect.getsource(nn.TransformerDecoder.forward)
@@ -306,7 +306,7 @@ def test_encoders_ask_one_function_whether_a_mask_is_causal() -> None:
 
 
 def test_a_size_that_is_marked_stays_open_even_at_1() -> None:
-    """torch 2.13: `_torch_sizes` marks tensors, takes the marks off, and lets a size of 1 be one like others."""
+    """What `_torch_sizes` relies on: it marks tensors, removes the marks, and treats a size of 1 like any other."""
     from torch.fx.experimental import _config as shape_config
 
     def compiled_for(oblivious: bool) -> int:
@@ -324,7 +324,7 @@ def test_a_size_that_is_marked_stays_open_even_at_1() -> None:
             assert {"_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking"} == set(vars(x))
             with shape_config.patch(backed_size_oblivious=oblivious):
                 assert torch.equal(model(x), x + 1)
-        # A tensor without marks goes the same way.
+        # A tensor without marks reuses a graph.
         model(torch.rand(3, 3))
         return len(graphs)
 

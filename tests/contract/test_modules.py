@@ -1,4 +1,4 @@
-"""What handing a handler's calls to compiled parts rests on, in torch 2.13."""
+"""Pins what replacing calls of a handler's modules with compiled ones relies on in torch 2.13."""
 
 import torch
 from torch import nn
@@ -25,7 +25,7 @@ def test_a_module_has_a_place_for_what_is_called_instead() -> None:
     net.inner._compiled_call_impl = instead
     expected = net(x)
     assert len(calls) == 1
-    # Dynamo goes by the module's code; so does what it made of it.
+    # Dynamo traces the module's code, so the compiled code does not call the replacement either.
     graphs = []
 
     def backend(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
@@ -35,7 +35,7 @@ def test_a_module_has_a_place_for_what_is_called_instead() -> None:
     compiled = torch.compile(net, backend=backend)
     assert torch.equal(compiled(x), expected) and torch.equal(compiled(x), expected)
     assert len(calls) == 1 and len(graphs) == 1
-    # It is no part of the model's state.
+    # It is not part of the model's state.
     assert "_compiled_call_impl" not in net.state_dict() and list(net.inner.children()) == []
 
 

@@ -95,7 +95,7 @@ def test_output_tensor_can_be_torch_memory() -> None:
 
 
 def stock(model, *inputs, **options):
-    """A call through OpenVINO's own backend."""
+    """Runs a model through OpenVINO's own backend."""
     import openvino.torch  # noqa: F401
 
     compiled = torch.compile(model, backend="openvino", dynamic=False, options=options or None)
@@ -167,7 +167,7 @@ def test_integers_are_compared_and_divided_in_float32() -> None:
 
 
 def test_a_selection_rounds_integers_where_it_is_fused_with_others() -> None:
-    """Addition alone is exact in 32 bits; fused with a comparison it is not. So no operator is trusted by its name."""
+    """Addition alone is exact in 32 bits, but not when fused: an operator's name does not tell whether it is exact."""
     x = np.array([2**24 + 1, -(2**24) - 3] * 32, np.int32)
     one, zero = ops.constant(1, ov.Type.i32), ops.constant(0, ov.Type.i32)
     assert run(lambda a: ops.add(a, one), x).tolist() == (x + 1).tolist()
@@ -183,7 +183,7 @@ def test_a_float_quotient_is_rounded_before_its_floor() -> None:
 
 
 def test_nan_is_greater_than_anything_and_not_less() -> None:
-    """Why ``x > y`` is asked as ``y < x`` (`backend/lowering/rewrite.py`)."""
+    """Why ``x > y`` is rewritten as ``y < x`` (`backend/lowering/rewrite.py`)."""
     x, y = np.array([np.nan, 1.0, np.nan], np.float32), np.array([1.0, np.nan, np.nan], np.float32)
     assert run(lambda a, b: ops.convert(ops.greater(a, b), "i32"), x, y).any()
     assert not run(lambda a, b: ops.convert(ops.less(a, b), "i32"), x, y).any()
@@ -191,7 +191,7 @@ def test_nan_is_greater_than_anything_and_not_less() -> None:
 
 
 def test_a_reduction_of_symbolic_sizes_takes_the_shape_after_it_away() -> None:
-    """Why it keeps its dimensions (`backend/lowering/rewrite.py`)."""
+    """Why such a reduction keeps its dimensions (`backend/lowering/rewrite.py`)."""
 
     def shape(keep: bool) -> list[int]:
         p = ops.parameter([-1, -1, 1], ov.Type.f32)
@@ -205,7 +205,7 @@ def test_a_reduction_of_symbolic_sizes_takes_the_shape_after_it_away() -> None:
 
 
 def test_attention_of_a_closed_row_is_nan() -> None:
-    """Why such rows are set to 0 (`backend/lowering/rewrite.py`)."""
+    """Why fully masked rows are set to 0 (`backend/lowering/rewrite.py`)."""
     q = np.ones((1, 1, 2, 4), np.float32)
     mask = np.array([[[[0.0, -np.inf], [-np.inf, -np.inf]]]], np.float32)
     got = run(lambda q, m: ops.scaled_dot_product_attention(q, q, q, m), q, mask)
@@ -213,7 +213,7 @@ def test_attention_of_a_closed_row_is_nan() -> None:
 
 
 def test_an_input_that_is_an_output_takes_its_memory() -> None:
-    """Why such answers are copied (`memory.computed_outputs`): everything is computed from the output's memory."""
+    """Why such outputs are copied (`memory.computed_outputs`): OpenVINO reads the input from the output's memory."""
     parameter = ops.parameter([2, 4], ov.Type.f32)
     model = ov.Model([ops.result(parameter), ops.result(ops.softmax(parameter, 1))], [parameter])
     compiled = CORE.compile_model(model, "CPU", F32)
@@ -238,7 +238,7 @@ def test_executed_graphs_say_what_each_layer_is() -> None:
 
 
 def test_interpolation_to_1_takes_the_first_value() -> None:
-    """Why `ops/repairs.py` decomposes it."""
+    """Why `ops/rules/images.py` decomposes it."""
     model = ov.convert_model(
         torch.export.export(nn.Upsample(size=(1, 1), mode="bilinear"), (torch.arange(36.0).reshape(1, 1, 6, 6),))
     )
@@ -247,7 +247,7 @@ def test_interpolation_to_1_takes_the_first_value() -> None:
 
 
 def test_packed_weights_are_looked_up_without_their_orientation() -> None:
-    """Why `backend/conversion/weight_packing.py` is there. When this fails, it may be able to go."""
+    """Why `backend/conversion/weight_packing.py` exists. If this fails, it may no longer be needed."""
     generator = np.random.default_rng(0)
     weight, x = generator.standard_normal((8, 8), np.float32), generator.standard_normal((4, 8), np.float32)
     parameter, constant = ops.parameter([4, 8], ov.Type.f32), ops.constant(weight)
@@ -269,7 +269,7 @@ def test_a_reduction_of_integers_computes_what_is_behind_it_for_its_first_values
 
 
 def test_a_reduction_of_three_dimensions_takes_numbers_of_other_channels() -> None:
-    """Why `backend/conversion/kernel_fusions.py` keeps the two apart; reductions of four dimensions are right."""
+    """Why `backend/conversion/kernel_fusions.py` keeps the two apart; reductions of four dimensions are correct."""
     x = np.random.default_rng(0).standard_normal((2, 3, 4, 1)).astype(np.float32)
     numbers = np.array([1, 10, 100], dtype=np.float32)
 
@@ -284,7 +284,7 @@ def test_a_reduction_of_three_dimensions_takes_numbers_of_other_channels() -> No
 
 @pytest.mark.parametrize(("shape", "wrong"), [((9, 3, 5), True), ((9, 5), False)])
 def test_a_reduction_divided_by_a_number(shape, wrong) -> None:
-    """Why `backend/conversion/kernel_fusions.py` keeps the two apart. The frontend's own divisions stay divisions."""
+    """Why `backend/conversion/kernel_fusions.py` keeps the two apart. The frontend does not rewrite divisions."""
 
     class Model(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -320,7 +320,7 @@ def test_the_absolute_value_of_a_concatenation_is_taken_of_its_parts() -> None:
 
 
 def test_the_absolute_value_of_a_row_of_weights_times_a_constant_is_left_out() -> None:
-    """Why `backend/conversion/kernel_fusions.py` hides the weights from it."""
+    """Why `backend/conversion/kernel_fusions.py` inserts an operator before the absolute value."""
     weights, shift = np.array([-1.0, 0.25], dtype=np.float32), ops.constant(np.float32(0.25))
 
     def build(p: ov.Node) -> ov.Node:

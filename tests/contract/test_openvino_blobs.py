@@ -1,4 +1,4 @@
-"""What the cache relies on in OpenVINO 2026.4's compiled blobs and IR."""
+"""Pins what the cache relies on in OpenVINO 2026.4's compiled blobs and IR."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ def test_a_mapped_blob_answers_as_the_model_it_was_made_of(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("name", "value"), [("INFERENCE_NUM_THREADS", 1), ("NUM_STREAMS", 1)])
 def test_how_a_blob_is_run_is_said_at_import(tmp_path: Path, name: str, value: int) -> None:
-    """Why `RUN_PROPERTIES` are no part of a blob's key."""
+    """Why `RUN_PROPERTIES` are not part of a blob's key."""
     assert name in RUN_PROPERTIES
     mapped = blob(tmp_path / "blob", INFERENCE_NUM_THREADS=2, NUM_STREAMS=2)
     imported = CORE.import_model(mapped, "CPU", {**F32, name: value})

@@ -1,4 +1,4 @@
-"""Pins where OpenVINO 2026.4's CPU plugin leaves its memory, or loses the error that would tell."""
+"""Pins where OpenVINO 2026.4's CPU plugin accesses memory out of bounds, or loses an error."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ def gathers(threads: int) -> ov.InferRequest:
 
 
 def test_with_one_thread_infer_loses_the_error_of_a_kernel() -> None:
-    """Why `backend/runtime/execute.py` asks another thread then."""
+    """Why `backend/runtime/execute.py` then infers in another thread."""
     request = gathers(1)
     request.infer()
     assert (request.get_output_tensor(0).data == -7).all()
@@ -53,14 +53,14 @@ SCATTER = "scatter_elements_update(x, index, np.ones((2, 1), np.float32), np.int
 
 @pytest.mark.parametrize(("operation", "beyond"), [("gather_nd(x, index)", 10**8), (SCATTER, -(10**8))])
 def test_kernels_leave_the_memory_of_a_tensor(operation, beyond) -> None:
-    """Why an index that fails its question is 0 in `backend/lowering/checks.py`: 0.4 GB away is nobody's."""
+    """Why `backend/lowering/checks.py` replaces an index that fails its check with 0."""
     program = PROGRAM.replace("OPERATION", operation).replace("BEYOND", str(beyond))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode < 0, f"the process lives (exit code {done.returncode}): {done.stderr[-300:]}"
 
 
 def test_an_output_of_unknown_shape_that_is_an_input_is_written_to_the_last_call_s_input() -> None:
-    """Why such a request serves once (`backend/runtime/execute.py`)."""
+    """Why such a request is used only once (`backend/runtime/execute.py`)."""
     x, y = ops.parameter([-1], ov.Type.f32), ops.parameter([1], ov.Type.f32)
     model = ov.Model([ops.convert(x, "f32").output(0), ops.relu(y).output(0)], [x, y])
     request = ov.Core().compile_model(model, "CPU").create_infer_request()

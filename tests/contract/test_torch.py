@@ -1,4 +1,4 @@
-"""Pins what `backend/upstream/_torch_private.py` takes from torch 2.13's private modules."""
+"""Pins what `backend/upstream/_torch_private.py` uses of torch 2.13's private modules."""
 
 import inspect
 from typing import Any
@@ -70,7 +70,7 @@ def test_recompile_reason_is_in_the_compilation_metrics() -> None:
 
 
 def test_data_swap_and_data_write_move_no_version_counter() -> None:
-    """Why `WeightWatch` looks at pointers and sampled bytes as well."""
+    """Why `WeightWatch` also compares pointers and sampled bytes."""
     weight = nn.Parameter(torch.ones(3))
     version, pointer = weight._version, weight.data_ptr()
     weight.data.add_(1)
@@ -93,7 +93,7 @@ def test_decomposition_tables() -> None:
 
 
 def test_fused_inference_kernels_have_no_decomposition() -> None:
-    """Why `ops/fast_paths.py` brings its own."""
+    """Why `ops/rules/layers.py` has its own."""
     kernels = [
         torch.ops.aten._transformer_encoder_layer_fwd.default,
         torch.ops.aten._native_multi_head_attention.default,
@@ -112,7 +112,7 @@ def test_reading_a_tree_may_import_modules_for_two_kinds_of_container() -> None:
 
 
 def test_dynamo_takes_zero_and_minus_zero_for_the_same_input() -> None:
-    """A wrong answer of torch.compile's own that no backend can see."""
+    """A defect of torch.compile that no backend can detect."""
     compiled = torch.compile(lambda x, s: x / s, backend="eager", dynamic=False)
     assert compiled(torch.ones(1), 0.0) == compiled(torch.ones(1), -0.0) == float("inf")
 
@@ -143,7 +143,7 @@ def test_the_tracer_tells_constants_from_what_it_follows() -> None:
 
 
 def test_under_a_dispatch_mode_the_tracer_misses_convolutions() -> None:
-    """Why `backend/conversion/convert_ts.py` traces in a thread: AOTAutograd's first call runs under such a mode."""
+    """Why `backend/conversion/convert_ts.py` traces in a new thread: AOTAutograd's first call has such a mode."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Passing(TorchDispatchMode):
@@ -197,7 +197,7 @@ TRANSPOSED, SCALAR = torch.randn(5, 10).T, torch.tensor(4.5)
     ],
 )
 def test_the_memory_order_of_fake_tensors(name: str, call: Any, right: bool) -> None:
-    """`ops.memory_order` and `Rule.decompose_strided` make up for those that are not right."""
+    """`ops.memory_order` and `Rule.decompose_strided` correct those that differ from eager."""
     with FakeTensorMode() as mode:
         fake = call(mode.from_tensor(TRANSPOSED), mode.from_tensor(SCALAR))
     assert (fake.stride() == call(TRANSPOSED, SCALAR).stride()) == right, name

@@ -1,4 +1,4 @@
-"""TorchServe 0.12 as this package uses it or works around it: a failure shows what an upgrade changed."""
+"""Pins the behavior of TorchServe 0.12 that this package uses or works around."""
 
 import importlib
 import inspect
@@ -28,7 +28,7 @@ STOCK_METRICS = Path(inspect.getfile(MetricsCacheYamlImpl)).parents[1] / "config
 
 @pytest.fixture
 def module_dir(tmp_path, monkeypatch):
-    """A folder whose modules can be imported, and are forgotten afterwards."""
+    """A folder whose modules can be imported during the test."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
@@ -62,7 +62,7 @@ def test_base_handler_deletes_enable_out_of_the_shared_config(module_dir):
 
 
 class BaseHandler_(BaseHandler):
-    """BaseHandler is abstract in name only."""
+    """BaseHandler has no abstract methods, so it needs no overrides."""
 
 
 def test_base_handler_swallows_a_failed_compile(module_dir, monkeypatch, caplog):
@@ -201,7 +201,7 @@ def test_any_other_error_of_initialize_leaves_the_worker_to_die(module_dir):
 
 
 class Socket:
-    """Stands for the worker's connection, which Service.predict only hands on."""
+    """Stands in for the worker's connection, which Service.predict only passes on."""
 
 
 def predict(entry_point, count, metrics):
@@ -296,7 +296,7 @@ def test_its_vision_handlers_import_torchvision_and_captum():
 
 
 def test_a_handler_is_made_before_its_envelope_and_initialized_after(module_dir):
-    """Why `serving/requests/envelopes.py` takes over in the handler's __init__."""
+    """Why `serving/requests/envelopes.py` can replace an envelope's methods from the handler's __init__."""
     (module_dir / "ordered.py").write_text(
         "import ts.torch_handler.request_envelope.json as j\n"
         "EVENTS = []\n"
@@ -364,7 +364,7 @@ def test_a_handler_can_end_its_worker_in_the_middle_of_a_call():
 
 
 def test_base_handler_imports_the_stock_backend_and_ours_does_not():
-    """Why `serving/base.py` stands between: it saves each worker the import of Dynamo."""
+    """Why `serving/base.py` imports BaseHandler without it: this saves each worker the import of Dynamo."""
     assert "import openvino.torch" in inspect.getsource(sys.modules[BaseHandler.__module__])
     code = "import torchserve_openvino.tasks.tensor, sys; print('torch._dynamo' in sys.modules)"
     said = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""TorchServe's own tests of handlers and envelopes, with its MockContext, on a handler with the mixin."""
+"""Runs TorchServe's own tests of handlers and envelopes on a handler with the mixin."""
 
 import sys
 
@@ -18,9 +18,9 @@ class Ours(tov.OpenVINOHandler, BaseHandler):
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Upstream's test switches the profiler on for good; pytest puts back what stood here."""
+    """Restores the variable afterwards: an upstream test turns the profiler on and leaves it on."""
     monkeypatch.setenv("ENABLE_TORCH_PROFILER", "")
-    # Python imports each name once, and other tests have a model.py as well.
+    # Another test may have imported its own model.py.
     monkeypatch.delitem(sys.modules, "model", raising=False)
 
 

@@ -1,4 +1,4 @@
-"""One TorchServe for all tests of this folder, since a start costs seconds; models are registered on it."""
+"""One TorchServe that the tests of this folder share, since a start takes seconds; they register models on it."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ def server(request) -> Iterator[TorchServeProcess]:
 
 @pytest.fixture(scope="session")
 def efficientnet(server) -> str:
-    """The model of the quickstart, packed by its own script and loaded as `efficientnet-lite0`."""
+    """The quickstart's model, packed by its script and registered as `efficientnet-lite0`."""
     name = "efficientnet-lite0"
     script = ROOT / "scripts" / "build_efficientnet_mar.py"
     command = [sys.executable, script, "--export-path", server.model_store, "--model-name", name]
@@ -40,7 +40,7 @@ def efficientnet(server) -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """A failed test shows the end of the server's log: the reason is there."""
+    """Adds the end of the server's log to the report of a failed test."""
     report = yield
     server = item.config.stash.get(SERVER, None)
     if report.failed and server is not None:

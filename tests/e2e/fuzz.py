@@ -1,4 +1,4 @@
-"""Items of requests, good and bad, by a seed: each knows what a right answer to it is."""
+"""Generates good and bad requests from a seed, each with the expected status and a check of its answer."""
 
 import base64
 import functools
@@ -26,9 +26,9 @@ class Item:
     """One request.
 
     Attributes:
-        kind: What it is, for the message of a failed test.
-        statuses: HTTP statuses that answer it rightly.
-        check: Whether the body of a 200 is eager's answer; None for a bad item.
+        kind: Description for the message of a failed test.
+        statuses: Accepted HTTP statuses.
+        check: Compares the body of a 200 with eager's answer; None for a bad item.
     """
 
     kind: str
@@ -39,10 +39,10 @@ class Item:
 
 
 class Photos:
-    """Photos of all sizes and formats, and what is none.
+    """Photos of several sizes and formats, and bodies that are not photos.
 
     Args:
-        model: The classifier in eager PyTorch, logits of ``[1, 3, 224, 224]``.
+        model: The classifier in eager PyTorch; maps ``[1, 3, 224, 224]`` to logits.
         labels: Names of the classes.
     """
 
@@ -52,7 +52,7 @@ class Photos:
         self._known: dict[bytes, dict[str, float]] = {}
 
     def good(self, rng: random.Random) -> Item:
-        """A cut of a photo; what eager says is computed once for each body."""
+        """A resized photo; eager's answer is computed once for each body."""
         picture = Image.fromarray(rng.choice(self._sources))
         width, height = rng.choice([(224, 224), (97, 301), (300, 200), (451, 300)])
         picture = picture.resize((width, height))
@@ -76,7 +76,7 @@ class Photos:
         return self._known[raw]
 
     def bad(self, rng: random.Random) -> Item:
-        """Damaged, huge, empty, or something else altogether."""
+        """Damaged, huge, empty, or not an image at all."""
         raw = self.good(rng).body
         choices = {
             "random bytes": (rng.randbytes(rng.randint(1, 3000)), (415,)),
@@ -95,7 +95,7 @@ class Photos:
 
 
 class Tokens:
-    """Token ids of all lengths in three formats, and what the model does not take."""
+    """Token ids of all lengths in three formats, and inputs that the model does not accept."""
 
     def __init__(self) -> None:
         self._model = encoder()
@@ -119,7 +119,7 @@ class Tokens:
         return Item(kind, json.dumps(body).encode(), "application/json", check=lambda a: _same_json(a, expected))
 
     def bad(self, rng: random.Random) -> Item:
-        """Out of range, too long, of another type or shape, malformed, or meant to do harm."""
+        """Out of range, too long, of a wrong type or shape, malformed, or malicious."""
         ids = [[rng.randrange(VOCABULARY) for _ in range(3)]]
         choices: dict[str, Any] = {
             "id too large": {"inputs": {"ids": [[1, VOCABULARY + rng.randrange(10**6)]]}},
@@ -189,7 +189,7 @@ def _npy(array: np.ndarray) -> bytes:
 
 
 def _npy_claiming(shape: tuple[int, ...]) -> bytes:
-    """A header of that shape with 8 bytes behind it."""
+    """A header of that shape, followed by 8 bytes only."""
     buffer = io.BytesIO()
     np.lib.format.write_array_header_1_0(buffer, {"descr": "<i8", "fortran_order": False, "shape": shape})
     return buffer.getvalue() + b"\0" * 8

@@ -1,4 +1,4 @@
-"""After READY, in a real TorchServe: a worker that breaks its policy is replaced; envelopes take whole batches."""
+"""A real TorchServe after READY: a worker that violates its policy is replaced; envelopes handle whole batches."""
 
 import json
 import time
@@ -61,7 +61,7 @@ def ask(server: TorchServeProcess, name: str, body: Any) -> tuple[int, Any]:
 
 
 def settled(server: TorchServeProcess, body: Any) -> Any:
-    """The answer once a worker is back; each request on the way is answered within TorchServe's own limits."""
+    """Returns the answer once a worker is back; until then, only statuses 500 and 503 are allowed."""
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         status, answer = ask(server, "breakable", body)
@@ -90,7 +90,7 @@ def test_a_worker_that_breaks_its_policy_answers_503_and_is_replaced(server, wei
         assert (
             status == 503 and answer["type"] == "ForbiddenFallbackError" and "the device is gone" in answer["message"]
         )
-        # TorchServe would lose a request that it gathers while a worker ends, and never answer it: none may hang.
+        # TorchServe never answers requests that it is collecting for a batch while the worker exits: none may hang.
         with ThreadPoolExecutor(6) as pool:
             answers = list(pool.map(lambda _: settled(server, body), range(6)))
         for answer in answers:

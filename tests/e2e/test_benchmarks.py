@@ -1,4 +1,4 @@
-"""The benchmark scripts run to their end and write what they promise; how fast, only a quiet machine can say."""
+"""The benchmark scripts run and write the promised figures; the times themselves are not checked."""
 
 import json
 import os

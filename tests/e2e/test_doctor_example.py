@@ -1,4 +1,4 @@
-"""The README's patient: explained by the doctor in full, and mended by nothing but what it prints."""
+"""The example of docs/doctor.md: doctor explains every problem, and what it prints is enough to repair the model."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from torchserve_process import ROOT
 BRANCH = """        if x.mean() > 10:
             x = x / 10
 """
-# What the doctor advises for a branch on a tensor's value.
+# What doctor suggests for a branch on a tensor's value.
 WHERE = "        x = torch.where(x.mean() > 10, x / 10, x)\n"
 
 
@@ -35,7 +35,7 @@ def test_the_patient_is_explained_and_mended(tmp_path: Path) -> None:
     first = found(folder, "--bisect", "--write", "--write-mapping", "my_ops.py")
     assert first["exit_code"] == 2
 
-    # Three operators that OpenVINO does not know, each with its line and a mapping that was tried.
+    # Three operators that OpenVINO does not know, each with its line and a tested mapping.
     refused = {each["op"]: each for each in first["refused"] if each["kind"] == "unsupported_op"}
     assert refused.keys() == {f"patient.{name}.default" for name in ("swish", "soft_clip", "unit")}
     for each in refused.values():
@@ -44,18 +44,18 @@ def test_the_patient_is_explained_and_mended(tmp_path: Path) -> None:
     # One graph break, with the user's line.
     (fact,) = first["graph_breaks"]
     assert fact["where"].endswith("patient.py:38") and "torch.where" in json.dumps(fact)
-    # One wrong operator, which is the user's own mapping.
+    # One wrong operator: the user's own mapping.
     assert first["bisection"]["disabled_ops"] == ["aten.hardtanh.default"]
     assert "your own mapping patient_ops.hardtanh" in first["bisection"]["explanation"]
     yaml = (folder / "patient.yaml").read_text()
     assert "disabled_ops: [aten.hardtanh.default]}  # no cache" in yaml
 
-    # The drafts pass the tests that were written with them.
+    # The generated mappings pass their generated tests.
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_ops.py"]
     done = subprocess.run(tests, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout
 
-    # Mended as advised: right, and all but the disabled operator on OpenVINO.
+    # Repaired as suggested: correct, and all but the disabled operator run on OpenVINO.
     model = folder / "patient.py"
     assert BRANCH in model.read_text()
     model.write_text(model.read_text().replace(BRANCH, WHERE))

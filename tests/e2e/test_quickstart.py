@@ -1,4 +1,4 @@
-"""scripts/quickstart.sh as a newcomer runs it: what it prints, and that nothing of it is left running."""
+"""Runs scripts/quickstart.sh as a new user would: checks its output, and that it leaves nothing running."""
 
 import os
 import re
@@ -20,7 +20,7 @@ SERVER_IS_UP = "org.pytorch.serve.ModelServer"
 
 @pytest.fixture
 def work(tmp_path):
-    """The quickstart's own folder; whoever mentions it in a command line belongs to this test."""
+    """The quickstart's folder; processes that name it in their command line belong to this test."""
     yield tmp_path
     left = processes_of(tmp_path)
     for process in left:
@@ -44,7 +44,7 @@ def quickstart(work: Path, *arguments: str, timeout: float = 300, **more: str) -
 
 
 def processes_of(work: Path) -> list[psutil.Process]:
-    """The processes that name `work`: the server does, by its model store."""
+    """Processes whose command line names `work`; the server's does, by its model store."""
     found = []
     for process in psutil.process_iter(["cmdline", "status"]):
         command = process.info["cmdline"] or []
@@ -70,7 +70,7 @@ def test_it_recognises_the_cat_and_stops_its_server(work):
     found = re.search(r"The photo is: (.+), with probability (0\.\d+)", done.stdout)
     assert found, done.stdout
     assert found[1] == "Egyptian cat"
-    # The same network in plain PyTorch says 0.3554; OpenVINO runs it in f32.
+    # The same network in plain PyTorch gives 0.3554; OpenVINO runs it in f32.
     assert float(found[2]) == pytest.approx(0.3554, abs=0.01)
     assert re.search(r"coverage\W+100\.0%", done.stdout)
     assert "Fallbacks: none" in done.stdout
@@ -114,7 +114,7 @@ def test_a_signal_while_the_model_loads_stops_its_server(work, signum):
             assert running.poll() is None, running.communicate()[0]
             assert time.monotonic() < end
             time.sleep(0.2)
-        # A terminal sends Ctrl-C to the whole group in its foreground, a supervisor SIGTERM to the process.
+        # A terminal sends SIGINT to its whole foreground group, a supervisor sends SIGTERM to the process.
         (os.killpg if signum == signal.SIGINT else os.kill)(running.pid, signum)
         output, _ = running.communicate(timeout=60)
     finally:
@@ -148,7 +148,7 @@ def test_a_signal_while_it_installs_ends_it(work):
 
 
 def only_index(port: str) -> dict[str, str]:
-    """pip's settings under which this port is the only place where packages come from."""
+    """pip settings that make this port the only package index."""
     return {
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_INDEX_URL": f"http://127.0.0.1:{port}/simple",

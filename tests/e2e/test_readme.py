@@ -48,7 +48,7 @@ def run(line: str, folder: Path, **environment: str) -> str:
 
 
 def test_every_shell_command_is_covered_here() -> None:
-    """A command that is added to a page must be added to a test."""
+    """A command added to a page must be added to a test."""
     covered = (
         "bash scripts/quickstart.sh",  # test_quickstart.py
         "bash scripts/test.sh",  # this very run
@@ -64,7 +64,7 @@ def test_every_shell_command_is_covered_here() -> None:
         "torchserve-openvino report",
         "curl ",
         "python scripts/op_conformance.py",  # tests/conformance
-        "python scripts/fuzz_models.py",  # tests/unit/backend/test_fuzzing.py
+        "python scripts/fuzz_models.py",  # tests/conformance/test_fuzz_sample.py
     )
     shell = [line for line in commands() if re.match(r"(bash|curl|pip|python|torch\S+) ", line)]
     assert len(shell) >= 8
@@ -128,7 +128,7 @@ def test_doctor(tmp_path: Path) -> None:
     torch.export.save(program, tmp_path / "bert.pt2")
     lines = [line.partition("#")[0].strip() for line in commands() if line.startswith("torchserve-openvino doctor")]
     assert len(lines) == 5
-    # 2: an operator falls back, which is what doctor is for.
+    # 2: an operator falls back, which doctor reports.
     expected = {"model-store/cats.mar": 0, "model.py:make_model": 2, "bert.pt2": 0, "--write-mapping": 2, "--bisect": 2}
     for line, (part, code) in zip(lines, expected.items(), strict=True):
         assert part in line

@@ -1,4 +1,4 @@
-"""What must not be served: the worker does not become READY, and its log says what is wrong and where."""
+"""Models that must not be served: the worker does not become READY, and its log says what is wrong and where."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ class Identity(torch.nn.Module):
 
 
 def refusal(server, name: str, **arguments) -> str:
-    """What the worker's log says of a model that must not load."""
+    """Returns the worker's log of a model that must not load."""
     with pytest.raises(TorchServeError):
         load(server, name, handler=handler_path("tensor"), **arguments)
     assert server.http.get(f"{server.inference_url}/ping").status_code == 200

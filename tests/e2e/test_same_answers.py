@@ -1,4 +1,4 @@
-"""One model, one answer: all workers of all registrations answer bit by bit the same."""
+"""All workers of all registrations of a model give bitwise identical answers."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What scripts/lib decides: which Java, which ports, what is missing, what a stop ends."""
+"""scripts/lib: finding Java, free ports and missing packages, and stopping servers."""
 
 import os
 import socket
@@ -24,7 +24,7 @@ STEPS=1; find_java {sys.executable} {tmp_path}/log; echo "JAVA_HOME=$JAVA_HOME"'
 
 
 def fake_java(folder, version: str) -> None:
-    """A `java` that only tells its version, as the real one does on stderr."""
+    """A `java` that only prints its version, on stderr as the real one does."""
     (folder / "bin").mkdir(parents=True)
     program = folder / "bin" / "java"
     settings = f"    java.home = {folder}\\n    java.specification.version = {version}\\n"

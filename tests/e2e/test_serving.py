@@ -1,4 +1,4 @@
-"""Models in a real TorchServe: right answers, the report in all its places, no request hurting another."""
+"""Models in a real TorchServe: correct answers, the report wherever it appears, isolation of requests."""
 
 import io
 import json
@@ -65,7 +65,7 @@ class Mine(OpenVINOHandler, BaseHandler):
 
 @pytest.fixture(scope="module")
 def network():
-    """The small network of these tests in eager PyTorch, with its weights fixed."""
+    """The small network of these tests in eager PyTorch, with fixed weights."""
     namespace: dict[str, type] = {}
     exec(NETWORK, namespace)
     torch.manual_seed(0)
@@ -157,7 +157,7 @@ def test_the_metrics_reach_the_prometheus_endpoint(server, efficientnet):
 
 
 def metric(text: str, name: str, model: str) -> float:
-    """The sum over all other dimensions: counters are there for each kind, at 0 where nothing happened."""
+    """The sum over all other dimensions; a counter exists for each kind, at 0 if nothing happened."""
     found = re.findall(rf'^{name}{{[^}}]*ModelName="{re.escape(model)}"[^}}]*}} (\S+)$', text, re.MULTILINE)
     assert found, f"no {name} of {model} in\n" + "\n".join(line for line in text.splitlines() if "openvino" in line)
     return sum(map(float, found))
@@ -256,7 +256,7 @@ def test_a_users_own_handler_with_the_mixin(server, own_model, network):
 
 
 def test_torchserve_drops_a_metric_that_metrics_yaml_does_not_name(server, own_model):
-    """Pins why model-config/metrics.yaml names each of ours: the line reaches TorchServe and goes no further."""
+    """Why model-config/metrics.yaml names each of our metrics: TorchServe drops the lines of all others."""
     assert server.predict(own_model, b"1,2,3,4").status_code == 200
     text = server.http.get(server.metrics_url).text
     assert metric(text, "openvino_coverage_ratio", own_model) == 1.0

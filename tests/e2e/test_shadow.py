@@ -1,4 +1,4 @@
-"""`verify.shadow` in a real TorchServe: the metric and the report of a worker that is wrong, and what it keeps."""
+"""`verify.shadow` in a real TorchServe: metrics, report and stored mismatches of a worker with wrong answers."""
 
 import json
 import re
@@ -102,7 +102,7 @@ def test_a_fault_shows_in_metric_report_and_folder(server, network, weights, tmp
         shadow = report["verify"]["shadow"]
         assert (shadow["mismatches"], shadow["kept"], shadow["skipped"]) == (2, 1, 0)
         assert shadow["worst"] == pytest.approx(0.5, rel=1e-3) and report["serving"]["policy"]["holds"]
-        # No request comes any more: the metric does not wait for one.
+        # The metric is sent without another request.
         eventually(lambda: metric(server, "openvino_shadow_mismatches_total", name), lambda v: v == 2.0)
         assert metric(server, "openvino_shadow_checked_total", name) == 4.0
         assert metric(server, "openvino_shadow_largest_difference", name) == pytest.approx(0.5, rel=1e-3)

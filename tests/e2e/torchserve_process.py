@@ -1,4 +1,4 @@
-"""A real TorchServe for tests: scripts/lib/server.py with the model API open, and archives built here."""
+"""A real TorchServe for tests: scripts/lib/server.py with the model API enabled, and archives built here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["ROOT", "TorchServeError", "TorchServeProcess", "archive", "handler_p
 def torchserve(
     model_store: Path | None = None, properties: Mapping[str, str] | None = None
 ) -> Iterator[TorchServeProcess]:
-    """A TorchServe of its own on free ports; stopped, with all it started, on the way out.
+    """Starts a separate TorchServe on free ports; stops it with its workers at the end.
 
     Prints the end of the logs when the block fails.
     """
@@ -53,16 +53,16 @@ def archive(
     serialized_file: Path | None = None,
     extra_files: Sequence[Path] = (),
 ) -> str:
-    """Packs a model into the server's store by the real torch-model-archiver; returns the file's name.
+    """Packs a model into the server's store with the real torch-model-archiver; returns the file's name.
 
     Args:
-        server: Whose model store takes the archive.
+        server: The server whose model store gets the archive.
         name: The archive's name, without `.mar`.
         handler: A handler file, or its source.
         config: The text of model-config.yaml.
         model_file: A file with the model's class, or its source.
         serialized_file: Weights, or a whole exported model.
-        extra_files: Further files beside them.
+        extra_files: Further files.
     """
     with tempfile.TemporaryDirectory(prefix="tsov-mar-") as folder:
         sources = Path(folder)
@@ -82,7 +82,7 @@ def archive(
 
 
 def as_file(source: str | Path, place: Path) -> Path:
-    """The file itself, or `place` with the source in it."""
+    """Returns the file itself, or `place` after writing the source to it."""
     if "\n" not in str(source):
         return Path(source)
     place.write_text(source)
@@ -104,7 +104,7 @@ def load(server: TorchServeProcess, name: str, **archive_arguments: object) -> N
 
 @contextmanager
 def loaded(server: TorchServeProcess, name: str, **archive_arguments: object) -> Iterator[str]:
-    """`load`, and unregister on the way out: each worker holds half a gigabyte."""
+    """Loads a model, and unregisters it at the end: each worker takes half a gigabyte."""
     load(server, name, **archive_arguments)
     try:
         yield name

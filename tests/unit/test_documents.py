@@ -1,4 +1,4 @@
-"""The documents: short where they have to be, links that lead somewhere, and code that runs.
+"""The documents: a short README, valid links, and code that runs.
 
 Shell commands run in tests/e2e/test_readme.py.
 """

@@ -1,4 +1,4 @@
-"""The house's own rule: imports go one way, and TorchServe stays in serving, tasks and entrypoints."""
+"""Layering rules: imports go down only; only serving, tasks and entrypoints import TorchServe."""
 
 import ast
 import itertools
@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "handlers" / "torchserve_openvino"
-# A room may import from its own floor and from those below.
+# The layer of each subpackage, which may import from its own layer and from those below.
 FLOORS = {
     "cli": 5, "entrypoints": 5, "tasks": 4, "packaging": 4, "doctor": 4, "serving": 3, "backend": 2,
     "ops": 1, "cache": 1, "report": 1, "config": 0, "errors": 0,
@@ -47,14 +47,14 @@ def test_private_modules_of_torch_and_openvino_have_one_door_each() -> None:
             private = name.startswith(
                 ("torch._dynamo", "torch._guards", "torch._functorch", "openvino.frontend.pytorch")
             )
-            # stock_worker.py runs OpenVINO's own backend in a process of its own, and watches it from inside.
+            # stock_worker.py observes OpenVINO's own backend from inside, in a separate process.
             torch_doors = {"_torch_kept.py", "_torch_modes.py", "_torch_private.py", "_torch_sizes.py"}
             doors = torch_doors | {"_openvino_private.py", "pt2.py", "stock_worker.py"}
             assert not private or path.name in doors, f"{path}: {name}"
 
 
-# A folder of the backend may import from itself and from those before it. What stands beside the folders in backend/
-# imports whatever it needs; they import nothing of that but these.
+# A stage of the backend may import from itself and from those before it. BESIDE places the modules directly in
+# backend/ in this order: "" before all stages, "top" after all.
 STAGES = ("upstream", "lowering", "partitioning", "conversion", "runtime", "routes", "capture", "runners")
 BESIDE = {
     "spec": "", "open_axes": "", "instrumentation": "routes", "settings": "routes",

@@ -1,4 +1,4 @@
-"""An import stands inside a function only where it spares somebody a heavy one."""
+"""Imports are inside functions only where they defer a heavy import."""
 
 import ast
 import functools
@@ -8,8 +8,8 @@ import pytest
 
 PACKAGE = "torchserve_openvino"
 SOURCE = Path(__file__).resolve().parents[2] / "handlers" / PACKAGE
-# What takes long, or must not be there: TorchServe, for those who only look at archives; what traces, in a worker that
-# starts from the cache; OpenVINO's frontends, in one that converts nothing; filelock, for whoever only reads a cache.
+# Slow or unwanted imports: ts where archives are only inspected; tracing modules in a worker that starts from the
+# cache; OpenVINO's frontends where nothing is converted; filelock where a cache is only read.
 HEAVY = {
     "torch", "torch._dynamo", "torch._functorch", "torch._decomp", "torch.export", "openvino", "openvino.frontend",
     "openvino.torch", "ts", "safetensors", "jinja2", "filelock",
@@ -23,7 +23,7 @@ def file_of(module: str) -> Path | None:
 
 
 def modules(node: ast.AST) -> list[str]:
-    """What an import statement loads: ``from package import module`` the module."""
+    """Returns the modules that an import statement loads; for ``from package import module``, the module."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if not isinstance(node, ast.ImportFrom) or node.module is None:
@@ -50,7 +50,7 @@ def with_packages(module: str) -> list[str]:
 
 @functools.cache
 def heavy_parts(module: str) -> frozenset[str]:
-    """What a module brings in, itself and through others of this package."""
+    """Returns the heavy modules that a module imports, directly or through other modules of this package."""
     seen: set[str] = set()
     waiting = [module]
     while waiting:
@@ -67,7 +67,7 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-# A command of cli/ imports what it runs when it runs: `--help` answers at once.
+# Commands in cli/ import what they run only when they run, to keep `--help` fast.
 @pytest.mark.parametrize(
     "path", [path for path in TREES if path.relative_to(SOURCE).parts[0] != "cli"], ids=lambda path: path.stem
 )

@@ -1,4 +1,4 @@
-"""What benchmarks/serving.py is made of: contenders, load client, measurements, tables and plots."""
+"""The parts of benchmarks/serving.py: contenders, load client, measurements, tables and plots."""
 
 import signal
 import sys
@@ -6,7 +6,7 @@ from types import FrameType
 
 
 def exit_on_signals() -> None:
-    """Makes SIGTERM and SIGHUP an exception: the servers must be stopped on the way out."""
+    """Turns SIGTERM and SIGHUP into an exception, so that the servers are stopped on the way out."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit)
 

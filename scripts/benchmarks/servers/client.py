@@ -1,7 +1,7 @@
-"""The load: a program of its own, so that no server shares its interpreter.
+"""The load client: a program of its own, so that it shares no interpreter with a server.
 
-Reads one JSON line, what to send; writes `ready`; waits for a line; sends; writes the figures as one JSON line.
-`load.py` is its other end.
+Reads an order as one JSON line; writes `ready`; waits for a line; sends; writes the figures as one JSON line.
+`load.py` is the other end.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Order:
     """What to send.
 
     Attributes:
-        url: Where.
-        photos: File and right label of each; taken in turns.
-        kind: `closed`: `level` clients, each sends the next when it has its answer. `open`: `level` requests a second,
-            at the moments of a Poisson process, whatever the server does.
+        url: Where to send.
+        photos: File and expected label of each; sent in turn.
+        kind: `closed`: `level` clients, each of which sends its next request once it has an answer. `open`: `level`
+            requests a second, as a Poisson process, whatever the server does.
         seconds: How long requests are counted.
         settle: Seconds of the same load before that.
         seed: Of the arrivals: the same ones for every contender.
-        cap: Of outstanding requests in the open loop; what arrives above it is dropped.
+        cap: Limit of outstanding requests in the open loop; arrivals above it are dropped.
     """
 
     url: str
@@ -51,10 +51,10 @@ class Order:
 
 @dataclass
 class Tally:
-    """What came of it. Latencies in ms, of right answers to requests that began (or were due) in the counted time.
+    """The outcome. Latencies, in ms, are of right answers to requests that began (or were due) in the counted time.
 
     Attributes:
-        answered: Requests that got any answer or error, the settling ones too.
+        answered: Requests that got any answer or error, including those while settling.
         right: Right answers that arrived in the counted time.
         latencies: Empty in the JSON, which has the percentiles.
     """
@@ -68,7 +68,7 @@ class Tally:
     latencies: list[float] = field(default_factory=list)
 
     def note(self, kind: str, text: str) -> None:
-        """Counts a failure; keeps the first few for the reader."""
+        """Counts a failure; keeps the first few as examples."""
         self.failed[kind] = self.failed.get(kind, 0) + 1
         self._example(f"{kind}: {text[:200]}")
 
@@ -83,7 +83,7 @@ class Tally:
 
 
 def percentile(ordered: list[float], share: float) -> float | None:
-    """The nearest-rank percentile; nothing of nothing."""
+    """The nearest-rank percentile; None without values."""
     return ordered[min(len(ordered), math.ceil(share * len(ordered))) - 1] if ordered else None
 
 
@@ -136,7 +136,7 @@ class Load:
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             tally.answered += 1
             tally.note(type(error).__name__, str(error))
-            # Refused connections would otherwise spin.
+            # Avoids a busy loop while connections are refused.
             await asyncio.sleep(0.01)
             return
         done = time.perf_counter()
@@ -152,7 +152,7 @@ class Load:
 
 
 def top(body: bytes) -> str | None:
-    """The most probable class of an answer; None when it is no such answer."""
+    """The most probable class of an answer; None if the answer has another form."""
     try:
         answer: dict[str, float] = json.loads(body)
         return max(answer, key=lambda name: answer[name])
@@ -161,7 +161,7 @@ def top(body: bytes) -> str | None:
 
 
 async def carry_out(order: Order, go: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
-    """Runs one order after `go` has returned; the figures as JSON takes them."""
+    """Runs one order after `go` has returned; returns JSON-safe figures."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
     timeout = aiohttp.ClientTimeout(total=TIMEOUT)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False) as session:

@@ -1,4 +1,4 @@
-"""The servers: how each is started, where it answers, which processes it is, and that it is stopped."""
+"""The servers: how each is started and stopped, where it answers, and which processes it has."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Running:
     """A server that answers.
 
     Attributes:
-        url: Where a POST of a photo is answered.
-        root: The process above all others of the server.
+        url: Where to POST a photo.
+        root: Pid of the server's topmost process.
         workers: Pids of those that run the model.
         settings: How it was configured, for the JSON.
         log_tail: The end of its logs.
@@ -79,7 +79,7 @@ class Running:
 
 @contextmanager
 def serve(name: str, options: Options, work: Path) -> Iterator[Running]:
-    """Starts a contender; stops it, with all it started, on the way out.
+    """Starts a contender, and stops it with all its processes on exit.
 
     Args:
         name: One of `NAMES`.
@@ -111,7 +111,7 @@ def _torchserve(name: str, config: Path, handler: str, options: Options, work: P
     _archive(name, config, handler, work)
     workers = int(settings.get("minWorkers", 1))
     properties = {"default_workers_per_model": str(workers), **options.properties}
-    # Compiled kernels are kept where torch keeps them by itself: the server has a temporary folder of its own.
+    # Inductor's default cache: inside the server, TMPDIR is a folder that is deleted with it.
     kernels = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
     environment = {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(kernels))}
     server = TorchServeProcess(work, models={name: f"{name}.mar"}, properties=properties, environment=environment)
@@ -119,12 +119,12 @@ def _torchserve(name: str, config: Path, handler: str, options: Options, work: P
         server.start()
         server.wait_healthy()
         server.wait_ready(name, timeout=START_SECONDS)
-        # READY are all that exist, which need not be all that are to come.
+        # wait_ready sees only the workers that exist so far; more may follow.
         _wait(lambda: _ready_workers(server, name) >= workers, server.log_tail, lambda: True)
         root = server.group
         if root is None:
             raise StartError("TorchServe is gone")
-        # Java starts them by this file.
+        # The frontend starts workers with this file.
         pids = [p.pid for p in usage.tree(root) if any("model_service_worker" in part for part in p.cmdline())]
         url = f"{server.inference_url}/predictions/{name}"
         yield Running(url, root, pids, {"model_config": settings, "properties": properties}, server.log_tail)
@@ -164,7 +164,7 @@ def _litserve(options: Options) -> Iterator[Running]:
         with log.open("wb") as console:
             process = subprocess.Popen(
                 command,
-                # Its multiprocessing sockets lie there: gone with the folder.
+                # Holds its multiprocessing sockets, which are removed with the folder.
                 env={**os.environ, "TMPDIR": folder},
                 stdin=subprocess.DEVNULL,
                 stdout=console,

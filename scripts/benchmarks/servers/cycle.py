@@ -1,4 +1,4 @@
-"""The rounds: every contender is started, loaded and stopped in its turn, and nothing else runs meanwhile."""
+"""The rounds: each contender in turn is started, loaded and stopped, with nothing else running."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Plan:
 
     Attributes:
         clients: Levels of the closed loop.
-        rates: Levels of the open loop; None: shares of the closed-loop throughput of `ours`, else of the first one.
+        rates: Levels of the open loop; None for shares of the closed-loop throughput of `ours`, else of the first one.
         seconds: Of each measurement.
         warmup: Seconds of load before the first one, shared by the levels of the closed loop.
         cap: Outstanding requests of the open loop.
@@ -49,12 +49,12 @@ class Plan:
 
 @dataclass
 class Result:
-    """What one contender showed, over all rounds.
+    """The figures of one contender over all rounds.
 
     Attributes:
-        figures: Of each load, one entry a round.
+        figures: Of each load, one entry per round.
         memory: Of each worker process after the loads of the last round.
-        start_seconds: From nothing until all workers were ready, of each round.
+        start_seconds: From the start until all workers were ready, of each round.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Result:
 
     @property
     def errors(self) -> int:
-        """Wrong answers and failed requests, over everything."""
+        """Wrong answers and failed requests, over all loads and rounds."""
         return sum(errors(one) for rounds in self.figures.values() for one in rounds)
 
     def as_json(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Cycle:
         self.rates = plan.rates
 
     def run(self) -> list[Result]:
-        """All rounds; a contender that failed or cannot run is not tried again."""
+        """Runs all rounds; a contender that failed or cannot run is not tried again."""
         for turn in range(1, self.plan.rounds + 1):
             for name in self.plan.order:
                 result = self.results[name]
@@ -115,7 +115,7 @@ class Cycle:
                     result.skipped = str(reason)
                     self.console.print(f"[yellow]{title}: skipped, {reason}", highlight=False, soft_wrap=True)
                 except Exception as error:
-                    # The others' figures are not lost with it.
+                    # One failure must not lose the others' figures.
                     result.failed = f"{type(error).__name__}: {error}"
                     self.console.print(f"[red]{title}: failed", highlight=False, soft_wrap=True)
                     self.console.print(result.failed, markup=False, highlight=False, soft_wrap=True)
@@ -164,7 +164,7 @@ class Cycle:
                 self.console.print(running.log_tail(), markup=False, highlight=False, soft_wrap=True)
 
     def _open_rates(self, result: Result) -> list[float]:
-        """Fixed by the first contender that gets here, so that all meet the same arrivals."""
+        """Rates of the open loop; the first contender fixes them, so that all get the same arrivals."""
         if self.rates is None:
             best = max(one["rate"] for rounds in result.figures.values() for one in rounds)
             self.rates = [round(best * share, 1) for share in SHARES] if best else []

@@ -28,7 +28,7 @@ class Classifier(ls.LitAPI):
     """Photos in, ``{label: probability}`` of the five most probable classes out.
 
     Args:
-        folder: Where the converted model is, and where a ready worker says so.
+        folder: Holds the converted model; a ready worker writes its file there.
         threads: OpenVINO's threads in each worker.
         options: `max_batch_size` and `batch_timeout` of LitAPI.
     """
@@ -38,7 +38,7 @@ class Classifier(ls.LitAPI):
         self.folder, self.threads = folder, threads
 
     def setup(self, device: str) -> None:
-        """Compiles one static program for each batch size, and runs each once."""
+        """Compiles one static model for each batch size, and runs each once."""
         import openvino as ov
         import torch
 
@@ -80,7 +80,7 @@ class Classifier(ls.LitAPI):
         return np.stack(inputs)
 
     def unbatch(self, output: list[dict[str, float]]) -> list[dict[str, float]]:
-        """`predict` answers item by item already."""
+        """`predict` already returns one answer per item."""
         return output
 
     def predict(self, x: np.ndarray) -> Any:
@@ -104,7 +104,7 @@ class Classifier(ls.LitAPI):
 
 
 def convert(folder: Path) -> None:
-    """The model by torch.export, once for all workers."""
+    """Exports and converts the model, once for all workers."""
     import openvino as ov
     import torch
 
@@ -119,7 +119,7 @@ def convert(folder: Path) -> None:
 
 
 def main() -> None:
-    """Converts, and serves until it is terminated."""
+    """Converts the model, and serves until terminated."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--workers", type=int, default=2)

@@ -1,4 +1,4 @@
-"""One measurement: the client in its own process, and the server's processor time over it."""
+"""One measurement: the client in its own process, and the server's processor time meanwhile."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Load:
 
 
 def save(photos: Sequence[Photo], folder: Path) -> list[tuple[str, str]]:
-    """The files that the client reads, with their labels."""
+    """Writes the files that the client reads; returns their paths with the labels."""
     result = []
     for photo in photos:
         path = folder / f"{photo.name}.jpg"
@@ -42,8 +42,7 @@ def save(photos: Sequence[Photo], folder: Path) -> list[tuple[str, str]]:
 def measure(order: Order, root: int) -> dict[str, Any]:
     """Sends, and returns the client's figures with the server's `cpu_ms` per request.
 
-    `other_cores` is how many cores neither the server nor the client used: where it is far from 0, somebody else was
-    at work and the throughput tells little.
+    `other_cores` is how many cores other processes used: where it is far from 0, the throughput is unreliable.
 
     Args:
         order: What to send.
@@ -81,6 +80,6 @@ def _line(text: str) -> str:
 
 
 def warm_up(order: Order, seconds: float, levels: Sequence[float], root: int) -> None:
-    """Uncounted load at each level: connections, caches and every size of batch have been seen afterwards."""
+    """Sends uncounted load at each level, to warm up connections, caches and all batch sizes."""
     for level in levels:
         measure(replace(order, kind="closed", level=level, seconds=seconds, settle=0.0), root)

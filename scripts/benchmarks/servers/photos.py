@@ -1,4 +1,4 @@
-"""The photos that every contender gets, and what eager PyTorch says they show."""
+"""The photos that every contender gets, with eager PyTorch's answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "efficientnet_lite0"
 LABELS = EXAMPLE / "index_to_name.json"
-# Those that scikit-image's wheel carries; its others would be downloaded.
+# Part of scikit-image's wheel; its other photos would be downloaded.
 NAMES = (
     "astronaut.png",
     "camera.png",
@@ -45,7 +45,7 @@ def _jpegs() -> dict[str, bytes]:
     import skimage
     from PIL import Image
 
-    # The files, not skimage.data's functions: those look on the network for what is absent.
+    # Not skimage.data's functions: they download what is absent.
     folder = Path(skimage.__file__).parent / "data"
     result = {}
     for name in NAMES:

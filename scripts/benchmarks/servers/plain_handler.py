@@ -1,4 +1,4 @@
-"""The baseline: what a TorchServe user writes by hand. TorchServe packs this one file into the archive.
+"""The baseline: a handler as users write it by hand. The archiver packs this one file.
 
 Only the pre-processing is torchserve_openvino's, so that all contenders see the same pixels.
 """
@@ -22,10 +22,10 @@ class PlainClassifier(BaseHandler):
     """Photos in, ``{label: probability}`` of the five most probable classes out."""
 
     def initialize(self, context: Context) -> None:
-        """Loads as BaseHandler does, and does a tuned baseline the favours that ours does itself.
+        """Loads as BaseHandler does, with the tuning that ours does by itself.
 
-        Its threads are this worker's share of the cores (torch takes all of them in each worker). A compiled
-        model sees each batch size before the worker is READY, since it compiles each when it first sees it.
+        A tuned worker's threads are its share of the cores (torch takes all of them in each worker). A compiled model
+        runs each batch size before the worker is READY, since it compiles each size at its first call.
         """
         settings = context.model_yaml_config
         if settings["handler"]["divide_threads"]:

@@ -14,7 +14,7 @@ COLOURS = ("#888888", "#d08020", "#1060c0", "#20a060", "#903090")
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
-    """Writes a picture in the format of the file's name."""
+    """Draws a picture; the file's suffix chooses the format."""
     import matplotlib
 
     matplotlib.use("Agg")

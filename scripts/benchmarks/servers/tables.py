@@ -1,4 +1,4 @@
-"""What the user reads: one row for each contender and load, medians over the rounds, and ratios."""
+"""The printed tables: one row for each contender and load, medians over the rounds, and ratios."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ BASES = {
 
 
 def median(result: Result, load: Load, key: str) -> float | None:
-    """Of one figure over the rounds; rounds without it don't count."""
+    """Median of one figure over the rounds that have it."""
     values = [one[key] for one in result.figures.get(load, []) if one[key] is not None]
     return statistics.median(values) if values else None
 
 
 def loads_of(results: Sequence[Result]) -> list[Load]:
-    """Every load that any contender met, closed loop first, ascending."""
+    """All loads of any contender, closed loop first, ascending."""
     return sorted({one for result in results for one in result.figures}, key=lambda one: (one.kind, one.level))
 
 
@@ -40,7 +40,7 @@ def _total(result: Result, load: Load, count: Callable[[dict[str, Any]], int]) -
 
 
 def loads(results: Sequence[Result], title: str) -> Table:
-    """Throughput, latency, errors and processor time; `other cores` is what strangers used meanwhile."""
+    """Throughput, latency, errors and processor time; `other cores` is what other processes used meanwhile."""
     table = Table(title=title)
     for name in ("load", "contender"):
         table.add_column(name, no_wrap=True)
@@ -73,7 +73,7 @@ def loads(results: Sequence[Result], title: str) -> Table:
 
 
 def processes(results: Sequence[Result]) -> Table:
-    """Memory and start of each contender."""
+    """Memory and start time of each contender."""
     table = Table(title="processes, after the last load")
     table.add_column("contender", no_wrap=True)
     for name in ("start s", "workers", "RSS MB of each worker", "USS MB of each worker", "RSS MB of all processes"):
@@ -93,7 +93,7 @@ def processes(results: Sequence[Result]) -> Table:
 
 
 def absent(results: Sequence[Result]) -> list[str]:
-    """One line for each contender that did not go through; the whole message was printed when it happened."""
+    """One line for each contender that was skipped or failed; the whole message was printed when it happened."""
     lines = []
     for result in results:
         if result.skipped:
@@ -104,7 +104,7 @@ def absent(results: Sequence[Result]) -> list[str]:
 
 
 def ratios(results: Sequence[Result]) -> dict[str, dict[str, float]]:
-    """Throughput of ours over each other's in the same round, median over the rounds: base -> load -> ratio."""
+    """Our throughput over each other contender's in the same round, median over the rounds: title -> load -> ratio."""
     by_name = {result.name: result for result in results}
     ours = by_name.get(contenders.OURS)
     answer: dict[str, dict[str, float]] = {}
@@ -115,14 +115,14 @@ def ratios(results: Sequence[Result]) -> dict[str, dict[str, float]]:
         for load in loads_of(results):
             pairs = zip(ours.figures.get(load, []), other.figures.get(load, []), strict=False)
             values = [mine["rate"] / its["rate"] for mine, its in pairs if its["rate"]]
-            # In the open loop everybody answers what arrives, as long as he can.
+            # In the open loop all have the same throughput until they saturate.
             if values and load.kind == "closed":
                 answer.setdefault(title, {})[str(load)] = statistics.median(values)
     return answer
 
 
 def ratio_table(results: Sequence[Result]) -> Table | None:
-    """Nothing without `ours` and another."""
+    """The ratios as a table; None without `ours` and another contender."""
     values = ratios(results)
     if not values:
         return None

@@ -12,7 +12,7 @@ MEGABYTE = 1024 * 1024
 
 @dataclass(frozen=True)
 class Memory:
-    """Of one process, in MB; `uss` is what would be freed if it ended, where the system tells."""
+    """Memory of one process, in MB; `uss` would be freed if it ended, None where the system does not report it."""
 
     pid: int
     rss: float
@@ -20,7 +20,7 @@ class Memory:
 
 
 def tree(root: int) -> list[psutil.Process]:
-    """A process and everything below it."""
+    """A process and all its descendants."""
     try:
         process = psutil.Process(root)
         return [process, *process.children(recursive=True)]
@@ -40,7 +40,7 @@ def cpu_seconds(root: int) -> float:
 
 
 def busy_seconds() -> float:
-    """Processor time of the whole machine so far, whoever used it."""
+    """Processor time of the whole machine so far."""
     times = psutil.cpu_times()._asdict()
     # Guests are counted in user and nice already.
     idle = ("idle", "iowait", "guest", "guest_nice")
@@ -48,7 +48,7 @@ def busy_seconds() -> float:
 
 
 def memory(pids: list[int]) -> list[Memory]:
-    """Of each process that still runs."""
+    """Memory of each process that still runs."""
     result = []
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):

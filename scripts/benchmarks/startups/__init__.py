@@ -1,1 +1,1 @@
-"""What benchmarks/startup.py is made of: the program of each contender, rounds, servers and tables."""
+"""The parts of benchmarks/startup.py: the program of each contender, rounds, servers and tables."""

@@ -1,4 +1,4 @@
-"""Where the seconds of a process went. Imports next to nothing: its own import is measured too."""
+"""Splits the time of a process into phases. Imports little, since its own import is measured too."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 class Clock:
-    """Phases that may lie in one another; a second belongs to the innermost alone, so that they add up to the total.
+    """Nested phases; time counts for the innermost one only, so that they add up to the total.
 
     Args:
         started: `time.time()` of the parent, just before it started this process.
 
     Attributes:
-        phases: Seconds of each; what no phase has is `interpreter`.
+        phases: Seconds of each; time outside all phases is `interpreter`.
     """
 
     def __init__(self, started: float) -> None:
@@ -30,7 +30,7 @@ class Clock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What runs within belongs to a phase."""
+        """Counts the time inside for a phase."""
         self._charge()
         self._open.append(name)
         try:
@@ -40,7 +40,7 @@ class Clock:
             self._open.pop()
 
     def watch(self, owner: Any, method: str, name: str) -> bool:
-        """Makes every call of a class's method a phase; whether the class has it."""
+        """Makes each call of a class's method a phase; returns False if the class has no such method."""
         plain: Callable[..., Any] | None = getattr(owner, method, None)
         if plain is None:
             return False
@@ -53,7 +53,7 @@ class Clock:
         return True
 
     def move(self, source: str, target: str, seconds: float) -> None:
-        """Gives part of a phase another name, where somebody else measured it."""
+        """Moves seconds that were measured elsewhere from one phase to another."""
         self.phases[source] = self.phases.get(source, 0.0) - seconds
         self.phases[target] = self.phases.get(target, 0.0) + seconds
 

@@ -1,4 +1,4 @@
-"""The models, as a program that serves them loads them: classes imported, made, and filled from a file."""
+"""The models, loaded as a serving program does: import the class, create the model, load its weights."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 LENGTH = 128
-# Greatest absolute difference from eager's answer.
+# Greatest allowed absolute difference from eager's answer.
 TOLERANCE = 1e-3
-# What `prepare` writes for the contenders, and the configuration that each gives OpenVINO.
+# The files that `prepare` writes, and the OpenVINO configuration of all contenders.
 INPUTS, ANSWER, IR, BLOB = "inputs.pt", "answer.pt", "model.xml", "model.blob"
 OV_CONFIG = {"INFERENCE_PRECISION_HINT": "f32"}
 
@@ -27,12 +27,12 @@ class Source:
     """One model.
 
     Attributes:
-        weights: Finds its file, or folder.
-        imports: Imports what the class needs; the class.
-        module: Makes the model of the class and the file.
-        state: What `bare` loads: the weights alone, where `class_for_weights` is False.
-        class_for_weights: Whether even `bare` imports the class, because the weights load with it only.
-        note: For the reader of the table.
+        weights: Finds its file or folder.
+        imports: Imports and returns the class.
+        module: Makes the model from the class and the file.
+        state: Loads what `bare` needs: the weights alone, unless `class_for_weights`.
+        class_for_weights: Whether even `bare` imports the class, because the weights can't be loaded without it.
+        note: Printed below the table.
     """
 
     title: str
@@ -77,7 +77,7 @@ def _filled(read: Callable[[Any, Path], Any]) -> Callable[[Any, Path], torch.nn.
 
 
 def _hugging_face() -> Any:
-    # AutoModel would import the other one while it loads the weights, which is another phase.
+    # AutoModel would import BertModel only while it loads the weights, which is another phase.
     from transformers import AutoModel, BertModel  # noqa: F401
 
     return AutoModel

@@ -1,4 +1,4 @@
-"""Before the clock runs, in a process of its own: the inputs, eager's answer, and the model made ready for `bare`.
+"""Writes the inputs, eager's answer and the models for `bare`, in a process of its own, before the clock starts.
 
 python -m benchmarks.startups.prepare MODEL FOLDER      (in scripts/)
 """
@@ -25,7 +25,7 @@ def prepare(model: str, folder: Path) -> None:
     torch.save(kwargs, folder / INPUTS)
     with torch.inference_mode():
         torch.save([tensor.clone() for tensor in tensors(module(**kwargs))], folder / ANSWER)
-    # Exported first: the shapes are then fixed, as they are for everybody else.
+    # Exporting first fixes the shapes, as for all other contenders.
     with torch.no_grad():
         converted = ov.convert_model(torch.export.export(module, (), kwargs))
     ov.save_model(converted, folder / IR, compress_to_fp16=False)

@@ -1,4 +1,4 @@
-"""One contender: from the start of the process to its first answer. Prints one JSON line, as the last one.
+"""Runs one contender from the start of the process to its first answer. The last line of its output is JSON.
 
 python -m benchmarks.startups.program ORDER      (in scripts/; ORDER is JSON, see `Order`)
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 
-# What OpenVINO's backend logs before it leaves the work to Inductor, or to eager PyTorch.
+# What OpenVINO's backend logs before it falls back to Inductor or eager PyTorch.
 STOCK_FAILS = ("Failed in OpenVINO", "OpenVINO execution failed")
 
 
@@ -25,10 +25,10 @@ class Order(TypedDict):
 
     Attributes:
         contender: Name of a program below.
-        weights: The model's file, found before.
-        folder: What `prepare` wrote.
-        cache: Folder of the contender's cache; empty without.
-        answer: File that takes the answer.
+        weights: The model's file or folder.
+        folder: Where `prepare` wrote its files.
+        cache: Folder of the contender's cache; empty for none.
+        answer: File for the answer.
         started: `time.time()` of the parent.
     """
 
@@ -80,7 +80,7 @@ class Program:
         return self._bare(lambda core: core.compile_model(self.folder / IR, "CPU", OV_CONFIG), "compile")
 
     def bare_blob(self) -> Any:
-        """A compiled model that OpenVINO reads; mapped, which is its fastest way."""
+        """A compiled model that OpenVINO imports; memory-mapped, which is fastest."""
 
         def read(core: Any) -> Any:
             import numpy as np
@@ -99,7 +99,7 @@ class Program:
 
             cls = self.source.imports() if self.source.class_for_weights else None
         with self.clock.phase("model"):
-            # Kept: who serves a model that can fall back has its weights in memory too.
+            # Kept: a server that can fall back to PyTorch holds the weights in memory too.
             self.kept.append(self.source.state(cls, self.weights))
             kwargs = self.inputs()
         with self.clock.phase(phase):
@@ -118,7 +118,7 @@ class Program:
         return self.first_call(module, kwargs)
 
     def inductor(self) -> Any:
-        """PyTorch's own compiler; whether its cache is warm is the environment's affair."""
+        """PyTorch's own compiler; the environment decides whether its cache is warm."""
         with self.clock.phase("imports"):
             import torch
         module, kwargs = self.module()
@@ -128,7 +128,7 @@ class Program:
         return self.first_call(compiled, kwargs)
 
     def stock(self) -> Any:
-        """OpenVINO's own backend of torch.compile; where it fails PyTorch answers, which only a debug log tells."""
+        """OpenVINO's own torch.compile backend; only a debug log shows that it fell back to PyTorch."""
         import logging
 
         with self.clock.phase("imports"):
@@ -137,7 +137,7 @@ class Program:
         failures: list[str] = []
         handler = logging.Handler()
         handler.emit = lambda record: failures.append(record.getMessage())  # type: ignore[method-assign]
-        # Before a record is made to text: some hold whole graphs.
+        # Filters before formatting: some records hold whole graphs.
         handler.addFilter(lambda record: str(record.msg).startswith(STOCK_FAILS))
         for module_name in ("backend", "execute"):
             logger = logging.getLogger(f"openvino.frontend.pytorch.torchdynamo.{module_name}")
@@ -182,7 +182,7 @@ class Program:
         return answer
 
     def _watch(self) -> None:
-        """The package's report does not tell these apart. What was renamed since stays with the phase around it."""
+        """Times phases that the package's report lacks. A missing method counts for the phase around it."""
         from torchserve_openvino.backend import compiled
         from torchserve_openvino.backend.routes import call_cache, frozen, partition_cache
 
@@ -194,14 +194,14 @@ class Program:
             (call_cache.CallCache, "save", "store"),
             (partition_cache.PartitionCache, "save", "store"),
             (compiled.CompiledModule, "_proven", "proof"),
-            # Within the proof: OpenVINO's own first call.
+            # Inside the proof: OpenVINO's own first call.
             (frozen.Route, "__call__", "first call"),
         ):
             if not self.clock.watch(owner, method, phase):
                 self.facts["note"] = f"not told apart any more: {owner.__name__}.{method}"
 
     def _split(self, report: dict[str, Any]) -> None:
-        """Tracing is what is left of the first call when all that the report knows is taken off."""
+        """Splits the first call by the times in the report; the rest is tracing."""
         self.facts["cache"] = report["cache"]
         if not report["cache"]["traces"]:
             return

@@ -1,4 +1,4 @@
-"""The rounds: each contender is a new process in its turn, and nothing else runs meanwhile."""
+"""The rounds: each contender in turn is a new process, with nothing else running."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Contender:
     """How one is started.
 
     Attributes:
-        program: Of program.py.
-        cache: Folder of its cache: ``none``, ``fresh`` (an empty one each time) or ``warm`` (filled before).
+        program: Name in program.py.
+        cache: Its cache folder: ``none``, ``fresh`` (empty each time) or ``warm`` (filled before).
         inductor: The same for Inductor's.
     """
 
@@ -57,7 +57,7 @@ CONTENDERS: dict[str, Contender] = {
 
 @dataclass
 class Result:
-    """What one contender showed on one model.
+    """The figures of one contender on one model.
 
     Attributes:
         rounds: Of each: total, phases, facts, difference, wrong.
@@ -71,23 +71,23 @@ class Result:
 
     @property
     def wrong(self) -> bool:
-        """Whether any answer was."""
+        """Whether any answer is wrong."""
         return any(one["wrong"] for one in self.rounds)
 
     @property
     def cache(self) -> dict[str, Any]:
-        """What the package's report said of its cache in the last round; empty for others."""
+        """The cache section of the package's report in the last round; empty for other contenders."""
         found: dict[str, Any] = self.rounds[-1]["facts"].get("cache", {}) if self.rounds else {}
         return found
 
     @property
     def note(self) -> str:
-        """What the program remarked."""
+        """The program's note in the last round."""
         return str(self.rounds[-1]["facts"].get("note", "")) if self.rounds else ""
 
 
 class ProgramError(RuntimeError):
-    """A contender did not answer; the message is what it said last."""
+    """A contender did not answer; the message holds its last output."""
 
 
 class Rounds:
@@ -107,7 +107,7 @@ class Rounds:
         self._fresh = 0
 
     def run(self, rounds: int) -> list[Result]:
-        """Prepares, fills the caches, and takes turns; a contender that failed is not tried again."""
+        """Prepares, fills the caches and runs all rounds; a contender that failed is not tried again."""
         with self.console.status(f"{self.model}: eager's answer, and a ready model"):
             _python(["benchmarks.startups.prepare", self.model, str(self.work)], {})
         self.expected = torch.load(self.work / ANSWER, weights_only=True)
@@ -168,7 +168,7 @@ class Rounds:
         return str(self.work / name)
 
     def _difference(self, answer: list[torch.Tensor]) -> float:
-        """The greatest one from eager's answer; not a number where it is no such answer at all."""
+        """Greatest absolute difference from eager's answer; NaN if the shapes differ."""
         if [tensor.shape for tensor in answer] != [tensor.shape for tensor in self.expected]:
             return float("nan")
         return max(float((a - b).abs().max()) for a, b in zip(answer, self.expected, strict=True))
@@ -189,7 +189,7 @@ def _python(arguments: list[str], environment: dict[str, str]) -> str:
     except subprocess.TimeoutExpired as error:
         raise ProgramError(f"no answer in {PATIENCE:.0f} s") from error
     if done.returncode:
-        # Python's own last line says what it was.
+        # The traceback ends with the error.
         last = done.stderr.strip().splitlines()[-30:]
         why = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit code {done.returncode}"
         raise ProgramError("\n".join([*last, why]))

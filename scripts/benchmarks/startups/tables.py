@@ -1,4 +1,4 @@
-"""What the user reads: medians over the rounds, and ratios of the same round."""
+"""The printed table: medians over the rounds, and ratios within the same round."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from benchmarks.startups.models import SOURCES
 from benchmarks.startups.rounds import BARE, OURS_COLD, OURS_WARM, Result
 
-# In the order in which they happen.
+# In chronological order.
 PHASES = (
     "interpreter",
     "imports",
@@ -40,7 +40,7 @@ def phases(result: Result) -> dict[str, float]:
 
 
 def ratio(result: Result, base: Result | None) -> float | None:
-    """Of the totals of the same round, median."""
+    """Ratio of the totals within the same round, median."""
     if base is None:
         return None
     values = [a["total"] / b["total"] for a, b in zip(result.rounds, base.rounds, strict=False)]
@@ -54,7 +54,7 @@ def bare(results: Sequence[Result]) -> Result | None:
 
 
 def process_table(results: Sequence[Result]) -> Table:
-    """One model: seconds by phase, ratios to `bare`, and whether the answer is eager's."""
+    """One model: seconds by phase, ratios to `bare`, and the difference from eager's answer."""
     base = bare(results)
     shown = [name for name in PHASES if any(phases(result).get(name, 0.0) >= 0.005 for result in results)]
     title = f"{SOURCES[results[0].model].title}: start of the process to the first answer, seconds"
@@ -82,7 +82,7 @@ def process_table(results: Sequence[Result]) -> Table:
 
 
 def answer(result: Result) -> str:
-    """How far it is from eager's; or what is wrong with it."""
+    """Greatest difference from eager's answer, or what is wrong with it."""
     if result.wrong:
         return "wrong"
     if any("stand_in" in one["facts"] for one in result.rounds):
@@ -110,7 +110,7 @@ def notes(results: Sequence[Result]) -> list[str]:
 
 
 def why_missed(cache: dict[str, Any]) -> str:
-    """The fields by which the nearest entry differs, and what was refused."""
+    """The fields in which the nearest entry differs, and what was refused."""
     parts = [f"{name} differs" for name in cache["nearest"]] + [
         f"{name} ({n} x)" for name, n in cache["refused"].items()
     ]

@@ -1,7 +1,7 @@
-"""A model with everything that can go wrong: what `torchserve-openvino doctor` says of it, and what fixes it.
+"""A model with several problems for `torchserve-openvino doctor` to explain.
 
 Three operators that OpenVINO does not know, a graph break, and, with patient.yaml, a mapping that builds the wrong
-formula. See "Find out what does not run on OpenVINO" in the README.
+formula. See docs/doctor.md.
 """
 
 import torch
@@ -42,6 +42,6 @@ class Patient(nn.Module):
 
 
 def model() -> tuple[nn.Module, tuple[Tensor]]:
-    """What the doctor looks for: the model and one call's inputs."""
+    """The function that doctor calls: returns the model and one call's inputs."""
     torch.manual_seed(0)
     return Patient().eval(), (torch.randn(8, 16),)

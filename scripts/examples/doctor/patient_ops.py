@@ -1,4 +1,4 @@
-"""A mapping as a user might have written it in a hurry: hardtanh's bounds are ignored."""
+"""A faulty user mapping: it ignores hardtanh's bounds."""
 
 import openvino.opset13 as ops
 

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 as torch-model-archiver wants it: one class of its own that takes no arguments."""
+"""EfficientNet-Lite0 in the form that torch-model-archiver requires: one class whose constructor takes no arguments."""
 
 from efficientnet_lite_pytorch import EfficientNet
 from efficientnet_lite_pytorch.utils import get_model_params

@@ -1,6 +1,6 @@
-"""MiniLM-L6, the sentence encoder, in plain PyTorch: no transformers to import, which takes a worker seconds.
+"""MiniLM-L6, the sentence encoder, in plain PyTorch: importing transformers would cost each worker seconds.
 
-Modules are named as Hugging Face names them, so that `model.safetensors` of all-MiniLM-L6-v2 loads as it is.
+Modules have Hugging Face's names, so that `model.safetensors` of all-MiniLM-L6-v2 loads unchanged.
 """
 
 import functools
@@ -16,9 +16,9 @@ VOCABULARY, POSITIONS, SEGMENTS = 30522, 512, 2
 
 @functools.cache
 def _unset(kind: type[nn.Module]) -> Callable[..., nn.Module]:
-    """A class of modules without random weights: all are loaded, and drawing them first takes longer than that."""
+    """A module class without random initialization: all weights are loaded, and drawing them would take longer."""
 
-    # Within a function, since TorchServe wants one class in a model's file.
+    # Inside a function, since TorchServe requires one class in a model's file.
     class Unset(kind):  # type: ignore[valid-type, misc]
         def reset_parameters(self) -> None:
             pass
@@ -35,7 +35,7 @@ def _norm() -> nn.LayerNorm:
 
 
 def _layer() -> nn.ModuleDict:
-    """One layer of the encoder; only modules with names, `MiniLM` computes."""
+    """One layer of the encoder: a container of named modules, which `MiniLM` calls."""
     projections = {name: _linear(HIDDEN, HIDDEN) for name in ("query", "key", "value")}
     attended = {"dense": _linear(HIDDEN, HIDDEN), "LayerNorm": _norm()}
     return nn.ModuleDict(
@@ -48,7 +48,7 @@ def _layer() -> nn.ModuleDict:
 
 
 class MiniLM(nn.Module):
-    """Token ids and their mask, both int64 (N, length), to a float32 vector for each token (N, length, 384)."""
+    """Maps token ids and their mask, both int64 (N, length), to one float32 vector per token (N, length, 384)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,14 +62,14 @@ class MiniLM(nn.Module):
         )
         self.embeddings.register_buffer("position_ids", torch.arange(POSITIONS).unsqueeze(0))
         self.encoder = nn.ModuleDict({"layer": nn.ModuleList(_layer() for _ in range(LAYERS))})
-        # In the file; the answer does not go through it.
+        # In the checkpoint, but not used by `forward`.
         self.pooler = nn.ModuleDict({"dense": _linear(HIDDEN, HIDDEN)})
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """The last layer's hidden state; tokens whose mask is 0 are not looked at."""
+        """The last layer's hidden state; tokens whose mask is 0 are ignored."""
         parts = self.embeddings
         places = parts.get_buffer("position_ids")[:, : input_ids.shape[1]]
-        # All tokens are of the first segment.
+        # All tokens belong to the first segment.
         hidden = parts["word_embeddings"](input_ids) + parts.get_parameter("token_type_embeddings.weight")[0]
         hidden = parts["LayerNorm"](hidden + parts["position_embeddings"](places))
         seen = attention_mask[:, None, None, :] != 0

@@ -1,4 +1,4 @@
-"""Models on which each way to compile is compared with eager."""
+"""Models for comparing each backend with eager PyTorch."""
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ def conv_net() -> nn.Module:
 
 
 class Attention(nn.Module):
-    """Integer inputs by keyword, a dictionary with a plain value as the answer."""
+    """Takes integer inputs by keyword; returns a dictionary that also holds a plain value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,14 +31,14 @@ class Attention(nn.Module):
 
 
 class OddOne(nn.Module):
-    """An operator in the middle that OpenVINO does not run."""
+    """Has an unsupported operator in the middle."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.digamma(x.relu() + 1) * 2
 
 
 class Branch(nn.Module):
-    """The way depends on a value."""
+    """Has control flow that depends on a tensor value."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2 if x.sum() > 0 else x.relu() - 1
@@ -59,7 +59,7 @@ class Counting(nn.Module):
 
 
 class Attributes(nn.Module):
-    """Reads what is neither parameter nor buffer."""
+    """Reads attributes that are neither parameters nor buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Attributes(nn.Module):
 
 
 def inputs(model: nn.Module, batch: int) -> dict[str, torch.Tensor]:
-    """Keyword arguments of a call."""
+    """Returns the keyword arguments of a call."""
     if isinstance(model, Attention):
         return {"input": torch.randint(0, 20, (batch, 5))}
     first = next(model.children(), None)

@@ -1,4 +1,4 @@
-"""Models for the tests of the cache, and how they stand in for a new process."""
+"""Models for the cache tests, and helpers that simulate a new process."""
 
 import copy
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class Glued(nn.Module):
 
 
 class Ids(nn.Module):
-    """Integers go in, which OpenVINO computes in 32 bits."""
+    """Takes integers, which OpenVINO computes in 32 bits."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2 + 1
@@ -65,7 +65,7 @@ def fresh(
     frozen: bool = True,
     **more: Any,
 ) -> tov.CompiledModule:
-    """What a new process has: nothing compiled, only the folder."""
+    """Simulates a new process: nothing is compiled, only the folder is there."""
     torch.compiler.reset()
     compiled = compile_with(
         model,
@@ -81,7 +81,7 @@ def copied(value: Any) -> Any:
 
 
 def ask(compiled: tov.CompiledModule, *args: Any, grad: bool = False, eager: Any = None, **kwargs: Any) -> Any:
-    """One call, compared with eager: the answer, its structure, and the inputs afterwards."""
+    """Makes one call and compares the result, its structure, and the inputs afterwards with eager."""
     given, twin = (args, kwargs), copied((args, kwargs))
     with torch.set_grad_enabled(grad):
         expected = (eager or compiled.eager)(*twin[0], **twin[1])
@@ -97,7 +97,7 @@ def cache_of(compiled: tov.CompiledModule) -> dict[str, Any]:
 
 
 def assert_hit(compiled: tov.CompiledModule, signatures: int = 1) -> None:
-    """Nothing was traced or compiled."""
+    """Asserts that nothing was traced or compiled."""
     cache = cache_of(compiled)
     assert cache["status"] == "hit", cache
     assert (cache["traces"], cache["compiles"], cache["stored"]) == (0, 0, 0), cache
@@ -106,7 +106,7 @@ def assert_hit(compiled: tov.CompiledModule, signatures: int = 1) -> None:
 
 
 def assert_traced(compiled: tov.CompiledModule, signatures: int = 1) -> None:
-    """No call came from the cache, and none was taken and then thrown away."""
+    """Asserts that no call came from the cache, and that no cached result was rejected."""
     cache = cache_of(compiled)
     assert cache["calls"]["hits"] == 0 and cache["traces"] >= 1, cache
     assert cache["verified"]["rejected"] == 0, cache
@@ -117,7 +117,7 @@ def entries(folder: Path, *kinds: str) -> list[Any]:
 
 
 def both(make: Callable[[], Any], folder: Path, *args: Any, hit: bool = True, **kwargs: Any) -> None:
-    """Cold, then warm; three calls each."""
+    """Runs cold, then warm, with three calls each."""
     for process in range(2):
         compiled = fresh(make(), folder)
         for _ in range(3):
@@ -127,7 +127,7 @@ def both(make: Callable[[], Any], folder: Path, *args: Any, hit: bool = True, **
 
 
 def differs(first: Any, second: Any, folder: Path, *args: Any, **kwargs: Any) -> None:
-    """Two models in turn, in one folder: each gets its own answer, and none is even tried for the other."""
+    """Runs two models in turn in one folder: each gets its own result, and no entry is tried for the other model."""
     for model in (first, second):
         compiled = fresh(copy.deepcopy(model), folder)
         ask(compiled, *args, **kwargs)

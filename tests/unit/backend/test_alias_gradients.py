@@ -1,4 +1,4 @@
-"""Answers that share memory with each other or with an input have eager's gradients, and no more of them."""
+"""Outputs that share memory with each other or with an input have the gradients of eager, and no others."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ ANSWERS: dict[str, Callable[[Tensor], Any]] = {
 
 
 class Scaled(nn.Module):
-    """The answers of a function, of a computed value or of the input itself."""
+    """Applies a function to a computed value, or to the input itself."""
 
     def __init__(self, answers: Callable[[Tensor], Any], computed: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The backend auto: tries them all, keeps the best."""
+"""The backend auto: tries every backend and keeps the best."""
 
 import gc
 import sys
@@ -65,7 +65,7 @@ def test_a_model_without_a_right_answer_stays_in_eager() -> None:
     calls = [0]
 
     class Clock(nn.Module):
-        """Its answer depends on how often Python ran it, which it keeps where nobody looks."""
+        """Its result depends on a call count that is kept outside the module."""
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             calls[0] += 1
@@ -126,7 +126,7 @@ def test_weights_can_be_released() -> None:
 
 
 class Stream(nn.Module):
-    """State in an attribute, a list, a dictionary, a reassigned buffer, and a number."""
+    """Keeps state in an attribute, a list, a dictionary, a reassigned buffer, and a number."""
 
     def __init__(self) -> None:
         super().__init__()

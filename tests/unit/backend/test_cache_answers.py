@@ -1,4 +1,4 @@
-"""What comes out of the cache is right for answers of any structure, models with state, dynamic shapes, and glue."""
+"""Cached results are correct for outputs of any structure, stateful models, dynamic shapes, and glue."""
 
 import dataclasses
 from collections import OrderedDict, defaultdict, namedtuple
@@ -14,7 +14,7 @@ from torch import nn
 from encoder import encoder
 from helpers import assert_same
 
-# --- answers of every structure ---------------------------------------------------------------------------------
+# --- output structures ------------------------------------------------------------------------------------------
 
 Pair = namedtuple("Pair", "a b")
 
@@ -148,7 +148,7 @@ def test_an_encoder_with_a_mask(tmp_path: Path) -> None:
     assert_hit(compiled, 2)
 
 
-# --- models with state and chance -------------------------------------------------------------------------------
+# --- stateful and random models ---------------------------------------------------------------------------------
 
 
 class Steps(nn.Module):

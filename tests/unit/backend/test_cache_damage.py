@@ -1,4 +1,4 @@
-"""Whatever happens to the folder: the answer is right, the report says it, and the next start is warm again."""
+"""Whatever happens to the folder: results are correct, damage is reported, and the next start is warm again."""
 
 import errno
 import json
@@ -21,7 +21,7 @@ from torchserve_openvino.cache.storage.store import Store
 
 
 class Full(nn.Module):
-    """Files of every kind: two partitions, and a constant beside the weights."""
+    """Has cache files of every kind: two partitions, and a constant beside the weights."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -35,14 +35,14 @@ class Full(nn.Module):
 
 
 def place(store: Store, entry: Any, name: str | None = None) -> Path:
-    """The manifest of an entry, or one of its files."""
+    """Returns the path of the manifest of an entry, or of one of its files."""
     if name is None:
         return store.root / "entries" / entry.kind / f"{entry.key}.json"
     return store.objects.place(entry.files[name].digest)
 
 
 def write(path: Path, data: bytes) -> None:
-    """In one step: what is mapped into this process keeps its pages."""
+    """Replaces the file atomically: existing memory mappings keep their pages."""
     draft = path.with_name("draft-of-a-test")
     draft.write_bytes(data)
     draft.chmod(0o600)
@@ -50,7 +50,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Changes a manifest and gives it a right checksum."""
+    """Changes a manifest and updates its checksum."""
     record = json.loads(path.read_bytes())
     del record["checksum"]
     change(record)
@@ -76,7 +76,7 @@ TARGETS = [("call", None), ("call", "tensors.safetensors"), ("partition", None),
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model's entries; copied by each test."""
+    """A folder with the entries of a model; each test copies it."""
     folder = tmp_path_factory.mktemp("filled") / "c"
     ask(fresh(Full().eval(), folder), X)
     return folder
@@ -90,7 +90,7 @@ def folder(filled: Path, tmp_path: Path) -> Path:
 
 
 def recovers(folder: Path, kind: Callable[[], nn.Module] = Full, *, told: bool = True) -> dict[str, Any]:
-    """Right at once, not a hit; and a hit at the next start. What the report said."""
+    """Asserts correct results without a hit, then a hit at the next start; returns the cache report of the first."""
     compiled = fresh(kind().eval(), folder)
     for factor in (1, 2):
         ask(compiled, X * factor)
@@ -102,7 +102,7 @@ def recovers(folder: Path, kind: Callable[[], nn.Module] = Full, *, told: bool =
     again = fresh(kind().eval(), folder)
     ask(again, X)
     assert_hit(again)
-    # What no entry names any more is swept later.
+    # Orphaned objects have no kind; they are removed later.
     assert not [problem for problem in Store(folder).verify() if problem.kind]
     return cache
 
@@ -121,7 +121,7 @@ def test_the_model_has_files_of_every_kind(folder: Path) -> None:
 def test_a_damaged_file(folder: Path, kind: str, name: str | None, harm: str) -> None:
     store = Store(folder)
     if kind == "partition" and name is not None:
-        # Only read where there is no blob.
+        # Read only if there is no blob.
         for entry in entries(folder, "blob"):
             store.discard("blob", entry.key)
     path = place(store, entries(folder, kind)[0], name)
@@ -211,7 +211,7 @@ CALLS: dict[str, Callable[[dict[str, Any]], Any]] = {
 @pytest.mark.parametrize("change", CALLS.values(), ids=CALLS)
 @pytest.mark.many(3)
 def test_a_call_whose_content_makes_no_sense(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """With a right checksum, as somebody would write it who knows how, or another version under our name."""
+    """The checksum is valid: the entry was forged, or written by different code of the same version."""
     rewrite(place(Store(folder), entries(folder, "call")[0]), change)
     compiled = fresh(Full().eval(), folder)
     for factor in (1, 2):
@@ -222,7 +222,7 @@ def test_a_call_whose_content_makes_no_sense(folder: Path, change: Callable[[dic
 
 
 def put_in_place(folder: Path, entry: Any, files: Mapping[str, bytes]) -> None:
-    """Other content under an entry's key, with right checksums."""
+    """Stores other content under the key of an entry, with valid checksums."""
     done = Store(folder).put(entry.kind, entry.key, fields=entry.fields, body=entry.body, files=files)
     assert done is not None
 
@@ -255,7 +255,7 @@ def test_a_graph_of_openvino_that_is_none(folder: Path, name: str) -> None:
 
 
 class Wide(nn.Module):
-    """As `Net`, but what goes in and comes out has another shape."""
+    """Like `Net`, with other input and output shapes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -411,6 +411,6 @@ def test_a_blob_of_another_cpu(tmp_path: Path) -> None:
     put_in_place(folder, mine, {"blob": theirs.read("blob")})
     cache = recovers(folder, Net)
     assert (cache["traces"], cache["compiles"], cache["imports"]) == (0, 1, 0)
-    # The whole folder, as it comes with an image from another machine.
+    # A whole folder from another machine, as in a container image.
     cache = recovers(tmp_path / "far", Net, told=False)
     assert (cache["traces"], cache["compiles"], cache["imports"]) == (0, 1, 0)

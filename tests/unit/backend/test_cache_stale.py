@@ -1,4 +1,4 @@
-"""Nothing of the cache is taken for what it is not: each change of model, options or call is another entry."""
+"""No entry is used for the wrong call: each change of model, options or call makes another entry."""
 
 import copy
 import os
@@ -309,7 +309,7 @@ def test_signatures(tmp_path: Path) -> None:
     assert len(entries(tmp_path / "c", "call")) == len(calls)
 
 
-# tests/contract/test_torch.py shows it without this package.
+# tests/contract/test_torch.py reproduces it without this package.
 @pytest.mark.xfail(strict=True, reason="Dynamo takes 0.0 and -0.0 for the same input")
 @pytest.mark.parametrize("first", [0.0, -0.0])
 def test_zero_and_minus_zero(tmp_path: Path, first: float) -> None:

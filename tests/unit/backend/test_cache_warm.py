@@ -1,4 +1,4 @@
-"""A second process starts without tracing and without compiling, and is otherwise as the first."""
+"""A second process starts without tracing or compiling, and otherwise behaves like the first."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 
 
 def fallbacks_of(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """As they are stored: without the folder, which each worker unpacks anew."""
+    """Returns the fallbacks without the folder of their source file, which differs between workers."""
     return [found | {"where": Path(found["where"]).name} for found in report["fallbacks"]]
 
 
@@ -117,7 +117,7 @@ def test_openvino_fails_while_the_answer_is_proven(tmp_path: Path, monkeypatch: 
         patch.setattr(CompiledPartition, "_infer_direct", failing)
         ask(warm, X)
     assert warm.report.fallback_counts()["runtime_failed"] >= 1
-    # Eager's answer says nothing about OpenVINO's.
+    # The result came from eager, so it does not verify OpenVINO.
     assert cache_of(warm)["verified"]["signatures"] == 0
 
 

@@ -1,4 +1,4 @@
-"""A change somewhere in a model between two guarded calls."""
+"""Changes anywhere in a model between two guarded calls are noticed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ import torchserve_openvino as tov
 
 
 class Deep(nn.Module):
-    """Two levels of modules with state of every kind, which Dynamo passes over while no table changes."""
+    """Two levels of modules with every kind of state, whose guards Dynamo skips while no dictionary tag changes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The oracle of every verification: what counts as eager's answer, and what does not."""
+"""The comparison behind every verification: which results count as equal to those of eager."""
 
 import math
 from typing import Any
@@ -33,7 +33,7 @@ def test_the_tolerance_is_relative_to_the_largest_value(precision: str, scale: f
     expected = torch.rand(7, generator=torch.Generator().manual_seed(seed)) * scale
     limit = RELATIVE_TOLERANCE[precision] * max(SMALLEST_SCALE, float(expected.max()))
     assert largest_allowed(expected, precision) == pytest.approx(limit)
-    # Away from the limit, so that adding in float32 does not decide.
+    # Close to the limit, float32 rounding would decide.
     if abs(share - 1.0) > 0.05:
         got = expected.double()
         got[seed % 7] += share * limit
@@ -88,7 +88,7 @@ def test_structure_shape_and_type_count(got: Any, expected: Any, said: str) -> N
 @pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.uint8])
 @pytest.mark.parametrize("numel", [1, 5, 999])
 def test_integers_are_equal_whatever_their_size(kind: torch.dtype, numel: int) -> None:
-    """A token or a class is no quantity: 100 and 101 are as far apart as 0 and 255."""
+    """Tokens and classes are not quantities: 100 and 101 are as different as 0 and 255."""
     expected = torch.full((numel,), 100, dtype=kind)
     got = expected.clone()
     assert difference(got, expected, "f32") == ""

@@ -1,4 +1,4 @@
-"""CompiledModule in the model's place: methods that return the model, copies, and as a part of another model."""
+"""CompiledModule in place of the model: methods that return the model, copies, and use as a submodule."""
 
 import copy
 import pickle
@@ -154,7 +154,7 @@ def test_as_a_part_of_another_model(backend: str | None, inner_backend: str, fre
             x = torch.randn(2, 4)
             assert_same(called(x), plain(x))
     if backend is None:
-        # In eager PyTorch the inner model runs compiled, and counts.
+        # Called from eager PyTorch, the inner model runs compiled and has its own report.
         assert inner.report.summary.coverage == 1.0
         assert inner.frozen == int(freezes)
     else:

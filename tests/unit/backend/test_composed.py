@@ -1,6 +1,6 @@
-"""Operators that are right alone and were wrong together: outputs that alias, masks, indices, layouts, values.
+"""Operators that were correct alone but wrong together: aliased outputs, masks, indices, layouts, values.
 
-Each case runs twice with different values, and its outputs are written to memory full of NaN.
+Each case runs twice with different values, and its outputs are written to memory filled with NaN.
 """
 
 from collections.abc import Callable
@@ -27,12 +27,12 @@ class Lambda(nn.Module):
 
 
 def strides(tensor: Tensor) -> list[int]:
-    """Those that mean something."""
+    """Returns the strides of the dimensions with more than one element."""
     return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
 def memories(tensors: list[Tensor]) -> list[int]:
-    """For each tensor the first one of the list that has its memory."""
+    """Returns for each tensor the index of the first one in the list with the same storage."""
     pointers = [t.untyped_storage().data_ptr() for t in tensors]
     return [pointers.index(pointer) for pointer in pointers]
 

@@ -1,4 +1,4 @@
-"""Pieces that are not worth the way into OpenVINO stay in eager PyTorch, counted; wholes do not."""
+"""Partitions too small to be worth offloading stay in eager PyTorch and are counted; whole graphs do not."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ SMALL, LARGE = torch.rand(50, 50), torch.rand(1000, 1000)
 
 
 def around_det(x: Tensor) -> Tensor:
-    """OpenVINO has no determinant: a matmul before it, two light operators behind it."""
+    """OpenVINO has no determinant: a matmul precedes it, and two light operators follow."""
     return torch.linalg.det(x @ x.T) + x.sum()
 
 

@@ -1,4 +1,4 @@
-"""The report says which operators were taken apart, and into what."""
+"""The report lists which operators were decomposed, and into what."""
 
 import torch
 from torch import nn

@@ -222,7 +222,7 @@ def test_large_and_nested_containers_are_no_state() -> None:
         for _ in range(2):
             assert_same(compiled(torch.ones(2)), model(torch.ones(2)))
     assert compiled.report.fallback_counts() == {} and compiled.report.summary.coverage == 1.0
-    # The very objects: others may hold them too.
+    # The same objects, since others may refer to them.
     assert all(vars(model)[name] is value for name, value in before.items())
 
 

@@ -1,4 +1,4 @@
-"""The backend export: answers that share memory with what the model writes to, as in eager."""
+"""The backend export: outputs that share memory with a mutated input or buffer, as in eager."""
 
 import pytest
 import torch

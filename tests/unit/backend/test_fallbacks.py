@@ -1,4 +1,4 @@
-"""Nothing falls back unseen: each cause is counted, with its real reason and the user's line; answers stay right."""
+"""No fallback goes unreported: each cause is counted, with its reason and the user's line; results stay correct."""
 
 import openvino as ov
 import pytest
@@ -13,7 +13,7 @@ CAPABILITIES = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 class Unsupported(nn.Module):
-    """An operator that OpenVINO lacks, in the middle."""
+    """Has an unsupported operator in the middle."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ def test_two_models_with_different_options_do_not_mix() -> None:
     assert a.report.fallback_counts() == {"disabled_op": 1} and a.report.summary.precision == "f32"
     assert b.report.fallback_counts() == {}
     assert b.report.to_dict()["config"]["ov_config"]["INFERENCE_PRECISION_HINT"] == "bf16"
-    # What the CPU really does: bf16 where it has it, f32 elsewhere.
+    # The precision in use: bf16 if the CPU supports it, else f32.
     assert b.report.summary.precision == ("bf16" if "BF16" in CAPABILITIES else "f32")
 
 

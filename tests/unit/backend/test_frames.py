@@ -17,7 +17,7 @@ def total(compiled: tov.CompiledModule) -> int:
 
 
 def agrees(compiled: tov.CompiledModule) -> None:
-    """Summary, lists and text name the same number of graph breaks."""
+    """Asserts that summary, list and text report the same number of graph breaks."""
     report = compiled.report.to_dict()
     listed = sum(each["count"] for each in report["graph_breaks"])
     assert report["summary"]["graph_breaks"] == listed == compiled.report.fallback_counts().get("graph_break", 0)
@@ -92,7 +92,7 @@ def test_after_a_reset_dynamo_is_asked_again(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Crnn(nn.Module):
-    """A part that Dynamo may not trace, unless somebody teaches it."""
+    """Has a submodule that Dynamo may not trace."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,11 +172,11 @@ def test_recompiles_belong_to_the_model_that_recompiled() -> None:
     assert [each.report.summary.graphs for each in compiled] == [1, 2, 3, 4]
 
 
-# --- what fails on the way to a graph -----------------------------------------------------------------------------
+# --- failures during capture and lowering -------------------------------------------------------------------------
 
 
 class Assigning(nn.Module):
-    """AOTAutograd raises at this."""
+    """AOTAutograd raises on the assignment."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -270,7 +270,7 @@ def test_fullgraph_raises() -> None:
 
 @pytest.mark.parametrize("whose", ["ours", "AOTAutograd's"])
 def test_modes_of_several_threads_leave_no_flag_of_the_process_behind(whose: str) -> None:
-    """torch's own way to enter one sets flags of the process, and Dynamo then skips every frame for good."""
+    """Entering a mode the way torch does sets process-wide flags; left set, Dynamo skips every later frame."""
     from torch._functorch._aot_autograd.runtime_wrappers import _AnalyzeCustomOpInputOutputMode
     from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 

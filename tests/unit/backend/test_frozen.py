@@ -1,4 +1,4 @@
-"""freeze(): the same answers without guards, and only where a call can be repeated without Dynamo."""
+"""freeze() gives the same answers without guards, only for calls that can be repeated without Dynamo."""
 
 import threading
 
@@ -163,7 +163,7 @@ def test_models_with_state_stay_guarded(kind) -> None:
 
 
 class Shifted(nn.Module):
-    """Adds a tensor that asks for gradients; nothing of it has to be saved for the way back."""
+    """Adds a tensor that requires gradients; the backward pass needs no saved values."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

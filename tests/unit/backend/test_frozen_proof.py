@@ -1,4 +1,4 @@
-"""freeze() takes only calls that are proven not to depend on what Python did beside the graph."""
+"""freeze() records only calls that provably do not depend on Python code outside the graph."""
 
 import enum
 import random
@@ -62,7 +62,7 @@ def test_a_value_that_python_reads_is_read_at_each_call(function: Callable[..., 
 
     compiled = tov.compile(Model().eval(), backend=backend).freeze()
     with torch.inference_mode():
-        # Twice the same, as a warm-up calls.
+        # The same call twice, as in a warm-up.
         for x in (torch.ones(2, 3), torch.ones(2, 3), torch.zeros(2, 3), torch.tensor([[3.0, 0, 0], [0, 1, 0]])):
             equal(compiled(x), function(x))
     assert compiled.frozen == 0
@@ -108,7 +108,7 @@ def test_constants_beside_tensors_are_repeated() -> None:
 
 
 class Stores(nn.Module):
-    """What it returns is kept as well."""
+    """Keeps a reference to its output."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.last = x * 2
@@ -126,7 +126,7 @@ class Appends(nn.Module):
 
 
 class Flags(nn.Module):
-    """A store that no later call notices."""
+    """Sets an attribute that later calls never read."""
 
     used = False
 
@@ -175,7 +175,7 @@ BOX = Box()
 
 @pytest.mark.parametrize("puts_back", [True, False])
 def test_what_is_set_and_set_back_is_no_state(puts_back: bool) -> None:
-    """As transformers does in each model."""
+    """transformers' models do this to a global."""
     BOX.value = None
 
     class Model(nn.Module):
@@ -246,7 +246,7 @@ def test_a_hook_that_only_computes_is_part_of_the_graph() -> None:
 
 
 def test_a_tensor_of_somebody_else_that_changes() -> None:
-    """What no capture shows, and the second call does."""
+    """The capture does not reveal the change; the second call does."""
     box = {"scale": torch.ones(1)}
     compiled = tov.compile(lambda x: x * box["scale"]).freeze()
     with torch.no_grad():
@@ -292,7 +292,7 @@ def test_graph_breaks_are_counted_as_without_freeze(monkeypatch: pytest.MonkeyPa
         counts = (summary.graphs, summary.graph_breaks, summary.recompiles, compiled.report.cache.traces)
         found.append((counts, compiled.report.fallback_counts()))
     assert found[0] == found[1]
-    # Shapes that differ in size only are not tried again.
+    # Signatures that differ only in sizes are not tried again.
     assert len(tries) == 1
 
 

@@ -1,4 +1,4 @@
-"""Models that crash OpenVINO's CPU plugin while it fuses operators; where one gets through, the process ends."""
+"""Models that would crash OpenVINO's CPU plugin while it fuses operators; an undetected one kills the process."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ from torchserve_openvino.backend.conversion.fused_chains import crashes_plugin
 from torchserve_openvino.cache.open import CacheSettings
 
 Tensor = torch.Tensor
-# What follows a chain: its end is `a`, computed elsewhere are `v` and what is made of it.
+# Operators after a chain: `a` is its end, `v` does not depend on it.
 TAILS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "gate": lambda a, v: v.sigmoid() * a - a,
     "residual": lambda a, v: torch.tanh(a) + v.exp(),
@@ -58,7 +58,7 @@ class Attention(nn.Module):
         return self.tail(F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2), v)
 
 
-# What attention and something computed elsewhere become, with a result that may be larger than either.
+# Operators after attention: `a` is its end, `v` does not depend on it; broadcasting may enlarge the result.
 LARGER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "over": lambda a, v: F.logsigmoid(a / v),
     "plus": lambda a, v: torch.tanh(a + v) * (a + v),
@@ -70,7 +70,7 @@ CASES = [(kind, tail) for kind in (Layers, Attention) for tail in TAILS]
 
 
 class PlainAttention(nn.Module):
-    """Attention spelled out."""
+    """Attention written as matmul, softmax, matmul."""
 
     def __init__(self, tail: str) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class PlainAttention(nn.Module):
 
 
 class Residual(nn.Module):
-    """Blocks as in a network for tables."""
+    """Residual blocks, as in networks for tabular data."""
 
     def __init__(self) -> None:
         super().__init__()

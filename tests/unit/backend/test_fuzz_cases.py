@@ -1,4 +1,4 @@
-"""What the composition fuzzer found once stays right: each case of tests/fuzz_cases is run again."""
+"""Regression tests for what the composition fuzzer found: runs each case in tests/fuzz_cases."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The fuzzer itself: the same programs everywhere, programs that eager runs, and failures that become small."""
+"""The fuzzer itself: reproducible programs that run in eager, comparison with eager, and shrinking of failures."""
 
 import json
 from collections import Counter

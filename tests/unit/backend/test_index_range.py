@@ -1,4 +1,4 @@
-"""An index beyond the end raises as in eager PyTorch: OpenVINO's Gather would answer zeros."""
+"""An index out of range raises as in eager PyTorch; OpenVINO's Gather would return zeros."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def test_int32_indices_have_bounds_too() -> None:
         compiled(torch.tensor([1, 12], dtype=torch.int32))
 
 
-# Indices that are computed inside the graph: nothing is known of them before the inference.
+# Indices that are computed inside the graph: unknown before the inference.
 COMPUTED = {
     "gather": lambda x, i: torch.gather(x, 1, (i + i)[:, None]) + 1,
     "scatter": lambda x, i: torch.scatter(x * 2, 1, (i + i)[:, None], x + 5),
@@ -91,13 +91,13 @@ COMPUTED = {
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", COMPUTED)
 def test_a_computed_index_never_leaves_the_tensor(name, threads, dynamic) -> None:
-    """OpenVINO's kernels read and write wherever an index points to, and with one thread they lose their errors."""
+    """OpenVINO's kernels read and write at any index, and with one thread their errors are lost."""
     function = COMPUTED[name]
     options = {"min_partition_us": 0, "config": {"INFERENCE_NUM_THREADS": threads}}
     compiled = tov.compile(function, dynamic=dynamic, options=options)
     x = torch.randn(5, 5)
     with torch.no_grad():
-        # First of all the bad one: then nothing lies in memory yet that might pass for an answer.
+        # Bad indices first, while memory holds no earlier answer that could pass for a result.
         for bad in ([0, 3], [30_000_000, 1], [-3, 1], [0, -30_000_000]):
             with pytest.raises((IndexError, RuntimeError)):
                 compiled(x, torch.tensor(bad))

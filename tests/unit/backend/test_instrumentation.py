@@ -1,4 +1,4 @@
-"""What a diagnosis asks of the backend."""
+"""The backend's hooks for a diagnosis."""
 
 from typing import Any
 

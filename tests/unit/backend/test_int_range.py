@@ -1,4 +1,4 @@
-"""Integers that OpenVINO would round: exact on OpenVINO as far as that goes, right and counted beyond."""
+"""Integers that OpenVINO would round: computed on OpenVINO within exact limits, beyond them in eager and counted."""
 
 from collections.abc import Callable
 from typing import Any
@@ -64,7 +64,7 @@ def test_the_open_end_of_a_slice_is_no_number() -> None:
 
 
 def test_each_input_has_its_own_limit() -> None:
-    """A long sum over the mask does not lower what the numbers beside it may be."""
+    """A long sum over the mask does not lower the limit of the other input."""
 
     def model(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return ids.flip(0).float() * mask.sum(-1).unsqueeze(-1)
@@ -102,7 +102,7 @@ def test_division_is_exact_up_to_the_limit(values: list[int], divisor: int) -> N
 
 
 def test_a_size_counts_where_every_answer_has_a_known_shape() -> None:
-    """Nothing of the answers' shapes is symbolic, so the sizes were not looked at: OpenVINO's sum stopped at 2^24."""
+    """Sizes are checked even if no output shape is symbolic: OpenVINO's sum would stop at 2^24."""
     total = lambda x: x.sum()
     compiled = tov.compile(total, dynamic=True, options=ALL)
     ones = [torch.ones(n, dtype=torch.int64) for n in (20, 30, 2**24 + 3)]

@@ -1,4 +1,4 @@
-"""Results that OpenVINO joined wrongly with what is computed of them, or ended the process over."""
+"""Kernel fusions for which OpenVINO gives wrong results or crashes."""
 
 import pytest
 import torch
@@ -105,7 +105,7 @@ def _norm() -> torch.nn.Module:
     return norm
 
 
-# Of (2, 3, 4): the numbers `w` stand along the channels.
+# `x` is (batch, 3, time), `w` has a number for each of the 3 channels.
 SCALED = {
     "a head over time": lambda x, w, norm: norm(x.mean(-1)),
     "behind another": lambda x, w, norm: norm(x.mean(-1).relu()),

@@ -1,4 +1,4 @@
-"""Operators and modules that the user teaches OpenVINO."""
+"""Mappings of operators and modules to OpenVINO that the user registers."""
 
 import shutil
 import subprocess
@@ -48,7 +48,7 @@ def constant(value: float, like: Any) -> Any:
 
 
 def run(model: Any, *inputs: Tensor, **options: Any) -> tov.CompiledModule:
-    """The compiled model, once its answer was found equal to eager's."""
+    """Compiles a model, compares one call with eager, and returns the compiled model."""
     torch._dynamo.reset()
     options["options"] = {"min_partition_us": 0, **options.get("options", {})}
     compiled = tov.compile(model, **options)
@@ -120,7 +120,7 @@ def test_a_list_of_tensors() -> None:
 def test_aten_operators_can_be_taken_over() -> None:
     tov.register_op("aten::relu")(lambda x: ops.multiply(ops.relu(x), constant(1.0, x)))
     assert run(nn.ReLU(), X).report.summary.coverage == 1.0
-    # A mapping that is wrong shows: it does run.
+    # A wrong mapping changes the answer, so the mapping does run.
     tov.register_op("aten::relu")(ops.abs)
     torch._dynamo.reset()
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""One graph for all sizes of the axes that are named."""
+"""One graph for all sizes of the open axes."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ SIZES = (1, 3, 2, 8, 1)
 
 
 class Attention(nn.Module):
-    """Positions and keywords, a mask, an output that is an input, and one that does not depend on the batch."""
+    """Positional and keyword inputs, a mask, an output that is an input, one that does not depend on the batch."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Each of OpenVINO's options, through `tov.compile`, on the real device."""
+"""OpenVINO's options, through `tov.compile`, on the real device."""
 
 import subprocess
 import sys

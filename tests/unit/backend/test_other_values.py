@@ -1,4 +1,4 @@
-"""Comparisons of the backend itself (`auto`, the cache, the doctor) use more than one set of values."""
+"""`auto`, the cache and the doctor compare answers on more than one set of values."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Pages of mapped files are given back where nobody wrote to them."""
+"""Pages of mapped files are released unless they were written to."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ SIZE = 1 << 20
 
 
 def resident(path: Path) -> int:
-    """Bytes in memory of a file, as the system says."""
+    """Returns the resident bytes of a mapped file."""
     found, inside = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if not line.split()[0].endswith(":"):

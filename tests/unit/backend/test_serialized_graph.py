@@ -1,4 +1,4 @@
-"""A lowered graph as JSON and back: the same answers, and nothing that is not an operator is ever called."""
+"""A lowered graph to JSON and back: it gives the same answers, and only ever calls operators."""
 
 import json
 import math
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 def through_json(value: Any) -> Any:
-    """As the store keeps it: strict JSON."""
+    """Round-trips a value through strict JSON, as the store does."""
     return json.loads(json.dumps(value, allow_nan=False))
 
 
@@ -164,7 +164,7 @@ LITERALS = st.recursive(
 
 @given(LITERALS)
 def test_any_literal_comes_back(value: Any) -> None:
-    # repr: nan is not equal to itself, and 1 is to True and 1.0.
+    # Compared by repr, because nan != nan, and 1 == True == 1.0.
     assert repr(decode(through_json(encode(value)))) == repr(value)
 
 
@@ -183,7 +183,7 @@ WRONG: list[Any] = [
 
 @pytest.mark.parametrize("value", WRONG, ids=str)
 def test_what_encode_never_makes(value: Any) -> None:
-    # Those that `CallCache.load` takes for damage.
+    # `CallCache.load` treats an exception as a damaged entry.
     with pytest.raises((LookupError, TypeError, ValueError, RuntimeError)):
         decode(value, [])
 
@@ -231,7 +231,7 @@ def test_a_structure_either_comes_back_or_is_refused(value: Any) -> None:
      '[1, {"type": "collections.defaultdict", "context": "{}", "children_spec": []}]'],
 )  # fmt: skip
 def test_a_text_that_is_no_structure(text: str) -> None:
-    # `CallCache.load` takes these for damage.
+    # `CallCache.load` treats an exception as a damaged entry.
     with pytest.raises((LookupError, TypeError, ValueError, RuntimeError)):
         text_to_tree(text)
 

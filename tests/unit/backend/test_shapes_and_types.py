@@ -1,4 +1,4 @@
-"""Every kind of input and output that the backend promises, against eager."""
+"""Every kind of input and output that the backend supports, compared with eager."""
 
 import copy
 
@@ -35,7 +35,7 @@ def test_integer_inputs_to_an_embedding(dtype: torch.dtype) -> None:
 
 
 def test_padding_from_the_other_side() -> None:
-    """The frontend makes one operation of the two slices that are written to."""
+    """The frontend merges the two slices that are written to into one operation."""
     check(nn.Conv2d(3, 4, 3, padding=(1, 2), padding_mode="circular").eval(), torch.randn(2, 3, 8, 8))
     check(nn.Conv1d(3, 4, 3, padding=1, padding_mode="circular").eval(), torch.randn(2, 3, 8))
 
@@ -244,7 +244,7 @@ _SQUEEZES = {
 @pytest.mark.parametrize("dynamic", [True, None])
 @pytest.mark.many(4)
 def test_a_symbolic_dimension_that_a_squeeze_names_stays(squeeze, dynamic) -> None:
-    """OpenVINO takes it for gone; what counts dimensions then writes to another place."""
+    """OpenVINO assumes that it is removed; later operators would then write along the wrong dimension."""
 
     def model(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         written = torch.select_scatter(squeeze(x), squeeze(x)[0] * 2, 0, 1)

@@ -42,7 +42,7 @@ def _replace(model: nn.Module) -> None:
 
 
 def _data_turned(model: nn.Module) -> None:
-    """Changes a weight that is not contiguous, in its last row."""
+    """Changes the last row of a non-contiguous weight."""
     weight = model[2].weight
     if weight.is_contiguous():
         weight.data = torch.randn(12, 3).t()

@@ -1,4 +1,4 @@
-"""The backend openvino_ts: converted through TorchScript, everything else as ever."""
+"""The backend openvino_ts, which converts through TorchScript."""
 
 import sys
 from pathlib import Path
@@ -108,7 +108,7 @@ def test_a_sum_is_cast_before_it_is_summed(dim: int | None, dtype: torch.dtype) 
 
     model = Sum().eval()
     compiled = tov.compile(model, backend="openvino_ts", options={"min_partition_us": 0})
-    # Of bfloat16 the sum has fewer digits than the type that was asked for; of fractions another whole number.
+    # Summed in bfloat16 and cast afterwards, a float32 sum loses digits, and an int64 sum is another integer.
     for values in (torch.linspace(0.3, 1.9, 33).view(3, 11), torch.tensor([[1.1797, 0.8789, 0.6445]])):
         x = values.to(torch.bfloat16)
         with torch.no_grad():

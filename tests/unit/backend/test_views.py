@@ -1,4 +1,4 @@
-"""Views between what runs on OpenVINO and operators that stay in eager PyTorch."""
+"""Views between OpenVINO partitions and operators that stay in eager PyTorch."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 import torchserve_openvino as tov
 
-# What is computed, and the operator behind it that stays in eager.
+# The function, and the operator in it that stays in eager.
 VIEWED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "a diagonal of an expanded value": (lambda x: x.softmax(1).expand(2, 2, 5, 6).diagonal(), "aten.diagonal"),
     "of which more is made": (lambda x: x.exp().expand(2, 2, 5, 6).diagonal().sin(), "aten.diagonal"),

@@ -1,4 +1,4 @@
-"""Weights that one graph uses as they are and transposed."""
+"""Weights that one graph uses both as they are and transposed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ BACKENDS = ("openvino", "openvino_ts", "export")
 
 
 class Tied(nn.Module):
-    """There and back with one weight: an autoencoder with tied weights, a basis, a projection."""
+    """Projects there and back with one weight, as an autoencoder with tied weights does."""
 
     def __init__(self, back: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], *shape: int) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def test_convolution_and_its_transpose(groups: int, kernel: int) -> None:
 
 
 class Clones(nn.Module):
-    """Two weights of the same content: a stored model keeps them once."""
+    """Two weights of equal content, which a stored model keeps only once."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the tests of the store share."""
+"""Helpers shared by the store tests."""
 
 import json
 import subprocess
@@ -39,7 +39,7 @@ def content(entry: Entry | None) -> dict[str, bytes] | None:
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Changes a manifest and gives it a right checksum, as someone would who knows how."""
+    """Edits a manifest and recomputes its checksum, as a deliberate attacker would."""
     record = json.loads(path.read_bytes())
     del record["checksum"]
     record = change(record) or record
@@ -48,7 +48,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 @contextmanager
 def child(code: str, *args: object) -> Iterator[subprocess.Popen]:
-    """A process of its own, which is gone afterwards."""
+    """Runs code in a separate process, which is killed at the end."""
     process = subprocess.Popen(
         [sys.executable, "-c", code, *map(str, args)], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
     )

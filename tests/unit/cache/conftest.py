@@ -15,7 +15,7 @@ NAMES = itertools.count()
 
 @pytest.fixture
 def load(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Imports a text as a module of its own, as a worker does that has unpacked an archive."""
+    """Imports source text as a new module, as a worker does after unpacking an archive."""
     made: list[str] = []
 
     def load(text: str, name: str = "", folder: str = "") -> types.ModuleType:

@@ -1,6 +1,6 @@
-"""Puts an entry in a forked child that kills itself before its n-th call to the system, for every n in turn.
+"""Puts an entry in forked children: the n-th child kills itself before its n-th system call, for every n in turn.
 
-Run as a program: `crash_writer.py FOLDER HOW`. It prints the names of the calls, one line for each child that died.
+Run as a program: `crash_writer.py FOLDER HOW`. It prints one line per killed child: the call before which it died.
 """
 
 import os
@@ -21,7 +21,7 @@ LIMIT = 100_000
 
 
 def prepare(root: Path, how: str) -> None:
-    """What is there before: nothing, an older version of the entry, a damaged object, a full store."""
+    """Prepares the store: absent, with an older version of the entry, with a damaged object, or full."""
     if how == "fresh":
         return
     store = Store(root)
@@ -34,12 +34,12 @@ def prepare(root: Path, how: str) -> None:
 
 
 def write(root: Path, how: str) -> None:
-    """The put that is interrupted."""
+    """Does the put to interrupt."""
     put(Store(root, limit_bytes=LIMIT if how == "full" else 2**30), 1, body={"new": True}, files=NEW)
 
 
 def die_at(step: int) -> list[str]:
-    """Lets this process kill itself before the given call; of a write, half is done."""
+    """Makes this process kill itself before the given call; a write is half done by then."""
     calls: list[str] = []
 
     def wrap(name: str, real: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""What the tests of the fingerprint share."""
+"""Helpers shared by the fingerprint tests."""
 
 import collections
 from typing import Any
@@ -29,6 +29,6 @@ def net() -> nn.Module:
 
 
 def tell_apart(found: list[Fingerprint]) -> bool:
-    """Whether two models can't be taken for each other: other digests, or one that is known to say too little."""
+    """Whether two models cannot be confused: their digests differ, or both are reported as incomplete."""
     first, second = found
     return first.code != second.code or first.weights != second.weights or bool(first.unknown and second.unknown)

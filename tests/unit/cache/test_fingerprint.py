@@ -1,4 +1,4 @@
-"""The digest of a model: the same for the same model everywhere, another for anything that changes an answer."""
+"""A model's digest: equal for the same model in any process, different after any change that affects a result."""
 
 import collections
 import dataclasses
@@ -67,7 +67,7 @@ class Net(Base):
         return self.ofclass(self.still(self.child(x))) * 53.0 + flag
 """
 
-# Each names the text that is changed, and by what.
+# Old and new text of each change.
 CHANGES = {
     "constant in forward": ("* 53.0", "* 53.5"),
     "default argument": ("flag=47.0", "flag=47.5"),
@@ -331,7 +331,7 @@ def test_any_two_plain_values(a: Any, b: Any) -> None:
         module.extra = value
         digests.append(fingerprint(module).code)
     assert digests[0] == digests[2]
-    # repr tells all of these apart, and the order of a dictionary.
+    # repr distinguishes all of these, including the order of a dictionary.
     assert (digests[0] == digests[1]) == (repr(a) == repr(b))
 
 

@@ -1,4 +1,4 @@
-"""The digest of a model: code that is reached by other ways than the model's own functions."""
+"""A model's digest covers code that is not reached through the model's own functions."""
 
 import collections
 import types
@@ -14,7 +14,7 @@ from torchserve_openvino.cache.identity.fingerprint import Fingerprint, fingerpr
 
 
 def variants(load: Callable[..., Any], text: str, old: str, new: str, make: str = "Net") -> list[Fingerprint]:
-    """Fingerprints of a text's model, and of the same with one thing changed, loaded under one name."""
+    """Returns the fingerprints of a model before and after a change to its source text."""
     assert text.count(old) >= 1
     found = [fingerprint(getattr(load(each), make)()) for each in (text, text, text.replace(old, new))]
     assert found[0] == found[1]

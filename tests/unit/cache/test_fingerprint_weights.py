@@ -1,4 +1,4 @@
-"""The digests of a model: its weights, wherever they are kept, and what can't be described at all."""
+"""A model's digests cover its weights, wherever they are kept; what cannot be digested is reported as unknown."""
 
 import functools
 import types
@@ -181,7 +181,7 @@ def test_weights_of_modules_that_are_not_registered(kind: str, how: str) -> None
 
 
 class Opaque:
-    """Without attributes, slots or a text."""
+    """Has no attributes, slots or repr of its own."""
 
     __slots__ = ()
 

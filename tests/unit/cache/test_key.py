@@ -1,4 +1,4 @@
-"""Every option, argument and field stands in the key's lists, and what is stored has exactly those fields."""
+"""The tables of key fields list every option, argument and field; stored entries have exactly these fields."""
 
 import dataclasses
 import inspect

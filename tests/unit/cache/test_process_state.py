@@ -1,4 +1,4 @@
-"""What the whole process changed of torch is part of a call's key: replaced functions, hooks, switches."""
+"""Process-wide changes to torch are part of a call's key: replaced functions, hooks, settings."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from torchserve_openvino.cache.identity.torch_state import torch_state
 
 
 class Net(nn.Module):
-    """Reaches functions by its own code, by torch's modules, and by methods of tensors."""
+    """Calls functions directly, through torch's modules, and as tensor methods."""
 
     def __init__(self) -> None:
         super().__init__()

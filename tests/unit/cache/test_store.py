@@ -152,7 +152,7 @@ def test_the_least_recently_used_goes_first(root):
     for number in range(5):
         put(store, number, files={"a": bytes([number]) * 100_000})
     store.get("partition", key(0))
-    # Looking does not count as use.
+    # Inspection does not count as use.
     list(store.entries())
     store.nearest("partition", {})
     store.limit_bytes = 350_000

@@ -1,4 +1,4 @@
-"""Entries in a tar file, and tar files that lie."""
+"""Export and import of entries as tar files, including damaged and malicious ones."""
 
 import io
 import os
@@ -36,7 +36,7 @@ def entries(store: Store) -> dict[str, object]:
 
 
 def assert_nothing_strange(store: Store) -> None:
-    """No file but those of a store, nothing half, nothing unnamed."""
+    """The store holds only its own kinds of files: no partial writes, no unreferenced objects."""
     assert store.verify() == []
     assert not list((store.root / "tmp").glob("*"))
     named = {ref.digest for entry in store.entries() for ref in entry.files.values()}
@@ -104,7 +104,7 @@ def test_an_export_that_fails_leaves_nothing(store, tar, tmp_path):
 
 
 def test_what_other_tar_programs_make_of_it(store, tar, target, tmp_path):
-    """Unpacked and packed again: folders between, other owners and times."""
+    """Unpacked and repacked: with folder members, other owners and times."""
     with tarfile.open(tar, "r:") as archive:
         archive.extractall(tmp_path / "unpacked", filter="data")
     with tarfile.open(tmp_path / "again.tar", "w", format=tarfile.GNU_FORMAT) as archive:
@@ -215,7 +215,7 @@ def test_a_huge_declared_size(tar, target, size):
 
 @pytest.mark.timeout(20)
 def test_a_negative_size(tar, target):
-    """Which sends Python's own reader around in a circle."""
+    """Python's own reader loops forever on it."""
     data = bytearray(tar.read_bytes())
     data[124:136] = b"\xff" * 10 + (-1024 & 0xFFFF).to_bytes(2, "big")
     data[148:156] = b"%06o\0 " % (sum(data[:148]) + sum(data[156:512]) + 8 * 32)

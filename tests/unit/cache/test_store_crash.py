@@ -1,4 +1,4 @@
-"""A process that dies in the middle of a put, and processes that want the same entry."""
+"""Processes that die during a put, and processes that compete for the same entry."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ def test_killed_before_each_call_to_the_system(tmp_path, how):
     done = subprocess.run(script, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
     died_at = done.stdout.split()
-    # In the last one nobody died.
+    # The last child finished its put.
     roots = [tmp_path / f"{step:03d}" for step in range(1, len(died_at) + 2)]
     assert roots[-1].exists() and len(roots) > 50
     counts = Counter(died_at)
@@ -42,7 +42,7 @@ def test_killed_before_each_call_to_the_system(tmp_path, how):
             assert how == "damaged" or content(entry) == FILES
         assert store.events.damaged == 0
         assert how == "damaged" or [problem for problem in store.verify() if problem.kind] == []
-        # Nothing hangs on what the dead process left, and everything can be put right.
+        # What the dead process left behind blocks nothing, and a new put repairs the entry.
         started = time.monotonic()
         crash_writer.write(root, how)
         assert time.monotonic() - started < 2

@@ -1,4 +1,4 @@
-"""Whatever happens to a file of the store: a miss, told and counted, never a wrong answer."""
+"""Any damage to the store's files is a miss, logged and counted, never a wrong result."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ from torchserve_openvino.cache.storage.store import DamagedEntryError, Store
 
 
 def assert_lost(store: Store, reason: str, caplog: pytest.LogCaptureFixture | None = None) -> None:
-    """A miss, counted and told, after which the entry is gone and a put works."""
+    """Asserts a miss that is counted and logged, after which the entry is gone and can be stored again."""
     assert store.get("partition", key(1)) is None
     events = store.events
     assert (events.damaged, events.misses, events.hits) == (1, 1, 0)
@@ -89,7 +89,7 @@ def test_a_tampered_manifest_with_a_right_checksum(store, name, caplog):
     put(store)
     rewrite(manifest(store), lambda record: change(record) and None)
     assert [problem.key for problem in store.verify()] == [key(1)]
-    # As `no JSON objects` in the table, whose words stand apart.
+    # The table abbreviates this message.
     reason = reason.replace("no JSON objects", "are not JSON objects")
     with caplog.at_level(logging.WARNING):
         assert_lost(store, reason, caplog)
@@ -119,7 +119,7 @@ def test_another_schema_is_a_miss_and_stays(store, schema, caplog):
         assert store.get("partition", key(1)) is None
     assert store.events.damaged == 0 and not caplog.records and manifest(store).exists()
     assert store.verify() == [] and list(store.entries()) == []
-    # Its objects are not taken for orphans.
+    # Its objects do not count as orphans.
     for path in store.objects.folder.rglob("*"):
         os.utime(path, (1, 1))
     assert store.prune().files == 0

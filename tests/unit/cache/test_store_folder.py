@@ -1,4 +1,4 @@
-"""Which folders are taken, and what happens where nothing can be written."""
+"""Which folders a store accepts, and what happens if it cannot write to them."""
 
 import errno
 import logging
@@ -58,7 +58,7 @@ def test_owned_by_another_user(root):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_roots_own_folder_serves_another_user_who_can_read_it():
-    # Not in pytest's folder, which is closed to others.
+    # Not in pytest's folder, which other users cannot enter.
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         put(Store(root))
@@ -194,7 +194,7 @@ def test_a_full_disk(mounted, caplog):
         )
     assert store.events.write_failures == 2 and store.events.last_write_failure == "No space left on device"
     assert len(caplog.records) == 1
-    # What the failed put left behind is gone at once.
+    # A failed put cleans up at once.
     assert store.size()[:2] == (1, 2) and not list((mounted / "tmp").iterdir())
     assert content(store.get("partition", key(1))) == FILES
     put(store, 4)
@@ -232,7 +232,7 @@ def test_any_failing_call_costs_only_the_put(store, monkeypatch, call, caplog):
 
     for number in (2, 3):
         monkeypatch.setattr(os, call, fail)
-        # In a new folder of objects, so that one must be made.
+        # The object needs a new folder, so that mkdir is called too.
         files = {"a": bytes([number]) * 1000}
         assert store.put("blob", key(number), fields={}, body={}, files=files) is None
         monkeypatch.undo()

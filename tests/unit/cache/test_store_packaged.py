@@ -1,4 +1,4 @@
-"""Entries that came with a model archive, beneath those that this machine stores."""
+"""Entries packaged in a model archive, which are searched after the store's own."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def packaged(tmp_path) -> Store:
 
 @pytest.fixture
 def store(tmp_path, packaged) -> Store:
-    """With an entry under the same key, whose body tells it apart."""
+    """A store with an entry under the same key, but with another body."""
     store = Store(tmp_path / "own", packaged=packaged.root)
     put(store, 1, body={"from": "own"})
     return store

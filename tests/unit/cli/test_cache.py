@@ -213,7 +213,7 @@ def test_help_with_examples(command):
 
 
 def test_problems_end_with_code_1(run, store, tmp_path):
-    """Also those of an import, beside entries that went in."""
+    """Also for an import, although the intact entries are imported."""
     run("export", tmp_path / "all.tar")
     data = bytearray((tmp_path / "all.tar").read_bytes())
     data[data.index(b"b" * 10)] ^= 1

@@ -21,7 +21,7 @@ def run():
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    # A relative path: the table's columns must not depend on how long the temporary folder's name is.
+    # A relative path, so that the table's columns do not depend on the length of the temporary folder's name.
     monkeypatch.chdir(tmp_path)
 
     def _write(text):

@@ -1,4 +1,4 @@
-"""`torchserve-openvino doctor`: exit codes, files, and what is handed on."""
+"""`torchserve-openvino doctor`: exit codes, output and written files."""
 
 import json
 from collections.abc import Iterator

@@ -10,7 +10,7 @@ ENTRYPOINTS = Path(handler_path.__globals__["__file__"]).parents[1] / "entrypoin
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """The command over two handlers of its own, so that it stands apart from what is shipped."""
+    """Runs the command on two handlers of the test's own, independent of the shipped ones."""
     files = {}
     for name, line in (("image_classifier", "Pictures to classes."), ("tensor", "Tensors in, tensors out.")):
         files[name] = tmp_path / f"{name}.py"

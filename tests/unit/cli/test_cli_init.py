@@ -1,4 +1,4 @@
-"""`torchserve-openvino init`: what it writes is a configuration that loads, with the inputs of a sample."""
+"""`torchserve-openvino init` writes a configuration that loads, with the inputs of a sample."""
 
 import json
 from pathlib import Path

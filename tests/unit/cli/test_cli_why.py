@@ -1,4 +1,4 @@
-"""`torchserve-openvino why`: the cause that the logs name, whether or not a server answers."""
+"""`torchserve-openvino why`: finds the cause in the logs, even without a server."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Fake devices: this machine has a CPU only."""
+"""Fake devices, for test machines that have only a CPU."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from torchserve_openvino.config.openvino.devices import SystemCatalog
 
 
 class FakeCatalog:
-    """Devices by name; the CPU answers truly, the others can't be asked."""
+    """Lists the given devices; only the CPU and the virtual devices can be queried."""
 
     def __init__(self, *devices: str) -> None:
         self._devices = devices

@@ -1,4 +1,4 @@
-"""Named dimensions, samples, streams and release in the YAML: what is taken, and what is told."""
+"""Named dimensions, batching and related keys of the YAML: accepted values and error messages."""
 
 import pytest
 

@@ -30,7 +30,7 @@ def test_the_default_is_f32_on_every_device_and_reaches_the_cpu(device, model):
     config = resolved.options.ov_config()
     assert config == {"INFERENCE_PRECISION_HINT": "f32"}
     assert resolved.sources["config.INFERENCE_PRECISION_HINT"] == "default"
-    # ACCURACY alone leaves the precision open ("dynamic"), so f32 beside it shows that the hint arrived.
+    # ACCURACY alone leaves the precision at "dynamic", so f32 shows that the hint reached the CPU.
     compiled = openvino.Core().compile_model(model, device, config | {"EXECUTION_MODE_HINT": "ACCURACY"})
     properties = member_properties(compiled, device)
     precision = (
@@ -220,7 +220,7 @@ def test_a_random_misspelling_is_refused_with_a_suggestion(name, data):
     assert caught.value.suggestion is not None
 
 
-# --- properties against each other ------------------------------------------------------------------------------
+# --- conflicting properties -------------------------------------------------------------------------------------
 
 HINT, REQUESTS, MEMBERS = "PERFORMANCE_HINT", "PERFORMANCE_HINT_NUM_REQUESTS", "DEVICE_PROPERTIES"
 STREAMS, THREADS = "NUM_STREAMS", "INFERENCE_NUM_THREADS"

@@ -1,4 +1,4 @@
-"""The schema for editors and the reference page are made of the declared keys, and agree with what is accepted."""
+"""The editor schema and the reference page are generated from the declared keys and agree with the parser."""
 
 from pathlib import Path
 from typing import Any

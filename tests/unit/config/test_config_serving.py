@@ -14,7 +14,7 @@ from torchserve_openvino.config.torchserve_keys import ALL
 from torchserve_openvino.errors import ConfigError, DeviceNotFoundError
 from torchserve_openvino.report.tracker import FALLBACK_KINDS as REPORTED_KINDS
 
-# As the YAML contract of the design page states it.
+# A YAML with every main section.
 CONTRACT = """\
 minWorkers: 1
 maxWorkers: 2
@@ -99,7 +99,7 @@ def test_the_string_form_has_its_line(write):
 def test_config_is_plain_data(write):
     config = load_serving_config(write(CONTRACT), env={})
     json.dumps(config.summary)
-    # TorchServe's asynchronous mode copies what hangs on the context.
+    # TorchServe's asynchronous mode copies everything attached to the context.
     assert copy.deepcopy(config) == config
     assert pickle.loads(pickle.dumps(config)) == config
     with pytest.raises(ValueError, match="frozen"):

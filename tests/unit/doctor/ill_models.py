@@ -1,8 +1,8 @@
-"""Models that OpenVINO does not run as a whole, as files that a user would hand to the doctor."""
+"""Model files as a user passes them to the doctor: ILL runs only partly on OpenVINO, WELL completely."""
 
 from pathlib import Path
 
-# Unsupported and custom operators, one that torch can decompose, a print and a branch on a value.
+# Unsupported and custom operators, a decomposable one, a print and a data-dependent branch.
 ILL = """
 import torch
 from torch import nn
@@ -35,7 +35,7 @@ def model():
     return Ill(), (torch.randn(3, 4),)
 """
 
-# Pieces of a single light operator go to OpenVINO as well, so that only what it can't run is left out.
+# Lets OpenVINO also take partitions of one light operator, so that only unsupported operators are refused.
 ANY_SIZE = "pt2: {compile: {options: {testing: true}}}\n"
 
 WELL = """
@@ -52,7 +52,7 @@ def example_inputs():
 
 
 def written(folder: Path, name: str, text: str) -> str:
-    """The path of a file with this text."""
+    """Writes a file and returns its path."""
     path = folder / name
     path.write_text(text, encoding="utf-8")
     return str(path)

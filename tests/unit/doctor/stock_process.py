@@ -1,4 +1,4 @@
-"""Runs OpenVINO's own backend on a small model, in a process of its own: MODEL OPTIONS ANSWER, the options as JSON."""
+"""Runs OpenVINO's own backend on a small model, in a separate process: MODEL OPTIONS_JSON ANSWER_FILE."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ class Call(NamedTuple):
 
 
 class WithDigamma(nn.Module):
-    """An operator that OpenVINO lacks, in the middle."""
+    """Has an operator that OpenVINO lacks, between two linear layers."""
 
     def __init__(self) -> None:
         super().__init__()

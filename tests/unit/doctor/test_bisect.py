@@ -1,4 +1,4 @@
-"""The guilty operators are found, whatever they did, and nobody innocent is named."""
+"""Bisection names exactly the faulty operators, for every kind of failure."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ Replace = Callable[[Any], Any]
 
 @pytest.fixture
 def wrong(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Replace], None]:
-    """Makes OpenVINO compute one of its operations wrongly, in every model that is converted."""
+    """Replaces an OpenVINO operation with a wrong one in every converted model."""
     from torchserve_openvino.backend.conversion import convert as stage
 
     swaps: dict[str, Replace] = {}
@@ -63,7 +63,7 @@ def plus_one(node: Any) -> Any:
 
 
 class Net(nn.Module):
-    """Two activations of one kind, and others around them."""
+    """Two ReLUs among other activations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Net(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.act(self.first(x))
         x = torch.sigmoid(self.second(torch.tanh(x)))
-        return torch.relu(x + 10) * 2  # positive inputs: a relu that is abs does no harm
+        return torch.relu(x + 10) * 2  # positive inputs: abs instead of relu changes nothing
 
 
 def test_nothing_wrong() -> None:
@@ -155,7 +155,7 @@ def test_a_conversion_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     found = find(Net().eval(), torch.randn(2, 8))
     assert (found.kind, found.ops, found.confirmed) == ("conversion_failed", ("aten.tanh.default",), True)
     assert "No conversion rule" in found.problem
-    # As it is, all, the suspect alone, and the confirmation.
+    # Nothing disabled, all disabled, the suspect alone, and the confirmation.
     assert found.tests == 4
 
 
@@ -179,7 +179,7 @@ def test_a_call_that_fails() -> None:
     def model(index: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return index + 1, torch.sin(torch.tanh(x)) * 2
 
-    # OpenVINO computes int64 in 32 bits, so that the partition refuses this input.
+    # OpenVINO computes int64 in 32 bits, so the partition refuses this input.
     found = find(model, torch.tensor([2**40]), torch.randn(6))
     assert (found.kind, found.ops, found.confirmed) == ("runtime_failed", ("aten.add.Tensor",), True)
     assert "integer input" in found.problem
@@ -249,7 +249,7 @@ def test_a_limit_of_tests_gives_the_best_so_far(wrong: Any) -> None:
 
 @pytest.fixture
 def forgotten() -> Iterator[None]:
-    """Mappings belong to the process: the next test must not have them."""
+    """Removes the mappings after the test, because they are process-wide."""
     yield
     tov.forget_mappings()
 

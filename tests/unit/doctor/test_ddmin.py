@@ -1,4 +1,4 @@
-"""Delta debugging finds a set that passes and of which nothing can be spared, whatever the test is like."""
+"""Delta debugging finds a passing 1-minimal subset, for any test function."""
 
 from collections import Counter
 
@@ -47,7 +47,7 @@ def test_any_test_at_all(count: int, passes: set[frozenset[int]], singles: int |
 def test_one_guilty_item_takes_few_tests() -> None:
     found = minimise(range(64), lambda subset: 37 in subset, singles=0)
     assert found is not None and found.items == (37,)
-    # Two for the ends, and at most two for each of the six halvings.
+    # One for the empty set, one for all items, and at most two for each of the six halvings.
     assert found.tests <= 2 + 2 * 6
 
 

@@ -1,4 +1,4 @@
-"""A diagnosis of real models: what is refused, where, and how the parts add up."""
+"""Diagnoses of real models: what is refused, where, and how the parts add up."""
 
 import json
 from pathlib import Path
@@ -73,7 +73,6 @@ def test_the_picture_shows_the_way_of_the_data(ill: Diagnosis) -> None:
     assert {"inputs", "outputs", "aten.hypot.default"} <= set(labels.values())
     ways = {(labels[first], labels[second]) for first, second in last.edges}
     assert ("illlib.swishy.default", "aten.hypot.default") in ways
-    # A weight is no input: only the first graph has any.
     assert all(box.ms > 0 for box in last.boxes if box.runs_on not in {"input", "output"})
 
 
@@ -97,7 +96,7 @@ def test_a_model_that_runs_as_a_whole_is_healthy(tmp_path: Path) -> None:
     assert found.inputs == ["float32[3, 4]"]
     assert "compiling for OpenVINO" in said
     (picture,) = found.pictures
-    # Weights are constants: the only arrow into the partition is that of the input.
+    # Weights are constants and get no box.
     assert [box.label for box in picture.boxes] == ["inputs", "openvino_0", "outputs"]
 
 
@@ -129,7 +128,7 @@ def model():
 
 @pytest.mark.parametrize(("max_abs", "words"), [(None, ""), (1e-9, "more than 1e-09")])
 def test_the_limits_are_those_of_the_configuration(max_abs: float | None, words: str) -> None:
-    """As a worker would judge: by `verify.max_abs` of the archive's YAML."""
+    """The doctor applies `verify.max_abs` of the YAML, as a worker does."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64)).eval()
     target = Target(

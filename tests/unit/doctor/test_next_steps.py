@@ -1,4 +1,4 @@
-"""What the doctor advises is tried, and what it writes runs."""
+"""The doctor's advice is verified, and the code that it drafts runs."""
 
 import os
 import subprocess
@@ -46,7 +46,7 @@ def test_a_decomposition_that_helps_needs_no_step_it_is_taken(ill: Diagnosis) ->
 
 
 def test_a_decomposition_that_ends_nowhere_is_not_offered(ill: Diagnosis) -> None:
-    # torch takes hypot apart into a primitive that OpenVINO does not know either.
+    # torch decomposes hypot into a primitive that OpenVINO does not support either.
     assert "decomposition" not in steps(ill, "aten.hypot.default")
 
 
@@ -54,7 +54,7 @@ def test_formulas_come_from_decompositions_and_from_the_operators_own_code(ill: 
     drafts = {each.op: each for each in ill.drafts()}
     hypot, swishy = drafts["aten.hypot.default"], drafts["illlib.swishy.default"]
     assert "ops.sqrt" in "".join(hypot.body) and hypot.max_abs is not None and hypot.max_abs < 1e-5
-    # The argument stays an argument, though it was 2.0 when the operator was traced.
+    # beta remains a parameter, although it was 2.0 when the operator was traced.
     assert swishy.signature == "x, beta=1.0" and any("constant(beta, x)" in line for line in swishy.body)
     assert swishy.origin == "the operator's own Python code"
     assert drafts["aten._linalg_det.default"].body == []
@@ -141,7 +141,7 @@ def test_upstream_gets_table_translator_and_layer_test(ill: Diagnosis) -> None:
     assert "context.get_input(1)" in translator[1]
     compile(test[1], test[0], "exec")
     assert "class TestHypot(PytorchLayerTest)" in test[1] and "aten.hypot.default(tensors[0], tensors[1])" in test[1]
-    # An operator of the user's own is none of OpenVINO's.
+    # A user's custom operator does not belong upstream.
     assert "upstream" not in steps(ill, "illlib.swishy.default")
 
 

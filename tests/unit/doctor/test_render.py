@@ -1,4 +1,4 @@
-"""The pictures of a diagnosis: each is made of the dict alone, and is whole."""
+"""Rendered diagnoses: each is built from the dict alone and is well-formed."""
 
 import io
 import re
@@ -30,7 +30,7 @@ def ill(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 class Balanced(HTMLParser):
-    """Every tag that opens closes."""
+    """Checks that every opened tag is closed."""
 
     def __init__(self) -> None:
         super().__init__()

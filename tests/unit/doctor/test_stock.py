@@ -1,4 +1,4 @@
-"""What OpenVINO's own backend does is really seen; pins what UPSTREAM says of it, so that an upgrade shows."""
+"""Observes and pins what OpenVINO's own backend does, so that an upgrade that changes it fails here."""
 
 import json
 import sys
@@ -106,8 +106,8 @@ def test_a_conv_net_is_refused_or_runs_eager_and_with_aot_autograd_overwrites_it
     run = verdict.runs["aot_autograd: true"]
     assert (run.outcome, run.partitions, run.error, run.failures) == ("openvino", 1, "", []), verdict.text()
     assert run.ops_total == run.ops_offloaded > 3
-    # Left alone it infers in bf16 on CPUs that have it.
+    # By default it infers in bf16 on CPUs that support it.
     assert run.max_abs < 2e-2 and run.max_abs_other_input < 2e-2
     assert run.first_call_seconds > run.later_call_seconds > 0
-    # share_outputs: the result lies in the infer request's memory.
+    # share_outputs: the result is a view of the infer request's memory.
     assert run.first_answer_overwritten and "overwrote the answer of the first" in run.text()

@@ -1,4 +1,4 @@
-"""What the doctor takes: Python files, exported programs, archives, and inputs in several spellings."""
+"""What the doctor accepts: Python files, exported programs, archives, and inputs in several notations."""
 
 import shutil
 from pathlib import Path
@@ -110,7 +110,7 @@ def test_weights_alone_and_torchscript_are_refused(tmp_path: Path) -> None:
         load_target(TargetSpec(str(tmp_path / "none.mar")))
 
 
-# Of a user who knows nothing of this package; TorchServe wants one class in each file.
+# A handler that does not use this package; TorchServe wants one class per file.
 THEIR_HANDLER = """
 import json
 import torch
@@ -145,7 +145,7 @@ def archived(folder: Path, config: str, handler: Path, extra: tuple[Path, ...] =
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # What a worker would refuse to serve is what the doctor is called for.
+    # A worker would refuse to serve this archive.
     return archived(
         tmp_path_factory.mktemp("archive"),
         "pt2: {compile: {options: {disabled_ops: [aten._softmax.default]}}}\n"

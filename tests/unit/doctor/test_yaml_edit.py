@@ -1,4 +1,4 @@
-"""A model-config.yaml gets what was found, and keeps every other character; what can't be done safely is refused."""
+"""Disabled operators are added to model-config.yaml without changing anything else; unsafe edits are refused."""
 
 import shutil
 from pathlib import Path
@@ -30,8 +30,8 @@ def edit(file: Path, text: str, *ops: str) -> str:
     return file.read_bytes().decode()
 
 
-# Before and after: every form of pt2, every style, comments everywhere. NEW stands for what is written where there was
-# no list yet.
+# Before and after, for every form of pt2 and every YAML style. NEW stands for the entry that is written where there
+# was no list.
 NEW = "disabled_ops: [aten.relu.default]"
 FORMS = {
     "string": ("pt2: openvino   # why\n", "pt2: {backend: openvino, options: {NEW}}   # why\n"),
@@ -121,7 +121,7 @@ FORMS = {
 def test_every_form_gets_one_entry_more(file: Path, before: str, after: str) -> None:
     assert edit(file, before) == after.replace("NEW", NEW)
     assert disabled(file)[-1] == RELU
-    # Once is enough.
+    # A second call changes nothing.
     assert add_disabled_ops(file, [RELU]) == ""
 
 

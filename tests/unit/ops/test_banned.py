@@ -1,4 +1,4 @@
-"""Each ban shows its wrong answer in OpenVINO's raw conversion: when one passes, an upgrade mended it, lift the ban."""
+"""OpenVINO's raw conversion of each banned operator is still wrong. A failure means upstream fixed it: lift the ban."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ NAN, INF = float("nan"), float("inf")
 aten = torch.ops.aten
 X = torch.tensor([[0.3, -1.2, 2.0], [0.0, 1.5, -0.7]])
 INTS = torch.tensor([-7, -1, 0, 3, 12], dtype=torch.int32)
-# What a ban says of these needs no example: shapes that depend on values, and complex numbers.
+# Banned for data-dependent shapes or complex numbers; these need no example.
 BY_NATURE = {
     "aten.nonzero.default", "aten.repeat_interleave.self_Tensor", "aten.where.default",
     "aten.view_as_complex.default", "aten.view_as_real.default",
@@ -53,7 +53,7 @@ def overload(name: str) -> Any:
 
 
 def raw(op: Any, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What OpenVINO's own conversion of one operator answers, written to memory that holds something else."""
+    """Returns the results of OpenVINO's own conversion of one operator, written to prefilled memory."""
     graph = Graph()
     inputs = [arg for arg in args if isinstance(arg, torch.Tensor)]
     nodes = [graph.placeholder(f"x{i}") if isinstance(arg, torch.Tensor) else arg for i, arg in enumerate(args)]
@@ -85,7 +85,7 @@ def test_the_raw_conversion_is_still_wrong(name: str) -> None:
     try:
         answers = raw(op, args, outputs)
     except Exception:
-        # The conversion, or the shape of its answer, fails: as good a reason.
+        # A failing conversion or a wrong output shape also justifies the ban.
         return
     with pytest.raises(AssertionError):
         for got, wanted in zip(answers, outputs, strict=True):

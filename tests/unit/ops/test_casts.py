@@ -1,4 +1,4 @@
-"""Integers that become narrow floats are rounded as torch rounds them, and layouts are those of torch's operators."""
+"""Casts round as torch does, and outputs have the memory layout of torch's operators."""
 
 import pytest
 import torch

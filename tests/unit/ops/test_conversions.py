@@ -1,4 +1,4 @@
-"""Operators that this package itself builds of OpenVINO's operations, against eager PyTorch."""
+"""Operators that this package builds from OpenVINO operations, compared with eager PyTorch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -165,7 +165,7 @@ def test_symbolic_sizes_are_named_as_the_reason() -> None:
 
 
 def test_each_is_an_operator_of_torch() -> None:
-    # torchvision's are there once it was imported.
+    # torchvision's operators exist only after its import.
     for name in rules_that(lambda rule: rule.convert is not None).keys() - {"torchvision.roi_align.default"}:
         namespace, packet, overload = name.split(".")
         assert getattr(getattr(getattr(torch.ops, namespace), packet), overload)

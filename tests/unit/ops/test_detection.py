@@ -1,4 +1,4 @@
-"""RoIAlign, against a kernel written here from torchvision's description: its wheel does not import everywhere."""
+"""RoIAlign, compared with a reference kernel, because torchvision's wheel cannot be imported everywhere."""
 
 import math
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ SCHEMA = (
 
 
 def bilinear(image: torch.Tensor, y: float, x: float) -> torch.Tensor:
-    """One sample of ``[C, H, W]``; 0 beyond a pixel outside."""
+    """Samples ``[C, H, W]`` at one point; 0 if the point is more than one pixel outside."""
     height, width = image.shape[1:]
     if not (-1 <= y <= height and -1 <= x <= width):
         return image.new_zeros(image.shape[0])
@@ -48,7 +48,7 @@ def roi_align(
 
 @pytest.fixture(autouse=True)
 def operator() -> Iterator[None]:
-    """The operator as torchvision registers it."""
+    """Registers the operator as torchvision does."""
     with library._scoped_library("torchvision", "FRAGMENT") as torchvision:
         torchvision.define(SCHEMA)
         torchvision.impl("roi_align", roi_align, "CPU")

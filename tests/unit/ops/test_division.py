@@ -1,4 +1,4 @@
-"""Remainders and floor divisions of floats: exact on OpenVINO for few values, eager PyTorch's for many."""
+"""Remainders and floor divisions of floats: exact on OpenVINO for small tensors, in eager PyTorch for large ones."""
 
 from collections.abc import Callable
 from typing import Any
@@ -67,7 +67,7 @@ def test_integers_by_the_number_0_are_refused_as_by_torch(name: str, backend: st
 
 @pytest.mark.parametrize("name", DIVISIONS)
 def test_through_torchscript_the_remainder_is_eager_pytorchs(name: str) -> None:
-    """Its frontend takes OpenVINO's own, which rounds."""
+    """The TorchScript frontend uses OpenVINO's own remainder, which rounds the quotient."""
     x, y = torch.cat([EDGES, TENTHS]), torch.cat([OTHERS, torch.full((100,), 0.1)])
     compiled = tov.compile(lambda x, y: DIVISIONS[name](x, y) + 1, backend="openvino_ts", options=ALL)
     exact(compiled(x, y), DIVISIONS[name](x, y) + 1)
@@ -102,7 +102,7 @@ def _each(x: Tensor, y: Tensor) -> list[Tensor]:
 
 
 COMPILED = tov.compile(_each, options=ALL)
-# OpenVINO takes subnormal numbers for 0.
+# OpenVINO flushes subnormal numbers to 0.
 NUMBERS = st.floats(-LARGEST, LARGEST, width=32, allow_subnormal=False).filter(lambda x: x == 0 or abs(x) > 1e-30)
 
 

@@ -1,4 +1,4 @@
-"""Answers lie in memory as eager's do where what comes in is transposed, or channels last."""
+"""Outputs have eager's memory layout for transposed and channels-last inputs."""
 
 import math
 from collections.abc import Callable
@@ -55,7 +55,7 @@ CASES = {
 }
 
 
-# Of unknown sizes they stay in eager PyTorch, in parts.
+# With unknown sizes, parts of these run in eager PyTorch.
 STATIC = {
     "nearest": (lambda x: F.interpolate(x, scale_factor=(2, 2)), IMAGE.transpose(2, 3)),
     "floor of a quotient": (lambda x: x.div(3.0, rounding_mode="floor"), TURNED),
@@ -78,7 +78,7 @@ def test_layout(name: str, dynamic: bool) -> None:
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_what_is_taken_can_be_viewed(backend: str, dynamic: bool) -> None:
-    """In eager PyTorch too, where an index of the operator's decomposition would lie in the order of its positions."""
+    """`torch.take` returns a contiguous tensor; indexing, its decomposition, would keep the positions' strides."""
     values, positions = torch.randn(2, 3, 3), torch.arange(8).reshape(2, 4).T
 
     def model(values: Tensor, positions: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ TAKEN: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_a_later_operator_takes_keeps_its_order(name: str) -> None:
-    """A partition's output with gaps between its elements is dense; the order of its dimensions stays."""
+    """A partition output with gaps between its elements becomes dense but keeps the order of its dimensions."""
 
     def model(x: Tensor, flag: Tensor) -> Tensor:
         return torch.cond(flag.sum() > 0, lambda a: a * 2, lambda a: a + 1, (TAKEN[name](x * 3),))

@@ -46,8 +46,8 @@ def test_attention(padding: str, mask: str) -> None:
     masks: dict[str, Any] = {"key_padding_mask": PADDINGS[padding], "attn_mask": MASKS[mask]}
     model = nn.MultiheadAttention(D, H, batch_first=True).eval()
     check(model, X, X, X, **masks)
-    # Traced, a layer takes torch's fused attention, which answers 0 to a row that may see nothing: so does eager
-    # without the layer's own fast path, which answers NaN.
+    # When traced, a layer uses torch's fused attention, which returns 0 for a fully masked row. So does eager without
+    # the layer's own fast path, which returns NaN.
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(fast and padding != "all padded")
     try:
@@ -94,7 +94,7 @@ def test_padded_positions_are_zero_as_nested_tensors_make_them(padding: str) -> 
             return y, self.second(x, src_key_padding_mask=padding), self.third(x, src_key_padding_mask=padding)
 
     compiled = check(Model().eval(), X, PADDINGS[padding])
-    # Padding that is not at the end makes eager compute it.
+    # If the padding is not at the end, eager computes the padded positions.
     in_front = PADDING.flip(1) if padding != "float" else minus_infinity(PADDING.flip(1))
     check(compiled.eager, X, in_front, compiled=compiled)
 

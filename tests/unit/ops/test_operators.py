@@ -1,4 +1,4 @@
-"""Operators that OpenVINO converts wrongly, or not by its own table: answers equal eager, and who ran is told."""
+"""Operators that OpenVINO converts wrongly or lacks: results equal eager, and the report says what ran where."""
 
 from collections.abc import Callable
 
@@ -46,7 +46,7 @@ CASES: list[tuple[str, Callable[[torch.Tensor], object], bool]] = [
     ("fft", lambda x: torch.fft.rfft(x).abs(), True),
 ]
 
-# NaN is on one side of a comparison, or on neither.
+# Pairs with NaN in one operand, and pairs without.
 NAN = float("nan")
 INTEGERS, FLOATS = torch.tensor([5, -3, 7, 0]), torch.tensor([1.0, NAN, 9.0, float("inf")])
 COMPARED = {
@@ -81,7 +81,7 @@ def test_operator(function: Callable[[torch.Tensor], object], whole: bool) -> No
 
 
 def test_conversion_time_grows_linearly() -> None:
-    """The decoder looks nodes up in constant time: four times the layers take far less than sixteen times as long."""
+    """The index that replaces the decoder's linear node lookup returns the right positions."""
     from torchserve_openvino.backend.upstream._openvino_private import _IndexedNodes
 
     graph = torch.fx.symbolic_trace(lambda x: torch.sin(torch.cos(x))).graph

@@ -1,4 +1,4 @@
-"""Average pooling in the ways that OpenVINO computes differently, against eager PyTorch."""
+"""Average pooling, including the modes that OpenVINO computes differently, compared with eager PyTorch."""
 
 import hypothesis.strategies as st
 import pytest
@@ -20,7 +20,7 @@ def test_every_way_to_pool(dims: int, data: st.DataObject) -> None:
     kernel = data.draw(st.lists(st.integers(1, 4), min_size=dims, max_size=dims))
     stride = data.draw(st.lists(st.integers(1, 5), min_size=dims, max_size=dims))
     padding = [data.draw(st.integers(0, k // 2)) for k in kernel]
-    # Eager's 3-d pooling looks at the kernel and the input without its padding.
+    # Eager's 3-d pooling compares the kernel with the size of the unpadded input.
     assume(all(size >= k for size, k in zip(sizes, kernel, strict=True)))
     options = {
         "ceil_mode": data.draw(st.booleans()),

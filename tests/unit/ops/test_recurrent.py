@@ -1,4 +1,4 @@
-"""Recurrent layers: whole on OpenVINO, equal to eager PyTorch, in torch's own hands where gradients are recorded."""
+"""Recurrent layers run completely on OpenVINO and equal eager PyTorch; with gradients they run in torch."""
 
 import time
 from typing import Any
@@ -22,7 +22,7 @@ each_layer = pytest.mark.parametrize("kind", LAYERS)
 
 
 class Tagger(nn.Module):
-    """A recurrent layer between others, whose last states are part of the answer."""
+    """A recurrent layer between linear layers; its final states are part of the output."""
 
     def __init__(self, kind: str, **options: Any) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def test_gradients_are_torchs_own(kind: str) -> None:
     assert_same(got, [parameter.grad for parameter in model.parameters()])
     breaks = compiled.report.to_dict()["graph_breaks"]
     assert any(f"aten.{kind}.input" in each["reason"] for each in breaks)
-    # Without gradients the same model runs whole after that.
+    # Without gradients, the same model then runs completely on OpenVINO.
     model.eval()
     with torch.no_grad():
         assert_same(compiled(x), model(x))

@@ -1,4 +1,4 @@
-"""The registry of operators: rules of overloads and packets, said once each, of operators that exist."""
+"""The operator registry: rules of overloads and packets, each declared once, for operators that exist."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +71,7 @@ def torch_decomposed() -> set[str]:
 
 
 def test_each_operator_has_one_home(rules) -> None:
-    """Whoever changes an operator opens one file. Complex tensors are a family of their own."""
+    """All functions of an operator that are in `ops/rules` are in one file."""
     for name, rule in rules.items():
         functions = (rule.decompose, rule.decompose_traced, rule.decompose_strided, rule.convert, rule.limit)
         homes = {Path(each.__code__.co_filename) for each in functions if each is not None}
@@ -95,7 +95,7 @@ def test_a_decomposition_may_end_in_operators_that_are_decomposed_in_turn(monkey
         library.define(f"{name}(Tensor x) -> Tensor")
     outer, inner = torch.ops.registry_test.outer.default, torch.ops.registry_test.inner.default
     library.impl("inner", lambda x: x + 1, "Meta")
-    # The order in which torch knows them must not matter.
+    # The order of torch's table must not matter.
     monkeypatch.setitem(torch._decomp.decomposition_table, outer, lambda x: inner(x) * 2)
     monkeypatch.setitem(torch._decomp.decomposition_table, inner, lambda x: x + 1)
     table = decomposition_table(SupportTable(upstream_supported(), converts=frontend_converts), ())

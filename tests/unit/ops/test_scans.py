@@ -1,4 +1,4 @@
-"""Running sums and the k-th of an order; and that no type changes between operators."""
+"""Cumulative sums, k-th values, medians and products; no dtype changes between operators."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What the decomposition table adds: right answers on OpenVINO where its own conversions are wrong or absent."""
+"""Decompositions: correct results on OpenVINO where its own conversions are wrong or missing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from helpers import check
 
 NAN, INF = float("nan"), float("inf")
-# These graphs are smaller than what is worth a call of OpenVINO.
+# By default, graphs as small as these run in eager PyTorch.
 ALL: dict[str, Any] = {"min_partition_us": 0}
 aten = torch.ops.aten
 EDGES = torch.tensor([NAN, INF, -INF, -0.0, 0.0, 1.0, -1.0, 0.5, -2.5, 1e-7, 3e8, -100.0])

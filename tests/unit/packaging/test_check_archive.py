@@ -1,4 +1,4 @@
-"""`check NAME.mar` and `package`: what a worker would refuse is found before one is started."""
+"""`check NAME.mar` and `package` find what a worker would refuse, before one is started."""
 
 import json
 import zipfile
@@ -23,7 +23,7 @@ def run(command: str, *arguments: object, code: int) -> str:
 
 @pytest.fixture
 def made(tmp_path: Path):
-    """Packs an archive by the real torch-model-archiver."""
+    """Packs an archive with the real torch-model-archiver."""
 
     def make(model: str = NETWORK, handler: str = MINE, config: str = "batchSize: 2\n", weights: object = None) -> Path:
         for name, text in (("model.py", model), ("mine.py", handler), ("model-config.yaml", config)):

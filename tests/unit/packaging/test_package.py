@@ -1,4 +1,4 @@
-"""`torchserve-openvino package`: real archives, compiled for real, looked into without running them."""
+"""`torchserve-openvino package`: real archives with compiled graphs, and their inspection."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def packed(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def started(archive: Path, folder: Path) -> dict[str, Any]:
-    """The report of a worker that loads the archive here, in a process of its own."""
+    """Loads the archive in a separate process as a worker does, and returns the report."""
     folder.mkdir()
     extract(archive, folder)
     return loaded(folder)
@@ -150,7 +150,7 @@ def test_other_versions_are_named(packed: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.slow
 def test_another_cpu_starts_from_the_stored_ir_or_from_its_level(packed: Path, tmp_path: Path) -> None:
     folder = repacked(packed, tmp_path / "worker")
-    # An SSE4 machine has no blob of its own in the archive, but one for its level.
+    # An SSE4 machine finds no blob for its own CPU in the archive, but one for its level.
     report = loaded(folder, ONEDNN_MAX_CPU_ISA="SSE41")
     assert report["cache"]["status"] == "hit" and report["cache"]["imports"] == 2
     shutil.rmtree(folder / PACKAGED_FOLDER / "entries" / "blob")

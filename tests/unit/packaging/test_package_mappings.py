@@ -1,4 +1,4 @@
-"""Operators of the user's in an archive: shipped with it, converted by the worker, part of the cache's key."""
+"""A user's operator mappings in an archive: packaged with it, used by the worker, part of the cache key."""
 
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ def test_the_file_goes_along_and_is_part_of_the_key(sources: Path, tmp_path: Pat
     cold = started(sources / "net.mar", tmp_path / "a")
     assert cold["summary"]["coverage"] == 1.0 and cold["verify"]["passed"] and cold["cache"]["status"] == "miss"
     assert loaded(tmp_path / "a")["cache"]["status"] == "hit"
-    # Another formula: what was compiled with the first must not be found.
+    # With another formula, what was compiled with the first must not be found.
     changed = OPS.replace("2.0, dtype", "3.0, dtype").replace("2 * x", "3 * x")
     (tmp_path / "a" / "my_ops.py").write_text(changed)
     other = loaded(tmp_path / "a")

@@ -1,4 +1,4 @@
-"""The public schema, the counting, and the text."""
+"""The report's public schema, counts and text."""
 
 import json
 import threading

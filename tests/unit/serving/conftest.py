@@ -1,4 +1,4 @@
-"""The fixture of a worker in this process."""
+"""Fixtures for a worker that runs in this process."""
 
 import sys
 from pathlib import Path
@@ -14,14 +14,14 @@ __all__ = ["archive"]
 
 @pytest.fixture(autouse=True)
 def nobody_states_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever runs the tests may, and workers follow that."""
+    """Removes thread counts from the environment, which workers would follow."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True)
 def threads_as_before():
-    """A worker sets its process's threads, which Dynamo's guards look at; the next test finds them as they were."""
+    """Restores PyTorch's thread count: a worker changes it, and Dynamo guards on it."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

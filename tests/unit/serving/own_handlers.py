@@ -1,4 +1,4 @@
-"""Handlers as users write them, the models that they serve, and the same in eager PyTorch."""
+"""Handlers as users write them, the models they serve, and their eager answers."""
 
 import torch
 from torch import nn
@@ -28,7 +28,7 @@ COMPILE = "handler.openvino.compile"
 
 
 def weights(path) -> None:
-    """Of `NET`."""
+    """Saves the weights of `NET`."""
     space: dict = {}
     exec(NET, space)
     torch.manual_seed(0)
@@ -36,7 +36,7 @@ def weights(path) -> None:
 
 
 class Plain(OpenVINOHandler, BaseHandler):
-    """Takes a list of numbers."""
+    """Takes comma-separated numbers."""
 
     def preprocess(self, data):
         return torch.tensor([[float(v) for v in row["body"].decode().split(",")] for row in data])
@@ -132,7 +132,7 @@ def start(archive, handler_class, *, sample=True, batch_size=1, model=NET, save=
 
 
 def eager_answer(handler_class, made_handler, *bodies):
-    """The same handler without this package, on the same model."""
+    """Returns what the handler answers without this package, on the same model."""
     one = object.__new__(handler_class)
     vars(one).update(
         model=made_handler.eager_model, others=getattr(made_handler, "others", None), context=made_handler.context,

@@ -1,4 +1,4 @@
-"""A worker in this process: real contexts, metrics and handlers, an archive's folder on disk, no server."""
+"""A worker in this process: real contexts, metrics and handlers, an unpacked archive on disk, no server."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ WARMUP = {"inputs": [{"shape": [4]}]}
 
 
 def network() -> nn.Module:
-    """The same network with fixed weights."""
+    """Returns `NETWORK` with fixed weights."""
     namespace: dict[str, Any] = {}
     exec(NETWORK, namespace)
     torch.manual_seed(0)
@@ -38,8 +38,8 @@ class Archive:
     """An unpacked .mar.
 
     Args:
-        folder: Where it lies.
-        config: model-config.yaml.
+        folder: Where it is unpacked.
+        config: Content of model-config.yaml.
         model_file: Source of the model file; None leaves it out.
         weights: Writes the serialized file to the path it gets; None leaves it out.
     """
@@ -51,7 +51,7 @@ class Archive:
         (folder / "model-config.yaml").write_text(yaml.safe_dump(config))
         model: dict[str, str] = {"modelName": "net", "configFile": "model-config.yaml"}
         if model_file is not None:
-            # A name of its own: Python imports each module name once.
+            # A unique name, because Python imports each module name once.
             name = f"model_{abs(hash(str(folder)))}.py"
             (folder / name).write_text(model_file)
             model["modelFile"] = name
@@ -67,11 +67,11 @@ class Archive:
         self.context = Context("net", str(folder), self.manifest, batch_size, None, "0.12", True, self.metrics, config)
 
     def handle(self, handler: Any, *bodies: Any, **headers: str) -> list[Any]:
-        """A batch of HTTP requests; `status` tells their codes after it."""
+        """Handles a batch of HTTP requests; `status` then returns their codes."""
         return self.handle_with(handler, bodies, [{"explain": "False", **headers} for _ in bodies])
 
     def handle_with(self, handler: Any, bodies: Sequence[Any], headers: Sequence[dict[str, Any]]) -> list[Any]:
-        """A batch of requests, each with its own headers: TorchServe gives `explain` to those over HTTP alone."""
+        """Handles a batch of requests, each with its own headers; TorchServe sets `explain` only for HTTP requests."""
         self.context.request_processor = [RequestProcessor(dict(each)) for each in headers]
         ids = {i: f"request-{i}" for i in range(len(bodies))}
         self.context.request_ids = ids
@@ -82,7 +82,7 @@ class Archive:
         return self.context.get_response_status(position)[0]
 
     def metric(self, name: str) -> Any:
-        """The value of a metric that was sent last, by its dimensions."""
+        """Returns the cached metric of this name; None if there is none."""
         from ts.metrics.metric_type_enum import MetricTypes
 
         for kind in (MetricTypes.GAUGE, MetricTypes.COUNTER):

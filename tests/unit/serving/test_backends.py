@@ -1,4 +1,4 @@
-"""Each way to compile, from the YAML to an answer."""
+"""Each backend, from the YAML to an answer."""
 
 import pytest
 import torch

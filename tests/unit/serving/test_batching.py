@@ -1,4 +1,4 @@
-"""Batch sizes: which are compiled, how a batch is split and padded, and that no answer changes by it."""
+"""Batch sizes: which are compiled, how batches are split and padded, and that answers do not change."""
 
 import threading
 
@@ -116,7 +116,7 @@ def test_a_known_model_is_padded() -> None:
 
 
 def test_padding_in_inference_mode_does_not_compile_anew() -> None:
-    """Dynamo's guards tell tensors of inference mode apart; a handler calls its model in that mode."""
+    """Dynamo guards on whether a tensor was made in inference mode, in which handlers call their model."""
     import torchserve_openvino as tov
 
     eager = torch.nn.Linear(2, 3).eval()

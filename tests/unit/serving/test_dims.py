@@ -1,4 +1,4 @@
-"""Sequences of any length on a model that was compiled for a few: padded with masks, cut back, or refused."""
+"""Sequences of any length on a model compiled for a few lengths: padded with masks and cut back, or refused."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The life of a worker in this process: what loads, what is refused, and what its users can see."""
+"""A worker's life cycle in this process: what loads, what is refused, and what users can see."""
 
 import copy
 import logging
@@ -245,7 +245,7 @@ def test_threads_are_shared_among_workers(archive, monkeypatch) -> None:
     share = config["options"]["config.INFERENCE_NUM_THREADS"]
     assert share == {"value": 2, "source": "handler.openvino.threads: auto: 8 cores / 4 workers"}
     assert config["options"]["config.ENABLE_CPU_PINNING"]["value"] is False
-    # All operators are on OpenVINO: PyTorch has nothing left to do in parallel.
+    # All operators run on OpenVINO, so PyTorch has no parallel work.
     assert torch.get_num_threads() == config["threads"]["torch_threads"] == 1
 
 
@@ -264,7 +264,7 @@ def test_torch_keeps_its_threads_where_it_has_work(archive, monkeypatch) -> None
 
 
 class Theirs(BaseHandler):
-    """A handler as a user may have it, from before this package."""
+    """A user's handler, written without this package."""
 
     def initialize(self, context) -> None:
         super().initialize(context)

@@ -1,4 +1,4 @@
-"""A batch that fails is run item by item; only the guilty one answers for it, also in an envelope."""
+"""A batch that fails is run item by item, so that only the faulty item fails; also in an envelope."""
 
 import base64
 import json
@@ -31,7 +31,7 @@ def started(handler, made):
 
 
 class Theirs(BaseHandler):
-    """As users write them: an exception anywhere fails the batch."""
+    """A user's handler, in which any exception fails the batch."""
 
     def preprocess(self, data):
         rows = []
@@ -79,7 +79,7 @@ def test_a_handler_that_loses_answers_is_told(archive, monkeypatch) -> None:
     handler = started(Mine(), made)
     monkeypatch.setattr(handler, "postprocess", lambda outputs: [1])
     answers = made.handle(handler, b"1,2,3,4", b"1,2,3,4")
-    # Each alone gets the one answer that this postprocess gives.
+    # Run one by one, each item gets the one answer of this postprocess.
     assert answers == [1, 1]
     monkeypatch.setattr(handler, "postprocess", lambda outputs: "text")
     (answer,) = made.handle(handler, b"1,2,3,4")
@@ -104,7 +104,7 @@ def test_non_finite_answers_can_be_refused(archive) -> None:
 
 
 def enveloped(made, envelope_class, handler, *bodies: Any) -> list[Any]:
-    """As TorchServe's loader puts an envelope around a handler."""
+    """Handles a batch in an envelope, which wraps the handler as TorchServe's loader does."""
     made.context.request_processor = [RequestProcessor({"explain": "False"}) for _ in bodies]
     made.context.request_ids = {i: f"request-{i}" for i in range(len(bodies))}
     made.metrics.set_request_ids(made.context.request_ids)

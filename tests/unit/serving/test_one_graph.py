@@ -1,4 +1,4 @@
-"""All compiled shapes in one graph of symbolic sizes, with one copy of the weights; or a graph for each."""
+"""One graph of symbolic sizes for all compiled shapes, with one copy of the weights, or a graph for each shape."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +16,13 @@ from torchserve_openvino.serving.shapes.plan import Shapes
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 BY_SIZE = NETWORK.replace("return self", "x = x * x.shape[0] if x.shape[0] % 2 == 1 else x\n        return self")
-# An operator whose output's size hangs on values: it runs in eager.
+# The output size of this operator depends on values, so it runs in eager.
 REPEATED = NETWORK.replace("relu())", "relu()).repeat_interleave(torch.ones(3, dtype=torch.int64), dim=1)")
 
 
 @pytest.fixture
 def large(monkeypatch) -> None:
-    """Any weights are worth sharing."""
+    """Makes weights of any size worth sharing."""
     monkeypatch.setattr(one_graph, "WORTH_BYTES", 1)
 
 
@@ -96,7 +96,7 @@ def test_a_graph_for_each_where_it_is_asked_for_or_copies_are_small(archive) -> 
 
 
 def test_a_model_that_asks_for_the_size_gets_a_graph_for_each(archive, large) -> None:
-    # Its items depend on the size of their batch, so that no batch is padded.
+    # The answers depend on the batch size, so no batch is padded.
     def by_size(x: torch.Tensor) -> torch.Tensor:
         return network()(x * x.shape[0] if x.shape[0] % 2 == 1 else x)
 
@@ -111,7 +111,7 @@ def test_what_does_not_convert_is_compiled_for_each_shape_and_counted_once(archi
     made, handler, report = started(archive, settings(), 3, REPEATED)
     one = report["config"]["one_graph"]
     assert not one["shared"] and "%" in one["why"]
-    # The books of the trial are closed: what it counted is not in this report.
+    # The report does not include what the trial counted.
     assert report["summary"]["recompiles"] > 0 and all(not graph["dynamic"] for graph in report["graphs"])
 
     def repeated(x: torch.Tensor) -> torch.Tensor:
@@ -162,7 +162,7 @@ def test_the_cache_tells_one_graph_from_a_graph_for_each(archive, tmp_path) -> N
     [
         ({}, "CPU", (1, 2, 4, 8), "", "one for all shapes but a batch of 1", "4 copies of 80 MB"),
         ({}, "CPU", (2, 4, 8), "", "one for all shapes but a batch of 1", "3 copies of 80 MB"),
-        # A graph for a batch of 1 and one for others save one copy: little.
+        # Two graphs, one of them for a batch of 1, save only one copy.
         ({}, "CPU", (1, 2, 4), "", "one for each shape", "little"),
         ({}, "CPU", (1,), "", "one for each shape", "1 copy"),
         ({}, "GPU", (1, 2, 4, 8), "", "one for each shape", "GPU runs static"),

@@ -1,4 +1,4 @@
-"""What a handler's own code computes: compiled where it can be, counted where it is not, never neither."""
+"""What a handler's own code computes is compiled where possible, and counted where it is not."""
 
 import copy
 import io
@@ -98,7 +98,7 @@ def test_parts_that_the_configuration_names_are_compiled(archive) -> None:
     expected = eager_answer(Parts, handler, OTHER)
     torch.testing.assert_close(torch.tensor(made.handle(handler, OTHER)), torch.tensor(expected))
     report, outside = report_of(handler)
-    # Nobody said with what they are called: that is honest, and not eager.
+    # No sample shows their inputs, so they are compiled at the first request, which is counted.
     assert not outside and report["serving"]["compiles_after_ready"] > 0
 
 
@@ -303,5 +303,5 @@ class Network(torch.nn.Module):
         got = made.handle(handler, body)
         torch.testing.assert_close(torch.tensor(got), torch.tensor(eager_answer(Sum, handler, body)))
         compiled.append(handler.describe_handle()["serving"]["compiles_after_ready"])
-    # The sample's shape, two more, and the graph of all others.
+    # Two shapes after the sample's, then one graph for all others.
     assert compiled[-1] == compiled[4] == 3

@@ -1,4 +1,4 @@
-"""The policy at every call: a worker that falls short after READY says so, and can refuse and end itself."""
+"""The policy at every call: a worker that violates it after READY reports that, and may refuse and exit."""
 
 import socket
 

@@ -33,7 +33,7 @@ def has_bf16(monkeypatch) -> None:
 
 
 def gains(monkeypatch, *pairs: float) -> list[int]:
-    """Lets timing find these gains; how often it was asked."""
+    """Makes timing return these gains; the returned list gets an element for each call."""
     asked: list[int] = []
 
     def timed(first, second) -> list[float]:
@@ -60,11 +60,11 @@ def served(made) -> tuple[dict, torch.Tensor]:
         ([trial("f32"), trial("bf16", 2, passed=False), trial("f16", 1.5)], "f16"),
         ([trial("f32"), trial("bf16", 1.5), trial("f16", 2)], "f16"),
         ([trial("f32"), trial("bf16", 1.09)], "f32"),
-        # Faster in the median, but not for sure.
+        # The median is faster, but its lower bound is not.
         ([trial("f32"), trial("bf16", 1.5, sure=1.05)], "f32"),
-        # The plugin lacked a kernel: eager PyTorch, quick and right, is not what was asked for.
+        # The plugin lacks a kernel: fast and correct answers of eager PyTorch do not count.
         ([trial("f32"), trial("f16", 2, coverage=0.0)], "f32"),
-        # A model that is wrong in f32 is refused, not served in what has a wider tolerance.
+        # A model that is wrong in f32 is refused, not served in a precision with a wider tolerance.
         ([trial("f32", passed=False), trial("bf16", 2)], "f32"),
     ],
 )
@@ -123,7 +123,7 @@ def test_auto_measures_once_and_all_workers_follow(archive, has_bf16, monkeypatc
     option = first["config"]["options"]["config.INFERENCE_PRECISION_HINT"]
     assert option["value"] == "bf16" and "auto" in option["source"]
     assert first["verify"]["passed"] and first["serving"]["compiles_after_ready"] == 0
-    # Another worker would measure something else, and follows.
+    # Another worker uses the stored decision and does not measure.
     monkeypatch.setattr(precision, "timed_pairs", lambda first, second: pytest.fail("measured again"))
     second, again = served(made)
     assert second["config"]["precision_choice"]["chosen"] == "bf16" and torch.equal(answer, again)
@@ -141,7 +141,7 @@ def test_a_decision_goes_with_the_cache_and_is_made_again_for_other_weights(
     }
     made = archive(yaml, weights=save_weights)
     assert served(made)[0]["config"]["precision_choice"]["chosen"] == "f32"
-    # A restart unpacks the archive anew; the cache stays.
+    # A restart unpacks the archive again, so the decision must be in the cache.
     weights = Path(made.context.system_properties["model_dir"]) / "weights.pth"
     assert not (weights.parent / precision.FOLDER).exists()
     served(made)

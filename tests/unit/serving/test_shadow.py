@@ -1,4 +1,4 @@
-"""Some requests are answered once more by eager PyTorch, after their answers went out."""
+"""Eager PyTorch answers some requests again, after their responses were sent."""
 
 import json
 import socket
@@ -48,7 +48,7 @@ def facts(handler) -> dict[str, Any]:
 
 
 def settled(handler, count: int) -> dict[str, Any]:
-    """The facts once so many requests were checked or skipped."""
+    """Waits until `count` requests were checked or skipped; returns the facts."""
     deadline = time.monotonic() + 30
     while (found := facts(handler))["checked"] + found["skipped"] < count:
         assert time.monotonic() < deadline, found
@@ -58,7 +58,7 @@ def settled(handler, count: int) -> dict[str, Any]:
 
 @pytest.fixture
 def faulty(monkeypatch):
-    """OpenVINO is wrong from now on, but only for calls with a value above 10."""
+    """Returns a function that makes OpenVINO wrong from then on, for calls with a value above 10."""
 
     def begin() -> None:
         right = CompiledPartition.run
@@ -166,7 +166,7 @@ def test_a_model_that_can_not_be_run_again_is_left_alone(archive, source: str, w
 
 
 class Dropping(nn.Module):
-    """Draws in evaluation mode too."""
+    """Draws random numbers in evaluation mode too."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.dropout(x, training=True)
@@ -204,7 +204,7 @@ def test_what_draws_random_numbers(model: nn.Module, draws: bool) -> None:
 
 
 def test_requests_come_first(archive, monkeypatch) -> None:
-    """Eager's run stops at the next operator while a request is in progress, and goes on after it."""
+    """The eager run pauses at the next operator while a request is in progress, and continues after it."""
     made, handler = started(archive)
     state = handler.state
     reached, passed = threading.Event(), threading.Event()
@@ -228,7 +228,7 @@ def test_requests_come_first(archive, monkeypatch) -> None:
 
 
 def test_an_interrupted_run_does_not_disturb_guarded_calls(archive, monkeypatch) -> None:
-    """Dynamo's guards look at the dispatch modes of the whole process, as torch enters them."""
+    """torch's own dispatch modes set process-wide flags that Dynamo's guards check; the shadow run must not."""
     config = settings()
     config["handler"]["openvino"]["freeze"] = False
     made, handler = started(archive, config)

@@ -1,4 +1,4 @@
-"""Other workers of the model: how many there are, and what they say of themselves."""
+"""Other workers of the model: their number, and the state they publish."""
 
 import json
 import os
@@ -15,7 +15,7 @@ WAIT = "import sys; print('up', flush=True); sys.stdin.read()"
 
 def test_children_of_one_process_in_one_folder_are_siblings(tmp_path) -> None:
     ask = "from torchserve_openvino.serving.siblings import sibling_pids; print(sibling_pids())"
-    # As TorchServe calls its workers.
+    # The name of TorchServe's worker script.
     script = tmp_path / "model_service_worker.py"
     script.write_text("import sys\nexec(sys.argv[1])\n")
     other = tmp_path / "other"
@@ -33,7 +33,7 @@ def test_children_of_one_process_in_one_folder_are_siblings(tmp_path) -> None:
             for program in ([script], ["-c"])
         ]
         assert {started[0].pid, started[1].pid} < set(found[0]) and len(found[0]) == 3
-        # Whatever else runs there is no worker, and has none.
+        # A process that runs another script is no worker and has no siblings.
         assert len(found[1]) == 1
     finally:
         for process in started:

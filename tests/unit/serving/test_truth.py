@@ -1,4 +1,4 @@
-"""READY means what it says: what is verified, what is not and why, and which batches a model takes."""
+"""What READY means: what is verified, what is not and why, and which batch sizes a model takes."""
 
 import collections
 import logging
@@ -108,7 +108,7 @@ def test_required_and_off_exclude_each_other(archive) -> None:
 
 
 def sent(caplog, name: str) -> list[tuple[str, str]]:
-    """Value and labels of each time that a metric was sent."""
+    """Returns value and labels for each time that the metric was sent."""
     found = [re.match(rf"\[METRICS\]{name}\.\w+:([^|]+)\|#([^|]*)\|", r.getMessage()) for r in caplog.records]
     return [(match[1], match[2]) for match in found if match]
 
@@ -135,7 +135,7 @@ def test_gauges_carry_worker_and_version(archive, caplog, monkeypatch) -> None:
         assert float(value) == 1.0 and "worker:9003,version:2.1" in labels
 
 
-# --- errors stay errors -------------------------------------------------------------------------------------
+# --- refused requests ---------------------------------------------------------------------------------------
 
 HTTP, LOST = {"explain": "False"}, {"data": {"content-type": ""}}
 
@@ -162,7 +162,7 @@ def test_a_bad_http_request_hurts_no_other(archive) -> None:
 
 
 class Painter(BaseHandler):
-    """Answers a picture, and refuses some of a batch by an error that stops all of it."""
+    """Answers with pictures; a bad item fails the whole batch."""
 
     def preprocess(self, data):
         return torch.zeros(len(data), 4)
@@ -186,7 +186,7 @@ def test_content_types_that_a_handler_sets_are_kept(archive) -> None:
     assert made.handle(handler, "png", "gif") == [b"pixels", b"pixels"]
     types = [made.context.get_response_content_type(index) for index in range(2)]
     assert types == ["image/png", "image/gif"]
-    # Run one by one, each finds its own request at 0.
+    # Run one by one, each item has index 0 in the handler.
     made.handle(handler, "png", "bad", "gif")
     types = [made.context.get_response_content_type(index) for index in range(3)]
     assert types == ["image/png", "image/bad", "image/gif"]
@@ -211,7 +211,7 @@ TOKENS = [
 
 
 def test_a_mask_of_a_fixed_length_takes_padded_requests(archive) -> None:
-    """What the comment of cpu-latency.yaml says."""
+    """As a comment in model-config/cpu-latency.yaml states."""
     made, handler = served(archive, {"warmup": {"inputs": TOKENS}}, model_file=MASKED)
     assert handler.report.to_dict()["verify"]["value_sets"]["kinds"]["padded left"] == 1
     padded = {"inputs": {"input_ids": [[1, 2, 0, 0]], "attention_mask": [[1, 1, 0, 0]]}}
@@ -238,7 +238,7 @@ def test_json_that_is_nested_too_deep_is_a_bad_request(archive) -> None:
     assert made.status(0) == 400 and "nested" in answer["message"]
 
 
-# --- what can't be loaded says why --------------------------------------------------------------------------
+# --- load errors name their cause ---------------------------------------------------------------------------
 
 
 class SetsNoModel(BaseHandler):
@@ -252,7 +252,7 @@ class SetsAFunction(BaseHandler):
 
 
 class LoadsItself(BaseHandler):
-    """As stock TorchServe's own examples do: weights by --extra-files, read in `initialize`."""
+    """As TorchServe's own examples do: reads weights from --extra-files in `initialize`."""
 
     def initialize(self, context):
         assert "serializedFile" not in context.manifest["model"]
@@ -322,7 +322,7 @@ def test_inputs_that_eager_refuses_are_named_at_load(archive, model_file, inputs
 
 
 class Batch(collections.UserDict):
-    """As transformers' BatchEncoding: a mapping that is no dict."""
+    """Like transformers' BatchEncoding: a mapping that is not a dict."""
 
 
 class Tokenizes(BaseHandler):

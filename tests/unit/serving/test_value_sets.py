@@ -1,4 +1,4 @@
-"""Verification compares on values that no compilation saw, on several sets of them, and in poisoned memory."""
+"""Verification compares several sets of values that no compilation saw, with poisoned output memory."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def test_each_shape_gets_two_sets_and_the_extreme_shapes_all() -> None:
     assert list(kinds(IDS, MASK, rich=False)) == ["random", "padded right"]
     assert list(kinds(X)) == ["random", "random again", "zeros"]
     assert list(kinds(BOUNDED)) == ["random", "random again", "zeros", "least", "greatest"]
-    # Zero is the least of the declared range.
+    # Zero is also the least declared value.
     both = ["random", "padded right", "random again", "padded left", "an empty row", "zeros", "greatest"]
     assert list(kinds(IDS, MASK)) == both
     signatures = [Signature(b, {"length": n}) for b in (1, 2, 4) for n in (2, 6)]
@@ -150,7 +150,7 @@ def test_a_compiled_model_that_raises_where_eager_answers_is_a_problem() -> None
 
 
 class Amplifier(nn.Module):
-    """On constant planes its answer is rounding, enlarged again and again."""
+    """On constant planes its answer is nothing but amplified rounding errors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class Amplifier(nn.Module):
 
 
 def test_rounding_that_eager_shows_as_well_is_no_fault() -> None:
-    """Another order of the sums moves the answer to zeros by as much as eager's own rounding does."""
+    """For zeros, another summation order changes the answer as much as eager's own rounding does."""
     model = Amplifier().eval()
 
     def reordered(x: torch.Tensor) -> torch.Tensor:

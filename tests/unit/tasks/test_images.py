@@ -1,4 +1,4 @@
-"""Transforms equal torchvision's formulas, and bad pictures get their own error."""
+"""Transforms equal torchvision's formulas; each kind of bad image gets its own error."""
 
 import base64
 import io
@@ -29,7 +29,7 @@ def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
 
 
 def reference(image: Image.Image, section: ImageSection) -> torch.Tensor:
-    """torchvision 0.28 on a PIL image, written out step by step, pixel by pixel where it crops and pads."""
+    """torchvision 0.28's transforms of a PIL image, written out step by step."""
     w, h = image.size
     if (w <= h and w == section.resize) or (h <= w and h == section.resize):
         resized = image

@@ -1,4 +1,4 @@
-"""Tensors in three formats, there and back."""
+"""Round trips of tensors in three formats, and bad requests."""
 
 import io
 import json
