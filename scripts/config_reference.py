@@ -28,7 +28,7 @@ def generated() -> dict[Path, str]:
         table = f"{begin}\n\n{markdown(keys)}\n\n{end}"
         page, count = re.subn(f"{re.escape(begin)}.*?{end}", lambda _, table=table: table, page, flags=re.DOTALL)
         if count != 1:
-            raise typer.BadParameter(f"{PAGE.name} has no place for {name}: {begin} ... {end}")
+            raise typer.BadParameter(f"{PAGE.name} has {count} places for {name} instead of one: {begin} ... {end}")
     return {SCHEMA: json.dumps(json_schema(), indent=1) + "\n", PAGE: page}
 
 
@@ -36,7 +36,7 @@ def main(
     write: Annotated[bool, typer.Option("--write", help="Renew the files instead of comparing.")] = False,
 ) -> None:
     """Compares the generated files with the declared keys, or renews them."""
-    changed = {path: text for path, text in generated().items() if not path.exists() or path.read_text() != text}
+    changed = {path: text for path, text in generated().items() if not path.exists() or path.read_text("utf-8") != text}
     for path, text in changed.items():
         if write:
             path.write_text(text, encoding="utf-8")

@@ -23,8 +23,10 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parent))
 from fuzzing import modes
 from fuzzing.campaign import Campaign, Failure
+from fuzzing.judge import KINDS
 
 console = Console(stderr=True)
+_IGNORABLE = (*KINDS, "timeout")
 
 
 def main(
@@ -52,18 +54,25 @@ def main(
         filters = modes.parse(mode)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--mode") from None
+    ignored = frozenset(filter(None, ignore.split(",")))
+    if unknown := sorted(ignored.difference(_IGNORABLE)):
+        raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(_IGNORABLE)}", param_hint="--ignore")
     campaign = Campaign(
         seed=seed, filters=filters, jobs=jobs, limit=limit, shrink_seconds=shrink_seconds if shrink else 0.0,
-        strict=strict, ignored=frozenset(filter(None, ignore.split(","))), out=out, console=console, seconds=seconds,
+        strict=strict, ignored=ignored, out=out, console=console, seconds=seconds,
     )  # fmt: skip
     if replay is not None:
-        campaign.replay(sorted(replay.glob("*.json")) if replay.is_dir() else [replay])
+        paths = sorted(replay.glob("*.json")) if replay.is_dir() else [replay]
+        if not paths:
+            raise typer.BadParameter(f"no case (*.json) in {replay}", param_hint="--replay")
+        campaign.replay(paths)
     else:
         campaign.run(range(first, first + models))
     _print(campaign)
     if as_json:
         typer.echo(json.dumps(campaign.to_dict()))
-    raise typer.Exit(1 if campaign.failures else 0)
+    # A broken task says nothing about its model: a fault of the fuzzer.
+    raise typer.Exit(1 if campaign.failures or campaign.counts["broken"] else 0)
 
 
 def _print(campaign: Campaign) -> None:

@@ -48,7 +48,7 @@ def main(
         first = campaign.failures[0] if campaign.failures else None
         seen = f"{first.name} {first.kind}: {first.detail[:80]}" if first else ""
         table.add_row(name, "yes" if first else "NO", str(sum(campaign.counts.values())), seen)
-        console.print(f"{name}: {seen or 'not found'}", markup=False, highlight=False)
+        console.print(f"{name} ({MUTANTS[name].says}): {seen or 'not found'}", markup=False, highlight=False)
     console.print(table)
     raise typer.Exit(1 if missed else 0)
 

@@ -40,7 +40,7 @@ _SECONDS = 600.0
 def main(
     ops: Annotated[str, typer.Option(help="Operators by op_db's names, comma-separated; all without it.")] = "",
     dtypes: Annotated[str, typer.Option(help="Types to run in.")] = ",".join(cases.DTYPES),
-    samples: Annotated[int, typer.Option(help="Samples of each operator.")] = 5,
+    samples: Annotated[int, typer.Option(help="Samples of each operator.")] = table.SAMPLES,
     jobs: Annotated[int, typer.Option(help="Worker processes.")] = 2,
     extremes: Annotated[
         bool,
@@ -70,17 +70,25 @@ def main(
     ways = [mode for mode in modes.split(",") if mode]
     if unknown := [mode for mode in ways if mode not in MODES]:
         raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(MODES)}", param_hint="--modes")
+    if core_only and (wanted or "static" not in ways):
+        raise typer.BadParameter("the core overloads run all, in static mode", param_hint="--core-only")
+    if write and samples != table.SAMPLES:
+        raise typer.BadParameter(f"the tables are made with {table.SAMPLES} samples", param_hint="--samples")
     names = wanted or sorted(cases.op_infos())
     found = (
         {} if core_only else {mode: _run_op_db(names, chosen, samples, jobs, extremes, mode, followed) for mode in ways}
     )
-    if extremes or followed:
+    apart = extremes or followed
+    overloads = {} if apart or wanted or "static" not in ways else _run_core(jobs)
+    if as_json:
+        typer.echo(json.dumps({"versions": table.versions(), "op_db": found, "core": overloads}))
+    if apart:
         for op_db in found.values():
             _print(op_db)
         failed = (_failed(entry) for op_db in found.values() for es in op_db.values() for entry in es.values())
         raise typer.Exit(any(failed))
-    overloads = {} if wanted or "static" not in ways else _run_core(jobs)
-    raise typer.Exit(_conclude(found, overloads, write, as_json))
+    whole = not wanted and set(chosen) == set(cases.DTYPES)
+    raise typer.Exit(_conclude(found, overloads, write, whole))
 
 
 def _run_op_db(
@@ -123,12 +131,10 @@ def _run(asked: list[dict[str, Any]], jobs: int, title: str) -> table.Table:
     return found
 
 
-def _conclude(op_db: dict[str, table.Table], overloads: table.Table, write: bool, as_json: bool) -> int:
-    if as_json:
-        typer.echo(json.dumps({"versions": table.versions(), "op_db": op_db, "core": overloads}))
+def _conclude(op_db: dict[str, table.Table], overloads: table.Table, write: bool, whole: bool) -> int:
     worse: list[str] = []
-    made = [(mode, table.op_db_path(mode), fresh) for mode, fresh in op_db.items()]
-    for title, path, fresh in (*made, ("core ATen", table.CORE, overloads)):
+    made = [(mode, table.op_db_path(mode), fresh, whole) for mode, fresh in op_db.items()]
+    for title, path, fresh, replaces in (*made, ("core ATen", table.CORE, overloads, True)):
         if fresh:
             console.print(title)
             _print(fresh)
@@ -136,7 +142,8 @@ def _conclude(op_db: dict[str, table.Table], overloads: table.Table, write: bool
         if write:
             if fresh:
                 merged = {name: known.get(name, {}) | entries for name, entries in fresh.items()}
-                table.write(path, known | merged)
+                # A run of everything also drops the operators that torch no longer has.
+                table.write(path, fresh if replaces else known | merged)
             worse += [f"{name} {entry}" for name, es in fresh.items() for entry in es.values() if _failed(entry)]
             continue
         found, better = table.compare(fresh, known)
@@ -162,7 +169,7 @@ def _print(found: table.Table) -> None:
         if any(by_dtype[dtype][name] for dtype in by_dtype):
             shown.add_row(name, *(str(by_dtype[dtype][name]) for dtype in by_dtype))
     console.print(shown)
-    console.print(f"{table.share(found):.1%} of all on OpenVINO")
+    console.print(f"{table.share(found):.1%} of those that compute something run on OpenVINO")
 
 
 if __name__ == "__main__":

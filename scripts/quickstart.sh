@@ -67,7 +67,7 @@ if [ -n "$STOP" ]; then
   exec "$VENV/bin/python" "$ROOT/scripts/lib/quickstart.py" --work "$WORK" --stop
 fi
 
-SYSTEM_PYTHON=$(find_python) || die "no Python 3.10 or newer found." "Install one, or name it: PYTHON=/path/to/python3"
+SYSTEM_PYTHON=$(find_python) || exit 1
 
 # Check the ports before installing anything, which may take ten minutes.
 if [ "$PORTS" = auto ]; then

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up everything that the tests need and runs them: ruff, mypy, then pytest over unit, contract, conformance and e2e.
+# Installs what the tests need, then runs ruff, mypy and pytest (unit, contract, conformance, e2e).
 # Arguments go to pytest: scripts/test.sh tests/unit -k report. VENV names another virtual environment than .venv.
 set -euo pipefail
 
@@ -51,10 +51,13 @@ done
 title "mypy, beside the tests" && say ""
 "$PY" -m mypy >"$LOG" 2>&1 &
 types=$!
+# An interrupt ends it too.
+CHILD=$types
 first=0 second=0
 "$PY" -m pytest --timeout=900 -n 3 tests/unit tests/contract tests/conformance "$@" || first=$?
 "$PY" -m pytest --timeout=900 -n 2 --dist loadfile tests/e2e "$@" || second=$?
 wait "$types" || types_failed
+CHILD=""
 # 5: no test matches a filter such as -k.
 if [ "$first" = 5 ]; then exit "$second"; fi
 if [ "$first" = 0 ] && [ "$second" != 5 ]; then exit "$second"; fi

@@ -11,16 +11,19 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "scr
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="run what the quick suite leaves out as well")
+    parser.addoption("--all", action="store_true", help="also run the tests that the quick suite leaves out")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The quick suite: no slow tests, and a fixed sample of those marked `many`. A file given by name runs whole."""
     if config.getoption("--all") or any("::" in each or each.endswith(".py") for each in config.args):
         return
-    left_out = [item for item in items if item.get_closest_marker("slow") or not _is_drawn(item)]
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        (left_out if item.get_closest_marker("slow") or not _is_drawn(item) else kept).append(item)
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+    items[:] = kept
 
 
 def _is_drawn(item: pytest.Item) -> bool:
@@ -49,4 +52,5 @@ def fresh_torch() -> Iterator[None]:
     if "torch" in sys.modules:
         from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-        assert not is_in_torch_dispatch_mode(), "this test left a flag of the process set: Dynamo skips what comes next"
+        left = "this test left a dispatch mode active: Dynamo would not compile in later tests"
+        assert not is_in_torch_dispatch_mode(), left

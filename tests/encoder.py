@@ -1,5 +1,6 @@
 """A small model for sequences of up to 16 tokens: one attention layer with an optional padding mask."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,8 +25,22 @@ class Encoder(torch.nn.Module):
 """
 
 
-def encoder() -> torch.nn.Module:
+# The encoder's inputs, as handler.openvino.warmup.inputs declares them.
+IDS = {"name": "ids", "shape": ["sequence"], "dtype": "int64", "low": 0, "high": 50}
+MASK = {"name": "mask", "shape": ["sequence"], "dtype": "int64", "mask": True}
+
+
+def build(source: str, class_name: str) -> torch.nn.Module:
+    """Returns a model of this class from the source of its module, with fixed weights."""
     namespace: dict[str, Any] = {}
-    exec(ENCODER, namespace)
+    exec(source, namespace)
     torch.manual_seed(0)
-    return namespace["Encoder"]().eval()
+    return namespace[class_name]().eval()
+
+
+def encoder() -> torch.nn.Module:
+    return build(ENCODER, "Encoder")
+
+
+def save_encoder(path: Path) -> None:
+    torch.save(encoder().state_dict(), path)

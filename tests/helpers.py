@@ -9,21 +9,23 @@ import torch
 from torch.utils import _pytree as pytree
 
 import torchserve_openvino as tov
+from torchserve_openvino.backend.capture import builder
+from torchserve_openvino.backend.runtime.execute import CompiledPartition
 from torchserve_openvino.ops.registry import RULES, Rule
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 5e-2, torch.float64: 1e-7}
 
 
-def leaves(value: Any) -> list[Any]:
+def flat(value: Any) -> tuple[list[Any], pytree.TreeSpec]:
     if hasattr(value, "keys") and not isinstance(value, dict):
         value = dict(value)
-    return pytree.tree_leaves(value)
+    return pytree.tree_flatten(value)
 
 
 def assert_same(got: Any, expected: Any, *, strides: bool = True) -> None:
-    """Compares leaves: number, types, shapes, strides, and values within the dtype's tolerance."""
-    got_leaves, expected_leaves = leaves(got), leaves(expected)
-    assert len(got_leaves) == len(expected_leaves)
+    """Compares structure and leaves: types, shapes, strides, and values within the dtype's tolerance."""
+    (got_leaves, got_structure), (expected_leaves, expected_structure) = flat(got), flat(expected)
+    assert got_structure == expected_structure
     for a, b in zip(got_leaves, expected_leaves, strict=True):
         if not isinstance(b, torch.Tensor):
             assert a == b and type(a) is type(b)
@@ -71,6 +73,24 @@ def break_conversion_of_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(gm, *rest)
 
     monkeypatch.setattr(stage, "fx_to_model", failing)
+
+
+def break_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes OpenVINO fail to compile each partition."""
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("the plugin is on strike")
+
+    monkeypatch.setattr(builder, "build", failing)
+
+
+def break_inference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes each inference of each partition fail, as if the device were gone."""
+
+    def failing(self: CompiledPartition, request: Any) -> Any:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(CompiledPartition, "_infer_direct", failing)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ extras `examples` and `hf`, and a C++ compiler.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 import warnings
@@ -92,8 +93,10 @@ CONTENDERS: dict[str, Callable[[BenchModel, str], tuple[Call, str]]] = {
 
 
 def worst_difference(answer: Any, expected: list[torch.Tensor]) -> float:
-    pairs = zip(tensors(answer), expected, strict=False)
-    return max(float((a.float() - b.float()).abs().max()) for a, b in pairs)
+    """Greatest absolute difference; NaN if any value is NaN."""
+    pairs = zip(tensors(answer), expected, strict=True)
+    each = [float((a.float() - b.float()).abs().max()) for a, b in pairs]
+    return float("nan") if any(map(math.isnan, each)) else max(each)
 
 
 def measure(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 Call = Callable[[], object]
@@ -76,6 +77,16 @@ def seconds(call: Call, repeats: int = 1) -> float:
     for _ in range(repeats):
         call()
     return (time.perf_counter() - start) / repeats
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The nearest-rank percentile of sorted values.
+
+    Args:
+        ordered: At least one.
+        share: Above 0, at most 1.
+    """
+    return ordered[math.ceil(share * len(ordered)) - 1]
 
 
 def enough_repeats(calls: Mapping[str, Call]) -> dict[str, int]:

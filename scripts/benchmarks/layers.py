@@ -75,18 +75,18 @@ def tokens(*shape: int) -> Tensor:
 # Name -> model and its inputs.
 LAYERS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
     "lstm": lambda: (nn.LSTM(128, 256, batch_first=True), (torch.randn(1, 64, 128),)),
-    "lstm, batch 8": lambda: (nn.LSTM(128, 256, batch_first=True), (torch.randn(8, 64, 128),)),
+    "lstm-batch8": lambda: (nn.LSTM(128, 256, batch_first=True), (torch.randn(8, 64, 128),)),
     "gru": lambda: (nn.GRU(128, 256, batch_first=True), (torch.randn(1, 64, 128),)),
-    "gru, batch 8": lambda: (nn.GRU(128, 256, batch_first=True), (torch.randn(8, 64, 128),)),
+    "gru-batch8": lambda: (nn.GRU(128, 256, batch_first=True), (torch.randn(8, 64, 128),)),
     "rnn": lambda: (nn.RNN(128, 256, batch_first=True), (torch.randn(1, 64, 128),)),
-    "lstm, projected": lambda: (nn.LSTM(128, 256, proj_size=64, batch_first=True), (torch.randn(1, 64, 128),)),
-    "lstm tagger": lambda: (Tagger(nn.LSTM), (tokens(1, 64),)),
-    "gru tagger": lambda: (Tagger(nn.GRU), (tokens(1, 64),)),
-    "bags, sum": lambda: (nn.EmbeddingBag(VOCABULARY, 128, mode="sum"), (tokens(256, 40),)),
-    "bags, mean": lambda: (nn.EmbeddingBag(VOCABULARY, 128, mode="mean"), (tokens(10_240), torch.arange(256) * 40)),
-    "bags, max": lambda: (nn.EmbeddingBag(VOCABULARY, 128, mode="max"), (tokens(256, 40),)),
-    "log-mel, 400": lambda: (FrontEnd(400), (torch.randn(1, 16_000),)),
-    "log-mel, 512": lambda: (FrontEnd(512), (torch.randn(1, 16_000),)),
+    "lstm-projected": lambda: (nn.LSTM(128, 256, proj_size=64, batch_first=True), (torch.randn(1, 64, 128),)),
+    "lstm-tagger": lambda: (Tagger(nn.LSTM), (tokens(1, 64),)),
+    "gru-tagger": lambda: (Tagger(nn.GRU), (tokens(1, 64),)),
+    "bags-sum": lambda: (nn.EmbeddingBag(VOCABULARY, 128, mode="sum"), (tokens(256, 40),)),
+    "bags-mean": lambda: (nn.EmbeddingBag(VOCABULARY, 128, mode="mean"), (tokens(10_240), torch.arange(256) * 40)),
+    "bags-max": lambda: (nn.EmbeddingBag(VOCABULARY, 128, mode="max"), (tokens(256, 40),)),
+    "log-mel-400": lambda: (FrontEnd(400), (torch.randn(1, 16_000),)),
+    "log-mel-512": lambda: (FrontEnd(512), (torch.randn(1, 16_000),)),
     "fnet": lambda: (FNet(), (torch.randn(1, 128, 256),)),
 }
 
@@ -125,6 +125,9 @@ def main(
     torch.set_num_threads(threads)
     begins = tuple(name.strip() for name in only.split(",") if name.strip())
     names = [name for name in LAYERS if not begins or name.startswith(begins)]
+    if unknown := [each for each in begins if not any(name.startswith(each) for name in LAYERS)]:
+        text = f"unknown: {', '.join(unknown)}; choose from {', '.join(LAYERS)}"
+        raise typer.BadParameter(text, param_hint="--only")
     timings = [measure(name, rounds, threads) for name in track(names, console=output.progress)]
     cells = [(t.layer, f"{t.eager:.3f}", f"{t.openvino:.3f}", f"{t.ratio:.2f}", f"{t.coverage:.0%}") for t in timings]
     columns = ("layer", "eager ms", "OpenVINO ms", "times faster", "coverage")

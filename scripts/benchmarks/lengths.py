@@ -71,7 +71,7 @@ def measure(capacity: int, calls: int, longest: int, layers: int, width: int) ->
 
 
 def main(
-    calls: Annotated[int, typer.Option(help="Each of a random length.", min=4)] = 1000,
+    calls: Annotated[int, typer.Option(help="Each of a random length; rounded down to fours.", min=4)] = 1000,
     longest: Annotated[int, typer.Option(help="Lengths go from 3 to this.", min=40)] = 512,
     capacities: Annotated[str, typer.Option(help="Contenders, by comma.")] = "1000,100,10",
     layers: Annotated[int, typer.Option(help="Of the encoder.")] = 6,
@@ -82,6 +82,7 @@ def main(
 
     Examples: lengths.py; lengths.py --calls 400 --capacities 5000,100 --layers 1 --width 64
     """
+    calls -= calls % 4
     cells, figures = [], []
     context = multiprocessing.get_context("spawn")
     wanted = [int(each) for each in capacities.split(",")]

@@ -26,6 +26,8 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import output
+from benchmarks.handler import PHOTO_MODELS
+from benchmarks.harness import percentile
 from benchmarks.models import MODELS
 from benchmarks.workers import jpeg, started
 
@@ -72,18 +74,14 @@ def drained(handler: Any, seconds: float = 5.0) -> None:
         time.sleep(0.01)
 
 
-def percentile(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
-
-
 def figures(blocks: list[dict[str, Any]]) -> list[dict[str, float]]:
     """Throughput, time in the handler, and two percentiles of each block."""
     return [
         {
             "requests/s": one["throughput"],
             "ms in the handler": one["busy_ms"],
-            "p50 ms": percentile(one["latencies"], 0.50),
-            "p99 ms": percentile(one["latencies"], 0.99),
+            "p50 ms": percentile(sorted(one["latencies"]), 0.50),
+            "p99 ms": percentile(sorted(one["latencies"]), 0.99),
         }
         for one in blocks
     ]
@@ -102,7 +100,7 @@ def compared(without: list[dict[str, Any]], with_shadow: list[dict[str, Any]]) -
                 "ratio": statistics.median(b[name] / a[name] for a, b in pairs),
             }
         )
-    a, b = ([x for one in blocks for x in one["latencies"]] for blocks in (without, with_shadow))
+    a, b = (sorted(x for one in blocks for x in one["latencies"]) for blocks in (without, with_shadow))
     low, high = percentile(a, 0.99), percentile(b, 0.99)
     rows.append({"figure": "p99 ms of all blocks", "without": low, "with": high, "ratio": high / low})
     return rows
@@ -114,16 +112,19 @@ def table(title: str, rows: list[dict[str, Any]]) -> Table:
 
 
 def main(
-    model: Annotated[str, typer.Option(help="efficientnet-lite0 or resnet50")] = "efficientnet-lite0",
+    model: Annotated[str, typer.Option(help=" or ".join(PHOTO_MODELS))] = "efficientnet-lite0",
     share: Annotated[float, typer.Option(help="verify.shadow", min=0.0, max=1.0)] = 0.01,
     budget: Annotated[float, typer.Option(help="verify.shadow_budget")] = 0.05,
-    utilisation: Annotated[float, typer.Option(help="Share of the handler's capacity that is sent")] = 0.5,
+    utilisation: Annotated[float, typer.Option(help="Share of the handler's capacity that is sent", min=0.01)] = 0.5,
     blocks: Annotated[int, typer.Option(help="Pairs of blocks", min=3)] = 12,
     requests: Annotated[int, typer.Option(help="Requests of a block", min=20)] = 500,
     seed: Annotated[int, typer.Option(help="Of the arrival times")] = 0,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures here")] = None,
 ) -> None:
     """Measures the price of verify.shadow."""
+    if model not in PHOTO_MODELS:
+        text = f"unknown: {model}; choose from {', '.join(PHOTO_MODELS)}"
+        raise typer.BadParameter(text, param_hint="--model")
     warnings.filterwarnings("ignore")
     out = output.results()
     torch.manual_seed(0)

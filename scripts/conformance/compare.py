@@ -38,12 +38,18 @@ def difference(got: Any, expected: Any, values: bool = True) -> str:
 
 def _leaf(a: Any, b: Any, values: bool) -> str:
     if not isinstance(b, torch.Tensor) or not isinstance(a, torch.Tensor):
-        same = type(a) is type(b) and (a == b or (isinstance(a, float) and math.isnan(a)))
+        if type(a) is not type(b):
+            return f"{type(a).__name__} instead of {type(b).__name__}"
+        same = a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
         return "" if same or not values else f"{a!r} instead of {b!r}"
-    if a.dtype != b.dtype or a.shape != b.shape or a.layout != b.layout:
+    if a.layout != b.layout:
+        return f"{a.layout} instead of {b.layout}"
+    if a.dtype != b.dtype or a.shape != b.shape:
         return f"{a.dtype} {list(a.shape)} instead of {b.dtype} {list(b.shape)}"
-    if not values or not b.numel() or b.layout is not torch.strided:
+    if not values or not b.numel():
         return ""
+    if b.layout is not torch.strided:
+        a, b = a.to_dense(), b.to_dense()
     a, b = a.resolve_conj().resolve_neg(), b.resolve_conj().resolve_neg()
     if b.dtype not in TOLERANCE:
         wrong = a != b

@@ -25,11 +25,11 @@ def _values(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def _integers(*shape: int, below: int = 9) -> torch.Tensor:
-    return torch.randint(-below, below, shape, generator=torch.Generator().manual_seed(0))
+def _integers(*shape: int) -> torch.Tensor:
+    return torch.randint(-9, 9, shape, generator=torch.Generator().manual_seed(0))
 
 
-_STATISTICS = (torch.randn(3), torch.rand(3) + 0.5)
+_STATISTICS = (_values(3), _values(3).abs() + 0.5)
 
 _BITS = ((_integers(3, 4), 6), (_integers(3) > 0, True), (_integers(3).to(torch.int32), -2))
 

@@ -17,6 +17,8 @@ FOLDER = Path(__file__).resolve().parents[2] / "tests" / "conformance"
 OP_DB = FOLDER / "op_db.json"
 CORE = FOLDER / "core_aten.json"
 SUMMARY = FOLDER / "SUMMARY.md"
+# Most samples of an operator in the tables.
+SAMPLES = 5
 # Better outcomes first; unknown ones rank last.
 _RANK = {name: rank for rank, name in enumerate(OUTCOMES)}
 
@@ -100,7 +102,8 @@ def summary(op_db: Mapping[str, Table], core: Table) -> str:
         "",
         f"Made by `python scripts/op_conformance.py --modes {','.join(op_db)} --write` with torch {made['torch']}, "
         f"OpenVINO {made['openvino']}.",
-        "Every operator runs on up to five of torch's own samples in each type; each answer is compared with eager.",
+        f"Every operator runs on up to {SAMPLES} of torch's own samples in each type; "
+        "each answer is compared with eager.",
         "",
         "| Outcome | " + " | ".join(op_db) + " | Meaning |",
         "| --- |" + " ---: |" * len(op_db) + " --- |",
@@ -126,7 +129,7 @@ def summary(op_db: Mapping[str, Table], core: Table) -> str:
         f"- `{name}`: {entry}"
         for name, entries in sorted(core.items())
         for entry in entries.values()
-        if outcome_name(entry) not in ON_OPENVINO
+        if outcome_name(entry) not in (*ON_OPENVINO, NO_WORK)
     ]
     return "\n".join(lines) + "\n"
 

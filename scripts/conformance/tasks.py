@@ -39,13 +39,12 @@ def run(task: dict[str, Any]) -> Outcome:
         return core.run(task["name"], _recorded(task["recorded"]).get(task["name"], []))
     name = task["name"]
     calls = cases.calls_of(name, task["dtype"], task["samples"], task["extremes"])
-    base = name.split(".")[0] if name.split(".")[0] in cases.UNINITIALISED else name
     settle = functools.partial(cases.settled, name)
     function = cases.function_of(name)
     # Indices of tied values are compared by the values they select, which the arithmetic would change.
     if task["followed"] and name not in cases.TIES:
         function = followed(function)
-    return run_calls(function, calls, base not in cases.UNINITIALISED, settle, task["mode"])
+    return run_calls(function, calls, name.split(".")[0] not in cases.UNINITIALISED, settle, task["mode"])
 
 
 @functools.lru_cache(maxsize=1)

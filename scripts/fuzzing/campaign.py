@@ -32,7 +32,7 @@ class Failure:
         name: Seed and number, or the name of a stored case.
         kind: Kind of difference.
         detail: What differs.
-        program: The shrunk program.
+        program: The shrunk program; empty if a worker could not write it.
         signature: Equal for failures that look alike.
         script: The program as a script.
     """
@@ -86,8 +86,14 @@ class Campaign:
         self._run(tasks)
 
     def replay(self, paths: Sequence[Path]) -> None:
-        """Runs stored cases."""
-        self._run([{"name": path.stem, "program": json.loads(path.read_text("utf-8"))["program"]} for path in paths])
+        """Runs stored cases, changed as the filters say."""
+        programs = [json.loads(path.read_text("utf-8"))["program"] for path in paths]
+        self._run(
+            [
+                {"name": path.stem, "program": program, "filters": self.filters}
+                for path, program in zip(paths, programs, strict=True)
+            ]
+        )
 
     def distinct(self) -> list[Failure]:
         """The first failure of each signature."""
@@ -163,19 +169,20 @@ class Campaign:
         data = answer.get("program") if isinstance(answer, dict) else None
         if data is None:
             written = ask({**task, "only_write": True})
-            if isinstance(written, Lost):
-                return
-            data = written["program"]
+            data = written.get("program") if isinstance(written, dict) else None
+        if data is None:
+            self._keep(Failure(task["name"], kind, _detail(answer), {}, f"{kind} | not written"))
+            return
         program = Program.from_dict(data)
         if self.shrink_seconds:
             program = shrink(program, answer, ask, self._common(), self.shrink_seconds)
             again = ask({"program": program.to_dict(), **self._common()})
             if failure_kind(again):
                 answer = again
-        detail = answer.reason if isinstance(answer, Lost) else answer["detail"]
+        detail = _detail(answer)
         title = f"{task['name']} {kind}: {detail}\n{reduce.mode_text(program.mode)}"
         made = ask({"program": program.to_dict(), "script": title})
-        text = made.get("script", "") if isinstance(made, dict) else program.source()
+        text = (made.get("script") if isinstance(made, dict) else "") or program.source()
         failure = Failure(task["name"], kind, detail, program.to_dict(), reduce.signature(program, kind), text)
         self._keep(failure)
 
@@ -188,3 +195,7 @@ class Campaign:
         (self.out / f"{failure.name}.py").write_text(failure.script, encoding="utf-8")
         case = {"kind": failure.kind, "detail": failure.detail, "program": failure.program}
         (self.out / f"{failure.name}.json").write_text(json.dumps(case, indent=1) + "\n", encoding="utf-8")
+
+
+def _detail(answer: dict[str, Any] | Lost) -> str:
+    return answer.reason if isinstance(answer, Lost) else answer["detail"]

@@ -149,9 +149,9 @@ class Context:
         try:
             if draft.out and len(made) != draft.out:
                 raise Skip
-            if draft.out and not all(isinstance(t, torch.Tensor) and self._sound(t, draft.loose) for t in made):
+            if draft.out and not all(isinstance(t, torch.Tensor) and self._sound(t) for t in made):
                 raise Skip
-            if draft.writes and not all(self._sound(draft.args[i].tensor, draft.loose) for i in draft.writes):
+            if draft.writes and not all(self._sound(draft.args[i].tensor) for i in draft.writes):
                 raise Skip
         except Skip:
             for storage, old in before:
@@ -194,14 +194,14 @@ class Context:
         self.values.append(value)
         return value
 
-    def _sound(self, tensor: torch.Tensor, loose: bool) -> bool:
+    def _sound(self, tensor: torch.Tensor) -> bool:
         if tensor.numel() > MAX_NUMEL or tensor.is_complex() or tensor.layout is not torch.strided:
             return False
         if not tensor.numel():
             return self.chance(0.1)
         if tensor.is_floating_point():
             values = tensor.detach().float()
-            return loose or bool((values.abs() <= _MAX_FLOAT[tensor.dtype]).all())
+            return bool((values.abs() <= _MAX_FLOAT[tensor.dtype]).all())
         if tensor.dtype in (torch.int64, torch.int32):
             return bool((tensor.abs() <= _MAX_INT).all()) or tensor.numel() < 3
         return True

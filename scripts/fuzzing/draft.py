@@ -23,7 +23,6 @@ class Draft:
         out: Number of values that it defines; 0 for a statement.
         writes: Positions of arguments that it writes to.
         uses: As `Line.uses`.
-        loose: Whether infinite results are allowed.
     """
 
     code: str
@@ -32,7 +31,6 @@ class Draft:
     out: int = 1
     writes: tuple[int, ...] = ()
     uses: tuple[str, ...] = ()
-    loose: bool = False
 
 
 @dataclass

@@ -120,7 +120,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "layout_lost": Mutant(
         "answers are contiguous where eager's are not",
-        (("runtime.execute:relaid", lambda _: lambda tensor, layout: tensor),),
+        (("runtime.execute:laid_out_copy", lambda _: lambda tensor, layout: tensor),),
     ),
     "eager_uncounted": Mutant(
         "frames that Dynamo gives up run in eager, and nobody counts them",

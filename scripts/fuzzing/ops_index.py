@@ -112,11 +112,9 @@ def index_select(g: Context) -> Draft:
 @op(1.0)
 def scatter(g: Context) -> Draft:
     value = g.take(numeric, at_least(1), lambda v: v.shape[-1] >= 2)
-    size = value.shape[-1]
-    shape = (*value.shape[:-1], size)
     index = "torch.arange({0}.shape[-1]).flip(0).expand({0}.shape)"
     if g.chance(0.5):
-        source = g.take(lambda v: v.shape == shape and v.dtype == value.dtype)
+        source = g.take(lambda v: v.shape == value.shape and v.dtype == value.dtype)
         return Draft(f"{{0}}.scatter(-1, {index}, {{1}})", [value, source], "move")
     return Draft("{0}.scatter(-1, torch.zeros_like({0}, dtype=torch.int64)[..., :1], 2)", [value], "move")
 

@@ -21,7 +21,7 @@ def _keep(g: Context) -> str:
 
 def _typed(g: Context, value: Val) -> str:
     """An explicit dtype argument, in some of the cases."""
-    if value.dtype is None or not g.chance(0.25):
+    if not g.chance(0.25):
         return ""
     return ", dtype=torch." + ("float32" if value.is_float else g.choice(["float32", "int32", "int64"]))
 

@@ -154,13 +154,18 @@ class Program:
         """Names of the values in the returned expressions."""
         return frozenset(name for part in self.returns for name in VALUE_NAME.findall(part))
 
-    def living(self) -> Program:
-        """The program without dead lines, which a compiler leaves out."""
+    def living(self, writes: bool = True) -> Program:
+        """The program without dead lines, which a compiler leaves out.
+
+        Args:
+            writes: Whether to keep a line that writes in place to a value that no later line names.
+        """
         needed, kept = set(self.results), []
         for line in reversed(self.lines):
             # Parameters are only read; in training, modules change their state or draw random numbers.
             has_effects = any(name[0] not in ("p" if self.mode.train else "mp") for name in line.uses)
-            if has_effects or line.writes or not line.out or needed & set(line.out):
+            written = bool(line.writes) or not line.out
+            if has_effects or (written and (writes or needed & set(line.args))) or needed & set(line.out):
                 kept.append(line)
                 needed |= set(line.args)
         return replace(self, lines=tuple(reversed(kept)))

@@ -29,11 +29,11 @@ class Entry:
 ENTRIES: dict[str, Entry] = {}
 
 
-def op(weight: float = 1.0, name: str = "") -> Callable[[Build], Build]:
+def op(weight: float = 1.0) -> Callable[[Build], Build]:
     """Registers a function as an entry."""
 
     def register(build: Build) -> Build:
-        add(name or build.__name__.strip("_"), build, weight)
+        add(build.__name__, build, weight)
         return build
 
     return register

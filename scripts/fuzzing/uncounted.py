@@ -15,7 +15,8 @@ from torchserve_openvino.ops.registry import Movement, rules_that
 
 # Operators that the backend itself runs on arguments and outputs: memory, copies, checks of integers.
 _OWN = frozenset(rules_that(lambda rule: rule.movement is Movement.REARRANGES)) | packets(
-    "_has_same_storage_numel _local_scalar_dense aminmax copy_ detach_ empty empty_like empty_strided fill_ full "
+    "_has_same_storage_numel _local_scalar_dense aminmax copy_ detach_ empty empty_like empty_permuted "
+    "empty_strided fill_ full "
     "is_nonzero item lift_fresh resize_ set_ sym_numel sym_size sym_stride sym_storage_offset zero_"
 )
 

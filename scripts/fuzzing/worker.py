@@ -47,7 +47,8 @@ def answer_to(task: dict[str, Any]) -> dict[str, Any]:
     if "program" in task:
         program = Program.from_dict(task["program"])
     else:
-        program = changed(generate(task["seed"], task["index"]), task.get("filters", {}))
+        program = generate(task["seed"], task["index"])
+    program = changed(program, task.get("filters", {}))
     if task.get("only_write"):
         return {"outcome": "written", "program": program.to_dict()}
     if task.get("describe"):
@@ -58,7 +59,7 @@ def answer_to(task: dict[str, Any]) -> dict[str, Any]:
     with MUTANTS[mutant].applied() if mutant else contextlib.nullcontext():
         result = run(program, task.get("strict", False))
     answer = result.to_dict()
-    if result.outcome == "failed" or task.get("with_program"):
+    if result.outcome == "failed":
         answer["program"] = program.to_dict()
     return answer
 

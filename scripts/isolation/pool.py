@@ -1,5 +1,6 @@
 """Several worker processes that share a list of tasks."""
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterable
@@ -59,32 +60,38 @@ def run_all(
         done: Called with each answer; called from several threads, one at a time.
         after: Called before ``done``, in the worker's own thread; may ask the same worker further tasks.
         enough: Whether no further task is to be started.
+
+    Raises:
+        BaseException: The first error of a callback or a worker; no task is started after it.
     """
     waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
     for task in tasks:
         waiting.put(task)
     lock = threading.Lock()
+    failures: list[BaseException] = []
 
     def serve() -> None:
-        own = worker()
         try:
-            while True:
-                try:
-                    task = waiting.get_nowait()
-                except queue.Empty:
-                    return
-                if enough():
-                    return
-                answer = own.ask(task)
-                if after is not None:
-                    after(task, answer, own.ask)
-                with lock:
-                    done(task, answer)
-        finally:
-            own.close()
+            with contextlib.closing(worker()) as own:
+                while not failures:
+                    try:
+                        task = waiting.get_nowait()
+                    except queue.Empty:
+                        return
+                    if enough():
+                        return
+                    answer = own.ask(task)
+                    if after is not None:
+                        after(task, answer, own.ask)
+                    with lock:
+                        done(task, answer)
+        except BaseException as error:
+            failures.append(error)
 
     threads = [threading.Thread(target=serve) for _ in range(jobs)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    if failures:
+        raise failures[0]

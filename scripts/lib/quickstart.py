@@ -19,7 +19,7 @@ import httpx
 SCRIPTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(SCRIPTS), str(SCRIPTS / "lib")]
 
-from server import Ports, TorchServeError, TorchServeProcess, stop_recorded  # noqa: E402
+from server import Ports, TorchServeError, TorchServeProcess, is_recorded_alive, stop_recorded  # noqa: E402
 
 from build_efficientnet_mar import DEFAULT_NAME as MODEL  # noqa: E402
 from build_efficientnet_mar import program  # noqa: E402
@@ -127,6 +127,12 @@ def run(work: Path, ports: Ports, progress: Progress, keep: bool) -> None:
         print("\nThe server is stopped. `scripts/quickstart.sh --keep` leaves it running.")
 
 
+def is_kept(work: Path) -> bool:
+    """Whether the server of an earlier --keep still runs."""
+    record = work / "server.json"
+    return record.exists() and is_recorded_alive(json.loads(record.read_text()))
+
+
 def stop_kept(work: Path) -> int:
     record = work / "server.json"
     stopped = stop_recorded(json.loads(record.read_text()))
@@ -151,6 +157,10 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.stop:
         return stop_kept(arguments.work)
+    if arguments.keep and is_kept(arguments.work):
+        # Its record would be overwritten, and --stop could not find it any more.
+        print("error: an earlier --keep left a server running; first: scripts/quickstart.sh --stop", file=sys.stderr)
+        return 1
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, on_signal)
     ports = Ports.rest(*(int(port) for port in arguments.ports.split(",")))

@@ -5,6 +5,7 @@ Nothing here looks for, stops or shares a TorchServe that was started elsewhere.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -94,6 +95,11 @@ class TorchServeProcess:
     @property
     def metrics_url(self) -> str:
         return f"http://{HOST}:{self.ports.metrics}/metrics"
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was started and has not exited."""
+        return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
         """Starts the server as the leader of a new process group and returns at once."""
@@ -228,7 +234,7 @@ class TorchServeProcess:
                 tails.append(f"--- {self.logs / name}\n" + "\n".join(text))
         return "\n".join(tails)
 
-    def stop(self, keep_files: bool = False) -> None:
+    def stop(self) -> None:
         """Ends the server and its workers, waits until they are gone, and removes its folder."""
         self.http.close()
         if self.group is not None:
@@ -236,8 +242,7 @@ class TorchServeProcess:
             self.group = None
         if self._process is not None:
             self._process.wait(timeout=STOP_SECONDS)
-        if not keep_files:
-            shutil.rmtree(self.home, ignore_errors=True)
+        shutil.rmtree(self.home, ignore_errors=True)
 
     def record(self) -> dict[str, Any]:
         """What `stop_recorded` needs to end this server later, from another process."""
@@ -277,7 +282,8 @@ def stop_group(group: int, timeout: float = STOP_SECONDS) -> None:
     for signum, patience in ((signal.SIGTERM, timeout), (signal.SIGKILL, 5.0)):
         if not group_members(group):
             return
-        os.killpg(group, signum)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signum)
         end = time.monotonic() + patience
         while group_members(group) and time.monotonic() < end:
             time.sleep(0.1)

@@ -1,7 +1,6 @@
 """Core ATen: checks the coverage in the checked-in table, and reruns a few overloads."""
 
 import pytest
-import torch
 
 from conformance import core, table
 from conformance.core_samples import SAMPLES
@@ -26,7 +25,6 @@ def test_nine_in_ten_core_overloads_run_on_openvino() -> None:
     ],
 )  # fmt: skip
 def test_an_overload_is_as_the_table_says(name: str) -> None:
-    torch._dynamo.reset()
     outcome = core.run(name, [])
     known = table.outcome_name(KNOWN[name]["core"])
     assert name in SAMPLES

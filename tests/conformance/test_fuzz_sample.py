@@ -1,17 +1,23 @@
 """Compares a sample of random models with eager PyTorch; `scripts/fuzz_models.py` runs more."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "fuzz_models.py"
+_MODELS = 300
 
 
 def test_no_model_of_the_sample_differs() -> None:
-    jobs = str(max(1, os.cpu_count() or 1))
-    command = [sys.executable, str(_SCRIPT), "--seed", "1", "--models", "300", "--jobs", jobs, "--shrink-seconds", "20"]
+    options = ["--seed", "1", "--models", str(_MODELS), "--jobs", "2", "--shrink-seconds", "20", "--json"]
+    command = [sys.executable, str(_SCRIPT), *options]
     done = subprocess.run(
-        command, check=False, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        command, check=False, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=1800
     )
     assert done.returncode == 0, done.stderr[-20000:]
+    counts = json.loads(done.stdout)["counts"]
+    assert sum(counts.values()) == _MODELS
+    # The others are refused by eager, or differ in torch's own tracing too.
+    assert counts["ok"] > 0.9 * _MODELS, counts

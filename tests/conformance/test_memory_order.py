@@ -71,8 +71,11 @@ def test_decompositions_keep_to_the_order_of_memory(name: str, table: dict[Any, 
             # The arguments are invalid in this shape, or the operator has no fake tensor support.
             continue
         (output,) = traced.graph.find_nodes(op="output")
-        found = [node.meta.get("val") for node in pytree.tree_leaves(output.args[0]) if isinstance(node, torch.fx.Node)]
-        for mine, its in zip(found, pytree.tree_leaves(wanted), strict=False):
+        found = [
+            leaf.meta.get("val") if isinstance(leaf, torch.fx.Node) else leaf
+            for leaf in pytree.tree_leaves(output.args[0])
+        ]
+        for mine, its in zip(found, pytree.tree_leaves(wanted), strict=True):
             if (
                 isinstance(mine, Tensor)
                 and isinstance(its, Tensor)

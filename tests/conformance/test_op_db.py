@@ -5,6 +5,7 @@ import pytest
 from conformance import cases, pool, table, tasks
 from conformance.outcome import FAILURES, OUTCOMES, Outcome
 from conformance.run_case import MODES
+from conformance.table import outcome_name
 
 KNOWN = table.read(table.OP_DB)
 # Operators in which a defect was found, and at least one for each outcome.
@@ -34,7 +35,9 @@ def outcomes() -> table.Table:
 
 
 def test_a_part_of_op_db_is_right_and_as_the_table_says(outcomes: table.Table) -> None:
-    failed = [f"{name} {entry}" for name, es in outcomes.items() for entry in es.values() if _name(entry) in FAILURES]
+    failed = [
+        f"{name} {entry}" for name, es in outcomes.items() for entry in es.values() if outcome_name(entry) in FAILURES
+    ]
     assert not failed, RUN_ALL
     # Fewer samples than the table's cause fewer fallbacks, never more.
     worse, _ = table.compare(outcomes, KNOWN)
@@ -54,11 +57,7 @@ def test_numbers_behind_an_operator_are_right() -> None:
     asked = [tasks.op_task(name, "float32", SAMPLES, followed=True) for name in FOLLOWED]
     pool.run_all(asked, 1, 120.0, done)
     assert len(found) == len(FOLLOWED)
-    assert not [line for line in found if _name(line.split(maxsplit=1)[1]) in FAILURES]
-
-
-def _name(entry: str) -> str:
-    return table.outcome_name(entry)
+    assert not [line for line in found if outcome_name(line.split(maxsplit=1)[1]) in FAILURES]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -67,12 +66,12 @@ def test_the_table_has_every_operator_and_nothing_wrong(mode: str) -> None:
     missing = [name for name in cases.op_infos() if cases.supported(name) and name not in known]
     assert not missing, RUN_ALL
     entries = [(name, dtype, entry) for name, by_dtype in known.items() for dtype, entry in by_dtype.items()]
-    assert not [entry for entry in entries if table.outcome_name(entry[2]) not in OUTCOMES]
+    assert not [entry for entry in entries if outcome_name(entry[2]) not in OUTCOMES]
     # An operator that does not run on OpenVINO has a reason.
-    silent = [e for e in entries if _name(e[2]) in {"mixed", "fallback", "not_traceable"} and ": " not in e[2]]
+    silent = [e for e in entries if outcome_name(e[2]) in {"mixed", "fallback", "not_traceable"} and ": " not in e[2]]
     assert not silent
 
 
 def test_the_part_covers_every_outcome() -> None:
-    covered = {_name(entry) for name in OPERATORS for entry in KNOWN[name].values()}
+    covered = {outcome_name(entry) for name in OPERATORS for entry in KNOWN[name].values()}
     assert covered >= set(OUTCOMES) - {"eager_refuses"}

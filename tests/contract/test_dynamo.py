@@ -1,17 +1,28 @@
 """Pins how torch 2.13's Dynamo treats frames, threads and modes; `backend/upstream/_torch_*.py` relies on it."""
 
 import inspect
+import random
+import threading
 
 import pytest
 import torch
 from torch import nn
+from torch._C import DispatchKey
+from torch._C._dynamo import eval_frame
+from torch._dynamo.eval_frame import make_set_enable_dynamic
+from torch._functorch._aot_autograd import runtime_wrappers
+from torch.fx.experimental import _config as shape_config
+from torch.nn.modules import transformer
+from torch.utils import _python_dispatch as dispatch
 
 from helpers import run_backend
+from torchserve_openvino.backend.upstream._torch_kept import keep_whole, kept_whole
+from torchserve_openvino.backend.upstream._torch_modes import OperatorCount
+from torchserve_openvino.backend.upstream._torch_private import aot_autograd, reads_values, watch_frames
+from torchserve_openvino.ops.kept import STAND_INS
 
 
 def watched(function, observer, **kwargs):
-    from torchserve_openvino.backend.upstream._torch_private import watch_frames
-
     compiled = torch.compile(function, backend="eager", dynamic=False, isolate_recompiles=True, **kwargs)
     watch_frames(compiled, observer)
     return compiled
@@ -68,7 +79,6 @@ def test_dynamo_tells_side_effects_of_a_frame() -> None:
 
 def test_an_error_of_the_backend_is_the_frames() -> None:
     """`watch_frames` makes such a frame run in eager; no part of it has run by then."""
-    from torchserve_openvino.backend.upstream._torch_private import watch_frames
 
     def failing(gm, example_inputs):
         raise ValueError("closed")
@@ -86,10 +96,6 @@ def test_an_error_of_the_backend_is_the_frames() -> None:
 
 def test_the_region_of_compiled_code_belongs_to_the_process() -> None:
     """Why `_Watch` sets it again: another thread may have changed it. If this fails, that is no longer needed."""
-    import threading
-
-    from torch._C._dynamo import eval_frame
-
     seen = []
     before = eval_frame.set_eval_frame_isolate_recompiles_id(77)
     thread = threading.Thread(target=lambda: seen.append(eval_frame.get_eval_frame_isolate_recompiles_id()))
@@ -104,8 +110,6 @@ def test_is_compiling_belongs_to_the_process_and_is_dynamo_compiling_to_the_trac
     seen = []
 
     def backend(gm, example_inputs):
-        import threading
-
         def ask() -> None:
             seen.append((torch.compiler.is_compiling(), torch.compiler.is_dynamo_compiling()))
 
@@ -120,10 +124,6 @@ def test_is_compiling_belongs_to_the_process_and_is_dynamo_compiling_to_the_trac
 
 
 def test_random_numbers_of_python_are_inputs_of_the_graph() -> None:
-    import random
-
-    from torchserve_openvino.backend.upstream._torch_private import reads_values
-
     found = []
 
     def backend(gm, example_inputs):
@@ -137,8 +137,6 @@ def test_random_numbers_of_python_are_inputs_of_the_graph() -> None:
 
 
 def test_dynamo_compiles_under_the_operator_count() -> None:
-    from torchserve_openvino.backend.upstream._torch_modes import OperatorCount
-
     graphs, ops = [], []
 
     def backend(gm, example_inputs):
@@ -188,7 +186,6 @@ def test_exporting_runs_python_on_other_tensors_and_copies_containers() -> None:
 
 def test_dispatch_modes_are_pushed_for_one_thread_but_entered_for_the_process() -> None:
     """Why `ThreadDispatchMode` pushes itself."""
-    from torch.utils import _python_dispatch as dispatch
 
     class Nothing(dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -204,16 +201,11 @@ def test_dispatch_modes_are_pushed_for_one_thread_but_entered_for_the_process() 
 
 def test_aotautograd_runs_a_new_graph_under_a_mode_that_the_backend_keeps_to_its_thread() -> None:
     """What `keep_to_threads` changes."""
-    from torch._functorch._aot_autograd import runtime_wrappers
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
-    from torchserve_openvino.backend.upstream._torch_private import aot_autograd
-
     modes = []
 
     def compiler(gm, example_inputs):
         def run(*args):
-            modes.append([type(mode) for mode in _get_current_dispatch_mode_stack()])
+            modes.append([type(mode) for mode in dispatch._get_current_dispatch_mode_stack()])
             return gm.forward(*args)
 
         return run
@@ -226,8 +218,6 @@ def test_aotautograd_runs_a_new_graph_under_a_mode_that_the_backend_keeps_to_its
 
 def test_dynamo_takes_recurrent_layers_only_if_it_is_allowed_to() -> None:
     """Why `kept_whole` patches `allow_rnn`, and `keep_whole` replaces the kernels that decompose these layers."""
-    from torch._C import DispatchKey
-
     lstm = nn.LSTM(2, 3)
     x = torch.randn(4, 1, 2)
     assert not run_backend(lstm, x)
@@ -241,8 +231,6 @@ def test_dynamo_takes_recurrent_layers_only_if_it_is_allowed_to() -> None:
 
 
 def test_settings_of_dynamo_belong_to_a_thread() -> None:
-    import threading
-
     seen = []
     with torch._dynamo.config.patch(allow_rnn=True):
         thread = threading.Thread(target=lambda: seen.append(torch._dynamo.config.allow_rnn))
@@ -253,10 +241,6 @@ def test_settings_of_dynamo_belong_to_a_thread() -> None:
 
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_what_dynamic_sets_at_each_call(dynamic) -> None:
-    from torch._dynamo.eval_frame import make_set_enable_dynamic
-
-    from torchserve_openvino.backend.upstream._torch_kept import kept_whole
-
     names = ("assume_static_by_default", "automatic_dynamic_shapes")
 
     def settings():
@@ -274,9 +258,6 @@ def test_what_dynamic_sets_at_each_call(dynamic) -> None:
 
 def test_an_operator_without_fake_tensors_breaks_the_graph() -> None:
     """What the operators raise in `kept_whole` while gradients are recorded."""
-    from torchserve_openvino.backend.upstream._torch_kept import keep_whole, kept_whole
-    from torchserve_openvino.ops.kept import STAND_INS
-
     keep_whole(STAND_INS)
     gru = nn.GRU(2, 3)
     x = torch.randn(4, 1, 2)
@@ -296,8 +277,6 @@ def test_an_operator_without_fake_tensors_breaks_the_graph() -> None:
 
 def test_encoders_ask_one_function_whether_a_mask_is_causal() -> None:
     """What `take_masks` replaces: it reads the mask's values, which are unknown while tracing."""
-    from torch.nn.modules import transformer
-
     source = inspect.getsource(nn.TransformerEncoder.forward) + inspect.getsource(nn.TransformerDecoder.forward)
     assert source.count("_detect_is_causal_mask(") == 2
     assert list(inspect.signature(transformer._detect_is_causal_mask).parameters) == ["mask", "is_causal", "size"]
@@ -307,7 +286,6 @@ def test_encoders_ask_one_function_whether_a_mask_is_causal() -> None:
 
 def test_a_size_that_is_marked_stays_open_even_at_1() -> None:
     """What `_torch_sizes` relies on: it marks tensors, removes the marks, and treats a size of 1 like any other."""
-    from torch.fx.experimental import _config as shape_config
 
     def compiled_for(oblivious: bool) -> int:
         graphs = []

@@ -10,7 +10,7 @@ import openvino as ov
 import pytest
 from openvino import opset15 as ops
 
-from torchserve_openvino.backend.runtime.build import cpu_level
+from torchserve_openvino.backend.runtime.build import cpu_level, export_blob
 from torchserve_openvino.cache.identity.key import RUN_PROPERTIES
 
 CORE = ov.Core()
@@ -79,7 +79,5 @@ def test_a_blob_states_its_level_and_is_refused_on_another(tmp_path: Path) -> No
 
 
 def test_auto_exports_nothing_or_what_it_can_import() -> None:
-    from torchserve_openvino.backend.runtime.build import export_blob
-
     found = export_blob(CORE.compile_model(model(), "AUTO:CPU"))
     assert found is None or len(found) > 0

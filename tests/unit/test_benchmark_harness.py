@@ -1,14 +1,16 @@
 """What the benchmarks share: interleaved timing, its statistics, tables and options."""
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 
-from benchmarks import output
-from benchmarks.harness import Times, enough_repeats, interleave
+from benchmarks import call, layers, output, shadow
+from benchmarks.harness import Times, enough_repeats, interleave, percentile
 
 
 def test_contenders_run_in_turns_in_changing_order() -> None:
@@ -45,6 +47,25 @@ def test_names_come_in_the_known_order_and_unknown_ones_are_refused() -> None:
     assert output.chosen("c, a", ["a", "b", "c"], "--only") == ["a", "c"]
     with pytest.raises(typer.BadParameter, match="unknown: d; choose from a, b, c"):
         output.chosen("a,d", ["a", "b", "c"], "--only")
+
+
+def test_a_percentile_is_the_value_of_the_nearest_rank() -> None:
+    assert [percentile([1.0, 2.0, 3.0, 4.0], share) for share in (0.25, 0.5, 0.51, 0.99, 1.0)] == [1, 2, 3, 4, 4]
+
+
+def test_a_nan_anywhere_is_the_difference() -> None:
+    zero, nan = torch.zeros(2), torch.tensor([0.0, math.nan])
+    assert call.worst_difference((zero, zero + 1), [zero, zero]) == 1.0
+    assert math.isnan(call.worst_difference((zero, nan), [zero, zero]))
+    with pytest.raises(ValueError):
+        call.worst_difference((zero,), [zero, zero])
+
+
+def test_an_unknown_layer_or_model_is_refused() -> None:
+    with pytest.raises(typer.BadParameter, match="unknown: nothing; choose from lstm, lstm-batch8"):
+        layers.main(only="lstm,nothing")
+    with pytest.raises(typer.BadParameter, match="unknown: nothing; choose from efficientnet-lite0"):
+        shadow.main(model="nothing")
 
 
 def test_a_table_fills_short_rows(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 import ast
 import functools
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,12 @@ def test_the_rule_sees_what_it_is_for() -> None:
     assert heavy_parts(f"{PACKAGE}.cache.storage.store") == set()
     assert {"torch", "torch._dynamo"} <= heavy_parts(f"{PACKAGE}.backend.capture.dynamo")
     assert "torch._dynamo" not in heavy_parts(f"{PACKAGE}.backend.compiler")
+
+
+def test_importing_the_package_stays_light() -> None:
+    code = (
+        "import sys, torchserve_openvino as tov; tov.compile; "
+        "print([m for m in ('ts', 'transformers', 'torchvision', 'captum') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -127,7 +127,9 @@ def make_settings(resolved: ResolvedOptions, tracker: Tracker, spec: CompileSpec
 
 def _possible_fallback(asked: str, tracker: Tracker) -> str:
     if asked == "inductor" and cpp_compiler() is None:
-        tracker.add_note("fallback to inductor was asked for, but no C++ compiler is on PATH: eager is used")
+        tracker.add_note(
+            "fallback to inductor was requested, but no C++ compiler is on PATH; using eager PyTorch instead"
+        )
         return "eager"
     return asked
 

@@ -75,7 +75,7 @@ def ls(folder: Dir = None, as_json: Json = False) -> None:
         stdout().print(tables.table(rows))
     typer.echo(f"{tables.sized(size.entries, size.bytes)} in {store.root}")
     if unread:
-        typer.echo(f"not shown, since damaged or of another version: {unread}; see torchserve-openvino cache verify")
+        typer.echo(f"not shown: {unread} damaged (see torchserve-openvino cache verify) or of another version")
 
 
 @cache.command("verify")
@@ -170,7 +170,7 @@ def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A tar file that export wrote.", show_default=False)],
     folder: Dir = None,
 ) -> None:
-    """Import the entries of a tar file. Everything is verified; what is wrong is reported and left out.
+    """Import the entries of a tar file. Every file is verified; damaged entries are reported and left out.
 
     Compiled models are code: import them only from sources you would run a program from.
 

@@ -188,7 +188,7 @@ def _write_mapping(found: "Diagnosis", path: Path) -> str:
 
     drafts = found.drafts()
     if not drafts:
-        return f"{path}: not written, no operator lacks a mapping"
+        return f"{path}: not written: no operator needs a mapping"
     test = path.with_name(f"test_{path.name}")
     path.write_text(mapping_file(drafts, path.stem), encoding="utf-8")
     test.write_text(mapping_test(drafts, path.stem), encoding="utf-8")

@@ -37,7 +37,7 @@ def handler_path(
     if chosen is None:
         near = nearest(name, found)
         hint = f" Did you mean {near!r}?" if near else ""
-        fail(f"unknown handler {name!r}; our handlers: {listed(found)}.{hint}")
+        fail(f"unknown handler {name!r}; valid names: {listed(found)}.{hint}")
     typer.echo(str(chosen))
 
 

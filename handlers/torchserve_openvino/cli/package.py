@@ -185,7 +185,7 @@ def _handler(name: str) -> str:
     found = handlers()
     known = found.get(name.removesuffix(".py").replace("-", "_"))
     if known is None:
-        raise typer.BadParameter(f"unknown handler {name!r}, and no such file; our handlers: {', '.join(found)}.")
+        raise typer.BadParameter(f"unknown handler {name!r}, and no such file; valid names: {', '.join(found)}.")
     return str(known)
 
 

@@ -52,7 +52,7 @@ def _from_file(path: Path) -> Found:
         raise ReportNotFoundError(f"{path} is not a JSON file: {error}.") from error
     report = find_report(answer)
     if report is None:
-        raise ReportNotFoundError(f"{path} holds no compile report.")
+        raise ReportNotFoundError(f"{path} contains no compile report.")
     return Found(report, str(path))
 
 
@@ -128,7 +128,7 @@ def _why(response: httpx.Response, name: str, token: str | None, timeout: float)
         names = _served(host, token, timeout)
         near = nearest(name.split("/", maxsplit=1)[0], names)
         hint = f" Did you mean {near!r}?" if near and near != name.split("/", maxsplit=1)[0] else ""
-        return f"{host} knows no model {name!r}: {said}{hint}"
+        return f"{host} has no model {name!r}: {said}{hint}"
     if response.status_code in {400, 401, 403} and "token" in said.lower():
         return f"{host} requires a token: {said} Give its management key with --token."
     return f"{host} answered {response.status_code}: {said}"

@@ -88,7 +88,7 @@ def print_report(report: Mapping[str, Any], title: str, console: Console) -> Non
     """
     console.print(_summary(report, title))
     if len(workers := report.get("workers") or []) > 1:
-        _print(console, "Workers (the tables below are of the one that answered)", WORKERS, workers)
+        _print(console, "Workers (the tables below describe the one that answered)", WORKERS, workers)
     graphs = [graph for graph in report.get("graphs") or [] if isinstance(graph, Mapping)]
     parts = [{"graph": graph.get("index"), **part} for graph in graphs for part in graph.get("partitions") or []]
     _print(console, "Fallbacks", FALLBACKS, report.get("fallbacks") or [])

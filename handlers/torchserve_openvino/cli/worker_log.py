@@ -90,5 +90,5 @@ def _fix_of(cause: str) -> str:
             "requirements.txt (install_py_dep_per_model=true)"
         )
     if cause.startswith("MemoryError"):
-        return "load fewer workers, or a machine with more memory"
-    return "see the traceback before it"
+        return "start fewer workers, or use a machine with more memory"
+    return "see the traceback above it in the log"

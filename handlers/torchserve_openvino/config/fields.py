@@ -86,7 +86,7 @@ def _sizes(value: Any) -> Any:
         message = f"must be auto or a list of integers of at least 1, not {shown(value)}."
         raise Misspelt(message, nearest(str(value), ["auto"]))
     if max(sizes) > MAX_BATCH:
-        raise ValueError(f"holds {max(sizes)}; the largest batch is {MAX_BATCH}.")
+        raise ValueError(f"contains {max(sizes)}; the maximum batch size is {MAX_BATCH}.")
     return sorted(set(sizes))
 
 
@@ -94,7 +94,7 @@ def _threads(value: Any) -> Any:
     if value == "auto" or (_is_count(value) and value <= MAX_THREADS):
         return value
     if _is_count(value):
-        raise ValueError(f"is {value}; the largest number is {MAX_THREADS}.")
+        raise ValueError(f"is {value}; the maximum is {MAX_THREADS}.")
     message = f"must be auto or an integer of at least 1, not {shown(value)}."
     raise Misspelt(message, nearest(str(value), ["auto"]))
 

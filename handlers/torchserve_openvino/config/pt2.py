@@ -175,7 +175,7 @@ def _mode(mode: Any, ours: bool, has_options: bool, problems: Problems) -> str |
         problems.add(("mode",), f"must be one of {listed(MODES)}, not {shown(mode)}.", suggestion=hint)
         return None
     if has_options:
-        problems.add(("mode",), "excludes options: torch.compile accepts only one of them.")
+        problems.add(("mode",), "cannot be combined with options; torch.compile accepts only one of them.")
     return str(mode)
 
 

@@ -49,7 +49,7 @@ class WarmupInput(Section):
     dtype: DType = "float32"
     """Element type, by PyTorch's name."""
     low: Number | None = None
-    """Least value. Without `low` and `high`: 0 for integers, a normal distribution for floats."""
+    """Least value. Without `low` and `high`, integers are 0 in warm-up, and floats are normally distributed."""
     high: Number | None = None
     """Upper bound, exclusive for integers; for token ids, the size of the vocabulary. Requests with integers outside
     `low` and `high` are refused."""
@@ -109,8 +109,8 @@ class VerifySection(Section):
     """`true` refuses a model that cannot be compared (no known inputs, or in training mode). `false` starts it;
     report, log and a metric say that it is not verified."""
     max_abs: Positive | None = None
-    """Largest absolute difference. Unset: 1e-3 (f32), 2e-2 (f16) or 6e-2 (bf16) of the output's largest value, but at
-    least of 0.01; in f32, integers and booleans are equal, up to one in 1,000."""
+    """Largest absolute difference. Unset: 1e-3 (f32), 2e-2 (f16) or 6e-2 (bf16) times the output's largest value, or
+    times 0.01 if that is larger; in f32, at most one integer or boolean in 1,000 may differ."""
     min_cosine: Share | None = None
     """Least cosine similarity with eager's output, for each output."""
     min_top1: Share | None = None
@@ -244,9 +244,9 @@ class OpenVINOSection(Section):
     cache: CacheSection = CacheSection()
     """Size limit of the cache, waiting time, packaged graphs."""
     precision: Literal["f32", "bf16", "f16", "auto"] = "f32"
-    """Precision of computation, unless `pt2.compile.options.config` sets `INFERENCE_PRECISION_HINT`. `auto` measures
-    once per model and machine, and all workers and restarts follow; it takes the fastest precision that passes
-    verification and is at least 10 % faster."""
+    """Precision of computation, unless `pt2.compile.options.config` sets `INFERENCE_PRECISION_HINT`. `auto` takes
+    the fastest precision that passes verification and is at least 10 % faster than f32. It measures once per model and
+    machine; all workers and restarts use the result."""
     threads: Threads = "auto"
     """CPU threads of this worker. `auto`: its share of the cores (CPU affinity and cgroup quota divided by
     `maxWorkers` or the running workers)."""

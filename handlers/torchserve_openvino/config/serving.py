@@ -170,7 +170,7 @@ def _with_fallback_to(backend: ResolvedOptions, section: OpenVINOSection, proble
     given = backend.sources["fallback_to"] != "default"
     if given and backend.options.fallback_to != section.fallback.to:
         other = backend.options.fallback_to
-        problems.add(keys, f"is {section.fallback.to}, but the option fallback_to is {other}; state one.")
+        problems.add(keys, f"is {section.fallback.to}, but the option fallback_to is {other}; set only one of them.")
     if given:
         return backend
     options = replace(backend.options, fallback_to=section.fallback.to)

@@ -76,7 +76,7 @@ def check_torchserve_keys(data: Mapping[Any, Any], problems: Problems) -> dict[s
 
 def _unknown(key: str, problems: Problems) -> None:
     if key == "openvino":
-        problems.add((key,), "is at the top level.", suggestion="handler.openvino")
+        problems.add((key,), "belongs under 'handler', not at the top level.", suggestion="handler.openvino")
         return
     message = "unknown key of TorchServe and of this package. A handler's own settings belong under 'handler:'."
     problems.add((key,), message, suggestion=nearest(key, ALL))

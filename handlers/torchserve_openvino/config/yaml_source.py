@@ -74,7 +74,7 @@ class _Walk:
             here = (*path, key.value)
             if key.value in first_line:
                 self.lines[here] = line
-                self.problems.add(here, f"duplicate key; it already stands on line {first_line[key.value]}.")
+                self.problems.add(here, f"duplicate key; first defined on line {first_line[key.value]}.")
                 continue
             first_line[key.value] = line
             self.lines[here] = line
@@ -126,7 +126,7 @@ def parse_yaml(text: str, name: str) -> Source:
     if data is None:
         return Source({}, name)
     if not isinstance(data, dict):
-        raise ConfigError(f"must hold a mapping at its top, not a {type(data).__name__}.", place=name)
+        raise ConfigError(f"must be a mapping at the top level, not a value of type {type(data).__name__}.", place=name)
     return Source(data, name, lines)
 
 

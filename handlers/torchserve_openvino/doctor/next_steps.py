@@ -103,7 +103,7 @@ class Helper:
         )
         return NextStep(
             "enable",
-            f"take {name} off disabled_ops",
+            f"remove {name} from disabled_ops",
             f"The configuration keeps it in eager PyTorch. {said} Where a wrong answer was the reason, "
             "`doctor --bisect` names the guilty operators.",
             proven=not problem,
@@ -129,7 +129,10 @@ class Helper:
             return None
         into = ", ".join(names(graph))
         lines = {"pt2": {"compile": {"options": {"decompositions": [short]}}}}
-        text = f"torch decomposes it into {into}. Tried on the values seen: all runs on OpenVINO, as eager."
+        text = (
+            f"torch decomposes it into {into}. Tried on the values seen: everything runs on OpenVINO, and the answer "
+            "matches eager's."
+        )
         return NextStep("decomposition", f"decompose {short}", text, proven=True, yaml=_yaml(lines))
 
     def _problem(self, sample: OpSample, options: ResolvedOptions) -> str:

@@ -25,13 +25,13 @@ class Rewrite(NamedTuple):
 BREAKS = (
     Rewrite(
         r"builtin operator `print`|\blogging\.|logging\.Logger|(?<!_)warnings\.warn|debugging function",
-        "take the print or the log call out of forward",
+        "remove print or logging calls from forward",
         "It runs in Python between two graphs on each request. Print only while debugging, or in the handler; "
         "`if not torch.compiler.is_compiling()` around it hides it from Dynamo.",
     ),
     Rewrite(
         r"tensor\.item\(\)|_local_scalar_dense|\btolist\b|nb_(int|float)_impl",
-        "keep the value a tensor",
+        "keep the value in a tensor",
         "`.item()`, `int(t)`, `float(t)` and `.tolist()` take a value out of the graph. Compute with the 0-d "
         "tensor; for a choice write torch.where(condition, a, b), for an index torch.gather or index_select.",
     ),
@@ -50,8 +50,13 @@ BREAKS = (
         "with a fixed k.",
     ),
     Rewrite(
-        r"torch\.compiler\.disable|torch\._dynamo\.disable|_dynamo\.graph_break|dynamo\.skip_frame",
-        "take the disable decorator off",
+        r"_dynamo\.graph_break",
+        "remove the graph_break() call",
+        "torch._dynamo.graph_break() ends the graph on purpose. It is of use only while debugging.",
+    ),
+    Rewrite(
+        r"torch\.compiler\.disable|torch\._dynamo\.disable|dynamo\.skip_frame",
+        "remove torch.compiler.disable",
         "The function is excluded by torch.compiler.disable (or torch._dynamo.disable). Remove it if it is no "
         "longer needed; else call the function outside of forward, in the handler's preprocess or postprocess.",
     ),
@@ -81,7 +86,7 @@ BREAKS = (
     ),
     Rewrite(
         r"torch\.jit|scriptfunction|torchscript",
-        "take torch.jit out",
+        "remove torch.jit",
         "A scripted function is a black box to Dynamo. Call the Python function that was scripted.",
     ),
     Rewrite(
@@ -142,7 +147,7 @@ VALUES = (
     ),
     Rewrite(
         r"draws random numbers",
-        "take the randomness out",
+        "remove the randomness",
         "Dropout needs model.eval(). Draw other random values in the handler and pass them as an input.",
     ),
     Rewrite(

@@ -191,7 +191,7 @@ def _from_file(path: Path, factory: str) -> _Loaded:
     names = [factory] if factory else [name for name in FACTORIES if hasattr(module, name)]
     if not names or not hasattr(module, names[0]):
         wanted = factory or " or ".join(FACTORIES)
-        raise ModelLoadError(f"{path} has no {wanted}: a function without arguments that returns the model.")
+        raise ModelLoadError(f"{path} defines no function {wanted}; it must take no arguments and return the model.")
     made = getattr(module, names[0])
     if not isinstance(made, torch.nn.Module):
         try:

@@ -67,6 +67,22 @@ def relaid(tensor: Tensor, layout: tuple[int, ...] | None) -> Tensor:
     return tensor.permute(layout).contiguous().permute(inverse)
 
 
+def laid_out_copy(tensor: Tensor, layout: tuple[int, ...]) -> Tensor:
+    """Copies a tensor as `relaid` does, to a tensor that is not a view.
+
+    Autograd refuses to write in place to a view that was made while gradients were off, or inside a compiled function.
+    """
+    return torch.empty_permuted(tensor.shape, layout, dtype=tensor.dtype).copy_(tensor)
+
+
+def without_base(value: Any) -> Any:
+    """Returns a tensor with the same memory that autograd does not see as a view; other values as they are."""
+    if not isinstance(value, Tensor) or value._base is None:
+        return value
+    storage, offset = value.untyped_storage(), value.storage_offset()
+    return torch.empty(0, dtype=value.dtype).set_(storage, offset, value.shape, value.stride())
+
+
 def laid_out_as_whole(
     op: torch._ops.OpOverload, decompose: Decomposition, ordered_as: Callable[..., Any] | None = None
 ) -> Decomposition:

@@ -52,7 +52,7 @@ def inspect(path: Path) -> Verdict:
         verdict = Verdict(model=model_of(folder))
         if not (folder / PACKAGED_FOLDER).is_dir():
             verdict.reasons.append(
-                "it carries no compiled graphs; make it with `torchserve-openvino package --precompile`, or let "
+                "it contains no compiled graphs; make it with `torchserve-openvino package --precompile`, or let "
                 "model_caching keep them after the first start"
             )
             return verdict
@@ -75,7 +75,7 @@ def _judge(folder: Path, store: Store, verdict: Verdict) -> None:
     verdict.partitions = len(keys)
     verdict.compiled = len(keys & _compiled_here(entries))
     if not calls:
-        verdict.reasons += [f"no call starts without tracing: {reason}" for reason in _guarded(folder)]
+        verdict.reasons += [f"every start traces the model: {reason}" for reason in _guarded(folder)]
     if damaged or changed or foreign or not calls:
         return
     verdict.start = "warm" if verdict.compiled == len(keys) else "from IR"
@@ -109,7 +109,7 @@ def _differences(fields: list[Mapping[str, Any]], here: Mapping[str, Any]) -> li
     for stored in fields:
         for name, value in here.items():
             if stored.get(name) != value:
-                found[f"{name}: compiled with {stored.get(name)}, here is {value}"] = None
+                found[f"{name}: compiled with {stored.get(name)}, but this machine has {value}"] = None
     return list(found)
 
 

@@ -65,7 +65,7 @@ class Precompiled:
         if shapes["frozen"]:
             return []
         return list(shapes["guarded"]) or [
-            "calls are guarded, for a handler of your own may change its weights; if it does not, set "
+            "calls are guarded, because a handler of your own may change the weights; if it does not, set "
             "handler.openvino.freeze: true"
         ]
 

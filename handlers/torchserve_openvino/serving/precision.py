@@ -87,8 +87,8 @@ def with_precision(resolved: ResolvedOptions, precision: str, source: str) -> Re
         has = [name for fast, name in PRECISIONS.items() if fast in device_capabilities(device)]
         if precision not in has:
             raise ConfigError(
-                f"is {precision}, which {device} of this machine does not compute in; it has {', '.join(has)}. Set one "
-                "of these, or auto, which takes what the machine has.",
+                f"is {precision}, which {device} on this machine does not support; it supports {', '.join(has)}. Set "
+                "one of these, or auto.",
                 key=KEY,
             )
     config = {**resolved.options.config, PROPERTY: precision}

@@ -119,7 +119,7 @@ class Preparation:
             return self._admitted(precision.with_precision(resolved, wanted, source) if wanted != "f32" else resolved)
         tried = precision.candidates(resolved)
         if len(tried) < 2 or self._admission.skipped:
-            why = self._admission.skipped or f"{resolved.options.device} is not known to compute faster than in f32"
+            why = self._admission.skipped or f"no precision is known to be faster than f32 on {resolved.options.device}"
             return self._chosen(resolved, {"chosen": "f32", "why": why, "tried": {}})
         settings = self._compilation.cache_settings()
         store = open_cache(resolved.options.cache_dir if resolved.options.model_caching else None, settings)
@@ -130,7 +130,7 @@ class Preparation:
             if facts is None:
                 facts = self._measure(resolved, tried)
                 if not decisions.save(facts) and facts["chosen"] != "f32":
-                    facts |= {"chosen": "f32", "why": "the decision cannot be kept where other workers would find it"}
+                    facts |= {"chosen": "f32", "why": "the decision cannot be stored for the other workers"}
         return self._chosen(resolved, facts)
 
     def _chosen(self, resolved: ResolvedOptions, facts: dict[str, Any]) -> Prepared:

@@ -164,7 +164,7 @@ def shadow_for(
     if models is None:
         reason = "the model runs in eager PyTorch itself"
     elif prepared is None:
-        reason = "only calls of self.model are run again, which is not a torch.nn.Module here"
+        reason = "only calls of self.model can be repeated, and self.model is not a torch.nn.Module"
     else:
         # Without known inputs nothing has run yet: the first request shows whether the model can be run again.
         reason = why_not(eager, prepared.cases[0].inputs) if prepared.cases else ""

@@ -169,7 +169,7 @@ class ServedModel:
         try:
             output = answer()
         except BaseException:
-            self.shadow.skip("no answer went out")
+            self.shadow.skip("no answer was sent")
             raise
         self.shadow.put(sample, output)
         return output

@@ -273,8 +273,8 @@ def _streams(
     for value, name in ((number, key), (streams, STREAMS_KEY)):
         if throughput and value in {0, 1}:
             raise ConfigError(
-                f"is {value}, but {MODE_KEY}: throughput splits a batch over several streams, and there is nothing "
-                f"to split it over. Remove {name} or set it to 2 or more, or set {MODE_KEY}: latency.",
+                f"is {value}, but {MODE_KEY}: throughput needs at least 2 streams. Remove {name} or set it "
+                f"to 2 or more, or set {MODE_KEY}: latency.",
                 key=name,
             )
     if not throughput and streams != "auto" and streams > 1:

@@ -50,9 +50,7 @@ def to_tensor(value: Any, section: ImageSection) -> torch.Tensor:
         return crop_pixels(picture, section) if section.fold else transform(picture, section)
     if isinstance(value, list):
         if section.fold:
-            raise InvalidInputError(
-                "this model takes photos only, not ready tensors: handler.openvino.image.fold is true"
-            )
+            raise InvalidInputError("this model takes photos only, not tensors: handler.openvino.image.fold is true")
         return _from_lists(value, section)
     raise InvalidInputError(f"a picture must come as bytes, base64 text or nested lists, not {type(value).__name__}")
 
@@ -69,7 +67,7 @@ def decode(data: bytes, section: ImageSection) -> Image.Image:
         raise PayloadTooLargeError(f"the picture is too large: {error}") from error
     except (UnidentifiedImageError, OSError, ValueError) as error:
         raise UnsupportedMediaTypeError(
-            f"the {len(data)} bytes are no picture that Pillow reads (JPEG, PNG, WebP and the like)"
+            f"the {len(data)} bytes are not an image that Pillow can read (JPEG, PNG, WebP, ...)"
         ) from error
     pixels = picture.width * picture.height
     if pixels > section.max_pixels:

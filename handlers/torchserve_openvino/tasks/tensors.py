@@ -86,7 +86,7 @@ def _checked(request: TensorRequest, max_bytes: int) -> TensorRequest:
             f"the tensors have {size} bytes, more than handler.openvino.tensor.max_bytes {max_bytes}"
         )
     if not request.tensors():
-        raise InvalidInputError("the request holds no tensor")
+        raise InvalidInputError("the request contains no tensor")
     return request
 
 
@@ -111,7 +111,7 @@ def _check_claimed_size(raw: bytes) -> None:
     shape, _, dtype = read(stream)
     claimed, came = math.prod(shape) * dtype.itemsize, len(raw) - stream.tell()
     if not dtype.hasobject and claimed > came:
-        raise ValueError(f"its header claims {list(shape)} {dtype}, {claimed} bytes, and {came} follow")
+        raise ValueError(f"its header declares {list(shape)} {dtype}, {claimed} bytes, but only {came} follow")
 
 
 def _tensor_of(array: np.ndarray, what: str) -> torch.Tensor:
@@ -220,10 +220,10 @@ def _from_kserve(value: Mapping[str, Any]) -> TensorRequest:
             raise InvalidInputError(f"input {name!r} has no {missing[0]!r}")
         dtype = KSERVE_TYPES.get(str(entry["datatype"]).upper())
         if name in request.named:
-            raise InvalidInputError(f"input {name!r} comes twice")
+            raise InvalidInputError(f"input {name!r} is given twice")
         if dtype is None:
             raise InvalidInputError(
-                f"input {name!r} has datatype {entry['datatype']!r}; known are {', '.join(KSERVE_TYPES)}"
+                f"input {name!r} has datatype {entry['datatype']!r}; valid types: {', '.join(KSERVE_TYPES)}"
             )
         request.named[name] = _kserve_tensor(entry, dtype, name)
     return request
@@ -236,7 +236,7 @@ def _kserve_tensor(entry: Mapping[str, Any], dtype: torch.dtype, name: str) -> t
     data = _from_lists(entry["data"], None, f"input {name!r}")
     count = math.prod(shape)
     if data.numel() != count:
-        raise InvalidInputError(f"input {name!r}: shape {shape} takes {count} values, data holds {data.numel()}")
+        raise InvalidInputError(f"input {name!r}: shape {shape} needs {count} values, but data has {data.numel()}")
     return _as(data.reshape(shape), dtype, f"input {name!r}")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import random
 import signal
 import sys
@@ -19,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+
+from benchmarks.harness import percentile
+from benchmarks.servers.photos import top
 
 TIMEOUT = 60.0
 KINDS = ("closed", "open")
@@ -80,11 +82,6 @@ class Tally:
     def _example(self, text: str) -> None:
         if len(self.examples) < 3:
             self.examples.append(text)
-
-
-def percentile(ordered: list[float], share: float) -> float | None:
-    """The nearest-rank percentile; None without values."""
-    return ordered[min(len(ordered), math.ceil(share * len(ordered))) - 1] if ordered else None
 
 
 class Load:
@@ -151,15 +148,6 @@ class Load:
                 tally.latencies.append((done - start) * 1e3)
 
 
-def top(body: bytes) -> str | None:
-    """The most probable class of an answer; None if the answer has another form."""
-    try:
-        answer: dict[str, float] = json.loads(body)
-        return max(answer, key=lambda name: answer[name])
-    except (ValueError, TypeError, AttributeError):
-        return None
-
-
 async def carry_out(order: Order, go: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
     """Runs one order after `go` has returned; returns JSON-safe figures."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
@@ -176,9 +164,7 @@ async def carry_out(order: Order, go: Callable[[], Awaitable[Any]]) -> dict[str,
         **asdict(tally),
         "counted": len(ordered),
         "rate": tally.right / order.seconds,
-        "p50": percentile(ordered, 0.50),
-        "p90": percentile(ordered, 0.90),
-        "p99": percentile(ordered, 0.99),
+        **{f"p{each}": percentile(ordered, each / 100) if ordered else None for each in (50, 90, 99)},
         "client_cpu_seconds": time.process_time() - before,
     }
 

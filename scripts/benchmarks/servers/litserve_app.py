@@ -17,7 +17,7 @@ import numpy as np
 from fastapi import Body, Response
 
 # LitServe's workers are spawned: they import this file again, under another name.
-sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 from benchmarks.servers.photos import LABELS  # noqa: E402
 
 PATH = "/predict"

@@ -15,7 +15,8 @@ from benchmarks.servers import usage
 from benchmarks.servers.client import Order
 from benchmarks.servers.photos import Photo
 
-CLIENT = Path(__file__).with_name("client.py")
+SCRIPTS = Path(__file__).resolve().parents[2]
+CLIENT = [sys.executable, "-m", "benchmarks.servers.client"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def measure(order: Order, root: int) -> dict[str, Any]:
         order: What to send.
         root: The server's topmost process.
     """
-    client = subprocess.Popen([sys.executable, str(CLIENT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    client = subprocess.Popen(CLIENT, cwd=SCRIPTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         if client.stdin is None or client.stdout is None:
             raise RuntimeError("the client has no pipes")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "efficientnet_lite0"
+from build_efficientnet_mar import EXAMPLE
+
 LABELS = EXAMPLE / "index_to_name.json"
 # Part of scikit-image's wheel; its other photos would be downloaded.
 NAMES = (
@@ -39,6 +40,15 @@ class Photo:
     data: bytes
     label: str
     margin: float
+
+
+def top(body: bytes) -> str | None:
+    """The most probable class of an answer; None if the answer has another form."""
+    try:
+        answer: dict[str, float] = json.loads(body)
+        return max(answer, key=lambda name: answer[name])
+    except (ValueError, TypeError, AttributeError):
+        return None
 
 
 def _jpegs() -> dict[str, bytes]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks import output
 from benchmarks.servers import contenders
 from benchmarks.servers.cycle import Result, errors
 from benchmarks.servers.load import Load
@@ -29,10 +30,6 @@ def median(result: Result, load: Load, key: str) -> float | None:
 def loads_of(results: Sequence[Result]) -> list[Load]:
     """All loads of any contender, closed loop first, ascending."""
     return sorted({one for result in results for one in result.figures}, key=lambda one: (one.kind, one.level))
-
-
-def _number(value: float | None, form: str = ".1f") -> str:
-    return format(value, form) if value is not None else ""
 
 
 def _total(result: Result, load: Load, count: Callable[[dict[str, Any]], int]) -> str:
@@ -63,8 +60,8 @@ def loads(results: Sequence[Result], title: str) -> Table:
             table.add_row(
                 "" if position else str(load),
                 result.name,
-                *(_number(median(result, load, key)) for key in ("rate", "p50", "p90", "p99", "cpu_ms")),
-                _number(median(result, load, "other_cores"), ".2f"),
+                *(output.number(median(result, load, key), ".1f") for key in ("rate", "p50", "p90", "p99", "cpu_ms")),
+                output.number(median(result, load, "other_cores"), ".2f"),
                 _total(result, load, lambda one: one["wrong"]),
                 _total(result, load, lambda one: errors(one) - one["wrong"]),
                 _total(result, load, lambda one: one["dropped"]),
@@ -83,11 +80,11 @@ def processes(results: Sequence[Result]) -> Table:
             continue
         table.add_row(
             result.name,
-            _number(statistics.median(result.start_seconds), ".0f"),
+            output.number(statistics.median(result.start_seconds), ".0f"),
             str(len(result.memory)),
-            ", ".join(_number(one.rss, ".0f") for one in result.memory),
-            ", ".join(_number(one.uss, ".0f") for one in result.memory),
-            _number(result.tree_rss, ".0f"),
+            ", ".join(output.number(one.rss, ".0f") for one in result.memory),
+            ", ".join(output.number(one.uss, ".0f") for one in result.memory),
+            output.number(result.tree_rss, ".0f"),
         )
     return table
 
@@ -131,5 +128,5 @@ def ratio_table(results: Sequence[Result]) -> Table | None:
     for title in values:
         table.add_column(title, justify="right", no_wrap=True)
     for load in [str(one) for one in loads_of(results) if one.kind == "closed"]:
-        table.add_row(load, *(_number(column.get(load), ".2f") for column in values.values()))
+        table.add_row(load, *(output.number(column.get(load), ".2f") for column in values.values()))
     return table

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psutil  # type: ignore[import-untyped]
 
-MEGABYTE = 1024 * 1024
+MEGABYTE = 1e6
 
 
 @dataclass(frozen=True)

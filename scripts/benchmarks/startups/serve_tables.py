@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks import output
 from benchmarks.startups.rounds import OURS_COLD, OURS_WARM
 from benchmarks.startups.serve import EAGER, PACKAGED, TWO, Served
 
@@ -43,11 +44,11 @@ def table(results: Sequence[Served]) -> Table:
         wrong = any(turn["wrong"] for turn in one.rounds)
         shown.add_row(
             one.contender,
-            _number(median(one, "ready")),
-            _number(ratio(one, base)),
-            "wrong" if wrong else _number(median(one, "answer")),
+            output.number(median(one, "ready")),
+            output.number(ratio(one, base)),
+            "wrong" if wrong else output.number(median(one, "answer")),
             ", ".join(f"{s['traces']}/{s['compiles']}" for s in sections(one)),
-            _number(median(one, "scaled")),
+            output.number(median(one, "scaled")),
         )
     return shown
 
@@ -56,10 +57,6 @@ def sections(result: Served) -> list[dict[str, Any]]:
     """Cache sections of the last round's workers; the busiest first."""
     found = result.rounds[-1].get("workers", {}).values() if result.rounds else ()
     return sorted(found, key=lambda one: one["traces"] + one["compiles"], reverse=True)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
 
 
 def notes(results: Sequence[Served]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks import output
 from benchmarks.startups.models import SOURCES
 from benchmarks.startups.rounds import BARE, OURS_COLD, OURS_WARM, Result
 
@@ -73,8 +74,8 @@ def process_table(results: Sequence[Result]) -> Table:
         table.add_row(
             result.contender,
             f"{seconds:.2f}",
-            _number(ratio(result, base)),
-            *(_number(own.get(name)) for name in shown),
+            output.number(ratio(result, base)),
+            *(output.number(own.get(name)) for name in shown),
             answer(result),
             *(str(cache[key]) if cache else "" for key in ("traces", "compiles")),
         )
@@ -88,10 +89,6 @@ def answer(result: Result) -> str:
     if any("stand_in" in one["facts"] for one in result.rounds):
         return "by PyTorch"
     return f"{max(one['difference'] for one in result.rounds):.1g}"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
 
 
 def notes(results: Sequence[Result]) -> list[str]:

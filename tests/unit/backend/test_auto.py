@@ -1,15 +1,11 @@
 """The backend auto: tries every backend and keeps the best."""
 
 import gc
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parent))
 from backend_models import MODELS, Branch, Counting, inputs, mlp
+from torch import nn
 
 import torchserve_openvino as tov
 from helpers import assert_same

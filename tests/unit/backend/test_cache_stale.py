@@ -2,6 +2,7 @@
 
 import copy
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,8 +147,6 @@ class WithGlobal(nn.Module):
 
 
 def test_a_global(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     for value in (2.0, 3.0, 2.0):
         monkeypatch.setattr(sys.modules[__name__], "GLOBAL", value)
         compiled = fresh(WithGlobal(), tmp_path / "c")
@@ -310,7 +309,7 @@ def test_signatures(tmp_path: Path) -> None:
 
 
 # tests/contract/test_torch.py reproduces it without this package.
-@pytest.mark.xfail(strict=True, reason="Dynamo takes 0.0 and -0.0 for the same input")
+@pytest.mark.xfail(strict=True, reason="Dynamo treats 0.0 and -0.0 as the same input")
 @pytest.mark.parametrize("first", [0.0, -0.0])
 def test_zero_and_minus_zero(tmp_path: Path, first: float) -> None:
     compiled = fresh(lambda x, s: torch.relu(x) / s, tmp_path / "c")

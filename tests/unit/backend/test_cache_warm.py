@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -14,13 +13,10 @@ import torch
 from cache_models import Glued, Ids, Net, X, ask, assert_hit, cache_of, entries, fresh
 from torch import nn
 
-from helpers import assert_same
-from torchserve_openvino.backend.runtime.execute import CompiledPartition
+from helpers import assert_same, break_inference
 from torchserve_openvino.cache.open import CacheSettings
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.errors import WeightsReleasedError
-
-HERE = Path(__file__).parent
 
 
 def fallbacks_of(report: dict[str, Any]) -> list[dict[str, Any]]:
@@ -91,12 +87,8 @@ def test_openvino_fails_on_a_warm_worker(tmp_path: Path, monkeypatch: pytest.Mon
     ask(fresh(Glued().eval(), tmp_path / "c"), X)
     warm = fresh(Glued().eval(), tmp_path / "c")
     ask(warm, X)
-
-    def failing(self: CompiledPartition, request: Any) -> Any:
-        raise RuntimeError("the device is gone")
-
     with monkeypatch.context() as patch:
-        patch.setattr(CompiledPartition, "_infer_direct", failing)
+        break_inference(patch)
         for factor in (1, 2):
             ask(warm, X * factor)
     assert warm.report.fallback_counts() == {"unsupported_op": 1, "runtime_failed": 4}
@@ -108,13 +100,9 @@ def test_openvino_fails_on_a_warm_worker(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_openvino_fails_while_the_answer_is_proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(fresh(Net().eval(), tmp_path / "c"), X)
-
-    def failing(self: CompiledPartition, request: Any) -> Any:
-        raise RuntimeError("the device is gone")
-
     warm = fresh(Net().eval(), tmp_path / "c")
     with monkeypatch.context() as patch:
-        patch.setattr(CompiledPartition, "_infer_direct", failing)
+        break_inference(patch)
         ask(warm, X)
     assert warm.report.fallback_counts()["runtime_failed"] >= 1
     # The result came from eager, so it does not verify OpenVINO.
@@ -282,8 +270,7 @@ def test_a_blob_for_any_cpu_of_this_level(tmp_path: Path) -> None:
 # --- processes --------------------------------------------------------------------------------------------------
 
 PROCESS = """
-import json, sys, time
-sys.path[:0] = [sys.argv[1], sys.argv[2]]
+import json, sys
 import torch
 import torchserve_openvino as tov
 class Net(torch.nn.Module):
@@ -294,7 +281,7 @@ class Net(torch.nn.Module):
     def forward(self, x):
         return self.second(torch.digamma(torch.relu(self.first(x)) + 2))
 model = Net().eval()
-compiled = tov.compile(model, options={"model_caching": True, "cache_dir": sys.argv[3]}).freeze()
+compiled = tov.compile(model, options={"model_caching": True, "cache_dir": sys.argv[1]}).freeze()
 x = torch.linspace(-2, 3, 12).reshape(2, 6)
 print("ready", flush=True)
 sys.stdin.readline()
@@ -309,7 +296,7 @@ print(json.dumps([report["cache"], report["summary"]["coverage"], report["fallba
 
 
 def start(folder: Path) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", textwrap.dedent(PROCESS), str(HERE), str(HERE.parents[1]), str(folder)]
+    command = [sys.executable, "-c", PROCESS, str(folder)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 

@@ -33,7 +33,7 @@ def test_every_piece_can_be_handed_over(options: dict[str, Any]) -> None:
 
 def test_a_large_piece_is_handed_over() -> None:
     def model(x: Tensor) -> Tensor:
-        return torch.det(x / 1000).sin() + x
+        return torch.det((x * 2)[:3, :3]).sin() + x
 
     check(model, LARGE, coverage=None, fallbacks={"unsupported_op": 1})
 

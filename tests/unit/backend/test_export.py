@@ -2,17 +2,13 @@
 
 import collections
 import copy
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parent))
 from backend_models import MODELS, Attention, Attributes, Branch, Counting, inputs, mlp
+from torch import nn
 
 import torchserve_openvino as tov
 from helpers import assert_same, check

@@ -6,7 +6,9 @@ import torch
 from torch import nn
 
 import torchserve_openvino as tov
-from helpers import assert_same, break_conversion_of_tanh, check
+from helpers import assert_same, break_compilation, break_conversion_of_tanh, break_inference, check
+from torchserve_openvino.backend import compiler
+from torchserve_openvino.backend.settings import cpp_compiler
 from torchserve_openvino.errors import ConfigError, TorchScriptModelError
 
 CAPABILITIES = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
@@ -139,15 +141,13 @@ def test_a_model_that_dynamo_skips_is_counted() -> None:
 
 
 def test_shapes_beyond_the_recompile_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchserve_openvino.backend import compiler
-
     monkeypatch.setattr(compiler, "RECOMPILE_LIMIT", 3)
     model = lambda x: torch.sin(x) + 1
     compiled = tov.compile(model)
     for n in range(2, 8):
         assert_same(compiled(torch.ones(n)), model(torch.ones(n)))
     counts = compiled.report.fallback_counts()
-    assert counts["graph_break"] >= 3, compiled.report.to_text()
+    assert counts["graph_break"] == 3, compiled.report.to_text()
     assert any("recompile limit" in f.reason for f in compiled.report.fallbacks)
 
 
@@ -165,23 +165,14 @@ def test_conversion_failure_is_local_and_has_the_message(monkeypatch: pytest.Mon
 
 
 def test_compile_failure_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchserve_openvino.backend.capture import builder as stage
-
-    def failing(*args, **kwargs):
-        raise RuntimeError("the plugin is on strike")
-
-    monkeypatch.setattr(stage, "build", failing)
+    break_compilation(monkeypatch)
     compiled = check(lambda x: torch.sin(x) * 2, torch.randn(5), coverage=0.0, fallbacks={"compile_failed": 1})
     assert "on strike" in compiled.report.fallbacks[0].reason
 
 
+@pytest.mark.skipif(cpp_compiler() is None, reason="Inductor needs a C++ compiler")
 def test_compile_failure_goes_to_inductor_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchserve_openvino.backend.capture import builder as stage
-
-    def failing(*args, **kwargs):
-        raise RuntimeError("the plugin is on strike")
-
-    monkeypatch.setattr(stage, "build", failing)
+    break_compilation(monkeypatch)
     compiled = check(
         lambda x: torch.sin(x) * 2,
         torch.randn(5),
@@ -194,31 +185,30 @@ def test_compile_failure_goes_to_inductor_where_asked(monkeypatch: pytest.Monkey
 
 
 def test_inductor_without_a_compiler_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchserve_openvino.backend import compiler
-
     monkeypatch.setattr(compiler, "cpp_compiler", lambda: None)
-    compiled = check(lambda x: torch.sin(x) * 2, torch.randn(5), options={"fallback_to": "inductor"})
+    break_compilation(monkeypatch)
+    compiled = check(
+        lambda x: torch.sin(x) * 2,
+        torch.randn(5),
+        options={"fallback_to": "inductor"},
+        coverage=0.0,
+        fallbacks={"compile_failed": 1},
+    )
+    assert compiled.report.fallbacks[0].to == "eager"
     assert any("C++ compiler" in note for note in compiled.report.to_dict()["notes"])
 
 
 def test_runtime_failure_is_counted_each_time_and_not_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchserve_openvino.backend.runtime.execute import CompiledPartition
-
     model = lambda x: torch.sin(x) * 2
     x = torch.randn(5)
     compiled = tov.compile(model)
     compiled(x)
-    real = CompiledPartition._infer_direct
-
-    def failing(self, request):
-        raise RuntimeError("the device is gone")
-
-    monkeypatch.setattr(CompiledPartition, "_infer_direct", failing)
-    assert_same(compiled(x), model(x))
-    assert_same(compiled(x), model(x))
+    with monkeypatch.context() as patch:
+        break_inference(patch)
+        assert_same(compiled(x), model(x))
+        assert_same(compiled(x), model(x))
     assert compiled.report.fallback_counts() == {"runtime_failed": 2}
     assert "device is gone" in compiled.report.fallbacks[0].reason
-    monkeypatch.setattr(CompiledPartition, "_infer_direct", real)
     assert_same(compiled(x), model(x))
     assert compiled.report.fallback_counts() == {"runtime_failed": 2}
 
@@ -252,11 +242,13 @@ def test_two_models_with_different_options_do_not_mix() -> None:
         for _ in range(2):
             assert_same(a(x), first(x))
             torch.testing.assert_close(b(x), second(x), rtol=3e-2, atol=3e-2)
+        is_exact = torch.allclose(b(x), second(x), rtol=1e-5, atol=1e-5)
     assert a.report.fallback_counts() == {"disabled_op": 1} and a.report.summary.precision == "f32"
     assert b.report.fallback_counts() == {}
     assert b.report.to_dict()["config"]["ov_config"]["INFERENCE_PRECISION_HINT"] == "bf16"
-    # The precision in use: bf16 if the CPU supports it, else f32.
-    assert b.report.summary.precision == ("bf16" if "BF16" in CAPABILITIES else "f32")
+    # The precision in use. CPUs with AVX-512 that lack bf16 emulate it, so CAPABILITIES, the fast types, lack it too.
+    assert b.report.summary.precision == ("f32" if is_exact else "bf16")
+    assert not (is_exact and "BF16" in CAPABILITIES)
 
 
 def test_registered_as_a_dynamo_backend() -> None:

@@ -1,6 +1,7 @@
 """Every frame that Dynamo runs in eager is counted at each call, with its reason, for the model it belongs to."""
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -280,24 +281,32 @@ def test_modes_of_several_threads_leave_no_flag_of_the_process_behind(whose: str
     modes = [OperatorCount(lambda op: None) if whose == "ours" else _AnalyzeCustomOpInputOutputMode() for _ in range(2)]
     entered = [threading.Event() for _ in modes]
     left = threading.Event()
+    errors = []
 
     def first() -> None:
         with modes[0]:
             entered[0].set()
-            entered[1].wait(10)
+            assert entered[1].wait(10)
         left.set()
 
     def second() -> None:
-        entered[0].wait(10)
+        assert entered[0].wait(10)
         with modes[1]:
             entered[1].set()
-            left.wait(10)
+            assert left.wait(10)
 
-    threads = [threading.Thread(target=each) for each in (first, second)]
+    def work(each: Callable[[], None]) -> None:
+        try:
+            each()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(each,)) for each in (first, second)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    assert not errors and all(event.is_set() for event in (*entered, left))
     assert not is_in_torch_dispatch_mode()
 
 

@@ -82,84 +82,46 @@ def test_same_tensor_twice_and_non_contiguous_inputs_stay_right() -> None:
     compiled = tov.compile(model).freeze()
     a, b = torch.randn(3, 3), torch.randn(3, 3)
     with torch.no_grad():
-        for x, y in ((a, b), (a, a), (a.t(), b), (b, a), (a, a)):
+        for x, y in 2 * ((a, b), (a, a), (a.t(), b), (b, a), (a, a)):
             assert_same(compiled(x, y), model(x, y))
+    assert compiled.frozen == 1
 
 
 def test_random_numbers_are_drawn_anew() -> None:
     compiled = tov.compile(lambda x: x + torch.rand_like(x)).freeze()
     x = torch.ones(100)
     with torch.no_grad():
-        assert not torch.equal(compiled(x), compiled(x))
+        answers = {tuple(compiled(x).tolist()) for _ in range(4)}
+    assert len(answers) == 4 and compiled.frozen == 1
 
 
-def test_answers_are_not_overwritten_and_threads_do_not_mix() -> None:
+@pytest.mark.parametrize("recorded", [False, True])
+def test_answers_are_not_overwritten_and_threads_do_not_mix(recorded: bool) -> None:
     model = net()
     compiled = tov.compile(model).freeze()
-    errors = []
+    errors: list[BaseException] = []
+    with torch.no_grad():
+        for size in (1, 1, 2, 2, 3, 3) if recorded else ():
+            compiled(torch.randn(size, 6))
 
     def work(seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        inputs = [torch.randn(1 + i % 3, 6, generator=generator) for i in range(30)]
-        with torch.no_grad():
-            answers = [compiled(x) for x in inputs]
-            try:
+        try:
+            inputs = [torch.randn(1 + i % 3, 6, generator=generator) for i in range(30)]
+            with torch.no_grad():
+                answers = [compiled(x) for x in inputs]
                 for x, answer in zip(inputs, answers, strict=True):
                     assert_same(answer, model(x))
-            except AssertionError as error:
-                errors.append(error)
+        except BaseException as error:
+            errors.append(error)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not errors
-
-
-class Counting(nn.Module):
-    """Python state that changes with each call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        return x * self.calls
-
-
-class Remembering(nn.Module):
-    """A tensor attribute that grows with each call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = torch.zeros(3)
-
-    def forward(self, x):
-        self.last = self.last + x
-        return self.last * 2
-
-
-class Storing(nn.Module):
-    """An attribute that is only written."""
-
-    def forward(self, x):
-        self.seen = x + 1
-        return x * 2
-
-
-@pytest.mark.parametrize("kind", [Counting, Remembering, Storing])
-def test_models_with_state_stay_guarded(kind) -> None:
-    model, twin = kind(), kind()
-    compiled = tov.compile(model).freeze()
-    with torch.no_grad():
-        for _ in range(5):
-            x = torch.randn(3)
-            assert_same(compiled(x), twin(x))
-            if isinstance(model, Storing):
-                assert_same(model.seen, twin.seen)
-    assert compiled.frozen == 0
+    assert not errors, errors[0]
+    assert compiled.frozen == 3 or not recorded
 
 
 class Shifted(nn.Module):

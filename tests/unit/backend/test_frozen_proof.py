@@ -135,9 +135,39 @@ class Flags(nn.Module):
         return x * 2
 
 
+class Counting(nn.Module):
+    """Python state that changes with each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+class Remembering(nn.Module):
+    """A tensor attribute that grows with each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.zeros(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = self.last + x
+        return self.last * 2
+
+
 @pytest.mark.parametrize(
     ("kind", "state"),
-    [(Stores, lambda m: m.last.clone()), (Appends, lambda m: len(m.seen)), (Flags, lambda m: m.used)],
+    [
+        (Stores, lambda m: m.last.clone()),
+        (Appends, lambda m: len(m.seen)),
+        (Flags, lambda m: m.used),
+        (Counting, lambda m: m.calls),
+        (Remembering, lambda m: m.last.clone()),
+    ],
 )
 def test_what_a_model_keeps_is_kept_at_each_call(kind: type[nn.Module], state: Callable[[Any], Any]) -> None:
     model, twin = kind(), kind()
@@ -195,17 +225,28 @@ def test_what_is_set_and_set_back_is_no_state(puts_back: bool) -> None:
     assert compiled.frozen == int(puts_back)
 
 
-def test_mutable_defaults_and_globals_are_state() -> None:
-    def counting(x: torch.Tensor, calls: list[int] = []) -> torch.Tensor:  # noqa: B006
+CALLS: list[int] = []
+
+
+@pytest.mark.parametrize("place", ["default", "global"])
+def test_mutable_defaults_and_globals_are_state(place: str) -> None:
+    CALLS.clear()
+
+    def of_default(x: torch.Tensor, calls: list[int] = []) -> torch.Tensor:  # noqa: B006
         calls.append(1)
         return x * 2
 
+    def of_global(x: torch.Tensor) -> torch.Tensor:
+        CALLS.append(1)
+        return x * 2
+
+    counting, seen = (of_default, of_default.__defaults__[0]) if place == "default" else (of_global, CALLS)
     compiled = tov.compile(counting).freeze()
     with torch.no_grad():
         for _ in range(4):
             compiled(torch.ones(2))
     assert compiled.frozen == 0
-    assert len(counting.__defaults__[0]) == 4
+    assert len(seen) == 4
 
 
 @pytest.mark.parametrize("draw", [lambda: random.randint(0, 1), random.random, lambda: float(np.random.rand())])

@@ -1,7 +1,9 @@
 """The fuzzer itself: reproducible programs that run in eager, comparison with eager, and shrinking of failures."""
 
+import ast
 import json
 from collections import Counter
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -93,6 +95,7 @@ def test_a_failure_becomes_small() -> None:
 
 def test_plain_cond_is_pythons_if() -> None:
     assert plain_cond(torch.tensor(True), lambda a: a + 1, lambda a: a, (1,)) == 2
+    assert plain_cond(torch.tensor(False), lambda a: a + 1, lambda a: a, (1,)) == 1
 
 
 def test_a_simple_program_is_as_in_eager() -> None:
@@ -105,11 +108,30 @@ def _program(code: str, *inputs: Input) -> Program:
     return Program(3, inputs, {}, (line,), ("v0",), "", Mode(steps="A", options={"min_partition_us": 0}))
 
 
+def test_a_script_makes_the_inputs_of_the_program() -> None:
+    first = Input("x0", (2, 3), "float32", layout="offset")
+    twin = replace(first, name="x1", same_as="x0")
+    rows = Input("x2", (2, 3), "float32", layout="strided", grad=False)
+    program = _program("{0} + {1} + {2}", first, twin, rows).with_mode(grad="grad", steps="AWA")
+    text = script(program, "title")
+    made = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == "inputs_A"]
+    space = {"torch": torch}
+    exec(compile(ast.Module(list(made), []), "<script>", "exec"), space)
+    ours, wanted = space["inputs_A"](), arguments(program, "A", True)  # type: ignore[operator]
+    for mine, theirs in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-4, check_stride=True)
+        assert (mine.requires_grad, mine.storage_offset()) == (theirs.requires_grad, theirs.storage_offset())
+    assert ours[0] is ours[1]
+    assert "for step in 'AWA'" in text
+
+
 def test_nan_of_eager_that_openvino_does_not_hand_on_is_no_failure_and_one_of_ours_is() -> None:
     x = Input("x0", (4,), "float32")
     lost = run(_program("torch.relu(({0} - {0}) / ({0} - {0}))", x))
     assert (lost.outcome, lost.kind) == ("nan", "value")
-    with mock.patch("torchserve_openvino.backend.runtime.execute.relaid", lambda tensor, layout: tensor * float("nan")):
+    with mock.patch(
+        "torchserve_openvino.backend.runtime.execute.laid_out_copy", lambda tensor, layout: tensor * float("nan")
+    ):
         made = run(_program("{0}.t().exp()", Input("x0", (4, 3), "float32")))
     assert (made.outcome, made.kind) == ("failed", "value")
     assert MADE_NAN in made.detail

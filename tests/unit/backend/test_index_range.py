@@ -16,7 +16,7 @@ class Embeds(nn.Module):
         return self.table(i.reshape(-1, 1)[:, 0]) * 2
 
 
-EIGHTY = torch.randn(40, 2)
+TABLE = torch.randn(40, 2)
 CASES = {
     "embedding": (Embeds(), lambda i: (i,), -1),
     "index": (lambda x, i: x[i] + 1, lambda i: (torch.ones(10, 2), i), -11),
@@ -60,9 +60,14 @@ def test_a_negative_index_that_torch_takes_is_taken() -> None:
 
 
 def test_int32_indices_have_bounds_too() -> None:
-    compiled = tov.compile(Embeds())
-    with torch.no_grad(), pytest.raises((IndexError, RuntimeError)):
-        compiled(torch.tensor([1, 12], dtype=torch.int32))
+    model = Embeds()
+    compiled = tov.compile(model)
+    good = torch.tensor([1, 9], dtype=torch.int32)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(good), model(good))
+        with pytest.raises((IndexError, RuntimeError)):
+            compiled(torch.tensor([1, 12], dtype=torch.int32))
+    assert compiled.report.summary.coverage == 1.0 and not compiled.report.fallbacks
 
 
 # Indices that are computed inside the graph: unknown before the inference.
@@ -103,6 +108,8 @@ def test_a_computed_index_never_leaves_the_tensor(name, threads, dynamic) -> Non
                 compiled(x, torch.tensor(bad))
         for good in ([0, 1], [1, 0]):
             torch.testing.assert_close(compiled(x, torch.tensor(good)), function(x, torch.tensor(good)))
+    summary = compiled.report.summary
+    assert summary.ops_on_openvino and (dynamic or summary.coverage == 1.0), compiled.report.to_text()
 
 
 @pytest.mark.parametrize("backend, dynamic", [("openvino", False), ("openvino", True), ("openvino_ts", False)])
@@ -113,7 +120,7 @@ def test_a_computed_index_of_any_layout_is_looked_at(backend, dynamic) -> None:
     compiled = tov.compile(model, backend=backend, dynamic=dynamic)
     index = torch.randint(0, 4, (3, 2, 4)).transpose(0, 1)
     with torch.no_grad():
-        torch.testing.assert_close(compiled(EIGHTY, index), model(EIGHTY, index))
+        torch.testing.assert_close(compiled(TABLE, index), model(TABLE, index))
         with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
-            compiled(EIGHTY, index * 100)
+            compiled(TABLE, index * 100)
     assert compiled.report.summary.coverage == 1.0 and not compiled.report.fallbacks

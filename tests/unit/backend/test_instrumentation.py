@@ -37,6 +37,7 @@ def test_what_was_built_is_shown() -> None:
         compiled(torch.randn(2, 4))
     (observation,) = seen
     assert "aten.relu.default" in {op_name(node.target) for node in observation.lowered.graph.nodes}
+    assert observation.calls
     assert list(observation.calls) == [part.name for part in observation.partitioned.parts]
     assert all(call.compiled is not None for call in observation.calls.values())
     assert observation.record.left_out == {"aten.relu.default": 1}

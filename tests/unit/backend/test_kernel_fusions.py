@@ -1,5 +1,7 @@
 """Kernel fusions for which OpenVINO gives wrong results or crashes."""
 
+import copy
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -309,3 +311,30 @@ def test_a_convolution_of_single_pixels_with_padding_and_strides(name, backend, 
             x = torch.randn(1, 2, size, size)
             torch.testing.assert_close(compiled(x), PIXELS[name](x, conv))
     assert compiled.report.summary.coverage == 1.0 and not compiled.report.fallbacks
+
+
+@pytest.mark.many(2)
+@pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("channels", [2, 3])
+@pytest.mark.parametrize("pool", [F.avg_pool2d, F.max_pool2d])
+def test_means_of_few_channels(pool, channels, dynamic, backend) -> None:
+    """From the second inference on the plugin mixed in what its memory held before."""
+    options = {"min_partition_us": 0}
+    compiled = tov.compile(lambda x: pool(x, 2).mean((0, 2, 3)), backend=backend, dynamic=dynamic, options=options)
+    with torch.no_grad():
+        for batch in (2, 2, 3, 2):
+            x = torch.randn(batch, channels, 6, 6) + batch
+            torch.testing.assert_close(compiled(x), pool(x, 2).mean((0, 2, 3)))
+    assert compiled.report.summary.coverage == 1.0 and not compiled.report.fallbacks
+
+
+def test_batch_normalization_in_training_mode_after_pooling() -> None:
+    model = torch.nn.Sequential(torch.nn.MaxPool2d(2), torch.nn.BatchNorm2d(3)).train()
+    expected = copy.deepcopy(model)
+    compiled = tov.compile(model, options={"min_partition_us": 0})
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(2, 3, 6, 6)
+            torch.testing.assert_close(compiled(x), expected(x))
+    torch.testing.assert_close(dict(model.named_buffers()), dict(expected.named_buffers()))

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from helpers import assert_same
 from torchserve_openvino.backend import OpenAxes
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 
@@ -35,19 +36,16 @@ class Pictures(nn.Module):
         return nn.functional.adaptive_avg_pool2d(y, 1).flatten(1), nn.functional.interpolate(y, scale_factor=2)
 
 
-def check(compiled, model, args, kwargs) -> None:
+def check_call(compiled, model, args, kwargs) -> None:
     with torch.no_grad():
-        got, expected = compiled(*args, **kwargs), model(*args, **kwargs)
-    for a, b in zip(got, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-        assert a.stride() == b.stride()
+        assert_same(compiled(*args, **kwargs), model(*args, **kwargs))
 
 
 @pytest.mark.parametrize(("frozen", "backend"), [(False, "openvino"), (True, "openvino"), (False, "openvino_ts")])
 def test_one_graph_for_all_batch_sizes(frozen, backend) -> None:
     cases = [
         (Attention().eval(), {0: (0,), "mask": (0,)}, lambda n: ((torch.randn(n, 5, 8),),
-                                                                 {"mask": torch.rand(n, 5) > 2})),
+                                                                 {"mask": (torch.arange(5) > 2).repeat(n, 1)})),
         (Pictures().eval(), {"x": (0,)}, lambda n: ((), {"x": torch.randn(n, 3, 9, 9)})),
     ]  # fmt: skip
     for model, axes, make in cases:
@@ -58,7 +56,7 @@ def test_one_graph_for_all_batch_sizes(frozen, backend) -> None:
             args, kwargs = make(size)
             for _ in range(2):
                 with compiled.poisoned():
-                    check(compiled, model, args, kwargs)
+                    check_call(compiled, model, args, kwargs)
             assert all(not vars(tensor) for tensor in (*args, *kwargs.values())), "marks stayed"
         summary = compiled.report.summary
         assert summary.graphs == 1 and summary.recompiles == 0 and summary.fallbacks == 0
@@ -71,7 +69,7 @@ def test_lengths_too() -> None:
     for size, length in ((2, 5), (1, 9), (4, 2), (1, 3)):
         mask = torch.zeros(size, length, dtype=torch.bool)
         mask[:, length // 2 + 1 :] = True
-        check(compiled, model, (), {"x": torch.randn(size, length, 8), "mask": mask})
+        check_call(compiled, model, (), {"x": torch.randn(size, length, 8), "mask": mask})
     assert compiled.report.summary.graphs == 1
 
 
@@ -88,18 +86,18 @@ def test_a_layer_that_tells_one_item_from_others_has_two_graphs() -> None:
         model = Layer().eval()
         compiled = compile_with(model, CompileSpec(open_axes=OpenAxes({0: (0,)})))
         for size in sizes:
-            check(compiled, model, (torch.randn(size, 5, 8),), {})
+            check_call(compiled, model, (torch.randn(size, 5, 8),), {})
         assert compiled.report.summary.graphs == 2 and compiled.report.summary.coverage == 1.0
 
 
-def test_a_model_that_asks_for_a_size_has_a_graph_for_each() -> None:
+def test_a_model_that_asks_for_a_size_has_a_graph_for_each_answer() -> None:
     def model(x):
         return (x * 2 if x.shape[0] == 3 else x + 1,)
 
     compiled = compile_with(model, CompileSpec(open_axes=OpenAxes({0: (0,)})))
     for size in SIZES:
-        check(compiled, model, (torch.randn(size, 4),), {})
-    assert compiled.report.summary.graphs > 1
+        check_call(compiled, model, (torch.randn(size, 4),), {})
+    assert compiled.report.summary.graphs == 2
 
 
 def test_the_callers_own_mark_is_left_alone() -> None:
@@ -123,7 +121,10 @@ def test_an_error_leaves_no_marks() -> None:
 def test_names_and_axes_that_a_call_lacks_are_passed_over() -> None:
     model = Attention().eval()
     compiled = compile_with(model, CompileSpec(open_axes=OpenAxes({0: (0,), 3: (0,), "mask": (0, 5), "none": (0,)})))
-    check(compiled, model, (torch.randn(2, 5, 8),), {"mask": torch.zeros(2, 5, dtype=torch.bool)})
+    check_call(compiled, model, (torch.randn(2, 5, 8),), {"mask": torch.zeros(2, 5, dtype=torch.bool)})
+
+
+def test_plain_axes_are_sorted() -> None:
     assert OpenAxes({"b": (1, 0), 0: (0,)}).to_plain() == [True, [["0", [0]], ["b", [0, 1]]]]
 
 
@@ -132,6 +133,6 @@ def test_one_item_may_keep_a_graph_of_its_own() -> None:
     compiled = compile_with(model, CompileSpec(open_axes=OpenAxes({0: (0,)}, ones=False))).freeze()
     for size in SIZES:
         for _ in range(2):
-            check(compiled, model, (torch.randn(size, 3, 9, 9),), {})
+            check_call(compiled, model, (torch.randn(size, 3, 9, 9),), {})
     assert [graph["dynamic"] for graph in compiled.report.to_dict()["graphs"]] == [False, True]
     assert compiled.frozen == len(set(SIZES)), compiled.guarded_reasons

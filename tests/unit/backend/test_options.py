@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -93,17 +92,9 @@ print(report["cache"]["hits"], report["cache"]["misses"])
 @pytest.mark.slow
 def test_a_second_process_takes_the_compiled_blob_and_other_weights_do_not(tmp_path: Path) -> None:
     def process(seed: int) -> str:
-        command = [sys.executable, "-c", textwrap.dedent(PROCESS), str(tmp_path), str(seed)]
+        command = [sys.executable, "-c", PROCESS, str(tmp_path), str(seed)]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     assert process(0) == "0 1"
     assert process(0) == "1 0"
     assert process(1) == "0 1"
-
-
-def test_a_model_with_many_weights_goes_through_the_watch() -> None:
-    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(30)]).eval()
-    compiled = check(model, torch.randn(2, 4))
-    with torch.no_grad():
-        model[29].bias.add_(1)
-    check(model, torch.randn(2, 4), compiled=compiled)

@@ -4,12 +4,10 @@ import json
 import math
 import operator
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cache_models import Glued, ask, assert_hit, fresh
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.fx import Graph, GraphModule
@@ -234,11 +232,3 @@ def test_a_text_that_is_no_structure(text: str) -> None:
     # `CallCache.load` treats an exception as a damaged entry.
     with pytest.raises((LookupError, TypeError, ValueError, RuntimeError)):
         text_to_tree(text)
-
-
-def test_the_glue_of_a_model(tmp_path: Path) -> None:
-    for _ in range(2):
-        compiled = fresh(Glued().eval(), tmp_path / "c")
-        for _ in range(3):
-            ask(compiled, torch.randn(2, 6))
-    assert_hit(compiled)

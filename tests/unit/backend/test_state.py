@@ -1,6 +1,7 @@
 """Weights, mutation, randomness, autograd and threads."""
 
 import copy
+import re
 import threading
 import tracemalloc
 
@@ -114,13 +115,11 @@ def test_repeated_layers_after_a_graph_break() -> None:
     with torch.no_grad():
         for _ in range(3):
             assert_same(compiled(x), model(x))
-        _replace_block = model[3].linear.weight
-        _replace_block.add_(0.5)
+        model[3].linear.weight.add_(0.5)
         assert_same(compiled(x), model(x))
     summary = compiled.report.summary
     assert summary.graph_breaks >= 1
-    assert all(b["where"].endswith(".py:" + b["where"].rsplit(":", 1)[1]) and "test_state.py" in b["where"]
-               for b in compiled.report.to_dict()["graph_breaks"])  # fmt: skip
+    assert all(re.search(r"test_state\.py:\d+$", b["where"]) for b in compiled.report.to_dict()["graph_breaks"])
 
 
 def test_weights_made_in_inference_mode() -> None:

@@ -38,7 +38,7 @@ def write(root: Path, how: str) -> None:
     put(Store(root, limit_bytes=LIMIT if how == "full" else 2**30), 1, body={"new": True}, files=NEW)
 
 
-def die_at(step: int) -> list[str]:
+def die_at(step: int) -> None:
     """Makes this process kill itself before the given call; a write is half done by then."""
     calls: list[str] = []
 
@@ -48,17 +48,14 @@ def die_at(step: int) -> list[str]:
             if len(calls) == step:
                 if name == "write":
                     real(args[0], args[1][: len(args[1]) // 2])
-                os.write = writes
                 print(name, flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(*args, **more)
 
         return call
 
-    writes = os.write
     for name in STEPS:
         setattr(os, name, wrap(name, getattr(os, name)))
-    return calls
 
 
 def main(folder: Path, how: str) -> None:
@@ -75,8 +72,9 @@ def main(folder: Path, how: str) -> None:
             die_at(step)
             write(root, how)
             os._exit(0)
-        if os.WIFEXITED(os.waitpid(child, 0)[1]):
-            return
+        status = os.waitpid(child, 0)[1]
+        if os.WIFEXITED(status):
+            sys.exit(os.WEXITSTATUS(status))
 
 
 if __name__ == "__main__":

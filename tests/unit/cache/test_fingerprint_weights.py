@@ -113,7 +113,7 @@ def test_tied_weights() -> None:
 
     assert weights(tied(1)) == weights(tied(1)) != weights(tied(2))
     untied = tied(1)
-    untied.b.weight = nn.Parameter(torch.full((3, 3), 2.0))
+    untied.b.weight = nn.Parameter(torch.full((3, 3), 1.0))
     assert weights(untied) != weights(tied(1))
 
 
@@ -121,10 +121,6 @@ def test_empty_tensors() -> None:
     sizes = [(0,), (0, 3), (3, 0)]
     found = {weights(with_buffer(torch.empty(size))) for size in sizes}
     assert len(found) == len(sizes)
-    two = nn.Module()
-    two.register_buffer("a", torch.empty(0))
-    two.register_buffer("b", torch.empty(0))
-    assert weights(two) == weights(two)
 
 
 def unusual() -> dict[str, Callable[[], torch.Tensor]]:
@@ -132,16 +128,19 @@ def unusual() -> dict[str, Callable[[], torch.Tensor]]:
         "sparse": lambda: torch.eye(3).to_sparse(),
         "csr": lambda: torch.eye(3).to_sparse_csr(),
         "meta": lambda: torch.empty(3, device="meta"),
-        "conj": lambda: torch.tensor([1 + 2j]).conj(),
-        "neg": lambda: torch.tensor([1 + 2j]).conj().imag,
+        "conj": lambda: torch.tensor([1 + 2j, 3 + 4j]).conj(),
+        "neg": lambda: torch.tensor([1 + 2j, 3 + 4j]).conj().imag,
         "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
     }
 
 
-@pytest.mark.parametrize("make", unusual().values(), ids=unusual())
+@pytest.mark.parametrize("kind", unusual())
 @pytest.mark.parametrize("place", ["buffer", "attribute"])
-def test_unusual_tensors_do_not_stop_the_model(make: Callable[[], torch.Tensor], place: str) -> None:
-    fingerprint(with_buffer(make()) if place == "buffer" else holding(make()))
+def test_unusual_tensors_do_not_stop_the_model(kind: str, place: str) -> None:
+    tensor = unusual()[kind]()
+    found = fingerprint(with_buffer(tensor) if place == "buffer" else holding(tensor))
+    if kind != "quantized":
+        assert bool(found.unknown) is (kind in {"sparse", "csr", "meta"})
 
 
 def test_content_of_a_sparse_attribute() -> None:

@@ -69,7 +69,7 @@ def test_kinds_do_not_share_keys() -> None:
 
 def test_only_options_of_the_graph_enter_a_call() -> None:
     values = dataclasses.asdict(BackendOptions())
-    assert set(graph_options(values)) == {name for name, place in OPTIONS.items() if place == "graph"}
+    assert set(graph_options(values)) == {"decompositions", "disabled_ops", "fallback_to", "min_partition_us"}
 
 
 JSON = st.recursive(
@@ -79,12 +79,14 @@ JSON = st.recursive(
 )
 
 
-@given(JSON, JSON)
-def test_equal_digests_mean_equal_values(a: object, b: object) -> None:
-    import json
+ALIKE = [
+    1, 1.0, True, "1", [1], [[1]], {"1": 1}, 0.0, -0.0, False, None, "null", "", [], {}, [[]], [1, 2], [2, 1], [12],
+    "1,2", ["1,2"], ["1", "2"], {"a": 1, "b": 2}, {"a": 2, "b": 1}, {"a": {"b": 2}}, "\u00e9", "e\u0301",
+]  # fmt: skip
 
-    same = json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
-    assert (digest(a) == digest(b)) == same
+
+def test_values_that_look_alike_have_different_digests() -> None:
+    assert len({digest(value) for value in ALIKE}) == len(ALIKE)
 
 
 @given(st.dictionaries(st.text(), JSON, min_size=2, max_size=5))

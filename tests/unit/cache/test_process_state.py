@@ -47,6 +47,7 @@ def test_a_replaced_function_of_torch(monkeypatch: pytest.MonkeyPatch, owner: An
     if isinstance(owner, type) and way in {"another of torch's", "partial"}:
         pytest.skip("no method")
     before = fingerprint(Net())
+    assert before.unknown == ()
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, WAYS[way](getattr(owner, name)))
         assert tell_apart([before, fingerprint(Net())])
@@ -63,6 +64,7 @@ def test_two_replacements_differ(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_hook_of_all_modules() -> None:
     before = fingerprint(Net())
+    assert before.unknown == ()
     handle = nn.modules.module.register_module_forward_hook(lambda module, args, out: out * 2)
     try:
         assert tell_apart([before, fingerprint(Net())])

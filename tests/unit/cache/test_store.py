@@ -236,8 +236,8 @@ def test_a_reader_and_a_writer_beside_eviction_in_another_process(root):
     with child(EVICTOR, root) as process:
         assert process.stdout.readline() == "ready\n"
         hits = misses = 0
-        end = time.monotonic() + 3
-        while time.monotonic() < end:
+        started = time.monotonic()
+        while (passed := time.monotonic() - started) < 3 and not (passed > 1 and hits and misses):
             for number in range(12):
                 entry = store.get("blob", key(number))
                 try:
@@ -258,7 +258,7 @@ def test_a_reader_and_a_writer_beside_eviction_in_another_process(root):
     assert store.size().bytes < 500_000
 
 
-def test_it_imports_fast_and_without_torch():
+def test_it_imports_without_torch():
     code = (
         "import sys, torchserve_openvino.cache.storage.store\n"
         "print({'torch', 'openvino', 'pydantic'} & set(sys.modules))"

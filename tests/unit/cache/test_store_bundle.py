@@ -192,14 +192,14 @@ def test_a_tampered_entry_stays_out_and_the_other_goes_in(tar, target, name):
 
 def test_a_tampered_object_is_no_matter_where_a_good_one_lies_there(tar, target):
     target.put("blob", key(5), fields={}, body={}, files={"x": b"own" * 100})
-    repack(tar, TAMPERED["gone"])
+    repack(tar, TAMPERED["flipped"])
     assert import_(target, tar).entries == 2
 
 
 def test_members_that_come_twice(store, tar, target):
     repack(tar, lambda info, data: [(info, data), (info, data)])
     moved = import_(target, tar)
-    assert moved.entries == 2 and {problem.reason for problem in moved.problems} == {"the manifest comes twice"}
+    assert moved.entries == 2 and {problem.reason for problem in moved.problems} == {"duplicate manifest"}
     assert_nothing_strange(target)
 
 
@@ -210,7 +210,7 @@ def test_a_huge_declared_size(tar, target, size):
     info.size = size
     tar.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + data[512:])
     moved = import_(target, tar)
-    assert moved.entries == 0 and "which are not there" in moved.problems[0].reason
+    assert moved.entries == 0 and "past the end of the file" in moved.problems[0].reason
 
 
 @pytest.mark.timeout(20)
@@ -225,14 +225,12 @@ def test_a_negative_size(tar, target):
 
 def test_a_huge_size_in_a_manifest(store, target, tmp_path):
     put(store)
-    entry = store.load("partition", key(1))
     rewrite(manifest(store), lambda record: record["files"]["model.bin"].update(bytes=2**60) and None)
     data = manifest(store).read_bytes()
     with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.GNU_FORMAT) as archive:
         info = tarfile.TarInfo(f"entries/partition/{key(1)}.json")
         info.size = len(data)
         archive.addfile(info, io.BytesIO(data))
-    assert entry.files["model.bin"].bytes == 10240
     moved = import_(target, tmp_path / "x.tar")
     assert moved.entries == 0 and "too large for a cache" in moved.problems[0].reason
 

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,26 +59,26 @@ def test_any_bytes_as_a_manifest(store, data):
 
 
 TAMPERED: dict[str, tuple[Callable, str]] = {
-    "kind": (lambda r: r.update(kind="blob"), "is that of 'blob'"),
-    "key": (lambda r: r.update(key=key(2)), "is that of"),
-    "fields": (lambda r: r.update(fields=[1]), "no JSON objects"),
-    "fields gone": (lambda r: r.pop("fields"), "has the keys"),
-    "body": (lambda r: r.update(body=None), "no JSON objects"),
+    "kind": (lambda r: r.update(kind="blob"), "belongs to 'blob'"),
+    "key": (lambda r: r.update(key=key(2)), "belongs to"),
+    "fields": (lambda r: r.update(fields=[1]), "are not JSON objects"),
+    "fields gone": (lambda r: r.pop("fields"), "has the wrong keys"),
+    "body": (lambda r: r.update(body=None), "are not JSON objects"),
     "created": (lambda r: r.update(created=5), "created is not text"),
-    "one more": (lambda r: r.update(extra=1), "has the keys"),
+    "one more": (lambda r: r.update(extra=1), "has the wrong keys"),
     "files": (lambda r: r.update(files=[]), "files is not a JSON object"),
     "upward": (lambda r: r["files"].update({"../../x": {"digest": key(1), "bytes": 1}}), "name of a file"),
     "absolute": (lambda r: r["files"].update({"/etc/passwd": {"digest": key(1), "bytes": 1}}), "name of a file"),
-    "digest": (lambda r: r["files"]["model.bin"].update(digest="../../../etc/passwd"), "has no digest"),
-    "digest case": (lambda r: r["files"]["model.bin"].update(digest="A" * 64), "has no digest"),
-    "digest newline": (lambda r: r["files"]["model.bin"].update(digest="a" * 64 + "\n"), "has no digest"),
+    "digest": (lambda r: r["files"]["model.bin"].update(digest="../../../etc/passwd"), "has no valid digest"),
+    "digest case": (lambda r: r["files"]["model.bin"].update(digest="A" * 64), "has no valid digest"),
+    "digest newline": (lambda r: r["files"]["model.bin"].update(digest="a" * 64 + "\n"), "has no valid digest"),
     "digest other": (lambda r: r["files"]["model.bin"].update(digest="a" * 64), "an object is missing"),
-    "no digest": (lambda r: r["files"]["model.bin"].pop("digest"), "has no digest"),
-    "no ref": (lambda r: r["files"].update({"model.bin": "x"}), "has no digest"),
+    "no digest": (lambda r: r["files"]["model.bin"].pop("digest"), "has no valid digest"),
+    "no ref": (lambda r: r["files"].update({"model.bin": "x"}), "has no valid digest"),
     "bytes": (lambda r: r["files"]["model.bin"].update(bytes=5), "has 10240 bytes, not 5"),
-    "bytes text": (lambda r: r["files"]["model.bin"].update(bytes="5"), "has no size"),
-    "bytes bool": (lambda r: r["files"]["model.bin"].update(bytes=True), "has no size"),
-    "bytes below": (lambda r: r["files"]["model.bin"].update(bytes=-1), "has no size"),
+    "bytes text": (lambda r: r["files"]["model.bin"].update(bytes="5"), "has no valid size"),
+    "bytes bool": (lambda r: r["files"]["model.bin"].update(bytes=True), "has no valid size"),
+    "bytes below": (lambda r: r["files"]["model.bin"].update(bytes=-1), "has no valid size"),
 }
 
 
@@ -89,8 +88,6 @@ def test_a_tampered_manifest_with_a_right_checksum(store, name, caplog):
     put(store)
     rewrite(manifest(store), lambda record: change(record) and None)
     assert [problem.key for problem in store.verify()] == [key(1)]
-    # The table abbreviates this message.
-    reason = reason.replace("no JSON objects", "are not JSON objects")
     with caplog.at_level(logging.WARNING):
         assert_lost(store, reason, caplog)
 
@@ -139,25 +136,7 @@ def test_deep_json_is_damage_and_no_crash(store):
 def test_a_huge_manifest_is_not_read(store):
     put(store)
     os.truncate(manifest(store), 65 * 2**20)
-    assert_lost(store, "more than 67108864")
-
-
-def test_swapped_manifests(store):
-    put(store, 1)
-    put(store, 2, body={"other": 1})
-    a, b = manifest(store, 1).read_bytes(), manifest(store, 2).read_bytes()
-    manifest(store, 1).write_bytes(b)
-    manifest(store, 2).write_bytes(a)
-    assert store.get("partition", key(1)) is None and store.get("partition", key(2)) is None
-    assert store.events.damaged == 2
-
-
-def test_a_manifest_in_another_kinds_folder(store):
-    put(store)
-    manifest(store, 1, "blob").parent.mkdir()
-    shutil.copy(manifest(store), manifest(store, 1, "blob"))
-    assert store.get("blob", key(1)) is None
-    assert "is that of 'partition'" in store.events.last_damaged
+    assert_lost(store, f"has {65 * 2**20} bytes")
 
 
 def flip(path: Path) -> None:
@@ -290,4 +269,4 @@ def test_verify_names_damaged_orphans(store):
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"not this")
     (problem,) = store.verify()
-    assert "no entry names it" in problem.reason and problem.path == str(path)
+    assert "no entry refers to it" in problem.reason and problem.path == str(path)

@@ -61,7 +61,7 @@ def test_ls_as_json(run, store):
 def test_ls_tells_what_it_cannot_read(run, store):
     next((store.root / "entries" / "call").iterdir()).write_bytes(b"damaged")
     result = run("ls")
-    assert result.exit_code == 0 and "damaged or of another version: 1" in result.stdout
+    assert result.exit_code == 0 and "not shown: 1 damaged " in result.stdout
 
 
 def test_looking_changes_nothing(run, store):
@@ -166,7 +166,7 @@ def test_a_damaged_entry_is_not_exported(run, store, tmp_path):
 def test_a_bad_archive(run, tmp_path):
     (tmp_path / "bad.tar").write_bytes(b"no tar" * 1000)
     result = run("import", tmp_path / "bad.tar")
-    assert result.exit_code == 1 and "no tar header" in result.stdout
+    assert result.exit_code == 1 and "invalid tar header" in result.stdout
     result = run("import", tmp_path / "absent.tar")
     assert result.exit_code == 1 and "No such file" in result.stderr
     result = run("export", tmp_path / "absent" / "x.tar")
@@ -209,7 +209,8 @@ def test_the_default_is_used(run, store, monkeypatch):
 @pytest.mark.parametrize("command", ["ls", "verify", "prune", "export", "import", "clear"])
 def test_help_with_examples(command):
     result = CliRunner().invoke(app, ["cache", command, "--help"])
-    assert result.exit_code == 0 and f"torchserve-openvino cache {command}" in result.stdout
+    assert result.exit_code == 0
+    assert f"torchserve-openvino cache {command}" in result.stdout.partition("Examples:")[2]
 
 
 def test_problems_end_with_code_1(run, store, tmp_path):

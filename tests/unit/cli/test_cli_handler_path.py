@@ -39,7 +39,7 @@ def test_the_list(run, args):
 def test_an_unknown_name(run):
     result = run("image_clasifier")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "our handlers: image_classifier, tensor. Did you mean 'image_classifier'?" in result.stderr
+    assert "valid names: image_classifier, tensor. Did you mean 'image_classifier'?" in result.stderr
 
 
 @pytest.mark.parametrize("name", ["image_classifier", "tensor"])

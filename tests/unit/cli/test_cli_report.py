@@ -125,7 +125,7 @@ def test_a_report_of_another_version(run, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "is not a JSON file"), ("{}", "holds no compile report"), ("3", "holds no compile report")],
+    [("{", "is not a JSON file"), ("{}", "contains no compile report"), ("3", "contains no compile report")],
 )
 def test_a_file_without_a_report(run, tmp_path, text, message):
     path = tmp_path / "report.json"
@@ -148,7 +148,7 @@ def test_an_unknown_model(run, server):
     server.answers["/models"] = (200, {"models": [{"modelName": "efficientnet", "modelUrl": "e.mar"}]})
     result = run("eficientnet", "--management", server.url)
     assert result.exit_code == 1
-    assert "knows no model 'eficientnet'" in result.stderr
+    assert "has no model 'eficientnet'" in result.stderr
     assert "Did you mean 'efficientnet'?" in result.stderr
 
 

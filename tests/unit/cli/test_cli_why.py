@@ -66,10 +66,7 @@ def test_a_worker_that_is_late_is_told_so(logs) -> None:
     assert "startupTimeout (120 s)" in found["cause"]["text"] and "raise startupTimeout" in found["text"]
 
 
-@pytest.mark.parametrize("lines", [[], [AT.format(1, "net_1.0", "Listening")]])
-def test_nothing_is_made_up(logs, lines) -> None:
-    assert "contains no cause" in why(logs(*lines), json_too=False)["text"]
-
-
-def test_a_folder_that_is_none_is_said(tmp_path: Path) -> None:
-    assert "--logs" in why(tmp_path / "nowhere", json_too=False)["text"]
+@pytest.mark.parametrize("lines", [[], [AT.format(1, "net_1.0", "Listening")], None])
+def test_nothing_is_made_up(logs, lines, tmp_path: Path) -> None:
+    text = why(tmp_path / "nowhere" if lines is None else logs(*lines), json_too=False)["text"]
+    assert "contains no cause" in text and "--logs" in text

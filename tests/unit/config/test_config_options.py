@@ -89,9 +89,12 @@ def test_openvinos_own_cache_is_used_where_it_is_asked_for(tmp_path):
 
 
 @pytest.mark.parametrize("value", [3, "", [], ["a"]])
-def test_what_is_no_folder(value, tmp_path):
+def test_what_is_no_folder(value):
     with pytest.raises(ConfigError, match="cache_dir"):
         resolve_options({"cache_dir": value}, env={})
+
+
+def test_a_file_is_no_folder(tmp_path):
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(ConfigError, match="is not a folder"):

@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchserve_openvino.config import ConfigErrors, load_serving_config
-from torchserve_openvino.config.kinds import FALLBACK_KINDS
 from torchserve_openvino.config.torchserve_keys import ALL
 from torchserve_openvino.errors import ConfigError, DeviceNotFoundError
-from torchserve_openvino.report.tracker import FALLBACK_KINDS as REPORTED_KINDS
 
 # A YAML with every main section.
 CONTRACT = """\
@@ -236,10 +234,6 @@ def test_shorthands():
     assert ours({"warmup": {"inputs": [{"shape": [3], "dtype": "torch.int64"}]}}).warmup.inputs[0].dtype == "int64"
 
 
-def test_kinds_are_those_of_the_report():
-    assert FALLBACK_KINDS == REPORTED_KINDS
-
-
 @pytest.mark.parametrize(
     ("data", "key", "suggestion"),
     [
@@ -285,7 +279,7 @@ def test_fallback_to_in_either_place():
         "pt2": {"backend": "openvino", "options": {"fallback_to": "eager"}},
         "handler": {"openvino": {"fallback": {"to": "inductor"}}},
     }
-    with pytest.raises(ConfigError, match="state one"):
+    with pytest.raises(ConfigError, match="set only one of them"):
         load_serving_config(both, env={})
     both["handler"]["openvino"]["fallback"]["to"] = "eager"  # type: ignore[index]
     load_serving_config(both, env={})
@@ -319,20 +313,18 @@ def test_the_strict_one_refuses_every_fallback():
     assert load_serving_config(MODEL_CONFIGS / "strict.yaml", env={}).pt2.fullgraph
 
 
-def test_every_shipped_configuration_is_tested_and_commented():
-    paths = {path.stem: path for path in MODEL_CONFIGS.glob("*.yaml") if path.stem != "metrics"}
-    assert set(paths) == {"cpu-latency", "cpu-throughput", "cpu-text", "gpu", "npu", "auto", "strict"}
-    for path in paths.values():
-        assert path.read_text(encoding="utf-8").startswith("# ")
+def test_every_shipped_configuration_is_tested():
+    names = {path.stem for path in MODEL_CONFIGS.glob("*.yaml")} - {"metrics"}
+    assert names == {"cpu-latency", "cpu-throughput", "cpu-text", "gpu", "npu", "auto", "strict"}
 
 
 @pytest.mark.parametrize(
     ("section", "message"),
     [
         ({"freeze": "maybe"}, r"handler.openvino.freeze: must be auto, true or false, not 'maybe'"),
-        ({"batching": {"buckets": [4, 1_000_000_000]}}, r"buckets: holds 1000000000; the largest batch is 65536"),
-        ({"warmup": {"batch_sizes": [70_000]}}, r"batch_sizes: holds 70000; the largest"),
-        ({"threads": 1_000_000_000}, r"threads: is 1000000000; the largest number is 1024"),
+        ({"batching": {"buckets": [4, 10**9]}}, r"buckets: contains 1000000000; the maximum batch size is 65536"),
+        ({"warmup": {"batch_sizes": [70_000]}}, r"batch_sizes: contains 70000; the maximum"),
+        ({"threads": 1_000_000_000}, r"threads: is 1000000000; the maximum is 1024"),
         ({"execution": {"mode": "throughput", "streams": 5000}}, r"streams: is 5000"),
     ],
 )

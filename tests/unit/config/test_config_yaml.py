@@ -18,7 +18,7 @@ def test_duplicate_keys_are_told_all_at_once():
     with pytest.raises(ConfigErrors) as caught:
         parse_yaml("a: 1\nb: {c: 1, c: 2}\na: 3\n", "f.yaml")
     assert [(p.key, p.place) for p in caught.value.problems] == [("b.c", "f.yaml:2"), ("a", "f.yaml:3")]
-    assert "already stands on line 1" in str(caught.value)
+    assert "first defined on line 1" in str(caught.value)
 
 
 def test_anchors_and_merges():
@@ -38,8 +38,8 @@ def test_many_aliases_are_walked_once():
     [
         ("a: [1\nb: 2\n", r"f.yaml:\d+: is not valid YAML"),
         ("a: 1\n\tb: 2\n", r"f.yaml:\d+: is not valid YAML"),
-        ("- 1\n", "must hold a mapping"),
-        ("text", "must hold a mapping"),
+        ("- 1\n", "must be a mapping at the top level"),
+        ("text", "must be a mapping at the top level"),
         ("a: &x {b: *x}\n", "contains itself"),
         ("[a]: 1\n", "not a plain name"),
         ("a: 1\n---\nb: 2\n", "is not valid YAML"),

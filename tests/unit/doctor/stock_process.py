@@ -4,17 +4,12 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from torchserve_openvino.doctor.bisecting.stock_worker import run_stock
-
-
-class Call(NamedTuple):
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+from torchserve_openvino.doctor.target import Call
 
 
 class WithDigamma(nn.Module):

@@ -57,8 +57,8 @@ def test_operators_add_up(ill: Diagnosis) -> None:
 def test_graph_breaks_have_a_hint_for_their_cause(ill: Diagnosis) -> None:
     found = {each.source: each.next_steps[0].title for each in ill.graph_breaks}
     assert found == {
-        'print("hello")': "take the print or the log call out of forward",
-        "if y.sum().item() > 1e9:": "keep the value a tensor",
+        'print("hello")': "remove print or logging calls from forward",
+        "if y.sum().item() > 1e9:": "keep the value in a tensor",
     }
     assert {each.where for each in ill.graph_breaks} == {
         f"ill_file.py:{line_of('print(')}",

@@ -8,25 +8,20 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from ill_models import ILL, written
 from rich.console import Console
 
-from helpers import hypot_refused
-from torchserve_openvino.doctor.diagnose import diagnose
+from torchserve_openvino.doctor.diagnosis import Diagnosis
 from torchserve_openvino.doctor.rendering.dot import to_dot
 from torchserve_openvino.doctor.rendering.html import to_html
 from torchserve_openvino.doctor.rendering.picture import lay_out
 from torchserve_openvino.doctor.rendering.text import print_diagnosis
-from torchserve_openvino.doctor.target import TargetSpec, load_target
 
 VOID = {"meta", "br", "img", "link", "input", "path", "rect"}
 
 
 @pytest.fixture(scope="module")
-def ill(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    path = written(tmp_path_factory.mktemp("ill"), "ill_render.py", ILL)
-    with hypot_refused():
-        return diagnose(load_target(TargetSpec(path))).to_dict()
+def ill(ill: Diagnosis) -> dict[str, Any]:
+    return ill.to_dict()
 
 
 class Balanced(HTMLParser):

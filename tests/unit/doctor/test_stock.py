@@ -49,7 +49,7 @@ def test_a_process_that_dies_is_no_error_of_ours(tmp_path: Path) -> None:
     run = run_worker([sys.executable, "-c", code], tmp_path / "answer", timeout=60)
     assert run.outcome == "crashed" and "Aborted" in run.error and "last words" in run.text()
     run = run_worker([sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "answer", timeout=60)
-    assert run.error == "exit code 3: it said nothing"
+    assert run.error == "exit code 3: no output"
 
 
 def test_a_process_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
@@ -61,9 +61,7 @@ def test_a_process_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None
     run = run_worker([sys.executable, "-c", code], tmp_path / "answer", timeout=2)
     assert run.outcome == "timed_out" and "2 s" in run.text()
     time.sleep(0.3)
-    before = alive.read_text()
-    time.sleep(0.3)
-    assert alive.read_text() == before
+    assert time.time() - alive.stat().st_mtime > 0.2
 
 
 def test_options_are_handed_on_as_they_are_written(tmp_path: Path) -> None:
@@ -86,11 +84,12 @@ def test_the_verdict_is_json_and_text() -> None:
     )
     assert json.loads(json.dumps(verdict.to_dict()))["as given"]["failures"] == ["why"]
     assert verdict.text().splitlines()[:2] == [
-        'torch.compile(backend="openvino"), as given: silently runs eager PyTorch: nothing at all is on OpenVINO',
+        'torch.compile(backend="openvino"), as given: silently runs eager PyTorch; nothing runs on OpenVINO',
         "  why",
     ]
 
 
+@pytest.mark.slow
 def test_a_conv_net_is_refused_or_runs_eager_and_with_aot_autograd_overwrites_its_answers(tmp_path: Path) -> None:
     model = tmp_path / "net.py"
     model.write_text(

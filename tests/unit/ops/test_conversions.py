@@ -11,7 +11,6 @@ from torch import Tensor
 
 import torchserve_openvino as tov
 from helpers import check
-from torchserve_openvino.ops.registry import rules_that
 
 X = torch.randn(4, 5, 6)
 I = torch.tensor  # noqa: E741
@@ -162,10 +161,3 @@ def test_symbolic_sizes_are_named_as_the_reason() -> None:
         torch.testing.assert_close(compiled(x), padded(x))
     (fallback,) = compiled.report.fallbacks
     assert fallback.kind == "conversion_failed" and "where its sizes are known" in fallback.reason
-
-
-def test_each_is_an_operator_of_torch() -> None:
-    # torchvision's operators exist only after its import.
-    for name in rules_that(lambda rule: rule.convert is not None).keys() - {"torchvision.roi_align.default"}:
-        namespace, packet, overload = name.split(".")
-        assert getattr(getattr(getattr(torch.ops, namespace), packet), overload)

@@ -51,7 +51,7 @@ def test_a_good_archive_shows_its_settings(made) -> None:
     ("change", "message"),
     [
         ({"config": "deviceType: tpu\n"}, "deviceType: must be one of cpu, gpu"),
-        ({"config": "handler: {openvino: {threads: 1000000000}}\n"}, "the largest number is 1024"),
+        ({"config": "handler: {openvino: {threads: 1000000000}}\n"}, "the maximum is 1024"),
         (
             {"config": "handler: {openvino: {warmup: {samples: [a.npy]}}}\n"},
             "names 'a.npy': it is not in the archive",

@@ -45,10 +45,11 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def options(sources: Path, target: Path) -> list[object]:
+def options(sources: Path, target: Path, model: Path | None = None, config: Path | None = None) -> list[object]:
+    model, config = model or sources / "model.py", config or sources / "model-config.yaml"
     return [
-        *("--model-name", "small", "--model-file", sources / "model.py", "--serialized-file", sources / "weights.pth"),
-        *("--handler", "tensor", "--config-file", sources / "model-config.yaml", "--export-path", target),
+        *("--model-name", "small", "--model-file", model, "--serialized-file", sources / "weights.pth"),
+        *("--handler", "tensor", "--config-file", config, "--export-path", target),
     ]
 
 
@@ -61,14 +62,17 @@ def packed(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target / "small.mar"
 
 
+def repacked(packed: Path, folder: Path) -> Path:
+    extract(packed, folder)
+    return folder
+
+
 def started(archive: Path, folder: Path) -> dict[str, Any]:
-    """Loads the archive in a separate process as a worker does, and returns the report."""
-    folder.mkdir()
-    extract(archive, folder)
-    return loaded(folder)
+    return loaded(repacked(archive, folder))
 
 
 def loaded(folder: Path, **environment: str) -> dict[str, Any]:
+    """Loads an unpacked archive in a separate process as a worker does, and returns the report."""
     command = [sys.executable, "-W", "ignore", "-m", "torchserve_openvino.serving.loading.archive", str(folder)]
     done = subprocess.run(
         command,
@@ -122,11 +126,6 @@ def test_an_archive_of_plain_torch_model_archiver_still_starts_and_check_says_co
     assert report["cache"]["status"] == "off" and report["verify"]["passed"]
 
 
-def repacked(packed: Path, folder: Path) -> Path:
-    extract(packed, folder)
-    return folder
-
-
 def test_other_weights_in_an_old_archive_are_found_and_never_served_stale(packed: Path, tmp_path: Path) -> None:
     folder = repacked(packed, tmp_path / "new")
     torch.manual_seed(7)
@@ -178,18 +177,14 @@ def test_damage_is_named_and_survived(packed: Path, tmp_path: Path) -> None:
 
 def test_a_model_that_does_not_load_is_told_with_its_reason(sources: Path, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(ENCODER.replace("torch.nn.Linear(8, 3)", "torch.nn.Linear(9, 3)"))
-    arguments = options(sources, tmp_path)
-    arguments[3] = tmp_path / "model.py"
-    result = package(*arguments, "--precompile")
+    result = package(*options(sources, tmp_path, model=tmp_path / "model.py"), "--precompile")
     assert result.exit_code == 1 and "does not load" in result.stderr and "size mismatch" in result.stderr
     assert not (tmp_path / "small.mar").exists()
 
 
 def test_a_model_without_declared_inputs_can_not_be_precompiled(sources: Path, tmp_path: Path) -> None:
     (tmp_path / "model-config.yaml").write_text("pt2: openvino\n")
-    arguments = options(sources, tmp_path)
-    arguments[9] = tmp_path / "model-config.yaml"
-    result = package(*arguments, "--precompile")
+    result = package(*options(sources, tmp_path, config=tmp_path / "model-config.yaml"), "--precompile")
     assert result.exit_code == 1 and "handler.openvino.warmup.inputs" in result.stderr
 
 

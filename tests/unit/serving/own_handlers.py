@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from ts.handler_utils.micro_batching import MicroBatching
 
+from encoder import build
 from torchserve_openvino import OpenVINOHandler
 from torchserve_openvino.serving.base import BaseHandler
 
@@ -29,10 +30,7 @@ COMPILE = "handler.openvino.compile"
 
 def weights(path) -> None:
     """Saves the weights of `NET`."""
-    space: dict = {}
-    exec(NET, space)
-    torch.manual_seed(0)
-    torch.save(space["Network"]().state_dict(), path)
+    torch.save(build(NET, "Network").state_dict(), path)
 
 
 class Plain(OpenVINOHandler, BaseHandler):
@@ -159,9 +157,6 @@ class MicroParts(Micro):
 
 
 class ListOnly(Plain):
-    def initialize(self, context):
-        super().initialize(context)
-
     def loaded_model(self):
         model = super().loaded_model()
         self.model = [model.encoder, model.head]
@@ -198,10 +193,7 @@ class Network(torch.nn.Module):
 
 
 def save_text(path) -> None:
-    space: dict = {}
-    exec(TEXT, space)
-    torch.manual_seed(0)
-    torch.save(space["Network"]().state_dict(), path)
+    torch.save(build(TEXT, "Network").state_dict(), path)
 
 
 class Text(Plain):
@@ -217,9 +209,3 @@ class Text(Plain):
     def inference(self, data, *args, **kwargs):
         with torch.no_grad():
             return self.model(**data)
-
-
-class Sum(Plain):
-    def inference(self, data, *args, **kwargs):
-        with torch.no_grad():
-            return self.model(data)

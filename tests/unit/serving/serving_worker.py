@@ -1,6 +1,7 @@
 """A worker in this process: real contexts, metrics and handlers, an unpacked archive on disk, no server."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import yaml
 from torch import nn
 from ts.context import Context, RequestProcessor
 from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
+
+from encoder import build
 
 METRICS = Path(__file__).resolve().parents[3] / "model-config" / "metrics.yaml"
 
@@ -24,14 +27,21 @@ class Network(torch.nn.Module):
         return self.last(self.first(x).relu())
 """
 WARMUP = {"inputs": [{"shape": [4]}]}
+ROWS = [[0.5, -1.0, 2.0, 0.1]]
 
 
 def network() -> nn.Module:
     """Returns `NETWORK` with fixed weights."""
-    namespace: dict[str, Any] = {}
-    exec(NETWORK, namespace)
-    torch.manual_seed(0)
-    return namespace["Network"]().eval()
+    return build(NETWORK, "Network")
+
+
+def expected(rows: list[list[float]] = ROWS) -> torch.Tensor:
+    with torch.no_grad():
+        return network()(torch.tensor(rows))
+
+
+def close(answer: Any, rows: list[list[float]] = ROWS) -> None:
+    torch.testing.assert_close(torch.tensor(answer), expected(rows), rtol=1e-4, atol=1e-5)
 
 
 class Archive:
@@ -81,15 +91,6 @@ class Archive:
     def status(self, position: int) -> int:
         return self.context.get_response_status(position)[0]
 
-    def metric(self, name: str) -> Any:
-        """Returns the cached metric of this name; None if there is none."""
-        from ts.metrics.metric_type_enum import MetricTypes
-
-        for kind in (MetricTypes.GAUGE, MetricTypes.COUNTER):
-            if name in self.metrics.cache.get(kind, {}):
-                return self.metrics.cache[kind][name]
-        return None
-
 
 @pytest.fixture
 def archive(tmp_path, monkeypatch) -> Callable[..., Archive]:
@@ -104,6 +105,12 @@ def archive(tmp_path, monkeypatch) -> Callable[..., Archive]:
         return made
 
     return make
+
+
+def sent(caplog: pytest.LogCaptureFixture, name: str) -> list[tuple[str, str]]:
+    """Returns value and labels for each time that the metric was sent; TorchServe logs metrics at level INFO."""
+    found = [re.match(rf"\[METRICS\]{name}\.\w+:([^|]+)\|#([^|]*)\|", r.getMessage()) for r in caplog.records]
+    return [(match[1], match[2]) for match in found if match]
 
 
 def save_weights(path: Path) -> None:

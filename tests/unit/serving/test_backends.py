@@ -1,8 +1,10 @@
 """Each backend, from the YAML to an answer."""
 
+import logging
+
 import pytest
 import torch
-from serving_worker import WARMUP, network, save_weights
+from serving_worker import WARMUP, network, save_weights, sent
 
 from torchserve_openvino.tasks.tensor import TensorHandler
 
@@ -10,7 +12,8 @@ ROWS = [[[0.5, -1.0, 2.0, 0.1]], [[1.0, 2.0, 3.0, 4.0]], [[0.0, 0.1, 0.2, 0.3]]]
 
 
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts", "export", "auto"])
-def test_a_worker_serves_with_every_backend(archive, tmp_path, backend) -> None:
+def test_a_worker_serves_with_every_backend(archive, tmp_path, backend, caplog) -> None:
+    caplog.set_level(logging.INFO)
     options = {
         "model_caching": True,
         "cache_dir": str(tmp_path / "cache"),
@@ -22,6 +25,7 @@ def test_a_worker_serves_with_every_backend(archive, tmp_path, backend) -> None:
     expected = network()(torch.tensor(ROWS)[:, 0]).detach()
     for start in ("cold", "warm"):
         torch.compiler.reset()
+        caplog.clear()
         made = archive(config, weights=save_weights, batch_size=3)
         handler = TensorHandler()
         handler.initialize(made.context)
@@ -38,7 +42,8 @@ def test_a_worker_serves_with_every_backend(archive, tmp_path, backend) -> None:
             assert used == backend
         assert report["summary"]["coverage"] == 1.0 and report["serving"]["compiles_after_ready"] == 0
         assert report["cache"]["traces"] == (0 if start == "warm" else 3)
-        assert made.metric("openvino_backend") is not None
+        value, labels = sent(caplog, "openvino_backend")[-1]
+        assert value == "1" and f"backend:{used}" in labels.split(",")
         assert f"backend {used}" in handler.report.summary_line()
 
 

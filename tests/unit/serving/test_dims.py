@@ -1,5 +1,7 @@
 """Sequences of any length on a model compiled for a few lengths: padded with masks and cut back, or refused."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,20 +9,13 @@ import pytest
 import torch
 from serving_worker import Archive
 
-from encoder import ENCODER, encoder
+from encoder import ENCODER, IDS, MASK, encoder, save_encoder
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.tasks.tensor import TensorHandler
-
-IDS = {"name": "ids", "shape": ["sequence"], "dtype": "int64", "low": 0, "high": 50}
-MASK = {"name": "mask", "shape": ["sequence"], "dtype": "int64", "mask": True}
 
 
 def request(ids) -> dict[str, Any]:
     return {"inputs": {"ids": ids}}
-
-
-def save(path) -> None:
-    torch.save(encoder().state_dict(), path)
 
 
 def settings(inputs=(IDS, MASK), **batching) -> dict[str, Any]:
@@ -29,7 +24,7 @@ def settings(inputs=(IDS, MASK), **batching) -> dict[str, Any]:
 
 
 def started(archive, config=None, batch_size: int = 2) -> tuple[Archive, TensorHandler]:
-    made = archive(config or settings(), model_file=ENCODER, weights=save, batch_size=batch_size)
+    made = archive(config or settings(), model_file=ENCODER, weights=save_encoder, batch_size=batch_size)
     handler = TensorHandler()
     handler.initialize(made.context)
     return made, handler
@@ -146,10 +141,7 @@ def test_padding_that_would_change_an_answer_is_refused_at_load(archive) -> None
 
 def test_samples_are_run_and_show_what_the_inputs_are(archive) -> None:
     config = {"handler": {"openvino": {"warmup": {"samples": ["sample.json"]}}}}
-    made = archive(config, model_file=ENCODER, weights=save, batch_size=2)
-    import json
-    from pathlib import Path
-
+    made = archive(config, model_file=ENCODER, weights=save_encoder, batch_size=2)
     folder = Path(made.context.system_properties["model_dir"])
     (folder / "sample.json").write_text(json.dumps({"inputs": {"ids": [[1, 2, 3]]}}))
     handler = TensorHandler()
@@ -163,8 +155,16 @@ def test_samples_are_run_and_show_what_the_inputs_are(archive) -> None:
     assert made.handle(handler, request([[1, 2]]))[0]["code"] == 400
 
 
-def test_a_sample_that_is_no_request_stops_the_load(archive) -> None:
+def test_a_missing_sample_stops_the_load(archive) -> None:
     config = {"handler": {"openvino": {"warmup": {"samples": ["absent.json"]}}}}
-    made = archive(config, model_file=ENCODER, weights=save)
+    made = archive(config, model_file=ENCODER, weights=save_encoder)
     with pytest.raises(ModelLoadError, match="--extra-files"):
+        TensorHandler().initialize(made.context)
+
+
+def test_an_unusable_sample_stops_the_load(archive) -> None:
+    config = {"handler": {"openvino": {"warmup": {"samples": ["sample.json"]}}}}
+    made = archive(config, model_file=ENCODER, weights=save_encoder)
+    (Path(made.context.system_properties["model_dir"]) / "sample.json").write_text("{not json")
+    with pytest.raises(ModelLoadError, match="is not a request that this handler accepts.*not valid JSON"):
         TensorHandler().initialize(made.context)

@@ -3,27 +3,17 @@
 import copy
 import logging
 import os
+import re
 
 import pytest
 import torch
-from serving_worker import NETWORK, WARMUP, network, save_weights
+from serving_worker import NETWORK, ROWS, WARMUP, close, expected, network, save_weights, sent
 from torch import nn
 from ts.torch_handler.base_handler import BaseHandler
 
 import torchserve_openvino as tov
 from torchserve_openvino.errors import ModelLoadError, PolicyViolationError, TorchScriptModelError, VerificationError
 from torchserve_openvino.tasks.tensor import TensorHandler
-
-ROWS = [[0.5, -1.0, 2.0, 0.1]]
-
-
-def expected(rows=ROWS):
-    with torch.no_grad():
-        return network()(torch.tensor(rows))
-
-
-def close(answer, rows=ROWS) -> None:
-    torch.testing.assert_close(torch.tensor(answer), expected(rows), rtol=1e-4, atol=1e-5)
 
 
 def save_safetensors(path) -> None:
@@ -214,14 +204,14 @@ def test_policy_refuses_and_warns(archive, caplog) -> None:
     assert "aten.digamma.default" in caplog.text and handler.initialized
 
 
-def test_fallbacks_are_metrics(archive, capfd) -> None:
+def test_fallbacks_are_metrics(archive, caplog) -> None:
     made = archive(model_file=UNSUPPORTED, weights=save_weights)
-    TensorHandler().initialize(made.context)
-    sent = capfd.readouterr().out + capfd.readouterr().err
-    counter = made.metric("openvino_fallbacks_total")
-    assert counter is not None and next(iter(counter.dimension_names)) == "kind"
-    assert made.metric("openvino_coverage_ratio") is not None
-    assert sent is not None
+    with caplog.at_level(logging.INFO):
+        TensorHandler().initialize(made.context)
+    fallbacks = sent(caplog, "openvino_fallbacks_total")
+    assert sum(int(value) for value, labels in fallbacks if "kind:unsupported_op" in labels) > 0
+    value, _ = sent(caplog, "openvino_coverage_ratio")[-1]
+    assert 0 < float(value) < 1
 
 
 def test_wrong_answers_are_refused(archive, monkeypatch) -> None:
@@ -301,18 +291,6 @@ def test_a_users_handler_may_change_its_weights(archive) -> None:
     assert made.handle(handler, b"0.5,-1,2,0.1")[0]["largest"] == 0
 
 
-def test_importing_the_package_stays_light() -> None:
-    import subprocess
-    import sys
-
-    code = (
-        "import sys, torchserve_openvino as tov; tov.compile; "
-        "print([m for m in ('ts', 'transformers', 'torchvision', 'captum') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 def test_a_users_handler_may_be_frozen(archive) -> None:
     section = {"warmup": WARMUP, "freeze": True, "release_weights": True}
     made = archive({"handler": {"openvino": section}}, weights=save_weights)
@@ -338,5 +316,5 @@ def test_advice_where_loading_comes_near_the_timeout(archive, caplog, monkeypatc
     made = archive({"startupTimeout": 1, "handler": {"openvino": {"warmup": WARMUP}}}, weights=save_weights)
     handler = TensorHandler()
     handler.initialize(made.context)
-    assert "Set startupTimeout: 3" in caplog.text and "allows" in caplog.text
+    assert re.search(r"Set startupTimeout: \d+", caplog.text) and "allows" in caplog.text
     assert any("startupTimeout" in note for note in handler.describe_handle()["notes"])

@@ -2,11 +2,10 @@
 
 import base64
 import json
-from typing import Any
 
 import pytest
 import torch
-from serving_worker import NETWORK, WARMUP, network, save_weights
+from serving_worker import NETWORK, WARMUP, close, network, save_weights
 from ts.context import RequestProcessor
 from ts.torch_handler.base_handler import BaseHandler
 from ts.torch_handler.request_envelope.json import JSONEnvelope
@@ -18,11 +17,6 @@ import torchserve_openvino as tov
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 GOOD, OTHER = [[0.5, -1.0, 2.0, 0.1]], [[1.0, 2.0, 3.0, 4.0]]
-
-
-def close(answer, rows) -> None:
-    with torch.no_grad():
-        torch.testing.assert_close(torch.tensor(answer), network()(torch.tensor(rows)), rtol=1e-4, atol=1e-5)
 
 
 def started(handler, made):
@@ -74,13 +68,18 @@ def test_out_of_memory_is_torchserves_own_507(archive, monkeypatch) -> None:
         made.handle(handler, b"1,2,3,4", b"1,2,3,4")
 
 
-def test_a_handler_that_loses_answers_is_told(archive, monkeypatch) -> None:
+def test_too_few_answers_are_retried_one_by_one(archive, monkeypatch) -> None:
     made = archive(weights=save_weights, batch_size=2)
     handler = started(Mine(), made)
     monkeypatch.setattr(handler, "postprocess", lambda outputs: [1])
     answers = made.handle(handler, b"1,2,3,4", b"1,2,3,4")
     # Run one by one, each item gets the one answer of this postprocess.
     assert answers == [1, 1]
+
+
+def test_postprocess_must_return_a_list(archive, monkeypatch) -> None:
+    made = archive(weights=save_weights)
+    handler = started(Mine(), made)
     monkeypatch.setattr(handler, "postprocess", lambda outputs: "text")
     (answer,) = made.handle(handler, b"1,2,3,4")
     assert made.status(0) == 500 and "must return a list" in answer["message"]
@@ -103,12 +102,9 @@ def test_non_finite_answers_can_be_refused(archive) -> None:
 # --- envelopes ----------------------------------------------------------------------------------------------
 
 
-def enveloped(made, envelope_class, handler, *bodies: Any) -> list[Any]:
+def enveloped(made, envelope_class, handler, *bodies):
     """Handles a batch in an envelope, which wraps the handler as TorchServe's loader does."""
-    made.context.request_processor = [RequestProcessor({"explain": "False"}) for _ in bodies]
-    made.context.request_ids = {i: f"request-{i}" for i in range(len(bodies))}
-    made.metrics.set_request_ids(made.context.request_ids)
-    return envelope_class(handler.handle).handle([{"body": body} for body in bodies], made.context)
+    return made.handle(envelope_class(handler.handle), *bodies)
 
 
 def test_json_envelope_keeps_requests_and_items_apart(archive) -> None:

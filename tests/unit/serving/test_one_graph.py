@@ -7,7 +7,7 @@ import pytest
 import torch
 from serving_worker import NETWORK, WARMUP, network, save_weights
 
-from encoder import ENCODER, encoder
+from encoder import ENCODER, IDS, MASK, encoder, save_encoder
 from torchserve_openvino.config.sections import OpenVINOSection, WarmupInput
 from torchserve_openvino.serving.shapes import one_graph
 from torchserve_openvino.serving.shapes.input_spec import Signature, declared_specs
@@ -66,13 +66,8 @@ def test_several_batch_sizes_share_a_graph(archive, large) -> None:
 
 
 def test_lengths_share_it_too(archive, large) -> None:
-    def save(path) -> None:
-        torch.save(encoder().state_dict(), path)
-
-    ids = {"name": "ids", "shape": ["sequence"], "dtype": "int64", "low": 0, "high": 50}
-    mask = {"name": "mask", "shape": ["sequence"], "dtype": "int64", "mask": True}
-    config = settings(batching={"dims": {"sequence": [4, 8, 16]}}, warmup={"inputs": [ids, mask]})
-    made, handler, report = started(archive, config, 2, ENCODER, save)
+    config = settings(batching={"dims": {"sequence": [4, 8, 16]}}, warmup={"inputs": [IDS, MASK]})
+    made, handler, report = started(archive, config, 2, ENCODER, save_encoder)
     assert report["summary"]["graphs"] == 2 and report["summary"]["coverage"] == 1.0
     assert report["serving"]["shapes"]["frozen"] == 2 * 3
     for length in (1, 4, 7, 16):
@@ -193,7 +188,7 @@ def inputs() -> DeclaredInputs:
 
 def test_small_weights_and_foreign_backends_keep_a_graph_for_each() -> None:
     shapes, small = Shapes(inputs(), signatures=[Signature(n) for n in (1, 2, 4)]), torch.nn.Linear(4, 4)
-    assert "which is little" in one_graph.choose(small, config(), shapes).why
+    assert "would save too little" in one_graph.choose(small, config(), shapes).why
     assert "inductor compiles" in one_graph.choose(small, config(backend="inductor"), shapes).why
     assert "export compiles" in one_graph.choose(small, config(backend="export"), shapes).why
     assert "dynamic anyway" in one_graph.choose(small, config(dynamic=True), shapes).why

@@ -1,10 +1,10 @@
 """The policy at every call: a worker that violates it after READY reports that, and may refuse and exit."""
 
-import socket
+import logging
 
 import pytest
 import torch
-from serving_worker import NETWORK, WARMUP, network, save_weights
+from serving_worker import NETWORK, WARMUP, network, save_weights, sent
 
 from torchserve_openvino.backend.runtime.execute import CompiledPartition
 from torchserve_openvino.tasks.tensor import TensorHandler
@@ -18,24 +18,25 @@ def started(archive, fallback, **arguments):
     )
     handler = TensorHandler()
     handler.initialize(made.context)
-    ours, theirs = socket.socketpair()
-    made.context.cl_socket = ours
-    return made, handler, theirs
+    return made, handler
 
 
-def test_warn_answers_and_marks_the_worker(archive, monkeypatch) -> None:
-    made, handler, _ = started(archive, {"allow": []})
+def test_warn_answers_and_marks_the_worker(archive, monkeypatch, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    made, handler = started(archive, {"allow": []})
     monkeypatch.setattr(CompiledPartition, "run", lambda self, args: (_ for _ in ()).throw(RuntimeError("gave up")))
     (answer,) = made.handle(handler, ROW)
     with torch.no_grad():
         torch.testing.assert_close(torch.tensor(answer), network()(torch.tensor(ROW)))
     policy = handler.describe_handle()["serving"]["policy"]
     assert not policy["holds"] and "gave up" in policy["violations"][0]
-    assert made.metric("openvino_policy_violated") is not None
+    values = [value for value, _ in sent(caplog, "openvino_policy_violated")]
+    assert values[0] == "0" and values[-1] == "1"
 
 
-def test_refuse_answers_503_and_ends_the_worker_at_the_next_request(archive, monkeypatch) -> None:
-    made, handler, frontend = started(archive, {"allow": [], "on_violation": "refuse"})
+def test_refuse_answers_503_and_ends_the_worker_at_the_next_request(archive, monkeypatch, sockets) -> None:
+    made, handler = started(archive, {"allow": [], "on_violation": "refuse"})
+    made.context.cl_socket, frontend = sockets
     assert made.handle(handler, ROW) and made.status(0) == 200
     monkeypatch.setattr(CompiledPartition, "run", lambda self, args: (_ for _ in ()).throw(RuntimeError("gave up")))
     (answer,) = made.handle(handler, ROW)
@@ -48,7 +49,7 @@ def test_refuse_answers_503_and_ends_the_worker_at_the_next_request(archive, mon
 
 
 def test_an_allowed_fallback_is_no_violation(archive, monkeypatch) -> None:
-    made, handler, _ = started(archive, {"allow": ["runtime_failed"], "on_violation": "refuse"})
+    made, handler = started(archive, {"allow": ["runtime_failed"], "on_violation": "refuse"})
     monkeypatch.setattr(CompiledPartition, "run", lambda self, args: (_ for _ in ()).throw(RuntimeError("gave up")))
     assert made.handle(handler, ROW) and made.status(0) == 200
     assert handler.describe_handle()["serving"]["policy"]["holds"]
@@ -57,7 +58,7 @@ def test_an_allowed_fallback_is_no_violation(archive, monkeypatch) -> None:
 INTEGERS = NETWORK.replace("def forward(self, x):", "def forward(self, x):\n        return x + x + x + x")
 
 
-def test_a_request_whose_own_values_fall_back_is_refused_alone(archive) -> None:
+def test_a_request_whose_own_values_fall_back_is_refused_alone(archive, sockets) -> None:
     section = {
         "warmup": {"inputs": [{"shape": [2], "dtype": "int64"}]},
         "fallback": {"allow": [], "on_violation": "refuse"},
@@ -65,7 +66,7 @@ def test_a_request_whose_own_values_fall_back_is_refused_alone(archive) -> None:
     made = archive({"handler": {"openvino": section}}, model_file=INTEGERS, weights=save_weights, batch_size=3)
     handler = TensorHandler()
     handler.initialize(made.context)
-    ours, _ = socket.socketpair()
+    ours, _ = sockets
     made.context.cl_socket = ours
     answers = made.handle(handler, [[1, 2]], [[2**40, 1]], [[3, 4]])
     assert [made.status(i) for i in range(3)] == [200, 422, 200]

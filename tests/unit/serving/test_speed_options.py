@@ -1,5 +1,6 @@
 """Settings that make a worker faster or smaller, and change no answer."""
 
+import functools
 import io
 
 import numpy as np
@@ -10,6 +11,7 @@ from serving_worker import NETWORK, WARMUP, labels, network, save_weights
 from skimage import data
 
 import torchserve_openvino as tov
+from encoder import build
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.config.sections import ImageSection
@@ -32,10 +34,7 @@ class Classifier(torch.nn.Module):
 
 
 def classifier() -> torch.nn.Module:
-    namespace: dict = {}
-    exec(CLASSIFIER, namespace)
-    torch.manual_seed(0)
-    return namespace["Classifier"]().eval()
+    return build(CLASSIFIER, "Classifier")
 
 
 def jpeg(array) -> bytes:
@@ -44,7 +43,9 @@ def jpeg(array) -> bytes:
     return buffer.getvalue()
 
 
-PHOTOS = [jpeg(data.chelsea()), jpeg(data.coffee()), jpeg(data.rocket())]
+@functools.cache
+def photos() -> list[bytes]:
+    return [jpeg(data.chelsea()), jpeg(data.coffee()), jpeg(data.rocket())]
 
 
 def started(archive, handler, section, **arguments):
@@ -66,7 +67,7 @@ def test_photos_are_classified_as_by_eager_with_and_without_folding(archive, fol
         archive, ImageClassifier(), section, model_file=CLASSIFIER, batch_size=4,
         weights=lambda p: torch.save(classifier().state_dict(), p),
     )  # fmt: skip
-    for answer, photo in zip(made.handle(handler, *PHOTOS), PHOTOS, strict=True):
+    for answer, photo in zip(made.handle(handler, *photos()), photos(), strict=True):
         expected = probabilities(photo)
         assert answer.keys() == expected.keys()
         assert all(abs(answer[name] - expected[name]) < 1e-4 for name in expected)
@@ -79,7 +80,7 @@ def test_photos_are_classified_as_by_eager_with_and_without_folding(archive, fol
 
 
 def test_folded_pixels_are_a_quarter_of_the_bytes() -> None:
-    pixels, ready = (to_tensor(PHOTOS[0], ImageSection(fold=fold)) for fold in (True, False))
+    pixels, ready = (to_tensor(photos()[0], ImageSection(fold=fold)) for fold in (True, False))
     assert pixels.dtype is torch.uint8 and pixels.shape == (224, 224, 3) and pixels.nbytes * 4 == ready.nbytes
 
 
@@ -170,6 +171,6 @@ def test_labels_name_the_classes(archive, tmp_path) -> None:
     labels(Path(made.context.system_properties["model_dir"]), {str(i): f"class {i}" for i in range(6)})
     handler = ImageClassifier()
     handler.initialize(made.context)
-    (answer,) = made.handle(handler, PHOTOS[0])
-    expected = probabilities(PHOTOS[0])
+    (answer,) = made.handle(handler, photos()[0])
+    expected = probabilities(photos()[0])
     assert list(answer) == [f"class {max(expected, key=expected.__getitem__)}"]

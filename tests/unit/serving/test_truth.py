@@ -2,13 +2,12 @@
 
 import collections
 import logging
-import re
 import traceback
 
 import pytest
 import torch
 import yaml
-from serving_worker import METRICS, NETWORK, WARMUP, network, save_weights
+from serving_worker import METRICS, NETWORK, WARMUP, network, save_weights, sent
 from torch import nn
 from ts.torch_handler.base_handler import BaseHandler
 from ts.utils.util import PredictionException
@@ -81,9 +80,8 @@ def test_a_program_of_training_mode_is_said_to_be_unverified(archive, caplog) ->
     assert "NOT VERIFIED" in handler.report.to_text()
 
 
-@pytest.mark.parametrize("section", [{}, {"verify": {"required": False}}])
-def test_without_inputs_the_report_says_that_nothing_was_verified(archive, section) -> None:
-    _, handler = served(archive, section, weights=save_weights)
+def test_without_inputs_the_report_says_that_nothing_was_verified(archive) -> None:
+    _, handler = served(archive, {}, weights=save_weights)
     assert "warmup.inputs" in handler.report.to_dict()["verify"]["skipped"]
 
 
@@ -105,12 +103,6 @@ def test_required_and_off_exclude_each_other(archive) -> None:
 
 
 # --- metrics ------------------------------------------------------------------------------------------------
-
-
-def sent(caplog, name: str) -> list[tuple[str, str]]:
-    """Returns value and labels for each time that the metric was sent."""
-    found = [re.match(rf"\[METRICS\]{name}\.\w+:([^|]+)\|#([^|]*)\|", r.getMessage()) for r in caplog.records]
-    return [(match[1], match[2]) for match in found if match]
 
 
 def test_counters_are_there_at_zero_from_ready_on(archive, caplog) -> None:
@@ -155,7 +147,7 @@ def test_a_batch_with_such_a_refusal_fails_as_one_that_may_be_sent_again(archive
     assert raised.value.error_code == 503
 
 
-def test_a_bad_http_request_hurts_no_other(archive) -> None:
+def test_a_bad_http_request_fails_alone(archive) -> None:
     made, handler = served(archive, KNOWN, weights=save_weights, batch_size=2)
     answers = made.handle_with(handler, [ROWS, "no numbers"], [LOST, HTTP])
     assert made.status(0) == 200 and made.status(1) == 415 and answers[1]["code"] == 415
@@ -275,7 +267,7 @@ def ours(theirs):
 @pytest.mark.parametrize(
     ("theirs", "message"), [(SetsNoModel, "sets no self.model"), (SetsAFunction, r"to a function.*enable: false")]
 )
-def test_a_handler_without_a_module_is_told(archive, theirs, message) -> None:
+def test_a_handler_without_a_module_is_refused(archive, theirs, message) -> None:
     made = archive({"handler": {"openvino": KNOWN}}, model_file=None)
     with pytest.raises(ModelLoadError, match=message):
         ours(theirs).initialize(made.context)

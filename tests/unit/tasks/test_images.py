@@ -6,7 +6,7 @@ import io
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -57,8 +57,7 @@ def reference(image: Image.Image, section: ImageSection) -> torch.Tensor:
 @settings(max_examples=40, deadline=None)
 @given(width=st.integers(1, 400), height=st.integers(1, 400), crop=st.integers(1, 300), resize=st.integers(1, 300))
 def test_transform_equals_torchvisions_formulas(width: int, height: int, crop: int, resize: int) -> None:
-    if max(width, height) / min(width, height) > 20:
-        return
+    assume(max(width, height) / min(width, height) <= 20)
     section = ImageSection(crop=crop, resize=resize)
     image = picture(width, height)
     got = transform(image, section)
@@ -90,20 +89,24 @@ def test_nested_lists_are_the_ready_tensor() -> None:
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        (b"no picture", UnsupportedMediaTypeError, "no picture that Pillow reads"),
+        (b"no picture", UnsupportedMediaTypeError, "not an image that Pillow can read"),
         (encoded(picture(64, 64))[:-40], InvalidInputError, "damaged"),
         ("%%%", InvalidInputError, "base64"),
         ([[1, 2], [3]], InvalidInputError, "rectangular"),
         ([[1.0]], InvalidInputError, r"shape \[1, 1\].*\[3, 224, 224\]"),
         (3.5, InvalidInputError, "float"),
-        (b"x" * (33 * 1024 * 1024), PayloadTooLargeError, "max_bytes"),
-        ("A" * (45 * 1024 * 1024), PayloadTooLargeError, "max_bytes"),
     ],
-    ids=["text", "truncated", "base64", "ragged", "shape", "number", "bytes", "long text"],
+    ids=["text", "truncated", "base64", "ragged", "shape", "number"],
 )
 def test_bad_pictures_say_what_is_wrong(value, error, message) -> None:
     with pytest.raises(error, match=message):
         to_tensor(value, SECTION)
+
+
+@pytest.mark.parametrize("value", [b"x" * 1001, "A" * 1400], ids=["bytes", "text"])
+def test_a_payload_above_the_limit_is_not_decoded(value) -> None:
+    with pytest.raises(PayloadTooLargeError, match="max_bytes"):
+        to_tensor(value, ImageSection(max_bytes=1000))
 
 
 def test_a_picture_above_the_pixel_limit_is_not_decoded() -> None:

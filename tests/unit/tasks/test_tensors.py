@@ -94,17 +94,17 @@ def kserve(**changes) -> dict:
         (b"hello", UnsupportedMediaTypeError, "neither .npy nor JSON"),
         (b"{not json", InvalidInputError, "not valid JSON"),
         (b"\x93NUMPY\x01\x00garbage", InvalidInputError, "npy"),
-        (npy(np.array([object()], dtype=object)) if False else b"\x93NUMPY", InvalidInputError, "npy"),
+        (b"\x93NUMPY", InvalidInputError, "npy"),
         ([[1, 2], [3]], InvalidInputError, "rectangular"),
         ([["a"]], InvalidInputError, "numbers"),
         ({"x": 1}, InvalidInputError, '"data"'),
         ({"data": [1], "dtype": "float33"}, InvalidInputError, "float33"),
-        (kserve(shape=[3]), InvalidInputError, "takes 3 values, data holds 2"),
-        (kserve(shape=[2**32, 2**32], data=[]), InvalidInputError, "takes 18446744073709551616 values"),
+        (kserve(shape=[3]), InvalidInputError, "needs 3 values, but data has 2"),
+        (kserve(shape=[2**32, 2**32], data=[]), InvalidInputError, "needs 18446744073709551616 values"),
         (kserve(shape=[True, 2]), InvalidInputError, "shape"),
         (kserve(data=[1.5, 2.0], datatype="INT64"), InvalidInputError, "a value that int64 cannot hold"),
         (kserve(data=[300, 2], datatype="UINT8"), InvalidInputError, "a value that uint8 cannot hold"),
-        ({"inputs": kserve()["inputs"] * 2}, InvalidInputError, "comes twice"),
+        ({"inputs": kserve()["inputs"] * 2}, InvalidInputError, "is given twice"),
         ({"data": [1.5], "dtype": "int32"}, InvalidInputError, "a value that int32 cannot hold"),
         (kserve(datatype="FP99"), InvalidInputError, "FP99"),
         (kserve(data=None), InvalidInputError, "'data'"),
@@ -128,7 +128,7 @@ def test_an_npy_header_that_claims_more_than_it_brings_allocates_nothing() -> No
     buffer = io.BytesIO()
     header = {"descr": "<i8", "fortran_order": False, "shape": (1 << 20, 1 << 20)}
     np.lib.format.write_array_header_1_0(buffer, header)
-    with pytest.raises(InvalidInputError, match="claims .* 8796093022208 bytes, and 8 follow"):
+    with pytest.raises(InvalidInputError, match="declares .* 8796093022208 bytes, but only 8 follow"):
         parse(buffer.getvalue() + bytes(8), 1 << 20)
 
 

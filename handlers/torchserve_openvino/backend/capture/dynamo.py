@@ -18,11 +18,13 @@ from torch.fx import GraphModule
 from torchserve_openvino.backend.capture.decomposed import decomposed_ops
 from torchserve_openvino.backend.capture.graph import CompiledGraph
 from torchserve_openvino.backend.partitioning.partition import is_dynamic
+from torchserve_openvino.backend.partitioning.views import computed_views
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.upstream import _torch_kept, _torch_modes
 from torchserve_openvino.backend.upstream import _torch_private as private
 from torchserve_openvino.ops import where_of
 from torchserve_openvino.ops.kept import STAND_INS, restore
+from torchserve_openvino.ops.memory_order import without_base
 from torchserve_openvino.ops.padded_encoders import last_layers, zero_padding
 from torchserve_openvino.ops.rules.complex_numbers import join_pairs
 from torchserve_openvino.report.tracker import GraphRecord
@@ -111,9 +113,17 @@ class OpenVINOBackend:
         compiled.report_left_out()
         record.lower_seconds = time.perf_counter() - start
 
+        views = computed_views(gm.graph) if stage == "forward" else []
+
         # A plain function, because Dynamo wraps the result and preserves `_boxed_call` only for functions.
         def boxed(args: list[Any]) -> Any:
-            return compiled(args)
+            results = compiled(args)
+            if views:
+                # Autograd refuses to write in place to a view that was made inside a compiled function.
+                results = list(results)
+                for position in views:
+                    results[position] = without_base(results[position])
+            return results
 
         boxed._boxed_call = True  # type: ignore[attr-defined]
         return boxed

@@ -16,6 +16,9 @@
   dimension it is dropped where OpenVINO assumes that nothing is below 0, for example for weights times a constant.
 - For a convolution of single pixels (a kernel of 1) with strides, the input is sliced to every other pixel before the
   elementwise operators in front of it. That is wrong if the convolution pads: ``conv(relu(x))`` with padding 1.
+- The mean of 2 or 3 channels over the batch and two more dimensions, of a value that OpenVINO keeps in blocks of
+  channels (what pooling returns), mixes what its memory held before into the result from the second inference on:
+  batch normalization in training mode after pooling.
 - A matrix product that is reshaped to a scalar, directly or further on, crashes the process while it compiles:
   ``(x @ w).view(())``, and the gradient of a scalar input. Squeezing it to a scalar does not.
 
@@ -36,6 +39,9 @@ _ENDS = _PRODUCTS | {"Softmax"}
 _RANK = 3
 # Largest number of rows and columns of the matrices whose products it fuses wrongly.
 _TINY = 2
+# Numbers of channels that it averages wrongly, and the fewest dimensions of their values.
+_FEW_CHANNELS = (2, 3)
+_IMAGE_RANK = 4
 # What the plugin fuses as elementwise operators, including those with a number per channel.
 _JOINS = ELEMENTWISE | {"BatchNormInference"}
 _MOVES = frozenset({"Broadcast", "Convert", "ConvertLike", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
@@ -57,8 +63,13 @@ def keep_kernels_apart(model: ov.Model) -> None:
             found += [last] if last is not None else []
         elif node.get_type_name() == "GroupNormalization" and _has_a_joining_user(node.output(0)):
             found.append(node.output(0))
-        elif _pads_and_strides(node) or (
-            node.get_type_name() == "Abs" and (_is_row(node.input_value(0)) or _is_concatenation(node.input_value(0)))
+        elif (
+            _pads_and_strides(node)
+            or _is_mean_per_channel(node)
+            or (
+                node.get_type_name() == "Abs"
+                and (_is_row(node.input_value(0)) or _is_concatenation(node.input_value(0)))
+            )
         ):
             node.input(0).replace_source_output(_rolled_by_nothing(node.input_value(0)).output(0))
     for value in found:
@@ -98,6 +109,20 @@ def _pads_and_strides(node: ov.Node) -> bool:
     spatial = [kernel[i] for i in range(len(kernel) - len(given["strides"]), len(kernel))]
     pixels = all(size.is_static and size.get_length() == 1 for size in spatial)
     return pixels and max(given["strides"]) > 1 and max(*given["pads_begin"], *given["pads_end"]) > 0
+
+
+def _is_mean_per_channel(node: ov.Node) -> bool:
+    """Checks whether a node may average few channels of images over the batch, but not over the channels."""
+    if node.get_type_name() != "ReduceMean":
+        return False
+    shape, axes = node.input_value(0).get_partial_shape(), node.input_value(1).get_node()
+    if shape.rank.is_dynamic or shape.rank.get_length() < _IMAGE_RANK:
+        return False
+    if axes.get_type_name() == "Constant":
+        reduced = {int(axis) % shape.rank.get_length() for axis in np.ravel(axes.data)}
+        if 0 not in reduced or 1 in reduced:
+            return False
+    return any(shape[1].compatible(ov.Dimension(channels)) for channels in _FEW_CHANNELS)
 
 
 def _is_joined_reduction(node: ov.Node) -> bool:

@@ -172,8 +172,8 @@ class _Call:
         outputs = [None if each is None and len(several) > 1 else _output(self.name, each) for each in several]
         if len(outputs) != len(self._expected):
             raise OpMappingError(
-                f"op_mappings: the mapping of {self.name} returns {len(outputs)} output(s), the operator "
-                f"{len(self._expected)}."
+                f"op_mappings: the mapping of {self.name} returns {len(outputs)} output(s), but the operator "
+                f"has {len(self._expected)}."
             )
         for i, (output, expected) in enumerate(zip(outputs, self._expected, strict=True)):
             if output is not None:
@@ -187,7 +187,8 @@ def _output(name: str, value: Any) -> ov.Output:
     if isinstance(value, ov.Node) and value.get_output_size() == 1:
         return value.output(0)
     raise OpMappingError(
-        f"op_mappings: the mapping of {name} returns a {type(value).__name__}; it must return openvino nodes."
+        f"op_mappings: the mapping of {name} returns a value of type {type(value).__name__}; it must return OpenVINO "
+        "nodes or outputs."
     )
 
 

@@ -43,6 +43,17 @@ def hand_out_views(graph: Graph, in_eager: Iterable[Node]) -> None:
             graph.erase_node(node)
 
 
+def computed_views(graph: Graph) -> list[int]:
+    """Returns the positions of outputs that are views of values computed in the graph."""
+    (output,) = graph.find_nodes(op="output")
+    values = output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
+    return [
+        position
+        for position, value in enumerate(values)
+        if isinstance(value, Node) and is_view(value) and not _is_given(base_of(value))
+    ]
+
+
 def is_view(node: Node) -> bool:
     """Checks whether a node is a view of its first argument, or unpacks a tuple of such views."""
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):

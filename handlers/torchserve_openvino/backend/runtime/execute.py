@@ -17,7 +17,7 @@ import torch
 from torchserve_openvino.backend.runtime.memory import OutputMemory, computed_outputs, poison_array
 from torchserve_openvino.backend.spec import Bounds, Interface, Sizes, ValueSpec, checked_spec
 from torchserve_openvino.errors import InexactValueError, WeightsReleasedError
-from torchserve_openvino.ops.memory_order import in_order, relaid
+from torchserve_openvino.ops.memory_order import laid_out_copy, layout_of
 from torchserve_openvino.report.tracker import Tracker
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,9 @@ def as_traced(result: Any, spec: ValueSpec) -> Any:
     An operator of the lowered graph may lay out its result differently from the one it came from: ``2.0 ** x`` is
     contiguous, ``exp2(x)`` is laid out like ``x``.
     """
-    return result if spec.is_scalar_int else in_order(result, spec.layout)
+    if spec.is_scalar_int or layout_of(result) == spec.layout:
+        return result
+    return result.contiguous() if spec.layout is None else laid_out_copy(result, spec.layout)
 
 
 def _check_integers(tensor: torch.Tensor, bounds: Bounds, position: int) -> None:
@@ -190,7 +192,7 @@ class CompiledPartition:
             if spec.is_scalar_int:
                 results[i] = int(results[i])
             elif spec.layout is not None:
-                results[i] = relaid(results[i], spec.layout)
+                results[i] = laid_out_copy(results[i], spec.layout)
         return results if self._order is None else [results[i] for i in self._order]
 
     def laid_out(self, results: Sequence[Any]) -> list[Any]:

@@ -214,11 +214,11 @@ class _Import:
             try:
                 info = tarfile.TarInfo.frombuf(block, "ascii", "strict")
             except (tarfile.HeaderError, ValueError) as error:
-                self._wrong(f"no tar header at byte {place} ({error}); the rest was not read")
+                self._wrong(f"invalid tar header at byte {place} ({error}); the rest was not read")
                 return
             end = place + _BLOCK + info.size + (-info.size % _BLOCK)
             if info.size < 0 or end > self._bytes:
-                self._wrong(f"{info.name[:100]!r} claims {info.size} bytes, which are not there")
+                self._wrong(f"{info.name[:100]!r} claims {info.size} bytes, past the end of the file")
                 return
             if info.type != tarfile.DIRTYPE:
                 yield _Member(info.name, info.type in (tarfile.REGTYPE, tarfile.AREGTYPE), info.size)
@@ -245,7 +245,7 @@ class _Import:
             return
         self._manifest_bytes += size
         if (kind, key) in self._entries:
-            self._wrong("the manifest comes twice", kind, key)
+            self._wrong("duplicate manifest", kind, key)
             return
         try:
             entry = decode(self._file.read(size), kind, key)

@@ -102,7 +102,7 @@ def _folders(root: Path) -> Iterable[Path]:
 def _check_folder(folder: Path, private: bool) -> None:
     status = folder.lstat()
     if stat.S_ISLNK(status.st_mode):
-        raise CacheDirectoryError(f"{folder} is a link, which a cache must not hold; remove it.")
+        raise CacheDirectoryError(f"{folder} is a link; a cache folder must not contain links. Remove it.")
     if not stat.S_ISDIR(status.st_mode):
         raise CacheDirectoryError(f"{folder} is not a folder; remove it, or name another folder.")
     if not private:

@@ -232,7 +232,7 @@ def verify(
     for ref, reason in wrong.items():
         # An orphan that is missing now was removed by another process.
         if ref.digest not in named and os.path.lexists(kept.place(ref.digest)):
-            problems.append(Problem("", "", f"{reason}, and no entry names it", str(kept.place(ref.digest))))
+            problems.append(Problem("", "", f"{reason}, and no entry refers to it", str(kept.place(ref.digest))))
     return sorted(problems)
 
 

@@ -168,9 +168,9 @@ def decode(data: bytes, kind: str, key: str, source: FileSource | None = None) -
     if record.get("schema") != SCHEMA:
         raise ForeignSchemaError(f"schema {record.get('schema')!r}, not {SCHEMA}")
     if set(record) != _KEYS:
-        raise DamagedEntryError(f"the manifest has the keys {sorted(record)}")
+        raise DamagedEntryError(f"the manifest has the wrong keys {sorted(record)}")
     if record["kind"] != kind or record["key"] != key:
-        raise DamagedEntryError(f"the manifest is that of {record['kind']!r} {record['key']!r}")
+        raise DamagedEntryError(f"the manifest belongs to {record['kind']!r} {record['key']!r}")
     if not isinstance(record["fields"], dict) or not isinstance(record["body"], dict):
         raise DamagedEntryError("fields and body are not JSON objects")
     if not isinstance(record["created"], str):
@@ -204,9 +204,9 @@ def _files(value: Any) -> dict[str, FileRef]:
         size = ref.get("bytes") if isinstance(ref, dict) else None
         digest = ref.get("digest") if isinstance(ref, dict) else None
         if not isinstance(digest, str) or not HEX.fullmatch(digest) or set(ref) != {"digest", "bytes"}:
-            raise DamagedEntryError(f"file {name!r} has no digest")
+            raise DamagedEntryError(f"file {name!r} has no valid digest")
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise DamagedEntryError(f"file {name!r} has no size")
+            raise DamagedEntryError(f"file {name!r} has no valid size")
         files[name] = FileRef(digest, size)
     return files
 

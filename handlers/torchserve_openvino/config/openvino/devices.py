@@ -138,7 +138,7 @@ def parse_device(value: Any, problems: Problems, keys: KeyPath = ("device",)) ->
         return DeviceSpec(text, members=(text,))
     if not colon:
         if head != "AUTO":
-            problems.add(keys, f"{head} needs its devices named.", suggestion=f"{head}:GPU,CPU")
+            problems.add(keys, f"{head} needs a list of devices.", suggestion=f"{head}:GPU,CPU")
             return None
         return DeviceSpec(text, virtual=head)
     return _parse_members(value, head, tail, problems, keys)

@@ -95,9 +95,8 @@ class Guilty:
         many = len(self.ops) > 1
         lines = [f"{'These operators are' if many else 'This operator is'} to blame: {', '.join(self.ops)}."]
         if self.candidates > len(self.nodes):
-            lines.append(
-                f"Of {self.candidates} nodes with {'them' if many else 'it'}, leaving out {len(self.nodes)} is enough:"
-            )
+            them = "them" if many else "it"
+            lines.append(f"Leaving out {len(self.nodes)} of the {self.candidates} nodes with {them} is enough:")
         for node in self.nodes[:_SHOWN_NODES]:
             place = " in ".join(part for part in (node.where, node.module) if part) or "an unknown line"
             lines.append(f"  {node.name} ({node.op} of {', '.join(node.inputs) or 'no tensor'}) at {place}")
@@ -109,7 +108,9 @@ class Guilty:
         found = f"Found in {cost}, each with other operators left in eager PyTorch"
         if not self.proven:
             return f"{found}; the limit was reached, so some of them may not be to blame."
-        return f"{found}: without {'any one of them' if len(self.ops) > 1 else 'it'} everything else is right."
+        if len(self.ops) > 1:
+            return f"{found}: leaving out all of them repairs the model, leaving out fewer does not."
+        return f"{found}: leaving it out repairs the model."
 
     def _what_to_do(self) -> str:
         lines = []
@@ -119,12 +120,12 @@ class Guilty:
             if (convert := registered().find(op)) is not None:
                 lines.append(
                     f"{op} is converted by your own mapping {convert.__module__}.{convert.__qualname__}: fix it or "
-                    "take it out of op_mappings; disabling the operator helps until then."
+                    "remove it from op_mappings; disabling the operator helps until then."
                 )
         if self.disabled_ops:
             lines.append(self._disable())
         if not self.confirmed:
-            lines.append("All of this together did not repair it when it was tried: please report this model.")
+            lines.append("All of this was tried together and did not repair the model: please report it.")
         return "\n".join(lines)
 
     def _disable(self) -> str:
@@ -182,7 +183,7 @@ def find_guilty(
     if experiments.unsteady:
         return result(
             "not_repaired",
-            problem=f"eager PyTorch gives another answer each time: {experiments.unsteady}",
+            problem=f"eager PyTorch gives a different answer each time: {experiments.unsteady}",
             cause="the model draws random numbers of its own, or keeps state outside of its buffers",
         )
     progress("compiling the model as it is")
@@ -276,6 +277,6 @@ def _no_operator(experiments: Experiments) -> str:
             'torch.compile(model, backend="aot_eager")'
         )
     return (
-        "with every operator in eager PyTorch it is the same, so the model keeps state outside of its buffers, draws "
-        "random numbers in another order when compiled, or a decomposition of this package is wrong"
+        "the problem remains with every operator in eager PyTorch: the model keeps state outside of its buffers, or "
+        "draws random numbers in another order when compiled, or a decomposition of this package is wrong"
     )

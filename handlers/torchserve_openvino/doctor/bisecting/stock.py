@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 VARIANTS: Mapping[str, Mapping[str, Any]] = {"as given": {}, "aot_autograd: true": {"aot_autograd": True}}
 _OUTCOMES = {
     "refused": "raises: in TorchServe the worker reports Healthy, and each request gets this error",
-    "eager": "silently runs eager PyTorch: nothing at all is on OpenVINO",
-    "inductor": "silently runs Inductor's code: nothing at all is on OpenVINO",
+    "eager": "silently runs eager PyTorch; nothing runs on OpenVINO",
+    "inductor": "silently runs Inductor's code; nothing runs on OpenVINO",
     "partial": "runs a part on OpenVINO, the rest in eager PyTorch",
     "openvino": "runs on OpenVINO",
     "timed_out": "did not finish in time",
@@ -82,7 +82,7 @@ class StockRun:
             later = f"{1e3 * self.later_call_seconds:.2f} ms"
             lines.append(f"first call {self.first_call_seconds:.2f} s, later ones {later}")
             known = [each for each in (self.max_abs, self.max_abs_other_input) if each is not None]
-            worst = f"{max(known):.3g} at most" if len(known) == 2 else "infinite, or NaN on one side alone"
+            worst = f"{max(known):.3g} at most" if len(known) == 2 else "infinite, or NaN in only one of the two"
             lines.append(f"difference from eager: {worst}")
         if self.first_answer_overwritten:
             lines.append("the second call overwrote the answer of the first")
@@ -147,7 +147,7 @@ def run_worker(command: Sequence[str], answer: Path, *, timeout: float) -> Stock
         log.seek(max(0, log.tell() - _TAIL))
         said = log.read().decode("utf-8", "replace").strip().splitlines()
     how = signal.strsignal(-code) if code < 0 else f"exit code {code}"
-    return StockRun("crashed", error=f"{how}: {said[-1] if said else 'it said nothing'}", failures=said[-3:-1])
+    return StockRun("crashed", error=f"{how}: {said[-1] if said else 'no output'}", failures=said[-3:-1])
 
 
 def given_options(path: Path, config: Path | None) -> tuple[dict[str, Any] | None, bool | None]:

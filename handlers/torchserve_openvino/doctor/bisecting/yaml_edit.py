@@ -37,7 +37,7 @@ def add_disabled_ops(path: Path, ops: Sequence[str]) -> str:
 def _disabled_ops(path: Path, config: ServingConfig, ops: Sequence[str]) -> Addition:
     if not config.pt2.is_openvino:
         raise ConfigError(
-            f"compiles with {config.pt2.backend}, which knows no disabled_ops; name the backend {OURS[0]}.",
+            f"uses the backend {config.pt2.backend}, which has no option disabled_ops; set the backend to {OURS[0]}.",
             place=str(path),
             key="pt2",
         )

@@ -74,7 +74,7 @@ class ArchiveLoading(BaseHandler):
         if model is None and not self._calls_others:
             raise ModelLoadError(
                 f"{type(self).__name__}.initialize sets no self.model: set it to the torch.nn.Module that answers "
-                "requests, or name what does in handler.openvino.compile."
+                "requests, or name that module in handler.openvino.compile."
             )
         return model
 

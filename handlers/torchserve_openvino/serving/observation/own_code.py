@@ -198,7 +198,7 @@ def _has_own_code(kind: type) -> bool:
 
 
 def _advice(path: str, eager: Eager) -> str:
-    what = "no compiled graph was asked for"
+    what = "no compiled graph contains it"
     if not path:
         return f"{what}: the handler computes with weights itself; move that into the model's forward"
     if eager.method:

@@ -103,8 +103,8 @@ def fail_where_statuses_are_lost(context: Any, failed: Mapping[int, ItemError], 
     if len(failed) == count:
         raise PredictionException(text, error.status)
     raise PredictionException(
-        f"a request of the same batch was refused ({text}), and came by gRPC or from a workflow, where TorchServe has "
-        "one status for all of a batch: send yours again, or set batchSize: 1",
+        f"another request of the same batch was refused ({text}); with gRPC and workflows, TorchServe has one status "
+        "for the whole batch: send yours again, or set batchSize: 1",
         HTTPStatus.SERVICE_UNAVAILABLE.value,
     )
 

@@ -87,7 +87,7 @@ def choose(eager: Any, config: ServingConfig, shapes: Shapes, part: str = "") ->
     why = f"{count} shape(s) would hold {count} cop{'y' if count == 1 else 'ies'} of {weights / 1e6:.0f} MB of weights"
     limit = count - math.ceil(WORTH_BYTES / max(weights, 1))
     if len({signature.batch == 1 for signature in shapes.signatures}) > limit:
-        return Choice(f"{why}, which is little to save")
+        return Choice(f"{why}; one graph would save too little")
     return Choice(why, shapes.inputs.open_axes(ones=False), limit)
 
 

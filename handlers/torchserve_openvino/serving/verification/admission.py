@@ -39,7 +39,7 @@ class Admission:
                 "before torch.export.export"
             )
         if not self._cases:
-            return "nothing is known of the model's inputs; declare handler.openvino.warmup.inputs or warmup.samples"
+            return "the model's inputs are unknown; declare handler.openvino.warmup.inputs or warmup.samples"
         return ""
 
     def require(self) -> None:

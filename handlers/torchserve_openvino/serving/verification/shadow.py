@@ -40,7 +40,7 @@ MAX_WAITING = 16
 MAX_WAITING_BYTES = 256 * 1024 * 1024
 # How many logged digests are remembered; beyond that, a repeated mismatch is logged again.
 _MAX_LOGGED = 1024
-_FULL = "too many wait already"
+_FULL = "the queue is full"
 _SECONDS_TO_STOP = 5.0
 
 
@@ -201,7 +201,7 @@ class Shadow:
         if error is None:
             problems = judge(sample.output, expected, self._precision, self._section, outputs)
         else:
-            problems = [f": eager PyTorch raises {type(error).__name__} where an answer went out: {error}"]
+            problems = [f": eager PyTorch raises {type(error).__name__} but an answer was sent: {error}"]
         # An output of another shape has no numeric difference.
         figures = [output.get("max_abs", math.inf) for output in outputs] or ([math.inf] if problems else [0.0])
         try:
@@ -222,7 +222,7 @@ class Shadow:
             return problem
         if len(self._logged) < _MAX_LOGGED:
             self._logged.add(digest)
-        logger.warning("verify.shadow: an answer that went out differs from eager PyTorch's: %s", problem)
+        logger.warning("verify.shadow: an answer that was sent differs from eager PyTorch's: %s", problem)
         if self._folder is not None:
             facts = {**self._facts, "precision": self._precision, "problems": problems}
             modes = {"inference_mode": sample.inference, "grad": sample.grad, "autocast": str(sample.autocast or "")}

@@ -109,7 +109,7 @@ class _Comparison:
         outputs: list[dict[str, float | None]] = []
         problems = judge(got, expected, self._precision, self._section, outputs)
         if problems and values.constant and is_rounding(self._eager, values.inputs, got, expected, self._precision):
-            return self._skip(name, "eager's own answer changes as much by rounding")
+            return self._skip(name, "rounding alone changes eager's answer as much")
         self.kinds[values.name] += 1
         self.problems += [f"{name}{text}" for text in problems]
         for index, figures in enumerate(outputs):
@@ -175,7 +175,7 @@ def _difference(
         worst[name] = _worst(name, [worst.get(name), value])
     found = []
     if not torch.equal(a.isnan(), b.isnan()):
-        found.append("is NaN at other places")
+        found.append("has NaN at different positions")
     if far := too_far(a, b, precision, section.max_abs, figures["max_abs"]):
         found.append(far)
     if section.min_cosine is not None and figures["cosine"] < section.min_cosine:
