@@ -10,6 +10,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
+from torchserve_openvino.backend.conversion.fused_chains import NO_FUSION
 from torchserve_openvino.backend.upstream._openvino_private import core
 
 _VARYING = frozenset({"Parameter", "ReadValue", "RandomUniform", "Multinomial"})
@@ -42,7 +43,8 @@ def fold_constant_parts(model: ov.Model) -> None:
     distinct = list({(value.get_node().get_name(), value.get_index()): value for value in values}.values())
     users = [list(value.get_target_inputs()) for value in distinct]
     part = ov.Model([ops.result(value) for value in distinct], [])
-    computed = core().compile_model(part, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
+    properties = {"INFERENCE_PRECISION_HINT": "f32", **NO_FUSION}
+    computed = core().compile_model(part, "CPU", properties).create_infer_request()
     computed.infer()
     for position, targets in enumerate(users):
         constant = ov.op.Constant(computed.get_output_tensor(position), shared_memory=False)

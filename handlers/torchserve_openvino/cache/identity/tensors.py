@@ -40,8 +40,10 @@ def _tensor_into(found: Any, name: str, tensor: torch.Tensor, seen: dict[tuple[A
         found.update(f"is {seen[place]}".encode())
         return
     seen[place] = name
-    if tensor.layout is not torch.strided or tensor.is_meta:
-        raise TypeError(f"{name or 'a tensor'} is {tensor.layout} on {tensor.device}: its content has no plain bytes")
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+        kind = "quantized" if tensor.is_quantized else tensor.layout
+        raise TypeError(f"{name or 'a tensor'} is {kind} on {tensor.device}: its content has no plain bytes")
     if tensor.numel():
-        plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-        found.update(plain.view(torch.uint8).numpy().data)
+        plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        # A single element is contiguous with any stride, but is seen as bytes with a stride of 1 only.
+        found.update(plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().data)
