@@ -67,12 +67,12 @@ def relaid(tensor: Tensor, layout: tuple[int, ...] | None) -> Tensor:
     return tensor.permute(layout).contiguous().permute(inverse)
 
 
-def laid_out_copy(tensor: Tensor, layout: tuple[int, ...]) -> Tensor:
+def laid_out_copy(tensor: Tensor, layout: tuple[int, ...] | None) -> Any:
     """Copies a tensor as `relaid` does, to a tensor that is not a view.
 
     Autograd refuses to write in place to a view that was made while gradients were off, or inside a compiled function.
     """
-    return torch.empty_permuted(tensor.shape, layout, dtype=tensor.dtype).copy_(tensor)
+    return without_base(relaid(tensor, layout))
 
 
 def without_base(value: Any) -> Any:

@@ -94,7 +94,7 @@ def test_a_wrong_operator_and_which_of_its_nodes(wrong: Any) -> None:
     assert found.difference_before > 1e-2 and found.difference_after is not None and found.difference_after < 1e-4
     assert found.coverage_before == 1.0 and found.coverage_after is not None and 0 < found.coverage_after < 1
     text = found.explanation()
-    assert "disabled_ops: [aten.relu.default]" in text and "Of 2 nodes" in text and node.where in text
+    assert "disabled_ops: [aten.relu.default]" in text and "1 of the 2 nodes" in text and node.where in text
     assert any("left out, right" in line for line in said) and any("still wrong" in line for line in said)
 
 

@@ -38,7 +38,7 @@ def test_a_factory_is_found_by_its_usual_name_or_named(tmp_path: Path) -> None:
     other = load_target(TargetSpec(f"{path}:other"))
     assert isinstance(other.model, torch.nn.Tanh) and list(other.call.kwargs) == ["input"]
     assert not other.model.training and other.name == "factory_file.py:other"
-    with pytest.raises(ModelLoadError, match="has no nothing"):
+    with pytest.raises(ModelLoadError, match="defines no function nothing"):
         load_target(TargetSpec(f"{path}:nothing"))
 
 

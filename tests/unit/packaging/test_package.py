@@ -244,4 +244,4 @@ def test_an_own_handler_is_told_why_it_starts_cold(sources: Path, tmp_path: Path
     verdict = inspect(tmp_path / "small.mar")
     assert verdict.start == "cold"
     (reason,) = verdict.reasons
-    assert "handler of your own may change its weights" in reason and "graph breaks" not in reason
+    assert "handler of your own may change the weights" in reason and "graph breaks" not in reason

@@ -76,7 +76,7 @@ def as_traced(result: Any, spec: ValueSpec) -> Any:
     """
     if spec.is_scalar_int or layout_of(result) == spec.layout:
         return result
-    return result.contiguous() if spec.layout is None else laid_out_copy(result, spec.layout)
+    return laid_out_copy(result, spec.layout)
 
 
 def _check_integers(tensor: torch.Tensor, bounds: Bounds, position: int) -> None:
