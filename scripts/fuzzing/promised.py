@@ -23,6 +23,10 @@ from fuzzing.program import Program
 from fuzzing.values import arguments
 from torchserve_openvino.backend.open_axes import OpenAxes
 from torchserve_openvino.backend.upstream._torch_sizes import marking, open_ones
+from torchserve_openvino.ops.memory_order import in_order, layout_of
+
+# What is not a tensor has no memory order.
+_ANY = object()
 
 
 def promised_strides(module: torch.nn.Module, program: Program, letter: str) -> dict[str, tuple[int, ...]]:
@@ -41,12 +45,22 @@ def promised_strides(module: torch.nn.Module, program: Program, letter: str) -> 
 
 
 def traced(
-    module: torch.nn.Module, dynamic: bool | None, open_axes: OpenAxes | None, decomposed: bool
+    module: torch.nn.Module, dynamic: bool | None, open_axes: OpenAxes | None, way: str = "traced"
 ) -> Callable[..., Any]:
-    """The module traced by Dynamo and AOTAutograd alone; ``decomposed`` also decomposes and removes dead code."""
+    """The module traced by Dynamo and AOTAutograd alone.
+
+    Args:
+        module: The module.
+        dynamic: As in `torch.compile`.
+        open_axes: Sizes that stay symbolic.
+        way: ``decomposed`` also decomposes and removes dead code. ``laid_out`` gives results the memory order that was
+            traced: where a size of 1 is like any other, torch's meta functions often cannot compare strides.
+    """
     backend: Any = "aot_eager"
-    if decomposed:
+    if way == "decomposed":
         backend = aot_autograd(fw_compiler=_as_it_is, decompositions=core_aten_decompositions())
+    elif way == "laid_out":
+        backend = aot_autograd(fw_compiler=_laid_out)
     call = torch.compile(module, backend=backend, dynamic=dynamic)
     if open_axes is None:
         return call
@@ -63,6 +77,24 @@ def _as_it_is(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return make_boxed_func(graph.forward)
+
+
+def _laid_out(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+    promised = [_layout(node) for node in graph.graph.output_node().args[0]]
+
+    def run(*args: Any) -> Any:
+        results = graph.forward(*args)
+        return [
+            value if layout is _ANY else in_order(value, layout)
+            for value, layout in zip(results, promised, strict=True)
+        ]
+
+    return make_boxed_func(run)
+
+
+def _layout(node: Any) -> Any:
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return layout_of(value) if isinstance(value, torch.Tensor) else _ANY
 
 
 def exported(module: torch.nn.Module) -> Callable[..., Any]:

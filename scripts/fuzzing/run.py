@@ -155,7 +155,8 @@ def _ways(program: Program) -> list[str]:
     """Ways in which torch alone may show the same difference."""
     # With gradients, a recurrent layer breaks the graph in this package.
     parted = ["parted"] if program.mode.grad == "grad" else []
-    return ["traced", *parted, *(["exported"] if program.mode.backend == "export" else [])]
+    laid_out = ["laid_out"] if program.mode.open == "ones" else []
+    return ["traced", *parted, *laid_out, *(["exported"] if program.mode.backend == "export" else [])]
 
 
 def _torchs_own(program: Program, strict: bool, way: str) -> Result:
@@ -165,7 +166,7 @@ def _torchs_own(program: Program, strict: bool, way: str) -> Result:
         program: The program to run.
         strict: As in `difference`.
         way: ``traced``: Dynamo and AOTAutograd; ``parted``: with recurrent layers between graphs; ``decomposed``:
-            without dead code; ``exported``: torch.export.
+            without dead code; ``laid_out``: in the memory order that was traced; ``exported``: torch.export.
     """
 
     def compile_(module: torch.nn.Module) -> Callable[..., Any]:
@@ -174,7 +175,7 @@ def _torchs_own(program: Program, strict: bool, way: str) -> Result:
                 layer.forward = torch._dynamo.disable(layer.forward)
         if way == "exported":
             return exported(module)
-        return traced(module, program.mode.dynamic, _open_axes(program), way == "decomposed")
+        return traced(module, program.mode.dynamic, _open_axes(program), way)
 
     with torch._dynamo.config.patch(allow_rnn=True):
         return _compared(program, compile_, strict)

@@ -424,7 +424,7 @@ def test_a_blob_of_another_cpu(tmp_path: Path) -> None:
         ov.Core().import_model(theirs.read("blob"), "CPU")
     put_in_place(folder, mine, {"blob": theirs.read("blob")})
     cache = recovers(folder, Net)
-    assert (cache["traces"], cache["compiles"], cache["imports"]) == (0, 1, 0)
+    assert (cache["traces"], cache["compiles"], cache["imports"]) == (0, 1, 0), cache
     # A whole folder from another machine, as in a container image.
     cache = recovers(tmp_path / "far", Net, told=False)
-    assert (cache["traces"], cache["compiles"], cache["imports"]) == (0, 1, 0)
+    assert (cache["traces"], cache["compiles"], cache["imports"]) == (0, 1, 0), cache

@@ -217,8 +217,8 @@ def test_threads_make_the_first_call_at_once(tmp_path: Path, warm: bool) -> None
         thread.join()
     assert not errors, errors[0]
     cache = cache_of(compiled)
-    assert cache["calls"] == ({"hits": 1, "misses": 0} if warm else {"hits": 0, "misses": 1})
-    assert (cache["traces"], cache["compiles"]) == ((0, 0) if warm else (1, 2))
+    assert cache["calls"] == ({"hits": 1, "misses": 0} if warm else {"hits": 0, "misses": 1}), cache
+    assert (cache["traces"], cache["compiles"]) == ((0, 0) if warm else (1, 2)), cache
 
 
 def test_a_lock_that_another_process_keeps(tmp_path: Path) -> None:

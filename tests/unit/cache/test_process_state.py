@@ -1,6 +1,7 @@
 """Process-wide changes to torch are part of a call's key: replaced functions, hooks, settings."""
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -110,6 +111,17 @@ SWITCHES: dict[str, Callable[[], Any]] = {
     "default device": lambda: torch.device("meta"),
     "dynamo": lambda: torch._dynamo.config.patch(capture_scalar_outputs=True),
 }
+
+
+def test_a_deprecated_setting_is_neither_read_nor_part_of_the_key() -> None:
+    """OpenVINO's own backend sets this one at import, for the importing thread only."""
+    before = torch_state()
+    config: Any = torch._dynamo.config
+    with config.patch(inline_inbuilt_nn_modules=False), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for entry in config._config.values():
+            entry._deprecation_warned = False
+        assert torch_state() == before
 
 
 @pytest.mark.parametrize("name", SWITCHES)

@@ -170,6 +170,13 @@ class FrozenCalls:
         """Checks whether a call with this key was seen before."""
         return key in self._recorded
 
+    def settled(self, key: Key) -> bool:
+        """Checks whether it is decided how calls with this key run: by a confirmed route, or guarded."""
+        if key not in self._recorded:
+            return len(self._recorded) >= MAX_RECORDED
+        entry = self._recorded[key]
+        return entry is None or entry.confirmed
+
     def parted(self, key: Key) -> bool:
         """Checks whether this call, or one that differs only in sizes, could not be captured as one graph."""
         reason = self._parted.get(_without_sizes(key))

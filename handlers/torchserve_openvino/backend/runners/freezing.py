@@ -77,13 +77,23 @@ class FreezingRunner(Runner):
             return recorded(leaves)
         if key is None:
             return self._guarded(args, kwargs)
-        if self._calls is not None and not self._frozen.known(key):
-            return self._first(self._calls, self._frozen, key, leaves, args, kwargs)
-        result, _ = self._recorded(self._frozen, key, leaves, args, kwargs)
-        if self._calls is not None and self._frozen.candidate(key) is None and (stored := self._stored.pop(key, "")):
-            # The second call took another route: the model keeps state that was not detected before.
-            self._calls.discard(stored)
-        return result
+        if self._frozen.settled(key):
+            return self._recorded(self._frozen, key, leaves, args, kwargs)[0]
+        # One thread at a time: two that trace a signature at the same moment would record different graphs.
+        with self._lock:
+            if self._frozen.settled(key):
+                return self(args, kwargs)
+            if self._calls is not None and not self._frozen.known(key):
+                return self._first(self._calls, self._frozen, key, leaves, args, kwargs)
+            result, _ = self._recorded(self._frozen, key, leaves, args, kwargs)
+            if (
+                self._calls is not None
+                and self._frozen.candidate(key) is None
+                and (stored := self._stored.pop(key, ""))
+            ):
+                # The second call took another route: the model keeps state that was not detected before.
+                self._calls.discard(stored)
+            return result
 
     def _recorded(
         self, frozen: FrozenCalls, key: Key, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -121,28 +131,25 @@ class FreezingRunner(Runner):
         kwargs: dict[str, Any],
     ) -> Any:
         """Makes a signature's first call: by a verified route from the cache, or traced, stored and confirmed later."""
-        with self._lock:
-            if frozen.known(key):
-                return self(args, kwargs)
-            fields = calls.fields(key)
-            if fields is None:
-                return self._recorded(frozen, key, leaves, args, kwargs)[0]
-            entry = make_key("call", fields)
-            with calls.lock(entry):
-                route = calls.load(entry, fields)
-                if route is not None:
-                    result = self._proven(route, leaves, args, kwargs)
-                    if result is not None:
-                        frozen.put(key, route)
-                        calls.accept(entry)
-                        return result[0]
-                    calls.reject(entry)
-                answer, made = self._recorded(frozen, key, leaves, args, kwargs)
-                route = frozen.candidate(key)
-                if route is not None and made[0].blueprint is not None:
-                    calls.save(entry, fields, route, made[0].blueprint)
-                    self._stored[key] = entry
-            return answer
+        fields = calls.fields(key)
+        if fields is None:
+            return self._recorded(frozen, key, leaves, args, kwargs)[0]
+        entry = make_key("call", fields)
+        with calls.lock(entry):
+            route = calls.load(entry, fields)
+            if route is not None:
+                result = self._proven(route, leaves, args, kwargs)
+                if result is not None:
+                    frozen.put(key, route)
+                    calls.accept(entry)
+                    return result[0]
+                calls.reject(entry)
+            answer, made = self._recorded(frozen, key, leaves, args, kwargs)
+            route = frozen.candidate(key)
+            if route is not None and made[0].blueprint is not None:
+                calls.save(entry, fields, route, made[0].blueprint)
+                self._stored[key] = entry
+        return answer
 
     def _proven(
         self, route: Route, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
