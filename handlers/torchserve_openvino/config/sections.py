@@ -2,13 +2,12 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, model_validator
 
 from torchserve_openvino.config.fields import (
     Against,
     Axis,
     Boolean,
-    Channels,
     Count,
     DType,
     Files,
@@ -27,15 +26,16 @@ from torchserve_openvino.config.fields import (
     Threads,
 )  # fmt: skip
 from torchserve_openvino.config.spelling import listed, nearest
+from torchserve_openvino.config.task_sections import SECTION, AudioSection, ImageSection, TensorSection, TextSection
 
 # The name that a shape may begin with; batching.buckets defines its sizes.
 BATCH = "batch"
 
 
 class Section(BaseModel):
-    """Base of all sections: immutable, without unknown keys."""
+    """Base of all sections."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = SECTION
 
 
 class WarmupInput(Section):
@@ -174,39 +174,6 @@ class ExecutionSection(Section):
     """Number of inference streams. `auto`: one per thread, up to 4."""
 
 
-class ImageSection(Section):
-    """Transforms of image_classifier, as torchvision's Resize, CenterCrop, ToTensor and Normalize."""
-
-    resize: Count = 256
-    """Length of the shorter side after resizing, in pixels."""
-    crop: Count = 224
-    """Side of the square cut from the centre, in pixels."""
-    mean: Channels = (0.485, 0.456, 0.406)
-    """Mean of each RGB channel, in 0..1."""
-    std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
-    """Standard deviation of each RGB channel, in 0..1."""
-    interpolation: Literal["bilinear", "bicubic", "nearest"] = "bilinear"
-    """Resizing filter."""
-    fold: Boolean = False
-    """Scale, normalise and compute softmax inside the OpenVINO graph, on 8-bit pixels: faster, with a quarter of the
-    data to copy. Only photos are accepted then, not tensors as nested lists."""
-    top_k: Count = 5
-    """Number of classes in the answer."""
-    max_pixels: Count = 89_478_485
-    """Largest image to decode, in pixels. The default is Pillow's limit against decompression bombs."""
-    max_bytes: Count = 32 * 1024 * 1024
-    """Largest image to accept, in bytes as sent."""
-
-
-class TensorSection(Section):
-    """Requests of the handler tensor."""
-
-    max_bytes: Count = 64 * 1024 * 1024
-    """Largest request to accept, in bytes."""
-    concatenate: Boolean = True
-    """Whether the requests of a batch are joined along dimension 0; otherwise each runs alone."""
-
-
 class CacheSection(Section):
     """Settings of the cache beyond `pt2.compile.options.model_caching` and `cache_dir`."""
 
@@ -256,6 +223,10 @@ class OpenVINOSection(Section):
     """Transforms of image_classifier."""
     tensor: TensorSection = TensorSection()
     """Limits of the handler tensor."""
+    text: TextSection = TextSection()
+    """Limits and lengths of the text tasks."""
+    audio: AudioSection = AudioSection()
+    """Limits and lengths of the audio tasks."""
 
     @model_validator(mode="after")
     def _folded_photos_have_one_input(self) -> "OpenVINOSection":

@@ -15,7 +15,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import nn
 
-from torchserve_openvino.config.sections import ImageSection
+from torchserve_openvino.config.task_sections import ImageSection
 from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError, UnsupportedMediaTypeError
 
 FILTERS = {

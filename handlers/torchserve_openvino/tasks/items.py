@@ -36,6 +36,10 @@ class ItemHandler(OpenVINOHandler):
             ItemError: The item is invalid; its sender gets the message, with the error's HTTP status.
         """
 
+    def together(self, values: list[Any], context: Any) -> list[Any]:
+        """Does what is faster for all decoded items of a batch at once; an item may become an `ItemError`."""
+        return values
+
     @abstractmethod
     def predict(self, values: list[Any]) -> list[Any]:
         """Computes the answers to values, in the same order; an answer may be an `ItemError`."""
@@ -50,10 +54,12 @@ class ItemHandler(OpenVINOHandler):
         answers: list[Any] = [None] * len(items)
         decoded: dict[int, Any] = {}
         for position, value in enumerate(self._decoders.run([partial(self._decoded, item) for item in items])):
+            decoded[position] = value
+        good = [position for position, value in decoded.items() if not isinstance(value, ItemError)]
+        decoded |= zip(good, self.together([decoded[position] for position in good], context), strict=True)
+        for position, value in list(decoded.items()):
             if isinstance(value, ItemError):
-                answers[position] = value
-            else:
-                decoded[position] = value
+                answers[position] = decoded.pop(position)
         if decoded:
             for position, answer in zip(decoded, self._predicted(list(decoded.values())), strict=True):
                 answers[position] = answer

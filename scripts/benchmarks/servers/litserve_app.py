@@ -42,7 +42,7 @@ class Classifier(ls.LitAPI):
         import openvino as ov
         import torch
 
-        from torchserve_openvino.config.sections import ImageSection
+        from torchserve_openvino.config.task_sections import ImageSection
 
         torch.set_num_threads(self.threads)
         self.image = ImageSection()

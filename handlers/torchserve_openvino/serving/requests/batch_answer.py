@@ -14,6 +14,10 @@ _OVER_HTTP = "explain"
 AnswerItems = Callable[[list[Any]], list[Any]]
 
 
+class Several(list[Any]):
+    """The answers to one request with a list of inputs; each may be an `ItemError`."""
+
+
 def refusal(error: ItemError) -> dict[str, Any]:
     """Returns the body that the sender of a refused item gets."""
     return {"code": error.status, "type": type(error).__name__, "message": str(error)}
@@ -26,8 +30,7 @@ def finish(answers: Sequence[Any], context: Any, counters: Counters) -> list[Any
         PredictionException: See `fail_where_statuses_are_lost`.
     """
     failed = {index: answer for index, answer in enumerate(answers) if isinstance(answer, ItemError)}
-    for answer in failed.values():
-        counters.add(f"refused_{answer.status}")
+    _count_refusals(answers, counters)
     fail_where_statuses_are_lost(context, failed, len(answers))
     bodies: list[Any] = []
     for index, answer in enumerate(answers):
@@ -35,10 +38,27 @@ def finish(answers: Sequence[Any], context: Any, counters: Counters) -> list[Any
             _set_status(context, index, answer.status)
             bodies.append(refusal(answer))
         else:
+            if isinstance(answer, Several):
+                _set_status(context, index, status_of(answer))
             if isinstance(answer, bytes) and not context.get_response_content_type(index):
                 context.set_response_content_type(index, "application/octet-stream")
-            bodies.append(answer)
+            bodies.append(_shown(answer))
     return bodies
+
+
+def _count_refusals(answers: Sequence[Any], counters: Counters) -> None:
+    for answer in answers:
+        if isinstance(answer, ItemError):
+            counters.add(f"refused_{answer.status}")
+        elif isinstance(answer, Several):
+            _count_refusals(answer, counters)
+
+
+def _shown(answer: Any) -> Any:
+    """Returns what is sent for an answer."""
+    if isinstance(answer, ItemError):
+        return refusal(answer)
+    return [_shown(each) for each in answer] if isinstance(answer, Several) else answer
 
 
 def answer_enveloped(
@@ -64,8 +84,7 @@ def answer_enveloped(
     failed = {}
     for index, answers in enumerate(by_request):
         refused = [answer for answer in answers if isinstance(answer, ItemError)]
-        for answer in refused:
-            counters.add(f"refused_{answer.status}")
+        _count_refusals(answers, counters)
         if len(refused) == len(answers):
             failed[index] = refused[0]
     fail_where_statuses_are_lost(context, failed, len(requests))
@@ -75,8 +94,7 @@ def answer_enveloped(
         if isinstance(request, ItemError):
             bodies.append(refusal(request))
         else:
-            shown = [refusal(a) if isinstance(a, ItemError) else a for a in answers]
-            bodies.append(envelope.close(request, shown, context, index))
+            bodies.append(envelope.close(request, list(map(_shown, answers)), context, index))
     return bodies
 
 

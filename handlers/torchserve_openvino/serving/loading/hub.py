@@ -1,0 +1,164 @@
+"""Loads models and tokenizers from a folder that `save_pretrained` wrote; nothing is downloaded, no code in it runs."""
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from torchserve_openvino.errors import ModelLoadError
+
+logger = logging.getLogger(__name__)
+
+# Where `torchserve-openvino package --hf` puts the folder in an archive.
+FOLDER = "hub"
+CONFIG = "config.json"
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TRANSFORMERS_VERBOSITY": "error"}
+
+
+def hub_folder(model_dir: Path) -> Path:
+    """Returns the folder of the model in an unpacked archive: ``hub``, or the archive itself (``--extra-files``).
+
+    Raises:
+        ModelLoadError: There is no config.json in either.
+    """
+    for folder in (model_dir / FOLDER, model_dir):
+        if (folder / CONFIG).is_file():
+            return folder
+    raise ModelLoadError(
+        f"the archive has no {CONFIG} of a Hugging Face model: make it with torchserve-openvino package --hf FOLDER, "
+        "or add the files that save_pretrained wrote with --extra-files."
+    )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Returns the content of config.json.
+
+    Raises:
+        ModelLoadError: It is missing, or no JSON object.
+    """
+    try:
+        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{folder / CONFIG} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise ModelLoadError(f"{folder / CONFIG} holds no JSON object.")
+    return found
+
+
+def load_model(folder: Path, loader: str) -> nn.Module:
+    """Loads a model in evaluation mode, in float32 unless its configuration says otherwise.
+
+    Args:
+        folder: What `save_pretrained` wrote.
+        loader: A class of transformers, such as ``AutoModelForTokenClassification``.
+
+    Raises:
+        ModelLoadError: transformers is not installed, has no such model, or weights are missing or do not fit.
+    """
+    with _offline():
+        classes = _transformers()
+        safe = any(folder.glob("*.safetensors"))
+        try:
+            model, info = getattr(classes, loader).from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False, use_safetensors=safe, weights_only=True,
+                output_loading_info=True,
+            )  # fmt: skip
+        except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
+            raise ModelLoadError(f"{loader} cannot load {folder.name}: {_first_line(error)}") from error
+    missing = sorted(info.get("missing_keys", ()))
+    wrong = sorted(str(each[0] if isinstance(each, tuple) else each) for each in info.get("mismatched_keys", ()))
+    if missing or wrong:
+        listed = ", ".join((missing + wrong)[:3]) + (", ..." if len(missing + wrong) > 3 else "")
+        kind = "no weights for" if missing else "weights of another shape for"
+        raise ModelLoadError(
+            f"{folder.name} has {kind} {listed}, so {type(model).__name__} would compute with random numbers. Name the "
+            "task for which the model was trained."
+        )
+    return model.eval()
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Loads a model's tokenizer.
+
+    Raises:
+        ModelLoadError: There is none, or none in Rust, which this package needs for offsets and batches.
+    """
+    with _offline():
+        classes = _transformers()
+        try:
+            tokenizer = classes.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False, use_fast=True
+            )
+        except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+            raise ModelLoadError(f"{folder.name} has no tokenizer that can be loaded: {_first_line(error)}") from error
+    if not tokenizer.is_fast:
+        raise ModelLoadError(
+            f"{type(tokenizer).__name__} is a tokenizer in Python; save it as tokenizer.json (AutoTokenizer, use_fast)."
+        )
+    return tokenizer
+
+
+def pooling_of(folder: Path) -> tuple[str, bool, int | None]:
+    """Returns how sentence-transformers pools tokens.
+
+    Returns:
+        ``mean`` or ``cls``; whether vectors are normalised; the longest text in tokens, None if not stated.
+
+    Raises:
+        ModelLoadError: The folder asks for another kind of pooling, or for a module that is not supported.
+    """
+    path = folder / "modules.json"
+    if not path.is_file():
+        return "mean", False, None
+    try:
+        kinds = {entry["type"].rpartition(".")[2]: entry["path"] for entry in json.loads(path.read_text("utf-8"))}
+        pooling = json.loads((folder / kinds["Pooling"] / CONFIG).read_text("utf-8"))
+        limits = folder / "sentence_bert_config.json"
+        longest = json.loads(limits.read_text("utf-8")).get("max_seq_length") if limits.is_file() else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(f"{path} does not say how tokens are pooled: {error}") from error
+    unknown = sorted(kinds.keys() - {"Transformer", "Pooling", "Normalize"})
+    modes = [
+        name.removeprefix("pooling_mode_") for name, on in pooling.items() if name.startswith("pooling_mode") and on
+    ]
+    known = {"mean_tokens": "mean", "cls_token": "cls"}
+    if unknown or len(modes) != 1 or modes[0] not in known:
+        raise ModelLoadError(
+            f"{path} asks for {', '.join(unknown or modes)}; supported: mean_tokens, cls_token, Normalize."
+        )
+    return known[modes[0]], "Normalize" in kinds, longest
+
+
+def _transformers() -> Any:
+    try:
+        # Imported here: it takes seconds, which only workers of these tasks need.
+        import transformers
+    except ImportError as error:
+        raise ModelLoadError(
+            f"this task needs transformers ({error}): pip install 'torchserve-openvino[hf]'."
+        ) from error
+    return transformers
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Keeps the hub's client from the network; a name in a file of the model could otherwise be looked up there."""
+    before = {name: os.environ.get(name) for name in _OFFLINE}
+    os.environ.update(_OFFLINE)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,130 @@
+"""Requests in the format of Hugging Face's inference API: ``{"inputs": ..., "parameters": {...}}``, or a bare input."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from torchserve_openvino.config.spelling import listed, nearest
+from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError
+
+_P = TypeVar("_P", bound="Parameters")
+
+
+class Parameters(BaseModel):
+    """Base of the parameters that a task takes with each request; unknown ones are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What one request asks.
+
+    Attributes:
+        inputs: One or more inputs.
+        parameters: Parameters for all of them, not checked yet.
+        many: Whether the inputs came as a list, and the answers go back as one.
+    """
+
+    inputs: list[Any]
+    parameters: Mapping[str, Any]
+    many: bool
+
+
+def ask_of(value: Any, *, max_bytes: int, max_inputs: int, fields: frozenset[str]) -> Ask:
+    """Reads a request's body.
+
+    Args:
+        value: Bytes or text: a bare input, or JSON; or JSON that TorchServe has parsed.
+        max_bytes: Largest body in bytes.
+        max_inputs: Most inputs in a list.
+        fields: Names by which an input that is an object is known without ``inputs`` around it.
+
+    Raises:
+        PayloadTooLargeError: The body is too large, or the list too long.
+        InvalidInputError: The body is empty, or an object with other keys.
+    """
+    value = _parsed(value, max_bytes)
+    parameters: Any = {}
+    if isinstance(value, Mapping):
+        value, parameters = _inputs_of(value, fields)
+    many = isinstance(value, list)
+    inputs = list(value) if many else [value]
+    if not inputs:
+        raise InvalidInputError("inputs is an empty list")
+    if len(inputs) > max_inputs:
+        raise PayloadTooLargeError(f"{len(inputs)} inputs in one request; the most is {max_inputs}: send several")
+    return Ask(inputs, parameters, many)
+
+
+def _inputs_of(value: Mapping[str, Any], fields: frozenset[str]) -> tuple[Any, Mapping[str, Any]]:
+    """Returns the inputs and the parameters of a JSON object."""
+    parameters = value.get("parameters")
+    if parameters is None:
+        parameters = {}
+    if not isinstance(parameters, Mapping):
+        raise InvalidInputError(f"parameters must be an object, not {type(parameters).__name__}")
+    for name in ("inputs", "data", "text"):
+        if name in value:
+            return value[name], parameters
+    if fields and fields <= value.keys():
+        return {name: each for name, each in value.items() if name != "parameters"}, parameters
+    keys = ", ".join(map(repr, list(value)[:5])) or "no key"
+    wanted = f" or {listed(sorted(fields))}" if fields else ""
+    raise InvalidInputError(f'the JSON object needs "inputs"{wanted}; it has {keys}')
+
+
+def _parsed(value: Any, max_bytes: int) -> Any:
+    if not isinstance(value, (bytes, bytearray, str)):
+        return value
+    if len(value) > max_bytes:
+        raise PayloadTooLargeError(f"the request has {len(value)} bytes; the most is {max_bytes}")
+    text = value if isinstance(value, str) else _decoded(bytes(value))
+    if text.lstrip()[:1] in {"{", "["}:
+        try:
+            return json.loads(text)
+        except RecursionError as error:
+            raise InvalidInputError("the body is JSON that is nested too deep") from error
+        except json.JSONDecodeError:
+            # A text may begin with a bracket.
+            return text
+    return text
+
+
+def _decoded(raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"the body is not UTF-8 text: {error}") from error
+
+
+def parameters_of(kind: type[_P], given: Mapping[str, Any]) -> _P:
+    """Checks a request's parameters.
+
+    Raises:
+        InvalidInputError: A parameter is unknown or has a value that is not valid; the message names it.
+    """
+    unknown = next((name for name in given if name not in kind.model_fields), None)
+    if unknown is not None:
+        known = sorted(kind.model_fields)
+        hint = nearest(str(unknown), known)
+        valid = f"valid parameters: {listed(known)}" if known else "this task takes none"
+        raise InvalidInputError(f"unknown parameter {unknown!r}; {valid}.{f' Did you mean {hint!r}?' if hint else ''}")
+    return checked(lambda: kind.model_validate(dict(given)), "parameters")
+
+
+def checked(read: Callable[[], Any], what: str) -> Any:
+    """Calls a pydantic validation.
+
+    Raises:
+        InvalidInputError: It failed; the message names the first field that is wrong.
+    """
+    try:
+        return read()
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(map(str, (what, *first["loc"])))
+        raise InvalidInputError(f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}") from error

@@ -1,0 +1,148 @@
+"""The tasks that this package ships, as plain data: what they take and answer, and which models they are for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task.
+
+    Attributes:
+        handler: Name of its entrypoint.
+        inputs: What a request holds.
+        outputs: What it answers.
+        hub: Name of the task in Hugging Face's documentation; empty for tasks without models of that kind.
+        loader: The class of transformers that loads its models.
+        heads: Endings of the architectures in ``config.json`` that this task is guessed from.
+        modules: What has to be installed besides the base package, by import name.
+        extra: The extra that installs it.
+        template: The file in model-config/ that `init` and `package` start from.
+    """
+
+    handler: str
+    inputs: str
+    outputs: str
+    hub: str = ""
+    loader: str = ""
+    heads: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    extra: str = ""
+    template: str = "cpu-latency"
+
+
+_TEXT: Mapping[str, Any] = {"modules": ("transformers", "tokenizers"), "extra": "hf", "template": "text"}
+
+_ALL = (
+    Task("image_classifier", "a photo", "{label: probability}, most probable first"),
+    Task("tensor", "tensors: JSON, .npy, KServe v2", "the model's outputs, in the same format"),
+    Task(
+        "text_classifier",
+        "a text",
+        "{label: probability}",
+        "text-classification",
+        "AutoModelForSequenceClassification",
+        ("ForSequenceClassification",),
+        **_TEXT,
+    ),
+    Task(
+        "token_classifier",
+        "a text",
+        "[{entity_group, score, word, start, end}]",
+        "token-classification",
+        "AutoModelForTokenClassification",
+        ("ForTokenClassification",),
+        **_TEXT,
+    ),
+    Task(
+        "question_answerer",
+        "{question, context}",
+        "{score, start, end, answer}",
+        "question-answering",
+        "AutoModelForQuestionAnswering",
+        ("ForQuestionAnswering",),
+        **_TEXT,
+    ),
+    Task(
+        "fill_mask",
+        "a text with the mask token",
+        "[{score, token, token_str, sequence}]",
+        "fill-mask",
+        "AutoModelForMaskedLM",
+        ("ForMaskedLM",),
+        **_TEXT,
+    ),
+    Task("sentence_embedder", "a text", "[numbers]", "sentence-similarity", "AutoModel", ("Model",), **_TEXT),
+    Task(
+        "zero_shot_classifier",
+        "a text and candidate_labels",
+        "[{label, score}], most probable first",
+        "zero-shot-classification",
+        "AutoModelForSequenceClassification",
+        **_TEXT,
+    ),
+    Task(
+        "reranker",
+        "{query, texts}",
+        "[{index, score}], best first",
+        "text-ranking",
+        "AutoModelForSequenceClassification",
+        **_TEXT,
+    ),
+)
+
+TASKS: Mapping[str, Task] = {task.handler: task for task in _ALL}
+
+
+@dataclass(frozen=True)
+class Guess:
+    """The task that a model's own files name.
+
+    Attributes:
+        task: The task; None if it can't be told.
+        why: What it was told from, or why not.
+    """
+
+    task: Task | None
+    why: str = field(default="")
+
+
+def named(name: str) -> Task | None:
+    """Finds a task by its handler's name or by Hugging Face's name of the task."""
+    plain = name.removesuffix(".py").replace("-", "_")
+    known = {task.hub.replace("-", "_"): task for task in TASKS.values() if task.hub}
+    return TASKS.get(plain) or known.get(plain) or known.get(_SYNONYMS.get(plain, ""))
+
+
+# Other names by which transformers knows a task.
+_SYNONYMS = {
+    "sentiment_analysis": "text_classification",
+    "ner": "token_classification",
+    "feature_extraction": "sentence_similarity",
+}
+
+
+def guessed(config: Mapping[str, Any], *, pools: bool = False) -> Guess:
+    """Guesses a model's task from its ``config.json``.
+
+    Args:
+        config: Content of ``config.json``.
+        pools: Whether the folder has sentence-transformers' modules.json, which says how tokens are pooled.
+    """
+    architectures = config.get("architectures") or []
+    if not architectures:
+        return Guess(None, "config.json names no architecture")
+    name = str(architectures[0])
+    if pools:
+        return Guess(TASKS["sentence_embedder"], "modules.json")
+    labels = {str(label).lower() for label in (config.get("id2label") or {}).values()}
+    if name.endswith("ForSequenceClassification"):
+        if any(label.startswith("entail") for label in labels):
+            return Guess(TASKS["zero_shot_classifier"], "its label 'entailment'")
+        if len(labels) == 1 or config.get("num_labels") == 1:
+            return Guess(TASKS["reranker"], "its only label")
+    for task in TASKS.values():
+        if name.endswith(task.heads) and task.heads:
+            return Guess(task, f"the architecture {name}")
+    return Guess(None, f"no task of this package is known for the architecture {name}")

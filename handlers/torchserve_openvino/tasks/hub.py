@@ -1,0 +1,135 @@
+"""The base of tasks for Hugging Face models: from a folder of `save_pretrained` to answers, without user code."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from ts.utils.util import load_label_mapping
+
+from torchserve_openvino.errors import InvalidInputError, ItemError
+from torchserve_openvino.serving.loading import hub
+from torchserve_openvino.serving.requests.batch_answer import Several
+from torchserve_openvino.tasks.asks import Ask, Parameters, ask_of, parameters_of
+from torchserve_openvino.tasks.catalog import TASKS, Task
+from torchserve_openvino.tasks.items import ItemHandler, body
+
+
+@dataclass(frozen=True)
+class Part:
+    """One input of a request.
+
+    Attributes:
+        input: The input, as the request holds it.
+        parameters: The request's parameters, checked.
+    """
+
+    input: Any
+    parameters: Any
+
+
+class HubHandler(ItemHandler):
+    """A task of Hugging Face's: `read` turns one input into a value, `predict` values into answers.
+
+    A request may hold several inputs, in a list: each is answered, or refused, by itself.
+
+    Attributes:
+        task: Name of the task in the catalogue.
+        parameters: What a request may set.
+        fields: Names in an input that is an object, by which it is known without ``inputs`` around it.
+        labels: The model's labels by number.
+    """
+
+    task: ClassVar[str]
+    parameters: ClassVar[type[Parameters]] = Parameters
+    fields: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path()
+        self.labels: dict[int, str] = {}
+
+    @property
+    def about(self) -> Task:
+        """The task's entry in the catalogue."""
+        return TASKS[self.task]
+
+    def initialize(self, context: Any) -> None:
+        """Loads the model from the archive's folder, without TorchServe's loader: there is no code to run."""
+        self.context, self.manifest = context, context.manifest
+        self.model_yaml_config = context.model_yaml_config or {}
+        self.device, self.map_location = torch.device("cpu"), "cpu"
+        self.folder = hub.hub_folder(self.model_dir)
+        self.model = self.load(self.folder)
+        names = self.model_dir / "index_to_name.json"
+        self.mapping = load_label_mapping(str(names)) if names.is_file() else None
+        self.labels = {int(number): str(label) for number, label in (self.model.config.id2label or {}).items()}
+
+    def load(self, folder: Path) -> nn.Module:
+        """Loads the model, and what else the task needs."""
+        return hub.load_model(folder, self.about.loader)
+
+    def limits(self) -> tuple[int, int]:
+        """Returns the largest body in bytes, and the most inputs in one request."""
+        section = self.config.openvino.text
+        return section.max_bytes, section.max_inputs
+
+    def answer_items(self, items: list[Any], context: Any) -> list[Any]:
+        """Returns an answer for each item; for an item with a list of inputs, a list of answers and refusals."""
+        asks = [self._asked(item) for item in items]
+        parts = [part for ask in asks if not isinstance(ask, ItemError) for part in ask[1]]
+        answers = iter(super().answer_items(parts, context) if parts else [])
+        together: list[Any] = []
+        for ask in asks:
+            if isinstance(ask, ItemError):
+                together.append(ask)
+                continue
+            mine = [next(answers) for _ in ask[1]]
+            together.append(Several(mine) if ask[0].many else mine[0])
+        return together
+
+    def _asked(self, item: Any) -> tuple[Ask, list[Part]] | ItemError:
+        max_bytes, max_inputs = self.limits()
+        try:
+            ask = self.ask(body(item), max_bytes, max_inputs)
+            checked = parameters_of(self.parameters, ask.parameters)
+        except ItemError as error:
+            return error
+        return ask, [Part(each, checked) for each in ask.inputs]
+
+    def ask(self, value: Any, max_bytes: int, max_inputs: int) -> Ask:
+        """Reads what one request asks."""
+        if isinstance(value, Mapping) and value.keys() >= {"name", "shape", "datatype", "data"}:
+            # One input of KServe's protocol, which its envelope has opened: a string, or a JSON object in a string.
+            value = value["data"]
+        return ask_of(value, max_bytes=max_bytes, max_inputs=max_inputs, fields=self.fields)
+
+    def label(self, number: int) -> str:
+        """Returns a label's name; a number without a name is LABEL_n, as in transformers."""
+        return self.mapping_of(number) or self.labels.get(number, f"LABEL_{number}")
+
+    def mapping_of(self, number: int) -> str | None:
+        """Returns a label's name in the archive's index_to_name.json, which wins over the model's own."""
+        found = (self.mapping or {}).get(str(number))
+        return str(found[-1] if isinstance(found, list) else found) if found is not None else None
+
+
+def text_of(value: Any, what: str = "inputs") -> str:
+    """Returns a value that has to be a text.
+
+    Raises:
+        InvalidInputError: It is something else, or empty.
+    """
+    if not isinstance(value, str):
+        raise InvalidInputError(f"{what} must be a text, not {_kind(value)}")
+    if not value.strip():
+        raise InvalidInputError(f"{what} is empty")
+    return value
+
+
+def _kind(value: Any) -> str:
+    return {dict: "an object", list: "a list", bool: "true or false", int: "a number", float: "a number"}.get(
+        type(value), "null" if value is None else type(value).__name__
+    )

@@ -1,0 +1,306 @@
+"""The base of the text tasks: tokenizer, lengths, and the way from texts through the model and back."""
+
+import time
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from torchserve_openvino.config import ServingConfig
+from torchserve_openvino.config.sections import WarmupInput
+from torchserve_openvino.errors import (
+    InvalidInputError,
+    ItemError,
+    ModelLoadError,
+    NonFiniteOutputError,
+    PayloadTooLargeError,
+)
+from torchserve_openvino.serving.loading import hub
+from torchserve_openvino.serving.shapes.input_spec import Inputs
+from torchserve_openvino.tasks.hub import HubHandler, Part, text_of
+from torchserve_openvino.tasks.text.rows import Row, by_length, tensors, tokenised
+
+LENGTH = "sequence"
+# Longer texts are rare, and each compiled length costs time before READY; `max_tokens` raises it.
+_USUAL_LIMIT = 512
+_LEAST_LENGTH = 16
+_KNOWN = ("input_ids", "attention_mask", "token_type_ids")
+# Some tokenizers state this number, or one like it, where there is no limit.
+_NO_LIMIT = 1_000_000
+
+Outputs = tuple[torch.Tensor, ...]
+
+
+class Head(nn.Module):
+    """A Hugging Face model that returns only the tensors that a task reads, with what follows it in the same graph.
+
+    Args:
+        model: The model.
+        takes_types: Whether it takes ``token_type_ids``.
+    """
+
+    def __init__(self, model: nn.Module, takes_types: bool) -> None:
+        super().__init__()
+        self.model = model
+        self._takes_types = takes_types
+        self.train(model.training)
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+    ) -> Outputs:
+        """Runs the model on int64 tensors ``[batch, sequence]``."""
+        types = {"token_type_ids": token_type_ids} if self._takes_types else {}
+        return self.outputs(self.model(input_ids=input_ids, attention_mask=attention_mask, **types), attention_mask)
+
+    def outputs(self, found: Any, mask: torch.Tensor) -> Outputs:
+        """Returns the tensors that a task reads."""
+        return (found.logits,)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One input, tokenised.
+
+    Attributes:
+        part: The input and its parameters.
+        rows: Its token sequences: one, or several where the task asks the model several times.
+        facts: What the task needs again for the answer.
+    """
+
+    part: Part
+    rows: Sequence[Row]
+    facts: Any = None
+
+
+class TextHandler(HubHandler):
+    """A text task: `texts` says which texts an input asks the model about, `answer` reads the model's outputs.
+
+    Attributes:
+        head: The module that is compiled around the model.
+        tokenizer: The model's tokenizer.
+        limit: Longest sequence in tokens.
+    """
+
+    head: ClassVar[type[Head]] = Head
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokenizer: Any = None
+        self.limit = _USUAL_LIMIT
+
+    # --- loading ----------------------------------------------------------------------------------------------
+
+    def load(self, folder: Path) -> nn.Module:
+        """Loads model and tokenizer, and completes the configuration with the compiled lengths."""
+        model = super().load(folder)
+        self.tokenizer = hub.load_tokenizer(folder)
+        self.limit = self._limit(model, folder)
+        self.config = self._with_lengths(self.config)
+        return model
+
+    def servable(self, model: Any) -> Any:
+        """Returns the model inside the task's head."""
+        return self.head(model, "token_type_ids" in self.names)
+
+    def longest(self, folder: Path) -> int | None:
+        """Returns the longest text that the model's files state for this task, if they do."""
+        return None
+
+    def _limit(self, model: Any, folder: Path) -> int:
+        stated = [self.longest(folder), self.tokenizer.model_max_length, _positions(model.config)]
+        own = min((int(each) for each in stated if each and each < _NO_LIMIT), default=_USUAL_LIMIT)
+        asked = self.config.openvino.text.max_tokens
+        if asked is not None and asked > own:
+            raise ModelLoadError(
+                f"handler.openvino.text.max_tokens is {asked}; {type(model).__name__} takes {own} tokens at most."
+            )
+        return asked or min(own, _USUAL_LIMIT)
+
+    def _with_lengths(self, config: ServingConfig) -> ServingConfig:
+        section = config.openvino
+        if section.warmup.inputs or section.batching.dims:
+            raise ModelLoadError(
+                "handler.openvino.warmup.inputs and batching.dims are for models without a tokenizer of ours; this "
+                "handler knows its inputs: set handler.openvino.text.lengths instead."
+            )
+        given = section.text.lengths
+        lengths = list(given) if given != "auto" else _powers(self.limit)
+        if lengths[-1] > self.limit:
+            raise ModelLoadError(
+                f"handler.openvino.text.lengths has {lengths[-1]}; the longest text has {self.limit} tokens "
+                "(text.max_tokens)."
+            )
+        self.limit = lengths[-1]
+        batching = section.batching.model_copy(update={"dims": {LENGTH: lengths}})
+        return config.model_copy(update={"openvino": section.model_copy(update={"batching": batching})})
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The tensors that the model takes, in the order of the head's arguments."""
+        taken = [name for name in _KNOWN if name in (*self.tokenizer.model_input_names, "attention_mask")]
+        return taken if "input_ids" in taken else ["input_ids", *taken]
+
+    def warmup_inputs(self) -> Sequence[WarmupInput]:
+        """Returns token ids, their mask, and token types where the model has them."""
+        config = self.eager_model.model.config
+        words = config.get_text_config().vocab_size
+        types = max(1, int(getattr(config, "type_vocab_size", 0) or 1))
+        known: Mapping[str, Mapping[str, Any]] = {
+            "input_ids": {"low": 0, "high": words, "pad": self._pad},
+            "attention_mask": {"mask": True},
+            "token_type_ids": {"low": 0, "high": types, "pad": self.tokenizer.pad_token_type_id},
+        }
+        return [WarmupInput(name=name, shape=[LENGTH], dtype="int64", **known[name]) for name in self.names]
+
+    @property
+    def _pad(self) -> int:
+        return int(self.tokenizer.pad_token_id or 0)
+
+    def sample_inputs(self, body: bytes) -> Inputs:
+        """Returns the model's inputs for one request's body."""
+        asked = self._asked({"body": body})
+        if isinstance(asked, ItemError):
+            raise asked
+        made = self.encoded([Part(self.read(part), part.parameters) for part in asked[1]])
+        rows = [row for each in made for row in self._rows_or_raise(each)]
+        return (), tensors(rows, self.names, self._pad, self.tokenizer.pad_token_type_id)
+
+    @staticmethod
+    def _rows_or_raise(made: Rows | ItemError) -> Sequence[Row]:
+        if isinstance(made, ItemError):
+            raise made
+        return made.rows
+
+    # --- requests ---------------------------------------------------------------------------------------------
+
+    def decode(self, item: Part) -> Part:
+        """Checks one input."""
+        return Part(self.read(item), item.parameters)
+
+    def refuse_too_many(self, count: int, what: str) -> None:
+        """Limits what one input asks.
+
+        Raises:
+            PayloadTooLargeError: There are more than ``text.max_inputs``.
+        """
+        most = self.config.openvino.text.max_inputs
+        if count > most:
+            raise PayloadTooLargeError(f"{count} {what}; the most is {most} (handler.openvino.text.max_inputs)")
+
+    def read(self, part: Part) -> Any:
+        """Returns an input of the form that this task takes.
+
+        Raises:
+            InvalidInputError: It has another form.
+        """
+        return text_of(part.input)
+
+    def together(self, values: list[Part], context: Any) -> list[Rows | ItemError]:
+        """Tokenises all inputs of a batch at once."""
+        start = time.perf_counter()
+        made = self.encoded(values) if values else []
+        milliseconds = (time.perf_counter() - start) * 1e3
+        context.metrics.add_time("TokenizerTime", round(milliseconds, 3), None, "ms", dimensions=[])
+        return made
+
+    def texts(self, part: Part) -> tuple[list[str], list[str] | None, Any]:
+        """Returns the texts that an input asks the model about, their second halves if any, and facts for `answer`."""
+        return [part.input], None, None
+
+    def encoded(self, parts: Sequence[Part]) -> list[Rows | ItemError]:
+        """Returns the token sequences of each input, or its refusal."""
+        asked = [self.texts(part) for part in parts]
+        texts = [text for mine, _, _ in asked for text in mine]
+        paired = any(pairs is not None for _, pairs, _ in asked)
+        pairs = [text for _, mine, _ in asked for text in mine or ()] if paired else None
+        truncates = self.config.openvino.text.too_long == "truncate"
+        found = iter(tokenised(self.tokenizer, texts, pairs, self.limit, truncates=truncates))
+        made: list[Rows | ItemError] = []
+        for part, (mine, _, facts) in zip(parts, asked, strict=True):
+            rows = [next(found) for _ in mine]
+            refused = next((row for row in rows if isinstance(row, InvalidInputError)), None)
+            good = [row for row in rows if isinstance(row, Row)]
+            made.append(Rows(part, good, facts) if refused is None else refused)
+        return made
+
+    @abstractmethod
+    def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> Any:
+        """Returns the answer to one input.
+
+        Args:
+            asked: The input.
+            outputs: For each of its rows, the head's outputs for that row, still padded.
+
+        Raises:
+            ItemError: There is no answer.
+        """
+
+    def predict(self, values: list[Rows]) -> list[Any]:
+        """Runs the rows of all inputs, and answers each input."""
+        rows = [row for value in values for row in value.rows]
+        outputs = iter(self._run(rows))
+        answers: list[Any] = []
+        for value in values:
+            mine = [next(outputs) for _ in value.rows]
+            try:
+                self.check_finite([tensor for found in mine for tensor in found])
+                answers.append(self.answer(value, mine))
+            except ItemError as error:
+                answers.append(error)
+        return answers
+
+    def _run(self, rows: Sequence[Row]) -> list[Outputs]:
+        found: list[Outputs] = [()] * len(rows)
+        joins = self.served is None or self.served.joins
+        lengths = self.config.openvino.batching.dims[LENGTH]
+        groups = by_length(rows, lengths) if joins else ([position] for position in range(len(rows)))
+        with torch.inference_mode():
+            for group in groups:
+                batch = tensors([rows[i] for i in group], self.names, self._pad, self.tokenizer.pad_token_type_id)
+                outputs = self.model(**batch)
+                for place, position in enumerate(group):
+                    found[position] = tuple(output[place] for output in outputs)
+        return found
+
+    def run_eager(self, value: Rows) -> Any:
+        """Runs the eager model on one input's rows."""
+        return self.eager_model(**tensors(value.rows, self.names, self._pad, self.tokenizer.pad_token_type_id))
+
+
+def probabilities(logits: torch.Tensor) -> list[float]:
+    """Returns the softmax of logits over the last dimension, in float32.
+
+    Raises:
+        NonFiniteOutputError: A logit is NaN, so that there is no order of labels.
+    """
+    if bool(logits.isnan().any()):
+        raise NonFiniteOutputError("the model's scores are not numbers for this input")
+    return torch.softmax(logits.float(), dim=-1).tolist()
+
+
+def _positions(config: Any) -> int | None:
+    """Returns the longest sequence for which the model has positions."""
+    found = getattr(config, "max_position_embeddings", None)
+    if not isinstance(found, int) or found <= 0:
+        return None
+    # RoBERTa and its like count positions from the padding id on.
+    offset = config.pad_token_id + 1 if config.model_type in _OFFSET_MODELS and config.pad_token_id is not None else 0
+    return found - offset
+
+
+_OFFSET_MODELS = frozenset({"roberta", "xlm-roberta", "camembert", "longformer", "mpnet", "ibert", "data2vec-text"})
+
+
+def _powers(limit: int) -> list[int]:
+    """Returns the powers of two from 16 that lie below the limit, and the limit."""
+    sizes = []
+    size = _LEAST_LENGTH
+    while size < limit:
+        sizes.append(size)
+        size *= 2
+    return [*sizes, limit]

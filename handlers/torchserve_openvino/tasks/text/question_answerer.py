@@ -1,0 +1,165 @@
+"""Answers questions with a span of a text; a long text is read in windows that overlap."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from torchserve_openvino.errors import InvalidInputError, ItemError, NonFiniteOutputError
+from torchserve_openvino.tasks.asks import Parameters, checked
+from torchserve_openvino.tasks.hub import Part, text_of
+from torchserve_openvino.tasks.text.base import Head, Outputs, Rows, TextHandler
+from torchserve_openvino.tasks.text.rows import Row, too_long
+
+# Window and overlap of transformers' question-answering pipeline (version 4; version 5 has none).
+_WINDOW, _OVERLAP = 384, 128
+_FORBIDDEN = -10000.0
+
+
+class QuestionParameters(Parameters):
+    """Parameters of question answering, as in Hugging Face's inference API."""
+
+    top_k: Annotated[int, Field(ge=1, le=100)] = 1
+    """How many answers to return; with more than one, a list."""
+    doc_stride: Annotated[int, Field(ge=1)] | None = None
+    """How many tokens two windows of a long text share; 128, or half a window."""
+    max_answer_len: Annotated[int, Field(ge=1, le=512)] = 15
+    """Longest answer, in tokens."""
+    max_seq_len: Annotated[int, Field(ge=8)] | None = None
+    """Length of a window with its question, in tokens; at most what the model takes."""
+    handle_impossible_answer: bool = False
+    """Whether the empty answer is allowed."""
+    align_to_words: bool = True
+    """Whether answers begin and end with whole words."""
+
+
+class Question(BaseModel):
+    """What one input asks."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    question: str
+    context: str
+
+
+class SpanHead(Head):
+    """A model that returns scores for the first and the last token of the answer."""
+
+    def outputs(self, found: Any, mask: torch.Tensor) -> Outputs:
+        """Returns both, ``[batch, sequence]`` each."""
+        return found.start_logits, found.end_logits
+
+
+class QuestionAnswerer(TextHandler):
+    """The best span of a text for a question, with its place and score."""
+
+    task = "question_answerer"
+    parameters = QuestionParameters
+    fields = frozenset({"question", "context"})
+    head = SpanHead
+
+    def read(self, part: Part) -> Question:
+        """Returns a question and its text."""
+        asked: Question = checked(lambda: Question.model_validate(part.input), "inputs")
+        text_of(asked.question, "question")
+        text_of(asked.context, "context")
+        return asked
+
+    def encoded(self, parts: Sequence[Part]) -> list[Rows | ItemError]:
+        """Returns the windows of each input."""
+        return [self._windows(part) for part in parts]
+
+    def _windows(self, part: Part) -> Rows | ItemError:
+        window = min(self.limit, part.parameters.max_seq_len or _WINDOW)
+        overlap = part.parameters.doc_stride or min(_OVERLAP, window // 2)
+        question = len(self.tokenizer(part.input.question, add_special_tokens=False, verbose=False).input_ids)
+        room = window - question - self.tokenizer.num_special_tokens_to_add(pair=True)
+        if question > window // 2:
+            return too_long(question, window // 2)
+        if overlap >= room:
+            return InvalidInputError(
+                f"parameters.doc_stride is {overlap}, but a window holds only {room} tokens of the context beside the "
+                "question"
+            )
+        found = self.tokenizer(
+            [part.input.question], [part.input.context], truncation="only_second", max_length=window, stride=overlap,
+            return_overflowing_tokens=True, verbose=False,
+        ).encodings  # fmt: skip
+        try:
+            self.refuse_too_many(len(found), f"windows of {window} tokens in the context")
+        except ItemError as error:
+            return error
+        return Rows(part, [Row(each) for each in found])
+
+    def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> Any:
+        """Returns ``{score, start, end, answer}``, or a list of them."""
+        parameters, context = asked.part.parameters, asked.part.input.context
+        best: dict[tuple[int, int], float] = {}
+        impossible = 1.0
+        for row, (starts, ends) in zip(asked.rows, outputs, strict=True):
+            spans, none = _spans(row, starts, ends, parameters.max_answer_len, parameters.top_k)
+            impossible = min(impossible, none)
+            for first, last, score in spans:
+                place = _characters(row, first, last, parameters.align_to_words)
+                best[place] = max(score, best.get(place, 0.0))
+        found = [
+            {"score": score, "start": start, "end": end, "answer": context[start:end]}
+            for (start, end), score in best.items()
+        ]
+        if parameters.handle_impossible_answer:
+            found.append({"score": impossible, "start": 0, "end": 0, "answer": ""})
+        found = sorted(found, key=lambda each: -float(each["score"]))[: parameters.top_k]
+        if not found:
+            return {"score": 0.0, "start": 0, "end": 0, "answer": ""}
+        return found[0] if parameters.top_k == 1 else found
+
+
+def _spans(
+    row: Row, starts: torch.Tensor, ends: torch.Tensor, longest: int, top_k: int
+) -> tuple[list[tuple[int, int, float]], float]:
+    """Returns the best spans of a window, and the score of there being no answer.
+
+    Scores: transformers 4's question answering. Probabilities of first and last token, among the context's tokens and
+    the first token, which stands for no answer, are multiplied.
+
+    Args:
+        row: The window.
+        starts: Scores of each token as the first, ``[tokens]``.
+        ends: Scores of each token as the last, ``[tokens]``.
+        longest: Longest span in tokens.
+        top_k: How many spans.
+
+    Returns:
+        ``(first token, last token, score)``, best first.
+    """
+    in_context = np.array([each == 1 for each in row.encoding.sequence_ids])
+    allowed = in_context.copy()
+    allowed[0] = True
+    first, last = (_softmax(scores[: len(row)].float().numpy(), allowed) for scores in (starts, ends))
+    none = float(first[0] * last[0])
+    first[0] = last[0] = 0.0
+    scores = np.tril(np.triu(np.outer(first, last)), longest - 1)
+    scores[~in_context] = 0.0
+    order = np.argsort(-scores, axis=None)[:top_k]
+    places = [(int(i // len(last)), int(i % len(last))) for i in order]
+    return [(i, j, float(scores[i, j])) for i, j in places if scores[i, j] > 0.0], none
+
+
+def _softmax(scores: Any, allowed: Any) -> Any:
+    if np.isnan(scores).any():
+        raise NonFiniteOutputError("the model's scores are not numbers for this input")
+    scores = np.where(allowed, scores, _FORBIDDEN)
+    powers = np.exp(scores - scores.max())
+    return powers / powers.sum()
+
+
+def _characters(row: Row, first: int, last: int, whole_words: bool) -> tuple[int, int]:
+    """Returns where a span of tokens begins and ends in the context, in characters."""
+    encoding = row.encoding
+    if whole_words:
+        words = encoding.token_to_word(first), encoding.token_to_word(last)
+        if None not in words:
+            return encoding.word_to_chars(words[0], 1)[0], encoding.word_to_chars(words[1], 1)[1]
+    return encoding.offsets[first][0], encoding.offsets[last][1]

@@ -1,0 +1,80 @@
+"""Orders texts by how well they answer a query, with a cross-encoder."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from torchserve_openvino.errors import InvalidInputError, ModelLoadError, NonFiniteOutputError
+from torchserve_openvino.tasks.asks import Parameters, checked
+from torchserve_openvino.tasks.hub import Part, text_of
+from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler
+
+
+class RankParameters(Parameters):
+    """Parameters of a ranking."""
+
+    raw_scores: bool = False
+    """Whether scores are the model's own numbers; else they lie between 0 and 1."""
+    return_text: bool = False
+    """Whether each entry of the answer has its text."""
+
+
+class Ranking(BaseModel):
+    """What one input asks: a query, and the texts to order."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    query: str
+    texts: list[str]
+
+
+class Reranker(TextHandler):
+    """The texts of a request in order, best first."""
+
+    task = "reranker"
+    parameters = RankParameters
+    fields = frozenset({"query", "texts"})
+
+    def initialize(self, context: Any) -> None:
+        """Loads the model, which has to return one number.
+
+        Raises:
+            ModelLoadError: It returns several.
+        """
+        super().initialize(context)
+        if len(self.labels) > 1:
+            raise ModelLoadError(
+                f"{type(self.model).__name__} has {len(self.labels)} labels; a reranker returns one score. Serve it as "
+                "text_classifier."
+            )
+
+    def read(self, part: Part) -> Ranking:
+        """Returns a query and its texts."""
+        ranking: Ranking = checked(lambda: Ranking.model_validate(part.input), "inputs")
+        text_of(ranking.query, "query")
+        if not ranking.texts:
+            raise InvalidInputError("texts is an empty list")
+        self.refuse_too_many(len(ranking.texts), "texts")
+        for number, text in enumerate(ranking.texts):
+            text_of(text, f"texts.{number}")
+        return ranking
+
+    def texts(self, part: Part) -> tuple[list[str], list[str] | None, Any]:
+        """Returns the query with each text."""
+        return [part.input.query] * len(part.input.texts), list(part.input.texts), None
+
+    def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> list[dict[str, Any]]:
+        """Returns ``[{index, score}]``, best first."""
+        parameters, ranking = asked.part.parameters, asked.part.input
+        numbers = torch.stack([found[0].float().reshape(-1)[0] for found in outputs])
+        if bool(numbers.isnan().any()):
+            raise NonFiniteOutputError("the model's scores are not numbers for this input")
+        scores = (numbers if parameters.raw_scores else torch.sigmoid(numbers)).tolist()
+        order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
+        return [
+            {"index": index, "score": scores[index]}
+            | ({"text": ranking.texts[index]} if parameters.return_text else {})
+            for index in order
+        ]

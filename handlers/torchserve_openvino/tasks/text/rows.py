@@ -1,0 +1,91 @@
+"""Token sequences: what the tokenizer makes of texts, and how they become the model's tensors."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchserve_openvino.errors import InvalidInputError
+
+
+@dataclass(frozen=True)
+class Row:
+    """One token sequence.
+
+    Attributes:
+        encoding: The tokenizer's own result, with ids, offsets and so on (``tokenizers.Encoding``).
+    """
+
+    encoding: Any
+
+    def __len__(self) -> int:
+        return len(self.encoding.ids)
+
+
+def tokenised(
+    tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, limit: int, *, truncates: bool
+) -> list[Row | InvalidInputError]:
+    """Tokenises texts, or pairs of texts, in one batch.
+
+    Args:
+        tokenizer: A fast tokenizer of transformers.
+        texts: The texts.
+        pairs: The second text of each; None for single texts.
+        limit: Longest sequence in tokens, with the special ones.
+        truncates: Whether the end of a longer one is dropped; the longer of a pair loses first.
+
+    Returns:
+        A row for each, or the refusal of a text that is too long.
+    """
+    how: dict[str, Any] = {"truncation": True, "max_length": limit} if truncates else {"truncation": False}
+    found = tokenizer(list(texts), list(pairs) if pairs is not None else None, verbose=False, **how).encodings
+    return [Row(each) if len(each.ids) <= limit else too_long(len(each.ids), limit) for each in found]
+
+
+def too_long(tokens: int, limit: int) -> InvalidInputError:
+    """Returns the refusal of a text with too many tokens."""
+    return InvalidInputError(
+        f"the text has {tokens} tokens; this model takes {limit} (handler.openvino.text.max_tokens; too_long: truncate "
+        "drops the end)"
+    )
+
+
+def tensors(rows: Sequence[Row], names: Sequence[str], pad: int, pad_type: int = 0) -> dict[str, torch.Tensor]:
+    """Returns the model's inputs for rows, padded on the right to the longest: int64 ``[rows, tokens]`` each.
+
+    Args:
+        rows: Token sequences.
+        names: The inputs that the tokenizer names for its model.
+        pad: Token id of the padding.
+        pad_type: Token type of the padding.
+    """
+    width = max(map(len, rows))
+    columns: Mapping[str, tuple[Callable[[Any], list[int]], int]] = {
+        "input_ids": (lambda encoding: encoding.ids, pad),
+        "attention_mask": (lambda encoding: encoding.attention_mask, 0),
+        "token_type_ids": (lambda encoding: encoding.type_ids, pad_type),
+    }
+    made = {}
+    for name in names:
+        read, fill = columns[name]
+        values = [read(row.encoding) for row in rows]
+        made[name] = torch.tensor([value + [fill] * (width - len(value)) for value in values], dtype=torch.int64)
+    return made
+
+
+def by_length(rows: Sequence[Row], lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Groups rows by the compiled length that they are padded to, so that a short one is not run as a long one.
+
+    Args:
+        rows: Token sequences.
+        lengths: Compiled lengths, ascending; empty where any length is compiled.
+
+    Yields:
+        Positions in ``rows``.
+    """
+    groups: dict[int, list[int]] = {}
+    for position, row in enumerate(rows):
+        length = next((each for each in lengths if each >= len(row)), len(row))
+        groups.setdefault(length, []).append(position)
+    yield from groups.values()

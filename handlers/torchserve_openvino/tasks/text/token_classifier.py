@@ -1,0 +1,56 @@
+"""Finds entities in texts: names, places and whatever else the model was trained to mark."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+
+from torchserve_openvino.tasks.asks import Parameters
+from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler
+
+
+class TokenParameters(Parameters):
+    """Parameters of a token classification, as in Hugging Face's inference API."""
+
+    aggregation_strategy: Literal["none", "simple", "first", "average", "max"] = "simple"
+    """How tokens become entities: `none` returns tokens; `simple` joins neighbours of one label; the others give all
+    tokens of a word one label."""
+    ignore_labels: tuple[str, ...] = ("O",)
+    """Labels that are left out."""
+
+
+class TokenClassifier(TextHandler):
+    """Entities with their label, score, and place in the text."""
+
+    task = "token_classifier"
+    parameters = TokenParameters
+
+    @cached_property
+    def _pipeline(self) -> Any:
+        # Its aggregation is what users compare with, so it is used itself.
+        from transformers import TokenClassificationPipeline
+
+        return TokenClassificationPipeline(model=self.eager_model.model, tokenizer=self.tokenizer)
+
+    def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> list[dict[str, Any]]:
+        """Returns ``[{entity_group, score, word, start, end}]``; with ``none`` tokens, ``entity`` and ``index``."""
+        from transformers.pipelines.token_classification import AggregationStrategy
+
+        (row,), ((logits,),) = asked.rows, outputs
+        encoding, parameters = row.encoding, asked.part.parameters
+        made = {
+            "logits": logits[: len(row)].float().unsqueeze(0),
+            "input_ids": torch.tensor([encoding.ids]),
+            "offset_mapping": torch.tensor([encoding.offsets]),
+            "special_tokens_mask": torch.tensor([encoding.special_tokens_mask]),
+            "sentence": asked.part.input,
+        }
+        strategy = AggregationStrategy(parameters.aggregation_strategy)
+        found = self._pipeline.postprocess([made], strategy, list(parameters.ignore_labels))
+        return [{key: _plain(value) for key, value in entity.items()} for entity in found]
+
+
+def _plain(value: Any) -> Any:
+    """Returns a NumPy or torch scalar as Python's."""
+    return value.item() if hasattr(value, "item") else value

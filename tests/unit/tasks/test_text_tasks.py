@@ -1,0 +1,291 @@
+"""Text tasks in a worker in this process, against transformers' own pipelines in eager PyTorch."""
+
+import functools
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from serving_worker import Archive
+
+from hub_models import minilm, text_model
+from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.tasks.text.classifier import TextClassifier
+from torchserve_openvino.tasks.text.embedder import SentenceEmbedder
+from torchserve_openvino.tasks.text.fill_mask import FillMask
+from torchserve_openvino.tasks.text.question_answerer import QuestionAnswerer
+from torchserve_openvino.tasks.text.reranker import Reranker
+from torchserve_openvino.tasks.text.token_classifier import TokenClassifier
+from torchserve_openvino.tasks.text.zero_shot import ZeroShotClassifier
+
+HANDLERS = {
+    each.task: each
+    for each in (
+        TextClassifier, TokenClassifier, QuestionAnswerer, FillMask, SentenceEmbedder, ZeroShotClassifier, Reranker,
+    )
+}  # fmt: skip
+SHORT = "Ada Lovelace lived in London."
+LONG = "The quick brown fox jumps over the lazy dog, and then it sleeps for a very long time in the sun. " * 2
+TEXTS = [SHORT, LONG, "Yes", "A train to Paris leaves at noon, said Charles Babbage to nobody in particular."]
+
+
+class Worker:
+    """A handler for a saved model, and the batches that it answers."""
+
+    def __init__(self, made: Archive, task: str, folder: Path) -> None:
+        self.made, self.folder = made, folder
+        shutil.copytree(folder, made.context.system_properties["model_dir"] + "/hub")
+        self.handler = HANDLERS[task]()
+        self.handler.initialize(made.context)
+
+    def __call__(self, *bodies: Any) -> list[Any]:
+        return self.made.handle(self.handler, *bodies)
+
+    def one(self, body: Any) -> Any:
+        (answer,) = self(body)
+        return answer
+
+    def status(self, position: int = 0) -> int:
+        return self.made.status(position)
+
+
+def started(place: Path, task: str, folder: Path | None = None, **text: Any) -> Worker:
+    """Loads a worker for a model, by default a small one with random weights."""
+    openvino = {"text": {"lengths": [16, 64], **text}, "batching": {"buckets": [2]}}
+    made = Archive(place / "archive", {"handler": {"openvino": openvino}}, None, batch_size=4)
+    return Worker(made, task, folder or text_model(task, place / "saved"))
+
+
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Worker]:
+    """One worker for each task, shared by the tests of a process: loading one takes seconds."""
+
+    @functools.cache
+    def of(task: str) -> Worker:
+        threads = torch.get_num_threads()
+        worker = started(tmp_path_factory.mktemp(task), task, minilm() if task == "sentence_embedder" else None)
+        torch.set_num_threads(threads)
+        return worker
+
+    return of
+
+
+def pipeline(task: str, folder: Path, **how: Any) -> Any:
+    return transformers.pipeline(task, model=str(folder), device="cpu", **how)
+
+
+def close(got: Any, expected: Any) -> None:
+    """Compares answers: numbers within the tolerance, everything else exactly."""
+    assert type(got) is type(expected)
+    if isinstance(got, dict):
+        assert got.keys() == expected.keys()
+        for key in got:
+            close(got[key], expected[key])
+    elif isinstance(got, list):
+        assert len(got) == len(expected)
+        for mine, theirs in zip(got, expected, strict=True):
+            close(mine, theirs)
+    else:
+        assert got == (pytest.approx(expected, abs=2e-4, rel=2e-3) if isinstance(got, float) else expected)
+
+
+def plain(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=lambda each: each.item()))
+
+
+def test_text_classifier_answers_as_the_pipeline_does(serve) -> None:
+    worker = serve("text_classifier")
+    reference = pipeline("text-classification", worker.folder, top_k=None)
+    answers = worker(
+        TEXTS[0].encode(), TEXTS[1].encode(), {"inputs": TEXTS[2]}, {"inputs": TEXTS[3], "parameters": {"top_k": 1}}
+    )
+    expected = [{each["label"]: each["score"] for each in found} for found in reference(TEXTS)]
+    for got, wanted in zip(answers[:3], expected[:3], strict=True):
+        close(got, wanted)
+        assert list(got) == list(wanted)
+    assert list(answers[3]) == list(expected[3])[:1]
+    report = worker.handler.describe_handle()
+    assert report["summary"]["coverage"] == 1.0 and report["fallbacks"] == []
+    assert report["verify"]["passed"] and report["serving"]["compiles_after_ready"] == 0
+
+
+@pytest.mark.parametrize("strategy", ["simple", "first", "average", "max", "none"])
+def test_token_classifier_answers_as_the_pipeline_does(serve, strategy) -> None:
+    worker = serve("token_classifier")
+    reference = pipeline("token-classification", worker.folder, aggregation_strategy=strategy)
+    answers = worker(*({"inputs": text, "parameters": {"aggregation_strategy": strategy}} for text in TEXTS))
+    close(plain(answers), plain([reference(text) for text in TEXTS]))
+    assert any(answers)
+    for text, found in zip(TEXTS, answers, strict=True):
+        assert all(text[each["start"] : each["end"]] for each in found)
+
+
+def test_fill_mask_answers_as_the_pipeline_does(serve) -> None:
+    worker = serve("fill_mask")
+    reference = pipeline("fill-mask", worker.folder)
+    texts = ["The [MASK] sleeps.", "A [MASK] to [MASK].", LONG + " It is [MASK] ."]
+    close(worker(*({"inputs": text} for text in texts)), plain([reference(text) for text in texts]))
+    targets = {"inputs": texts[0], "parameters": {"targets": ["dog", "cat"], "top_k": 2}}
+    close(worker.one(targets), plain(reference(texts[0], targets=["dog", "cat"], top_k=2)))
+
+
+@pytest.mark.parametrize("multi", [False, True])
+def test_zero_shot_answers_as_the_pipeline_does(serve, multi) -> None:
+    worker = serve("zero_shot_classifier")
+    reference = pipeline("zero-shot-classification", worker.folder)
+    labels = ["travel", "sleep", "computing machines of the nineteenth century"]
+    asked = [{"inputs": text, "parameters": {"candidate_labels": labels, "multi_label": multi}} for text in TEXTS]
+    for text, answer in zip(TEXTS, worker(*asked), strict=True):
+        expected = reference(text, labels, multi_label=multi)
+        wanted = [{"label": a, "score": b} for a, b in zip(expected["labels"], expected["scores"], strict=True)]
+        close(answer, wanted)
+    close(worker.one({"inputs": SHORT, "parameters": {"candidate_labels": ["travel"]}})[0]["score"],
+          reference(SHORT, ["travel"])["scores"][0])  # fmt: skip
+
+
+def test_real_sentence_vectors_have_the_known_order(serve) -> None:
+    worker = serve("sentence_embedder")
+    texts = ["How old are you?", "What is your age?", "The train leaves at noon."]
+    vectors = torch.tensor(worker(*({"inputs": text} for text in texts)))
+    assert vectors.shape == (3, 384)
+    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(3), rtol=1e-4, atol=1e-4)
+    near, far = vectors[0] @ vectors[1], vectors[0] @ vectors[2]
+    assert near > 0.7 and far < 0.3
+    # The formula of sentence-transformers, in eager PyTorch.
+    model = transformers.AutoModel.from_pretrained(minilm()).eval()
+    given = transformers.AutoTokenizer.from_pretrained(minilm())(texts[2], return_tensors="pt")
+    with torch.no_grad():
+        alone = torch.nn.functional.normalize(model(**given).last_hidden_state.mean(1), dim=1)[0]
+    torch.testing.assert_close(vectors[2], alone, rtol=1e-3, atol=1e-4)
+    report = worker.handler.describe_handle()
+    assert report["summary"]["coverage"] == 1.0 and report["verify"]["passed"]
+
+
+def test_reranker_orders_as_eager_does(serve) -> None:
+    worker = serve("reranker")
+    answers = worker({"query": SHORT, "texts": TEXTS}, {"inputs": {"query": "Yes", "texts": TEXTS[:1]}})
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(worker.folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(worker.folder)
+    with torch.no_grad():
+        scores = [torch.sigmoid(model(**tokenizer(SHORT, t, return_tensors="pt")).logits).item() for t in TEXTS]
+    order = sorted(range(4), key=scores.__getitem__, reverse=True)
+    close(answers[0], [{"index": i, "score": scores[i]} for i in order])
+    assert [each["index"] for each in answers[1]] == [0]
+    raw = worker.one({"query": SHORT, "texts": TEXTS, "parameters": {"raw_scores": True, "return_text": True}})
+    assert [each["text"] for each in raw] == [TEXTS[i] for i in order]
+
+
+def reference_span(folder: Path, question: str, context: str) -> tuple[float, int, int]:
+    """The best span of tokens, by trying all of them, for a context that fits one window."""
+    model = transformers.AutoModelForQuestionAnswering.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    given = tokenizer(question, context, return_tensors="pt")
+    ids = [i for i, part in enumerate(given.encodings[0].sequence_ids) if part == 1]
+    with torch.no_grad():
+        out = model(**given)
+    first = torch.softmax(out.start_logits[0, [0, *ids]], 0)[1:]
+    last = torch.softmax(out.end_logits[0, [0, *ids]], 0)[1:]
+    spans = [
+        (float(first[i] * last[j]), ids[i], ids[j]) for i in range(len(ids)) for j in range(i, min(i + 15, len(ids)))
+    ]
+    score, i, j = max(spans)
+    encoding = given.encodings[0]
+    start, end = (encoding.word_to_chars(encoding.token_to_word(place), 1) for place in (i, j))
+    return score, start[0], end[1]
+
+
+def test_question_answerer_finds_the_best_span(serve) -> None:
+    worker = serve("question_answerer")
+    asked = [{"question": "Who lived there?", "context": text} for text in TEXTS]
+    for one, answer in zip(asked, worker(*asked), strict=True):
+        score, start, end = reference_span(worker.folder, one["question"], one["context"])
+        close(answer, {"score": score, "start": start, "end": end, "answer": one["context"][start:end]})
+
+
+def test_a_long_context_is_read_in_windows(serve) -> None:
+    worker = serve("question_answerer")
+    context = " ".join(f"Item {i} is here." for i in range(60))
+    several = worker.one({"inputs": {"question": "Which?", "context": context}, "parameters": {"top_k": 3}})
+    assert len(several) == 3 and several[0]["score"] >= several[1]["score"] >= several[2]["score"]
+    for each in several:
+        assert context[each["start"] : each["end"]] == each["answer"] != ""
+    too_much = worker.one({"question": "Which?", "context": context * 20})
+    assert worker.status() == 413 and "windows" in too_much["message"]
+
+
+# --- requests that are wrong ----------------------------------------------------------------------------------
+
+
+def test_each_bad_request_gets_its_own_status(serve) -> None:
+    worker = serve("text_classifier")
+    bodies = [
+        SHORT.encode(), b"", {"inputs": " "}, {"inputs": "word " * 80}, {"inputs": 7}, {"input": SHORT}, b"\xff\xfe",
+        {"inputs": SHORT, "parameters": {"topk": 1}}, {"inputs": SHORT, "parameters": {"top_k": 0}}, {"inputs": []},
+        {"inputs": [SHORT] * 65},
+    ]  # fmt: skip
+    answers = worker(*bodies)
+    assert [worker.status(i) for i in range(len(bodies))] == [200, *[400] * 9, 413]
+    good = worker.one(SHORT.encode())
+    close(answers[0], good)
+    messages = [answer["message"] for answer in answers[1:]]
+    for message, part in zip(messages, (
+        "no body", "empty", "82 tokens; this model takes 64", "not a number", "'input'", "UTF-8", "'top_k'",
+        "parameters.top_k", "empty list", "65 inputs",
+    ), strict=True):  # fmt: skip
+        assert part in message, message
+
+
+def test_a_list_is_answered_by_a_list_with_a_status_for_each(serve) -> None:
+    worker = serve("text_classifier")
+    before = worker.handler.counters.to_dict().get("refused_400", 0)
+    answers = worker({"inputs": [SHORT, "", LONG]}, SHORT.encode(), {"inputs": ["", " "]})
+    assert [worker.status(i) for i in range(3)] == [207, 200, 400]
+    close(answers[0][0], answers[1])
+    assert answers[0][1]["code"] == 400 and "empty" in answers[0][1]["message"]
+    assert set(answers[0][2]) == {"calm", "angry", "glad"}
+    assert worker.handler.counters.to_dict()["refused_400"] == before + 3
+
+
+def test_a_long_text_is_cut_where_the_yaml_says_so(tmp_path) -> None:
+    worker = started(tmp_path, "text_classifier", too_long="truncate", lengths=[16])
+    assert set(worker.one({"inputs": "word " * 500})) == {"calm", "angry", "glad"}
+
+
+def test_an_unusable_template_or_label_is_refused(serve) -> None:
+    worker = serve("zero_shot_classifier")
+    for parameters, part in (
+        ({}, "candidate_labels"),
+        ({"candidate_labels": []}, "candidate_labels"),
+        ({"candidate_labels": ["a"], "hypothesis_template": "about {0.__class__}"}, "hypothesis_template"),
+        ({"candidate_labels": [" "]}, "empty label"),
+        ({"candidate_labels": ["x"] * 65}, "65 candidate_labels"),
+    ):
+        answer = worker.one({"inputs": SHORT, "parameters": parameters})
+        assert worker.status() in {400, 413} and part in answer["message"], answer
+
+
+# --- models that are wrong --------------------------------------------------------------------------------------
+
+
+def test_a_model_of_another_task_is_refused(tmp_path) -> None:
+    encoder = text_model("sentence_embedder", tmp_path / "encoder")
+    classifier = text_model("text_classifier", tmp_path / "classifier")
+    for number, (task, folder, message) in enumerate((
+        ("token_classifier", encoder, r"no weights for classifier\.bias.*random numbers"),
+        ("zero_shot_classifier", classifier, "no label 'entailment'"),
+        ("reranker", classifier, "3 labels; a reranker"),
+    )):  # fmt: skip
+        with pytest.raises(ModelLoadError, match=message):
+            started(tmp_path / str(number), task, folder)
+
+
+def test_lengths_beyond_the_model_are_refused(tmp_path) -> None:
+    folder = text_model("text_classifier", tmp_path / "short")
+    with pytest.raises(ModelLoadError, match=r"max_tokens is 200.*takes 128"):
+        started(tmp_path / "1", "text_classifier", folder, max_tokens=200)
+    with pytest.raises(ModelLoadError, match=r"text\.lengths has 256.*128"):
+        started(tmp_path / "2", "text_classifier", folder, lengths=[256])
