@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
-from torchserve_openvino.config.kinds import FALLBACK_KINDS, FallbackKind
 from torchserve_openvino.config.spelling import listed, nearest, shown
+from torchserve_openvino.config.vocabulary import FALLBACK_KINDS, FallbackKind
 
 # Path from a handler to a module: attribute names and list indices.
 _PATH = re.compile(r"(self\.)?[A-Za-z_]\w*(\.\w+|\[\d+\])*")
