@@ -12,6 +12,7 @@ from torchserve_openvino.config.sections import WarmupInput
 from torchserve_openvino.errors import ItemError, ModelLoadError, TorchServeOpenVINOError
 from torchserve_openvino.report import CompileReport, Tracker
 from torchserve_openvino.serving.base import model_name
+from torchserve_openvino.serving.loading.files import read_samples
 from torchserve_openvino.serving.loading.model import ArchiveLoading
 from torchserve_openvino.serving.loading.op_mappings import load_archived_mappings
 from torchserve_openvino.serving.loading.wrapped import wrapped_class
@@ -178,7 +179,8 @@ class OpenVINOHandler(ArchiveLoading):
             self.report = CompileReport(tracker)
             return None
         root, section = self.compilable(self.eager_model), self.config.openvino
-        samples, sizes = self._samples(), batch_sizes(section, batch_size, threads.streams)
+        samples = read_samples(self.model_dir, section.warmup.samples)
+        sizes = batch_sizes(section, batch_size, threads.streams)
         models = prepare_models(
             root,
             self._seen(samples, sizes),
@@ -217,18 +219,6 @@ class OpenVINOHandler(ArchiveLoading):
     def warmup_inputs(self) -> Sequence[WarmupInput]:
         """Returns the model's declared inputs, one item each; a task that knows its own overrides this."""
         return self.config.openvino.warmup.inputs
-
-    def _samples(self) -> list[tuple[str, bytes]]:
-        found = []
-        for name in self.config.openvino.warmup.samples:
-            path = self.model_dir / name
-            if not path.is_file():
-                raise ModelLoadError(
-                    f"handler.openvino.warmup.samples names {name!r}, which is not in the archive; package it with "
-                    "--extra-files."
-                )
-            found.append((name, path.read_bytes()))
-        return found
 
     def _read(self, name: str, body: bytes) -> Inputs:
         try:

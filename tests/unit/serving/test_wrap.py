@@ -8,7 +8,7 @@ import torch
 from own_handlers import NET, X, weights
 
 from encoder import build
-from torchserve_openvino.errors import ConfigError, ModelLoadError
+from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 OWN = """
@@ -109,5 +109,5 @@ def test_a_file_that_is_no_handler_is_refused(archive, source, message) -> None:
 
 @pytest.mark.parametrize("name", ["../x.py", "x", "a b.py", 3])
 def test_the_key_takes_a_python_file(archive, name) -> None:
-    with pytest.raises(ConfigError, match=r"wrap: must name a Python file"):
+    with pytest.raises(ModelLoadError, match=r"wrap: must name a Python file"):
         started(archive, None, settings(name), "x.py")

@@ -4,6 +4,8 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from ts.utils.util import list_classes_from_module
+
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving.base import BaseHandler
 
@@ -21,8 +23,6 @@ def wrapped_class(path: Path, mixin: type) -> type[Any]:
     Raises:
         ModelLoadError: The file is missing, fails, or defines no handler or several.
     """
-    from ts.utils.util import list_classes_from_module
-
     if not path.is_file():
         raise ModelLoadError(f"{_KEY} names {path.name}, which is not in the archive; package it with --extra-files.")
     try:
