@@ -33,6 +33,13 @@ class Task:
 
 
 _TEXT: Mapping[str, Any] = {"modules": ("transformers", "tokenizers"), "extra": "hf", "template": "text"}
+_VISION: Mapping[str, Any] = {"modules": ("transformers",), "extra": "hf"}
+# Vision models without a head; any other `...Model` is taken for one of texts.
+_VISION_MODELS = (
+    "ViTModel", "DeiTModel", "BeitModel", "SwinModel", "Swinv2Model", "ConvNextModel", "ConvNextV2Model", "ResNetModel",
+    "Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel", "VisionModel", "VisionModelWithProjection",
+)  # fmt: skip
+_PICTURE_TEXT_MODELS = ("CLIPModel", "SiglipModel", "Siglip2Model", "AltCLIPModel")
 
 _ALL = (
     Task("image_classifier", "a photo", "{label: probability}, most probable first"),
@@ -73,6 +80,53 @@ _ALL = (
         ("ForMaskedLM",),
         **_TEXT,
     ),
+    Task(
+        "hub_image_classifier",
+        "a photo",
+        "{label: probability}, most probable first",
+        "image-classification",
+        "AutoModelForImageClassification",
+        ("ForImageClassification",),
+        **_VISION,
+    ),
+    Task(
+        "image_segmenter",
+        "a photo",
+        "[[[class, probability]]], or a label map as PNG",
+        "image-segmentation",
+        "AutoModelForSemanticSegmentation",
+        ("ForSemanticSegmentation",),
+        **_VISION,
+    ),
+    Task(
+        "object_detector",
+        "a photo",
+        "[{label: [x1, y1, x2, y2], score}]",
+        "object-detection",
+        "AutoModelForObjectDetection",
+        ("ForObjectDetection",),
+        **_VISION,
+    ),
+    Task(
+        "depth_estimator",
+        "a photo",
+        "{predicted_depth, depth, min, max}",
+        "depth-estimation",
+        "AutoModelForDepthEstimation",
+        ("ForDepthEstimation",),
+        **_VISION,
+    ),
+    Task(
+        "zero_shot_image_classifier",
+        "a photo and candidate_labels",
+        "[{label, score}], best first",
+        "zero-shot-image-classification",
+        "AutoModelForZeroShotImageClassification",
+        _PICTURE_TEXT_MODELS,
+        modules=("transformers", "tokenizers"),
+        extra="hf",
+    ),
+    Task("image_embedder", "a photo", "[numbers]", "image-feature-extraction", "AutoModel", _VISION_MODELS, **_VISION),
     Task("sentence_embedder", "a text", "[numbers]", "sentence-similarity", "AutoModel", ("Model",), **_TEXT),
     Task(
         "zero_shot_classifier",
