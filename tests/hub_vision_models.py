@@ -17,7 +17,10 @@ def save(folder: Path, make: Callable[[], Any], processor: Any, scale: float = 4
     model = make().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() > 1 and "embed" not in name:
+            if parameter.dim() > 1 and not bool(parameter.any()):
+                # Tokens and positions start as zeros, so that all queries of a detector would answer the same.
+                parameter.normal_()
+            elif parameter.dim() > 1 and "embed" not in name:
                 parameter.mul_(scale)
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
@@ -60,7 +63,7 @@ def detector(folder: Path, size: dict[str, int] | None = None) -> Path:
 
     config = YolosConfig(**SMALL, **NAMES, image_size=[32, 48], patch_size=16, num_detection_tokens=9)
     processor = YolosImageProcessorPil(size=size or {"height": 32, "width": 48})
-    return save(folder, lambda: YolosForObjectDetection(config), processor)
+    return save(folder, lambda: YolosForObjectDetection(config), processor, scale=8.0)
 
 
 def masked_detector(folder: Path) -> Path:
@@ -76,7 +79,7 @@ def masked_detector(folder: Path) -> Path:
         decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32,
     )  # fmt: skip
     processor = DetrImageProcessorPil(size={"shortest_edge": 32, "longest_edge": 64})
-    return save(folder, lambda: DetrForObjectDetection(config), processor, scale=1.5)
+    return save(folder, lambda: DetrForObjectDetection(config), processor)
 
 
 def depth(folder: Path) -> Path:

@@ -56,8 +56,8 @@ def one_size(processor: Any, names: Sequence[str], declared: Sequence[WarmupInpu
     example = ", ".join(map(str, (3, *(size or own or (640, 640)))))
     raise ModelLoadError(
         f"{type(processor).__name__} keeps the aspect ratio of pictures, but the model is compiled for one size. "
-        f"State it, as handler.openvino.warmup.inputs: [{{shape: [{example}]}}]. Pictures are stretched to it then, so answers "
-        "differ a little from those of the processor's own settings."
+        f"State it, as handler.openvino.warmup.inputs: [{{shape: [{example}]}}]. Pictures are stretched to it "
+        "then, so answers differ a little from those of the processor's own settings."
     )
 
 

@@ -79,6 +79,8 @@ class ZeroShotImageClassifier(VisionHandler):
         self.tokenizer: Any = None
         self.texts: Any = None
         self._length = 0
+        self._is_siglip = False
+        self._scale, self._bias = 1.0, 0.0
         self._vectors: OrderedDict[str, torch.Tensor] = OrderedDict()
 
     def load(self, folder: Path) -> nn.Module:
@@ -87,7 +89,7 @@ class ZeroShotImageClassifier(VisionHandler):
         Raises:
             ModelLoadError: The model has no two halves, or the YAML wants the memory of one freed.
         """
-        model = super().load(folder)
+        model: Any = super().load(folder)
         if not all(hasattr(model, name) for name in ("get_image_features", "get_text_features", "logit_scale")):
             raise ModelLoadError(
                 f"{type(model).__name__} does not compare vectors of pictures and texts, as CLIP does."
@@ -97,8 +99,10 @@ class ZeroShotImageClassifier(VisionHandler):
                 "handler.openvino.release_weights: true is not possible here: two graphs share weights."
             )
         self.tokenizer = hub.load_tokenizer(folder)
-        self._length = int(model.config.text_config.max_position_embeddings)
-        self._is_siglip = "siglip" in model.config.model_type
+        self._length = int(self.model_config.text_config.max_position_embeddings)
+        self._is_siglip = "siglip" in self.model_config.model_type
+        self._scale = float(model.logit_scale.exp())
+        self._bias = float(getattr(model, "logit_bias", 0.0))
         self.texts = TextTower(model, "attention_mask" in self._names)
         return model
 
@@ -173,10 +177,9 @@ class ZeroShotImageClassifier(VisionHandler):
         if any(sentence not in self._vectors for sentence in asked.facts):
             self._learn(asked.facts)
         texts = torch.stack([self._vectors[sentence] for sentence in asked.facts])
-        model = self.texts.model
-        logits = texts @ outputs[0] * model.logit_scale.exp()
+        logits = texts @ outputs[0] * self._scale + self._bias
         if self._is_siglip:
-            scores = torch.sigmoid(logits + model.logit_bias).tolist()
+            scores = torch.sigmoid(logits).tolist()
         else:
             scores = probabilities(logits)
         pairs = zip(asked.part.parameters.candidate_labels, scores, strict=True)
