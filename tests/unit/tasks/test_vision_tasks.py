@@ -382,7 +382,7 @@ def test_models_that_cannot_be_served_are_refused(tmp_path) -> None:
     )):  # fmt: skip
         with pytest.raises(ModelLoadError, match=message):
             Worker(tmp_path / str(number), task, folder)
-    with pytest.raises(ModelLoadError, match="48 x 48; the model's image processor makes them 32 x 32"):
+    with pytest.raises(ModelLoadError, match="48 x 48; the model's ViTImageProcessorPil makes them 32 x 32"):
         Worker(tmp_path / "x", "hub_image_classifier", classifier, warmup={"inputs": [{"shape": [3, 48, 48]}]})
     with pytest.raises(ModelLoadError, match="may only state the size"):
         Worker(tmp_path / "y", "hub_image_classifier", classifier, warmup={"inputs": [{"shape": [48]}]})

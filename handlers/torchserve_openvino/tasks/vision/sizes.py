@@ -38,39 +38,37 @@ def one_size(processor: Any, names: Sequence[str], declared: Sequence[WarmupInpu
     Raises:
         ModelLoadError: There is no such size.
     """
-    size = _declared_size(declared)
-    shapes = _shapes(processor, names, {})
-    if shapes is not None:
-        if size is not None and shapes["pixel_values"][1:] != size:
-            height, width = shapes["pixel_values"][1:]
-            raise ModelLoadError(
-                f"handler.openvino.warmup.inputs declares pictures of {size[0]} x {size[1]}; the model's image "
-                f"processor makes them {height} x {width}. Leave warmup.inputs out."
-            )
-        return {}, shapes
-    own = _extent(processor)
-    for settings in _ways(processor, names, size, own):
+    declared_size = _declared_size(declared)
+    settings: dict[str, Any] = {}
+    shapes = _shapes(processor, names, settings)
+    largest = _extent(processor)
+    if shapes is None and declared_size is not None:
+        settings = _stretching(processor, declared_size)
         shapes = _shapes(processor, names, settings)
-        if shapes is not None:
-            return settings, shapes
-    example = ", ".join(map(str, (3, *(size or own or (640, 640)))))
-    raise ModelLoadError(
-        f"{type(processor).__name__} keeps the aspect ratio of pictures, but the model is compiled for one size. "
-        f"State it, as handler.openvino.warmup.inputs: [{{shape: [{example}]}}]. Pictures are stretched to it "
-        "then, so answers differ a little from those of the processor's own settings."
-    )
+    elif shapes is None and largest is not None and "pixel_mask" in names:
+        settings = {"do_pad": True, "pad_size": {"height": largest[0], "width": largest[1]}}
+        shapes = _shapes(processor, names, settings)
+    made = None if shapes is None else shapes["pixel_values"][1:]
+    if declared_size is not None and made != declared_size:
+        says = "does not make them one size" if made is None else f"makes them {made[0]} x {made[1]}"
+        raise ModelLoadError(
+            f"handler.openvino.warmup.inputs declares pictures of {declared_size[0]} x {declared_size[1]}; the model's "
+            f"{type(processor).__name__} {says}."
+        )
+    if shapes is None:
+        height, width = largest or (640, 640)
+        raise ModelLoadError(
+            f"{type(processor).__name__} keeps the aspect ratio of pictures, but the model is compiled for one size. "
+            f"State it, as handler.openvino.warmup.inputs: [{{shape: [3, {height}, {width}]}}]. Pictures are stretched "
+            "to it then, so answers differ a little from those of the processor's own settings."
+        )
+    return settings, shapes
 
 
-def _ways(
-    processor: Any, names: Sequence[str], size: tuple[int, int] | None, own: tuple[int, int] | None
-) -> list[dict[str, Any]]:
-    if size is not None:
-        fixed: dict[str, Any] = {"do_resize": True, "size": {"height": size[0], "width": size[1]}}
-        off = {name: False for name in ("keep_aspect_ratio", "do_pad", "do_center_crop") if hasattr(processor, name)}
-        return [{**fixed, **off}]
-    if "pixel_mask" in names and own is not None:
-        return [{"do_pad": True, "pad_size": {"height": own[0], "width": own[1]}}]
-    return []
+def _stretching(processor: Any, size: tuple[int, int]) -> dict[str, Any]:
+    """Returns the settings with which a processor stretches every picture to a size."""
+    off = {name: False for name in ("keep_aspect_ratio", "do_pad", "do_center_crop") if hasattr(processor, name)}
+    return {"do_resize": True, "size": {"height": size[0], "width": size[1]}, **off}
 
 
 def _extent(processor: Any) -> tuple[int, int] | None:

@@ -101,15 +101,15 @@ class ZeroShotImageClassifier(VisionHandler):
         self.tokenizer = hub.load_tokenizer(folder)
         self._length = int(self.model_config.text_config.max_position_embeddings)
         self._is_siglip = "siglip" in self.model_config.model_type
-        self._scale = float(model.logit_scale.exp())
-        self._bias = float(getattr(model, "logit_bias", 0.0))
+        self._scale = model.logit_scale.exp().item()
+        self._bias = model.logit_bias.item() if hasattr(model, "logit_bias") else 0.0
         self.texts = TextTower(model, "attention_mask" in self._names)
         return model
 
     @property
     def _names(self) -> list[str]:
-        """The text tower's inputs; SigLIP reads padding as text, and takes no mask."""
-        return ["input_ids"] if self._is_siglip else ["input_ids", "attention_mask"]
+        """The text tower's inputs; SigLIP's tokenizer makes no mask, as the model reads padding as text."""
+        return [name for name in ("input_ids", "attention_mask") if name in self.tokenizer.model_input_names]
 
     def _seen(self, samples: Any, sizes: Any) -> Seen:
         """Adds the text tower to what is compiled before READY."""
