@@ -9,6 +9,7 @@ from torchserve_openvino.cli.handler_path import handler_path
 from torchserve_openvino.cli.init import init
 from torchserve_openvino.cli.package import package
 from torchserve_openvino.cli.report import report
+from torchserve_openvino.cli.tasks import tasks
 from torchserve_openvino.cli.why import why
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app.command("handler-path")(handler_path)
 app.command("init")(init)
 app.command("package")(package)
 app.command("report")(report)
+app.command("tasks")(tasks)
 app.command("why")(why)
 
 

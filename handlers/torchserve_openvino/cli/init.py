@@ -12,7 +12,7 @@ from torchserve_openvino.errors import ConfigError, PackagingError
 
 def init(
     folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where to write.")] = Path(),
-    task: Annotated[str, typer.Option(help="image_classifier, tensor or text.")] = "tensor",
+    task: Annotated[str, typer.Option(help="text, or a name from `torchserve-openvino tasks`.")] = "tensor",
     config: Annotated[
         str | None,
         typer.Option(help="Template to start from: cpu-latency, cpu-throughput, gpu, strict ...", show_default=False),

@@ -9,8 +9,10 @@ import typer
 from torchserve_openvino.cli.console import fail, print_json, stdout, steps
 from torchserve_openvino.cli.handler_path import handlers
 from torchserve_openvino.errors import PackagingError
+from torchserve_openvino.packaging.starter import templates
 
 if TYPE_CHECKING:
+    from torchserve_openvino.packaging.hub import HubModel
     from torchserve_openvino.packaging.inspect import Verdict
 
 
@@ -24,9 +26,31 @@ def package(
         Path | None,
         typer.Option(help="Weights: a state dict (.pth, .safetensors) or .pt2.", exists=True, show_default=False),
     ] = None,
+    hf: Annotated[
+        Path | None,
+        typer.Option(
+            "--hf",
+            metavar="FOLDER",
+            help="A Hugging Face model, as save_pretrained wrote it; no handler or model file is needed.",
+            exists=True,
+            file_okay=False,
+            show_default=False,
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="With --hf: a name from `torchserve-openvino tasks`; guessed from config.json without.",
+            show_default=False,
+        ),
+    ] = None,
     handler: Annotated[
-        str, typer.Option(help="A handler of this package (image_classifier, tensor), or your own Python file.")
-    ] = "tensor",
+        str | None,
+        typer.Option(
+            help="A handler of this package (tensor by default, see `torchserve-openvino tasks`), or your own file.",
+            show_default=False,
+        ),
+    ] = None,
     config_file: Annotated[
         Path | None, typer.Option(help="model-config.yaml.", exists=True, show_default=False)
     ] = None,
@@ -78,6 +102,8 @@ def package(
         torchserve-openvino package --model-name cats --model-file model.py --serialized-file w.pth
         --handler image_classifier --config-file model-config.yaml --index-to-name names.json --precompile
 
+        torchserve-openvino package --hf FOLDER --task token-classification --precompile
+
         torchserve-openvino package ... --precompile --level avx2 --level avx512
 
         torchserve-openvino package --check model-store/cats.mar
@@ -86,6 +112,10 @@ def package(
         if check is not None:
             _check(check, as_json)
             return
+        pretrained = _pretrained(hf, task, handler, model_file, serialized_file)
+        if pretrained is not None:
+            model_name = model_name or pretrained.folder.resolve().name
+            handler, config_file = pretrained.task.handler, config_file or templates()[pretrained.task.template]
         if not model_name:
             raise typer.BadParameter("give a --model-name to package a model, or a file to --check.")
         if level and not precompile:
@@ -93,7 +123,7 @@ def package(
         target = export_path / f"{model_name}.mar"
         if target.exists() and not force:
             fail(f"{target} exists; replace it with --force.")
-        arguments = ["--version", version, "--handler", _handler(handler)]
+        arguments = ["--version", version, "--handler", _handler(handler or "tensor")]
         for option, path in (
             ("--model-file", model_file),
             ("--serialized-file", serialized_file),
@@ -105,14 +135,17 @@ def package(
             raise typer.BadParameter(f"the handlers read index_to_name.json; rename {index_to_name.name}.")
         mappings = _mappings(config_file) if config_file is not None else []
         result = _make(
-            model_name, arguments, extra, requirements_file, bundle_package, precompile, level or [], target, mappings
-        )
+            model_name, arguments, extra, requirements_file, bundle_package, precompile, level or [], target, mappings,
+            pretrained,
+        )  # fmt: skip
     except PackagingError as error:
         fail(str(error))
     if as_json:
         print_json(result)
         return
     console = stdout()
+    if pretrained is not None:
+        console.print(f"task: {pretrained.task.handler} ({pretrained.why})")
     for line in result["precompiled"]:
         console.print(f"compiled for {line}")
     console.print(f"{target}: {result['bytes'] / 1e6:.1f} MB")
@@ -128,8 +161,9 @@ def _make(
     levels: list[str],
     target: Path,
     mappings: list[Path],
+    pretrained: "HubModel | None",
 ) -> dict[str, Any]:
-    from torchserve_openvino.packaging import archive
+    from torchserve_openvino.packaging import archive, hub
     from torchserve_openvino.packaging.check import check_folder
     from torchserve_openvino.packaging.precompile import check_levels
     from torchserve_openvino.packaging.precompile import precompile as fill
@@ -152,8 +186,13 @@ def _make(
         if requirements is not None:
             arguments = [*arguments, "--requirements-file", str(requirements)]
         with steps(lambda text: typer.echo(text, err=True)) as step:
+            if pretrained is not None:
+                step("loading the model")
+                hub.check_loads(pretrained)
             step("torch-model-archiver")
             archive.extract(archive.run_archiver(arguments, name, work), folder)
+            if pretrained is not None:
+                hub.put_into(folder, pretrained)
             # The archive may be served by another machine, which has the device.
             if problems := check_folder(folder, check_device=False).problems:
                 raise PackagingError("a worker would not serve it: " + "; ".join(problems))
@@ -161,7 +200,26 @@ def _make(
             step("writing the archive")
             archive.write(folder, target)
     summaries = [each.summary for each in done]
-    return {"archive": str(target), "bytes": target.stat().st_size, "precompiled": summaries}
+    made = {"archive": str(target), "bytes": target.stat().st_size, "precompiled": summaries}
+    return made if pretrained is None else {**made, "task": pretrained.task.handler, "task_from": pretrained.why}
+
+
+def _pretrained(
+    folder: Path | None, task: str | None, handler: str | None, model_file: Path | None, weights: Path | None
+) -> "HubModel | None":
+    """Returns the Hugging Face model to package, if any."""
+    if folder is None:
+        if task is not None:
+            raise typer.BadParameter("--task needs --hf; without it, --handler names the task.")
+        return None
+    for option, given in (("--model-file", model_file), ("--serialized-file", weights), ("--handler", handler)):
+        if given is not None:
+            raise typer.BadParameter(
+                f"{option} and --hf exclude each other: the folder has the model, its task the handler."
+            )
+    from torchserve_openvino.packaging.hub import hub_model
+
+    return hub_model(folder, task)
 
 
 def _mappings(config_file: Path) -> list[Path]:

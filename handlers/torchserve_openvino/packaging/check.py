@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.config import ServingConfig, load_serving_config
+from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.serving.loading.archive import model_of
+from torchserve_openvino.serving.loading.hub import hub_folder
+from torchserve_openvino.tasks.catalog import TASKS
 
 
 @dataclass
@@ -55,6 +58,7 @@ def check_folder(folder: Path, *, check_device: bool) -> Checked:
             found.append(f"its configuration {name} is missing; package it with --config-file")
     found += _handler(folder, model)
     found += _model(folder, model, config)
+    found += _pretrained(folder, model)
     found += _named(folder, config)
     return Checked(config, found)
 
@@ -92,6 +96,16 @@ def _model(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> Ite
             yield f"the model file {not_one_class(code, classes)}"
     if weights:
         yield from _weights(folder / weights, has_class=bool(code), config=config)
+
+
+def _pretrained(folder: Path, model: Mapping[str, Any]) -> Iterator[str]:
+    task = TASKS.get(str(model.get("handler", "")).removesuffix(".py"))
+    if task is None or not task.loader:
+        return
+    try:
+        hub_folder(folder)
+    except ModelLoadError as error:
+        yield str(error).removesuffix(".")
 
 
 def _weights(path: Path, *, has_class: bool, config: ServingConfig) -> Iterator[str]:

@@ -7,9 +7,10 @@ from typing import Any
 import yaml
 
 from torchserve_openvino.errors import ItemError, PackagingError
+from torchserve_openvino.tasks import catalog
 
 # Task, named after its handler, to the configuration to start from. The handler tensor or a custom one serves `text`.
-TASKS = {"image_classifier": "cpu-latency", "tensor": "cpu-latency", "text": "cpu-text"}
+TASKS = {**{task.handler: task.template for task in catalog.TASKS.values()}, "text": "cpu-text"}
 # Name of the variable dimension of a text model in model-config/cpu-text.yaml.
 _LENGTH = "sequence"
 

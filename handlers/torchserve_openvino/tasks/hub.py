@@ -103,6 +103,13 @@ class HubHandler(ItemHandler):
         """Reads what one request asks."""
         return ask_of(value, max_bytes=max_bytes, max_inputs=max_inputs, fields=self.fields)
 
+    def describe_handle(self) -> dict[str, Any]:
+        """Returns the report, with the task and a JSON schema of its parameters."""
+        about = self.about
+        schema = self.parameters.model_json_schema()
+        task = {"name": about.handler, "inputs": about.inputs, "outputs": about.outputs, "parameters": schema}
+        return {**super().describe_handle(), "task": task}
+
     def label(self, number: int) -> str:
         """Returns a label's name; a number without a name is LABEL_n, as in transformers."""
         return self.mapping_of(number) or self.labels.get(number, f"LABEL_{number}")

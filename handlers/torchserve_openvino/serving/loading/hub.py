@@ -48,8 +48,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     try:
         found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelLoadError(f"{folder} has no {CONFIG}.") from error
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{folder / CONFIG} cannot be read: {error}") from error
+        raise ModelLoadError(f"{folder / CONFIG} cannot be read: {error}.") from error
     if not isinstance(found, dict):
         raise ModelLoadError(f"{folder / CONFIG} holds no JSON object.")
     return found
@@ -175,6 +177,8 @@ def _transformers() -> Any:
         raise ModelLoadError(
             f"this task needs transformers ({error}): pip install 'torchserve-openvino[hf]'."
         ) from error
+    # A worker's output is TorchServe's log, and a command shows its own progress.
+    transformers.utils.logging.disable_progress_bar()
     return transformers
 
 

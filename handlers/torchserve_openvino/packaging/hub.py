@@ -1,0 +1,120 @@
+"""Puts a model that `save_pretrained` wrote into an archive: its task, its files, a check of its weights."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchserve_openvino.config.spelling import listed, nearest
+from torchserve_openvino.errors import ModelLoadError, PackagingError
+from torchserve_openvino.serving.loading import hub
+from torchserve_openvino.tasks.catalog import TASKS, Task, guessed, named
+
+_WEIGHTS = (".safetensors", ".bin")
+_INDEX = ".index.json"
+# Tokenizers, processors, and what sentence-transformers adds in subfolders.
+_PLAIN = (".json", ".txt", ".model", ".jinja", ".tiktoken")
+_POOLING = ("1_Pooling", "2_Normalize")
+# Far above any tokenizer; something else that ends in .json or .txt is not the model's.
+_MAX_PLAIN_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """What is packaged.
+
+    Attributes:
+        folder: What `save_pretrained` wrote.
+        task: The task that it is served for.
+        why: How the task was found.
+        files: The files that the worker reads, relative to ``folder``.
+    """
+
+    folder: Path
+    task: Task
+    why: str
+    files: tuple[Path, ...]
+
+
+def hub_model(folder: Path, task: str | None) -> HubModel:
+    """Looks at a folder.
+
+    Args:
+        folder: What `save_pretrained` wrote.
+        task: Name of the task, by our name or Hugging Face's; None to guess it.
+
+    Raises:
+        PackagingError: The folder holds no such model, needs code of its own, or its task can't be told.
+    """
+    try:
+        config = hub.read_config(folder)
+    except ModelLoadError as error:
+        raise PackagingError(f"--hf: {error} model.save_pretrained(FOLDER) writes one.") from error
+    if "auto_map" in config:
+        raise PackagingError(
+            f"--hf {folder}: config.json names code of its own (auto_map), which is never run (trust_remote_code). "
+            "Package the model's class with --model-file."
+        )
+    chosen, why = _task(folder, config, task)
+    return HubModel(folder, chosen, why, tuple(_files(folder)))
+
+
+def _task(folder: Path, config: dict[str, Any], name: str | None) -> tuple[Task, str]:
+    known = [each.handler for each in TASKS.values() if each.loader]
+    if name is not None:
+        found = named(name)
+        if found is None or not found.loader:
+            hint = nearest(name, [*known, *(each.hub for each in TASKS.values() if each.hub)])
+            raise PackagingError(
+                f"unknown task {name!r}; valid tasks: {listed(known)}.{f' Did you mean {hint!r}?' if hint else ''}"
+            )
+        return found, "--task"
+    guess = guessed(config, pools=(folder / "modules.json").is_file())
+    if guess.task is None:
+        raise PackagingError(f"the task of {folder} is not clear: {guess.why}. Name it: --task {listed(known)}.")
+    return guess.task, guess.why
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yields the files that a worker reads, weights as safetensors where there are any."""
+    inside = sorted(path for path in folder.iterdir() if path.is_file())
+    safe = [path for path in inside if path.suffix == ".safetensors"]
+    pickled = [path for path in inside if path.name.startswith("pytorch_model") and path.suffix == ".bin"]
+    weights = safe or pickled
+    if not weights:
+        raise PackagingError(
+            f"--hf {folder}: no weights (*.safetensors, pytorch_model*.bin): save_pretrained writes them."
+        )
+    yield from (path.relative_to(folder) for path in weights)
+    for path in inside:
+        if path.name.endswith(_INDEX):
+            if path.name.startswith(weights[0].name.partition("-")[0].partition(".")[0]):
+                yield path.relative_to(folder)
+        elif path.suffix in _PLAIN and path.stat().st_size <= _MAX_PLAIN_BYTES and not path.name.startswith("README"):
+            yield path.relative_to(folder)
+    for name in _POOLING:
+        yield from (path.relative_to(folder) for path in sorted((folder / name).glob("*.json")))
+
+
+def check_loads(model: HubModel) -> str:
+    """Loads the model as a worker does; returns its class.
+
+    Raises:
+        PackagingError: transformers is not installed, weights are missing or do not fit, or there is no tokenizer.
+    """
+    try:
+        loaded = hub.load_model(model.folder, model.task.loader)
+        if "tokenizers" in model.task.modules:
+            hub.load_tokenizer(model.folder)
+    except ModelLoadError as error:
+        raise PackagingError(f"{error}") from error
+    return type(loaded).__name__
+
+
+def put_into(archive: Path, model: HubModel) -> None:
+    """Copies the model's files into an unpacked archive."""
+    for name in model.files:
+        target = archive / hub.FOLDER / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(model.folder / name, target)
