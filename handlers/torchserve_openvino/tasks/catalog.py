@@ -19,6 +19,7 @@ class Task:
         modules: What has to be installed besides the base package, by import name.
         extra: The extra that installs it.
         template: The file in model-config/ that `init` and `package` start from.
+        may_lack: A submodule that the task can do without, if a model's folder has no weights for it.
     """
 
     handler: str
@@ -30,6 +31,7 @@ class Task:
     modules: tuple[str, ...] = ()
     extra: str = ""
     template: str = "cpu-latency"
+    may_lack: str = ""
 
 
 _TEXT: Mapping[str, Any] = {"modules": ("transformers", "tokenizers"), "extra": "hf", "template": "text"}
@@ -126,7 +128,17 @@ _ALL = (
         modules=("transformers", "tokenizers"),
         extra="hf",
     ),
-    Task("image_embedder", "a photo", "[numbers]", "image-feature-extraction", "AutoModel", _VISION_MODELS, **_VISION),
+    Task(
+        "image_embedder",
+        "a photo",
+        "[numbers]",
+        "image-feature-extraction",
+        "AutoModel",
+        _VISION_MODELS,
+        # A classifier's folder has no pooler: it reads the CLS token itself, which is the vector then.
+        may_lack="pooler",
+        **_VISION,
+    ),
     Task("sentence_embedder", "a text", "[numbers]", "sentence-similarity", "AutoModel", ("Model",), **_TEXT),
     Task(
         "zero_shot_classifier",

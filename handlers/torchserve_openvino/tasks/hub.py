@@ -69,7 +69,7 @@ class HubHandler(ItemHandler):
 
     def load(self, folder: Path) -> nn.Module:
         """Loads the model, and what else the task needs."""
-        return hub.load_model(folder, self.about.loader)
+        return hub.load_model(folder, self.about.loader, self.about.may_lack)
 
     def limits(self) -> tuple[int, int]:
         """Returns the largest body in bytes, and the most inputs in one request."""

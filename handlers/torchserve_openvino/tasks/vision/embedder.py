@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.tasks.asks import Parameters
 from torchserve_openvino.tasks.vision.base import Head, Outputs, Picture, VisionHandler
 
@@ -50,8 +49,7 @@ class ImageEmbedder(VisionHandler):
 
     def load_model(self, folder: Path) -> nn.Module:
         """Loads the model; a pooler that was not trained is left out."""
-        # A classifier's checkpoint has none: it reads the CLS token itself.
-        model = hub.load_model(folder, self.about.loader, may_lack="pooler")
+        model = super().load_model(folder)
         if getattr(model, "pooler", True) is None:
             logger.info("%s has no trained pooler: vectors are the CLS token", folder.name)
         return model
