@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import torchserve_openvino as tov
+from torchserve_openvino.backend import settings
 from torchserve_openvino.backend.capture import builder
 from torchserve_openvino.backend.runtime.execute import CompiledPartition
 from torchserve_openvino.ops.registry import RULES, Rule
@@ -100,8 +101,14 @@ def hypot_refused() -> Iterator[None]:
     Tests can't rely on a truly unsupported operator: a later version may support it.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(RULES, "aten.hypot.default", Rule())
+        replace_rule(patch, "aten.hypot.default", Rule())
         yield
+
+
+def replace_rule(patch: pytest.MonkeyPatch, name: str, rule: Rule) -> None:
+    """Replaces an operator's rule; models share a decomposition table, which knows the old one."""
+    patch.setitem(RULES, name, rule)
+    patch.setattr(settings, "_unmapped_table", settings._unmapped_table.__wrapped__)
 
 
 def stick(monkeypatch: Any) -> None:

@@ -1,6 +1,7 @@
 """A Hugging Face model from its folder to answers over REST: packaged without code, batched, padded, isolated."""
 
 import concurrent.futures
+import json
 import random
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import httpx
 import pytest
 import torch
 import transformers
-from torchserve_process import TorchServeProcess
+from torchserve_process import ROOT, TorchServeProcess
 
 from hub_models import minilm, text_model
 
@@ -83,3 +84,18 @@ def test_answers_of_mixed_lengths_equal_eagers_and_nothing_compiles(served, serv
     assert report["summary"]["coverage"] == 1.0 and report["fallbacks"] == [] and report["verify"]["passed"]
     assert report["serving"]["compiles_after_ready"] == 0
     assert report["task"]["name"] == task and "properties" in report["task"]["parameters"]
+
+
+def test_the_client_shows_answers_and_errors(served, server: TorchServeProcess) -> None:
+    task, _ = served
+
+    def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, ROOT / "scripts" / "predict.py", task, *arguments, "--url", server.inference_url]
+        return subprocess.run(command, check=False, capture_output=True, text=True)
+
+    shown = ask("Ada Lovelace lived in London.")
+    assert shown.returncode == 0 and ("384 numbers" if task == "sentence_embedder" else "entity_group") in shown.stdout
+    plain = ask('{"inputs": ["Ada", "Grace"]}', "--json")
+    assert plain.returncode == 0 and len(json.loads(plain.stdout)) == 2
+    refused = ask("Ada", "--parameters", '{"x": 1}')
+    assert refused.returncode == 1 and "400: unknown parameter 'x'" in refused.stderr

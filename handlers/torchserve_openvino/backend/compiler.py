@@ -22,7 +22,7 @@ from torchserve_openvino.backend.settings import BackendSettings, converter_of, 
 from torchserve_openvino.backend.upstream._openvino_private import use_libraries
 from torchserve_openvino.cache.identity.mapping_print import mappings_digest
 from torchserve_openvino.cache.open import CacheSettings, open_cache
-from torchserve_openvino.config import ResolvedOptions, backends, resolve_options
+from torchserve_openvino.config import ResolvedOptions, resolve_options, vocabulary
 from torchserve_openvino.errors import TorchScriptModelError
 from torchserve_openvino.ops.mappings import Mappings, registered
 from torchserve_openvino.report import Tracker
@@ -80,7 +80,7 @@ def compile_with(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker 
 
 
 def _runner(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> Runner:
-    if spec.backend not in backends.OURS:
+    if spec.backend not in vocabulary.OURS:
         return _foreign(model, spec, tracker)
     resolved = spec.resolved or resolve_options(spec.options)
     if spec.backend == "auto":
@@ -100,7 +100,7 @@ def _runner(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> R
 
 def make_settings(resolved: ResolvedOptions, tracker: Tracker, spec: CompileSpec) -> BackendSettings:
     """Returns the settings of one of our backends; loads libraries, opens the cache, and fills in the report."""
-    mappings, backend = registered(), backends.canonical(spec.backend)
+    mappings, backend = registered(), vocabulary.canonical(spec.backend)
     use_libraries(mappings.libraries)
     settings = BackendSettings(
         resolved,
@@ -177,7 +177,7 @@ def _foreign(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> 
 def _choosing(model: Callable[..., Any], spec: CompileSpec) -> Runner:
     """Returns the runner of the backend ``auto``."""
     ways = {
-        name: functools.partial(_runner, model, replace(spec, backend=name), Tracker()) for name in backends.COMPILING
+        name: functools.partial(_runner, model, replace(spec, backend=name), Tracker()) for name in vocabulary.COMPILING
     }
     return ChoosingRunner(model, ways)
 

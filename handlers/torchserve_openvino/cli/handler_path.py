@@ -45,7 +45,7 @@ def handlers() -> dict[str, Path]:
     """Returns each handler's file by its name."""
     # List the files, do not import them: TorchServe need not be installed where an archive is made.
     folder = Path(__file__).resolve().parent.parent / "entrypoints"
-    return {path.stem: path for path in sorted(folder.glob("[!_]*.py"))}
+    return {path.stem: path for path in sorted(folder.rglob("[!_]*.py"), key=lambda path: path.stem)}
 
 
 def describe(path: Path) -> str:

@@ -44,7 +44,7 @@ def report(
 
         torchserve-openvino report report.json
     """
-    from torchserve_openvino.cli.report_source import ReportNotFoundError, fetch
+    from torchserve_openvino.cli.reports.source import ReportNotFoundError, fetch
 
     try:
         found = fetch(model, management=management, token=token, timeout=timeout)
@@ -53,6 +53,6 @@ def report(
     if as_json:
         print_json(found.report)
         return
-    from torchserve_openvino.cli.report_tables import print_report
+    from torchserve_openvino.cli.reports.tables import print_report
 
     print_report(found.report, found.title, stdout())

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from torchserve_openvino.config import backends
+from torchserve_openvino.config import vocabulary
 from torchserve_openvino.config.problems import KeyPath, Problems
 from torchserve_openvino.config.spelling import listed, nearest, parse_bool, shown
 
@@ -44,7 +44,7 @@ class CompileConfig(BaseModel):
     @property
     def is_openvino(self) -> bool:
         """Whether the backend is this package's."""
-        return self.backend in backends.OURS
+        return self.backend in vocabulary.OURS
 
 
 def options_path(form: Form) -> KeyPath:
@@ -130,7 +130,7 @@ def _from_kwargs(given: Mapping[Any, Any], problems: Problems, *, form: Form, en
         backend = "openvino"
     else:
         _check_backend(backend, problems, ("backend",))
-    ours = backend in backends.OURS
+    ours = backend in vocabulary.OURS
     options = given.get("options")
     # For our backends, `resolve_into` reports this; it would be reported twice otherwise.
     if options is not None and not isinstance(options, Mapping) and not ours:
@@ -180,10 +180,10 @@ def _mode(mode: Any, ours: bool, has_options: bool, problems: Problems) -> str |
 
 
 def _check_backend(backend: str, problems: Problems, keys: KeyPath) -> None:
-    if backend in backends.OURS:
+    if backend in vocabulary.OURS:
         return
     # A name close to one of ours is a typo: no need to import torch, which takes seconds.
-    if nearest(backend, backends.OURS, cutoff=0.8) is None:
+    if nearest(backend, vocabulary.OURS, cutoff=0.8) is None:
         from torch._dynamo import list_backends
 
         known = list_backends(exclude_tags=())
@@ -191,7 +191,7 @@ def _check_backend(backend: str, problems: Problems, keys: KeyPath) -> None:
             return
     else:
         known = []
-    names = sorted({*known, *backends.OURS})
+    names = sorted({*known, *vocabulary.OURS})
     message = f"unknown torch.compile backend {backend!r}" + (f"; valid backends: {listed(names)}." if known else ".")
     problems.add(keys, message, suggestion=nearest(backend, names))
 

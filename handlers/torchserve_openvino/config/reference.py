@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, TypeGuard, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter
 
-from torchserve_openvino.config import backends
+from torchserve_openvino.config import vocabulary
 from torchserve_openvino.config.options import BackendOptions
 from torchserve_openvino.config.pt2 import MODES, CompileConfig
 from torchserve_openvino.config.sections import OpenVINOSection
@@ -78,7 +78,7 @@ def _standard(value: Any) -> Any:
 def _pt2_schema() -> Schema:
     keys = CompileConfig.model_json_schema()["properties"]
     backend = {
-        "anyOf": [{"enum": list(backends.OURS)}, {"type": "string"}],
+        "anyOf": [{"enum": list(vocabulary.OURS)}, {"type": "string"}],
         "description": keys["backend"]["description"],
     }
     arguments: Schema = {

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchserve_openvino.config.kinds import FALLBACK_KINDS, FallbackKind
+from torchserve_openvino.config.vocabulary import FALLBACK_KINDS, FallbackKind
 from torchserve_openvino.report.cache_record import CacheRecord
 from torchserve_openvino.report.verify_record import VerifyRecord
 

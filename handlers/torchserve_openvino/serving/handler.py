@@ -14,6 +14,7 @@ from torchserve_openvino.report import CompileReport, Tracker
 from torchserve_openvino.serving.base import model_name
 from torchserve_openvino.serving.loading.model import ArchiveLoading
 from torchserve_openvino.serving.loading.op_mappings import load_archived_mappings
+from torchserve_openvino.serving.loading.wrapped import wrapped_class
 from torchserve_openvino.serving.metrics import MetricsEmitter
 from torchserve_openvino.serving.models import Models, prepare_models
 from torchserve_openvino.serving.observation.model_face import model_face
@@ -49,9 +50,11 @@ class OpenVINOHandler(ArchiveLoading):
         served: Runs the calls of ``model``, padding batches to compiled sizes; None in eager PyTorch.
         report: What ran where, and why.
         freezes: Whether calls run without guards after warm-up; only safe if nothing changes the model later.
+        wraps: Whether this class was made around a handler that the YAML names.
     """
 
     freezes = False
+    wraps = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,6 +109,12 @@ class OpenVINOHandler(ArchiveLoading):
         self.model_dir = Path(context.system_properties.get("model_dir") or ".")
         load_archived_mappings(self.model_dir, context.model_yaml_config)
         self.config = self._load_config(context)
+        if self.config.openvino.wrap is not None and not self.wraps:
+            # TorchServe keeps this object's `handle`, so that it stays the same object and becomes one of their class.
+            self.__class__ = wrapped_class(self.model_dir / self.config.openvino.wrap, OpenVINOHandler)
+            type(self).__init__(self)
+            self._serve(context)
+            return
         threads = self._plan_threads()
         threads.apply()
         self.find_weights(context)

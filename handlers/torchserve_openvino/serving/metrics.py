@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from torchserve_openvino.config.kinds import FALLBACK_KINDS
+from torchserve_openvino.config.vocabulary import FALLBACK_KINDS
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.requests.counters import Counters
 

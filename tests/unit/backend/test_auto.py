@@ -11,7 +11,7 @@ import torchserve_openvino as tov
 from helpers import assert_same
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.backend.runtime.execute import CompiledPartition
-from torchserve_openvino.config.backends import COMPILING
+from torchserve_openvino.config.vocabulary import COMPILING
 
 
 @pytest.mark.parametrize("freezes", [False, True])

@@ -8,7 +8,7 @@ from torch import nn
 import torchserve_openvino as tov
 from helpers import assert_same, leave_unwritten, stick
 from torchserve_openvino.config import resolve_options
-from torchserve_openvino.config.backends import COMPILING
+from torchserve_openvino.config.vocabulary import COMPILING
 from torchserve_openvino.doctor.bisecting.trial import Experiments
 from torchserve_openvino.doctor.target import Call
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from torchserve_openvino.cli import app
-from torchserve_openvino.cli.report_source import find_report
+from torchserve_openvino.cli.reports.source import find_report
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.report.tracker import GraphRecord, PartitionRecord, Tracker
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import torchserve_openvino as tov
-from torchserve_openvino.backend import settings
-from torchserve_openvino.ops.registry import RULES, Rule
+from helpers import replace_rule
+from torchserve_openvino.ops.registry import Rule
 
 OPTIONS = {"min_partition_us": 0}
 TYPES = [torch.float32, torch.float16, torch.int64, torch.int32]
@@ -45,9 +45,7 @@ def test_a_running_sum_has_the_type_that_it_is_asked_for(wanted, backend) -> Non
 
 
 def test_an_operator_whose_type_the_frontend_changes_is_refused(monkeypatch) -> None:
-    monkeypatch.setitem(RULES, "aten.cumsum.default", Rule())
-    # The table of other models knows the rule.
-    monkeypatch.setattr(settings, "_unmapped_table", settings._unmapped_table.__wrapped__)
+    replace_rule(monkeypatch, "aten.cumsum.default", Rule())
     report = both(lambda x: torch.cumsum(x, 0) * torch.cumsum(x, 0), torch.ones(4, 2, dtype=torch.bool))
     (fallback,) = report.fallbacks
     assert fallback.op == "aten.cumsum.default" and "in OpenVINO" in fallback.reason

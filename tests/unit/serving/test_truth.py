@@ -13,7 +13,7 @@ from ts.torch_handler.base_handler import BaseHandler
 from ts.utils.util import PredictionException
 
 import torchserve_openvino as tov
-from torchserve_openvino.config.kinds import FALLBACK_KINDS
+from torchserve_openvino.config.vocabulary import FALLBACK_KINDS
 from torchserve_openvino.errors import ModelLoadError, VerificationError
 from torchserve_openvino.tasks.tensor import TensorHandler
 

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 import transformers
 from serving_worker import Archive
 
+from documents import ROOT
 from hub_models import minilm, text_model
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.tasks.text.classifier import TextClassifier
@@ -215,6 +217,27 @@ def test_a_long_context_is_read_in_windows(serve) -> None:
         assert context[each["start"] : each["end"]] == each["answer"] != ""
     too_much = worker.one({"question": "Which?", "context": context * 20})
     assert worker.status() == 413 and "windows" in too_much["message"]
+
+
+DOCUMENTED = re.findall(
+    r"^curl -d '([^']+)'.*/predictions/(\w+)\n```\n\n```json\n(.+?)\n```",
+    (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8"),
+    re.MULTILINE,
+)
+
+
+@pytest.mark.parametrize(("body", "task", "answer"), DOCUMENTED, ids=[task for _, task, _ in DOCUMENTED])
+def test_the_documented_requests_get_answers_of_the_documented_form(serve, body, task, answer) -> None:
+    got, shown = serve(task).one(json.loads(body)), json.loads(answer)
+    assert type(got) is type(shown)
+    first, example = (got[0], shown[0]) if isinstance(got, list) and got else (got, shown)
+    assert type(first) is type(example)
+    if isinstance(example, dict) and task != "text_classifier":
+        assert first.keys() == example.keys()
+
+
+def test_every_task_is_documented() -> None:
+    assert {task for _, task, _ in DOCUMENTED} == HANDLERS.keys()
 
 
 # --- requests that are wrong ----------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.config import ServingConfig, load_serving_config
-from torchserve_openvino.config.backends import OURS
 from torchserve_openvino.config.op_names import normalise, packet_name
 from torchserve_openvino.config.pt2 import options_path
+from torchserve_openvino.config.vocabulary import OURS
 from torchserve_openvino.doctor.bisecting.splice import Addition, add
 from torchserve_openvino.errors import ConfigError
 

@@ -5,17 +5,16 @@ Nothing is downloaded.
 
 import contextlib
 import json
-import logging
 import os
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from torchserve_openvino.errors import ModelLoadError
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from torch import nn
 
 # Where `torchserve-openvino package --hf` puts the folder in an archive.
 FOLDER = "hub"
@@ -57,7 +56,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return found
 
 
-def load_model(folder: Path, loader: str, may_lack: str = "") -> nn.Module:
+def load_model(folder: Path, loader: str, may_lack: str = "") -> "nn.Module":
     """Loads a model in evaluation mode, in float32 unless its configuration says otherwise.
 
     Args:
@@ -74,9 +73,9 @@ def load_model(folder: Path, loader: str, may_lack: str = "") -> nn.Module:
         try:
             model, info = getattr(classes, loader).from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False, use_safetensors=safe, weights_only=True,
-                output_loading_info=True,
+                output_loading_info=True, ignore_mismatched_sizes=True,
             )  # fmt: skip
-        except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
+        except (OSError, ValueError, RuntimeError, ImportError, KeyError, pickle.UnpicklingError) as error:
             raise ModelLoadError(f"{loader} cannot load {folder.name}: {_first_line(error)}") from error
     missing = sorted(info.get("missing_keys", ()))
     if may_lack and any(name.startswith(f"{may_lack}.") for name in missing):
@@ -107,6 +106,10 @@ def load_tokenizer(folder: Path) -> Any:
             )
         except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
             raise ModelLoadError(f"{folder.name} has no tokenizer that can be loaded: {_first_line(error)}") from error
+    # Without files, transformers makes a tokenizer that knows no words.
+    names = tuple(tokenizer.vocab_files_names.values())
+    if not any((folder / name).is_file() for name in names):
+        raise ModelLoadError(f"{folder.name} has no tokenizer: none of {', '.join(names)} is there.")
     if not tokenizer.is_fast:
         raise ModelLoadError(
             f"{type(tokenizer).__name__} is a tokenizer in Python; save it as tokenizer.json (AutoTokenizer, use_fast)."

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchserve_openvino.backend import OpenAxes
-from torchserve_openvino.config import ServingConfig, backends
+from torchserve_openvino.config import ServingConfig, vocabulary
 from torchserve_openvino.report import Summary
 from torchserve_openvino.serving.shapes.plan import Shapes
 
@@ -72,7 +72,7 @@ def choose(eager: Any, config: ServingConfig, shapes: Shapes, part: str = "") ->
     if shapes.inputs is None:
         return Choice("no inputs are declared")
     # `export` always makes a graph for each shape, and `auto` may choose it.
-    if resolved is None or backends.canonical(pt2.backend) not in backends.BY_DYNAMO:
+    if resolved is None or vocabulary.canonical(pt2.backend) not in vocabulary.BY_DYNAMO:
         return Choice(f"the backend {pt2.backend} compiles")
     if section.batching.mode == "dynamic" or pt2.dynamic:
         return Choice("the graph is dynamic anyway")

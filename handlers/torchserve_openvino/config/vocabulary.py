@@ -1,4 +1,19 @@
-"""The names of this package's backends, for the YAML and for Python."""
+"""Words that the YAML, the report and Python share: the causes of a fallback, and the names of the backends."""
+
+from typing import Literal, get_args
+
+# Causes of a fallback, as the YAML names them and the report counts them.
+FallbackKind = Literal[
+    "graph_break",
+    "unsupported_op",
+    "disabled_op",
+    "tiny_partition",
+    "conversion_failed",
+    "compile_failed",
+    "runtime_failed",
+    "outside_compiled",
+]
+FALLBACK_KINDS: tuple[FallbackKind, ...] = get_args(FallbackKind)
 
 # The backends that `auto` tries; this order decides between equal results.
 COMPILING = ("openvino", "openvino_ts", "export")

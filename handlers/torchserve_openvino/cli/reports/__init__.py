@@ -1,0 +1,1 @@
+"""Where `report` and `why` find a report, and how it is shown."""

@@ -1,0 +1,1 @@
+"""The text tasks of Hugging Face models."""
