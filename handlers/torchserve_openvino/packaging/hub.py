@@ -101,12 +101,14 @@ def check_loads(model: HubModel) -> str:
     """Loads the model as a worker does; returns its class.
 
     Raises:
-        PackagingError: transformers is not installed, weights are missing or do not fit, or there is no tokenizer.
+        PackagingError: transformers is not installed, weights are missing or do not fit, or there is no tokenizer or
+            whatever else prepares inputs.
     """
+    loaders = {"tokenizer": hub.load_tokenizer, "image_processor": hub.load_image_processor}
     try:
-        loaded = hub.load_model(model.folder, model.task.loader)
-        if "tokenizers" in model.task.modules:
-            hub.load_tokenizer(model.folder)
+        loaded = hub.load_model(model.folder, model.task.loader, model.task.may_lack)
+        for name in model.task.prepared_by:
+            loaders[name](model.folder)
     except ModelLoadError as error:
         raise PackagingError(f"{error}") from error
     return type(loaded).__name__

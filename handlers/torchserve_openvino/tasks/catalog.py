@@ -19,6 +19,7 @@ class Task:
         modules: What has to be installed besides the base package, by import name.
         extra: The extra that installs it.
         template: The file in model-config/ that `init` and `package` start from.
+        prepared_by: What turns inputs into tensors: ``tokenizer``, ``image_processor``, ``feature_extractor``.
         may_lack: A submodule that the task can do without, if a model's folder has no weights for it.
     """
 
@@ -31,11 +32,14 @@ class Task:
     modules: tuple[str, ...] = ()
     extra: str = ""
     template: str = "cpu-latency"
+    prepared_by: tuple[str, ...] = ()
     may_lack: str = ""
 
 
-_TEXT: Mapping[str, Any] = {"modules": ("transformers", "tokenizers"), "extra": "hf", "template": "text"}
-_VISION: Mapping[str, Any] = {"modules": ("transformers",), "extra": "hf"}
+_TEXT: Mapping[str, Any] = {
+    "modules": ("transformers", "tokenizers"), "extra": "hf", "template": "text", "prepared_by": ("tokenizer",),
+}  # fmt: skip
+_VISION: Mapping[str, Any] = {"modules": ("transformers",), "extra": "hf", "prepared_by": ("image_processor",)}
 # Vision models without a head; any other `...Model` is taken for one of texts.
 _VISION_MODELS = (
     "ViTModel", "DeiTModel", "BeitModel", "SwinModel", "Swinv2Model", "ConvNextModel", "ConvNextV2Model", "ResNetModel",
@@ -127,6 +131,7 @@ _ALL = (
         _PICTURE_TEXT_MODELS,
         modules=("transformers", "tokenizers"),
         extra="hf",
+        prepared_by=("tokenizer", "image_processor"),
     ),
     Task(
         "image_embedder",

@@ -1,0 +1,1 @@
+"""The vision tasks of Hugging Face models."""
