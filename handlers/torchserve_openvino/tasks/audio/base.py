@@ -17,6 +17,7 @@ from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadEr
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.tasks.asks import Ask
+from torchserve_openvino.tasks.audio.masked import mask_group_norm
 from torchserve_openvino.tasks.audio.sound import SECTION, Limits, samples_of
 from torchserve_openvino.tasks.hub import HubHandler, Part
 from torchserve_openvino.tasks.text.rows import by_length
@@ -36,18 +37,24 @@ class Head(nn.Module):
 
     Args:
         model: The model.
+        masks: Whether it is called with padded recordings and their mask.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, masks: bool) -> None:
         super().__init__()
+        self._stacks = masks and mask_group_norm(model)
         self.model = model
         self._takes = str(model.main_input_name)
         self.train(model.training)
 
     def forward(self, input_values: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """Runs the model on samples ``[batch, samples]`` or on features of a fixed shape."""
-        mask = {} if attention_mask is None else {MASK: attention_mask}
-        return self.logits(self.model(**{self._takes: input_values}, **mask).logits, attention_mask)
+        if attention_mask is None:
+            return self.logits(self.model(**{self._takes: input_values}).logits, None)
+        values = input_values
+        if self._stacks:
+            values = torch.stack([values, attention_mask.to(values.dtype)], dim=1)
+        return self.logits(self.model(**{self._takes: values, MASK: attention_mask}).logits, attention_mask)
 
     def logits(self, found: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """Returns what the task reads of the model's logits."""
@@ -75,13 +82,16 @@ class Recording:
 class AudioHandler(HubHandler):
     """An audio task: `answer` reads the model's logits.
 
-    Models are of three kinds, told apart by what their feature extractor returns:
+    The answer is always that to the recording alone. Models are of two kinds, told apart by what their feature extractor
+    makes of recordings:
 
-    - Samples with a mask: a recording is padded to the next compiled length, and the mask says so. The answer is that
-      of the recording alone, which is checked before READY.
-    - Samples without a mask, or with a group norm over time, which no mask reaches: zeros would change the answer.
-      Such models run at the exact length, ``batching.mode: dynamic`` by default: one graph of symbolic sizes, compiled
-      before READY. Only recordings of the same length share a call.
+    - Samples as they are: a recording is padded to the next compiled length, and a mask hides the padding, whether or
+      not the model was trained with one: alone, each sample of a recording counts in both cases. A group norm over
+      time, which no mask of transformers reaches, is masked here (`MaskedEncoder`). A model whose answer changes with
+      the padding nevertheless is refused before READY (`serving/shapes/probe.py`).
+      With ``batching.mode: dynamic`` there is no padding and no mask, one graph of symbolic sizes, and only recordings
+      of the same length share a call. It is no default, because torch chooses kernels of convolutions by size while it
+      traces: a length beyond such a limit is compiled after READY.
     - Features of a fixed shape, as spectrograms are: the feature extractor pads, and cuts, as the model was trained.
 
     Attributes:
@@ -90,7 +100,7 @@ class AudioHandler(HubHandler):
         allowed: The largest recording.
         shortest: The shortest recording in samples.
         fixed: Shape of the features where it is fixed, else None.
-        masks: Whether the model gets a mask, and recordings are padded.
+        masks: Whether recordings are padded, and the model gets a mask.
     """
 
     # libsndfile, soxr and NumPy release the interpreter's lock for most of their work.
@@ -116,15 +126,13 @@ class AudioHandler(HubHandler):
         self.rate = int(self.extractor.sampling_rate)
         self.dtype = next(model.parameters()).dtype
         self.fixed = self._fixed_shape()
-        grouped = getattr(model.config, "feat_extract_norm", None) == "group"
-        self.masks = self.fixed is None and bool(self.extractor.return_attention_mask) and not grouped
         self.shortest = self._shortest(model.config)
         self.config = self._with_lengths(self.config)
         return model
 
     def servable(self, model: Any) -> Any:
         """Returns the model inside the task's head."""
-        return self.head(model)
+        return self.head(model, masks=self.masks)
 
     def _fixed_shape(self) -> tuple[int, ...] | None:
         """Returns the shape of the features if all recordings have the same; None if it is that of the samples."""
@@ -171,14 +179,11 @@ class AudioHandler(HubHandler):
                 f"{self.allowed.key} is {seconds[-1]:g} s, which is less than the {self.shortest} samples that this "
                 "model needs."
             )
-        mode = batching.mode
-        if self.fixed is None and not self.masks and "mode" not in batching.model_fields_set:
-            mode = "dynamic"
-        if mode == "dynamic":
+        if batching.mode == "dynamic":
             lengths = [self.shortest, lengths[-1]]
-        self.masks = self.masks and mode == "bucket"
+        self.masks = self.fixed is None and batching.mode == "bucket"
         dims = {} if self.fixed is not None else {LENGTH: sorted({n for n in lengths if n >= self.shortest})}
-        changed = batching.model_copy(update={"dims": dims, "mode": mode})
+        changed = batching.model_copy(update={"dims": dims})
         return config.model_copy(update={"openvino": section.model_copy(update={"batching": changed})})
 
     def warmup_inputs(self) -> Sequence[WarmupInput]:
@@ -197,7 +202,7 @@ class AudioHandler(HubHandler):
             raise asked
         made = [self.decode(part) for part in asked[1]]
         if self.fixed is None and not self.masks and len({len(each) for each in made}) > 1:
-            raise InvalidInputError("this model takes recordings of one length together, because it has no mask")
+            raise InvalidInputError("this model takes recordings of one length together, because nothing is padded")
         return (), self._batch(made)
 
     # --- requests ---------------------------------------------------------------------------------------------

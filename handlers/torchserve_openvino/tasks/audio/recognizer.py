@@ -20,11 +20,12 @@ class FramesHead(Head):
 
     Args:
         model: The model.
+        masks: Whether it is called with padded recordings and their mask.
         longest: The longest recording in samples.
     """
 
-    def __init__(self, model: nn.Module, longest: int) -> None:
-        super().__init__(model)
+    def __init__(self, model: nn.Module, *, masks: bool, longest: int) -> None:
+        super().__init__(model, masks=masks)
         self._most = frames_of(model, longest)
 
     def logits(self, found: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -72,7 +73,7 @@ class SpeechRecognizer(AudioHandler):
 
     def servable(self, model: Any) -> Any:
         """Returns the model inside its head."""
-        return FramesHead(model, self.config.openvino.batching.dims[LENGTH][-1])
+        return FramesHead(model, masks=self.masks, longest=self.config.openvino.batching.dims[LENGTH][-1])
 
     def answer(self, asked: Recording, logits: torch.Tensor) -> dict[str, str]:
         """Returns ``{"text": ...}``."""
