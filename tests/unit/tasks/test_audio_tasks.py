@@ -17,7 +17,9 @@ import transformers
 from serving_worker import Archive
 
 from hub_audio_models import RATE, audio_model, encoded, lively, recording, wav2vec2_config
+from torchserve_openvino.config.sections import OpenVINOSection
 from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.serving.shapes.plan import shapes_of
 from torchserve_openvino.tasks.audio.base import Head
 from torchserve_openvino.tasks.audio.classifier import AudioClassifier
 from torchserve_openvino.tasks.audio.recognizer import SpeechRecognizer
@@ -107,7 +109,7 @@ def test_audio_classifier_answers_as_the_pipeline_does(serve, norm) -> None:
     for got, samples in zip(worker(*FILES), ARRAYS, strict=True):
         close(got, reference(samples, top_k=5))
         assert len(got) == 5
-    assert len({answer[0]["label"] for answer in worker(*FILES)}) > 1 or norm == "group"
+    assert len({round(answer[0]["score"], 3) for answer in worker(*FILES)}) > 1
     assert right(worker.report())
 
 
@@ -136,6 +138,7 @@ def test_nothing_is_compiled_for_any_length(serve, norm) -> None:
     assert worker.status() == 400 and f"needs {shortest}" in refused["message"]
 
 
+@pytest.mark.slow
 def test_lengths_without_padding(tmp_path) -> None:
     folder = audio_model(CLASSES["speech_recognizer"], tmp_path / "saved", norm="group")
     worker = started(tmp_path, "speech_recognizer", folder, batching={"mode": "dynamic"})
@@ -145,14 +148,23 @@ def test_lengths_without_padding(tmp_path) -> None:
     assert worker(*FILES) == [reference(samples.copy()) for samples in ARRAYS]
 
 
-@pytest.mark.parametrize("kind", ["Wav2Vec2", "Hubert", "WavLM", "UniSpeech", "UniSpeechSat", "SEW", "Data2VecAudio"])
+def test_the_shortest_length_of_a_graph_for_all_lengths_is_one_that_the_model_takes() -> None:
+    found = {}
+    for name, network in (("takes 1", torch.nn.Identity()), ("needs 10", torch.nn.Conv1d(1, 2, 10))):
+        section = OpenVINOSection.model_validate({
+            "batching": {"mode": "dynamic", "dims": {"samples": [10, 64]}},
+            "warmup": {"inputs": [{"shape": [1, "samples"]}]},
+        })  # fmt: skip
+        declared = section.warmup.inputs
+        shapes = shapes_of(network.eval(), section, batch_size=1, streams=1, declared=declared, samples=())
+        found[name] = sorted({signature.dims["samples"] for signature in shapes.signatures})
+    assert found == {"takes 1": [1, 32, 64], "needs 10": [10, 32, 64]}
+
+
+@pytest.mark.parametrize("kind", ["Wav2Vec2", "Hubert", "WavLM", "UniSpeech", "UniSpeechSat"])
 @pytest.mark.parametrize("norm", ["layer", "group"])
 def test_a_masked_recording_is_answered_as_alone(kind, norm) -> None:
-    config = wav2vec2_config(norm).to_dict() | {"model_type": None, "squeeze_factor": 2, "conv_pos_kernel_size": 16}
-    if kind == "Data2VecAudio":
-        if norm == "group":
-            pytest.skip("it always has a layer norm")
-        config["num_conv_pos_embeddings"] = 2
+    config = wav2vec2_config(norm).to_dict() | {"model_type": None}
     torch.manual_seed(0)
     names = getattr(transformers, f"{kind}Config")
     model = lively(getattr(transformers, f"{kind}ForSequenceClassification")(names(**config)))
@@ -271,11 +283,12 @@ def test_each_bad_request_gets_its_own_status(serve) -> None:
 # --- models that are wrong --------------------------------------------------------------------------------------
 
 
-def test_padding_that_changes_answers_is_refused(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("torchserve_openvino.tasks.audio.base.mask_group_norm", lambda model: False)
-    folder = audio_model(CLASSES["audio_classifier"], tmp_path / "saved", norm="group")
+def test_padding_that_changes_answers_is_refused(tmp_path) -> None:
+    # The adapter's convolution sees the frames behind the recording.
+    sizes = {"add_adapter": True, "num_adapter_layers": 1, "output_hidden_size": 32}
+    folder = audio_model(CLASSES["speech_recognizer"], tmp_path / "saved", **sizes)
     with pytest.raises(ModelLoadError, match="samples cannot be padded.*exact or dynamic"):
-        started(tmp_path, "audio_classifier", folder)
+        started(tmp_path, "speech_recognizer", folder)
 
 
 def test_models_that_generate_text_are_refused(tmp_path) -> None:

@@ -82,13 +82,14 @@ class Recording:
 class AudioHandler(HubHandler):
     """An audio task: `answer` reads the model's logits.
 
-    The answer is always that to the recording alone. Models are of two kinds, told apart by what their feature extractor
-    makes of recordings:
+    The answer is always that to the recording alone. Models are of two kinds, told apart by what their feature
+    extractor makes of recordings:
 
     - Samples as they are: a recording is padded to the next compiled length, and a mask hides the padding, whether or
       not the model was trained with one: alone, each sample of a recording counts in both cases. A group norm over
       time, which no mask of transformers reaches, is masked here (`MaskedEncoder`). A model whose answer changes with
-      the padding nevertheless is refused before READY (`serving/shapes/probe.py`).
+      the padding nevertheless is refused before READY (`serving/shapes/probe.py`): with an adapter, with several
+      convolutions for positions (Data2VecAudio), or with frames that are joined in pairs (SEW).
       With ``batching.mode: dynamic`` there is no padding and no mask, one graph of symbolic sizes, and only recordings
       of the same length share a call. It is no default, because torch chooses kernels of convolutions by size while it
       traces: a length beyond such a limit is compiled after READY.
