@@ -5,7 +5,7 @@ import functools
 import json
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,18 @@ class Worker:
         return self.handler.describe_handle()
 
 
-def started(place: Path, task: str, folder: Path, *, batching: dict[str, Any] | None = None, **audio: Any) -> Worker:
+def started(
+    place: Path, task: str, folder: Path, *, batching: Any = None, samples: Sequence[bytes] = (), **audio: Any
+) -> Worker:
+    names = [f"sample{number}" for number in range(len(samples))]
     openvino = {
+        "warmup": {"samples": names},
         "audio": {"max_seconds": 2.0, "max_bytes": 200_000, **audio},
         "batching": batching if batching is not None else {"buckets": [2]},
     }
     made = Archive(place / "archive", {"handler": {"openvino": openvino}}, None, batch_size=2)
+    for name, body in zip(names, samples, strict=True):
+        (place / "archive" / name).write_bytes(body)
     return Worker(made, task, folder)
 
 
@@ -222,12 +228,16 @@ def test_features_of_a_fixed_shape(tmp_path) -> None:
     assert right(worker.report())
 
 
-def test_independent_labels_and_all_of_them(tmp_path) -> None:
+def test_independent_labels_and_samples_in_the_archive(tmp_path) -> None:
     folder = audio_model(CLASSES["audio_classifier"], tmp_path / "saved", problem_type="multi_label_classification")
-    worker = started(tmp_path, "audio_classifier", folder, lengths=[1], max_seconds=1.0)
+    texts = [base64.b64encode(file).decode() for file in (FILES[0], FILES[2])]
+    bodies = [FILES[0], json.dumps({"inputs": texts}).encode()]
+    worker = started(tmp_path, "audio_classifier", folder, lengths=[1], max_seconds=1.0, samples=bodies)
+    assert right(worker.report())
     reference = pipeline("audio-classification", folder)
-    body = {"inputs": base64.b64encode(FILES[0]).decode(), "parameters": {"top_k": 50}}
-    close(worker.one(body), reference(ARRAYS[0], top_k=None))
+    close(worker.one({"inputs": texts[0], "parameters": {"top_k": 50}}), reference(ARRAYS[0], top_k=None))
+    with pytest.raises(ModelLoadError, match=r"sample0 is not a request.*longest is 1 s \(.*audio\.max_seconds\)"):
+        started(tmp_path / "2", "audio_classifier", folder, lengths=[1], max_seconds=1.0, samples=[FILES[1]])
 
 
 # --- requests that are wrong ------------------------------------------------------------------------------------

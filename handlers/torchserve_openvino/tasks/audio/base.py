@@ -214,7 +214,7 @@ class AudioHandler(HubHandler):
 
     def ask(self, value: Any, max_bytes: int, max_inputs: int) -> Ask:
         """Reads what one request asks: a body that is not JSON is a recording as it is, never text."""
-        if isinstance(value, (bytes, bytearray)) and not value.lstrip()[:1].startswith(_JSON):
+        if isinstance(value, (bytes, bytearray)) and not value[:64].lstrip().startswith(_JSON):
             return Ask([bytes(value)], {}, many=False)
         return super().ask(value, max_bytes, max_inputs)
 
