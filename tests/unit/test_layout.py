@@ -106,7 +106,8 @@ def test_the_architecture_page_says_what_holds() -> None:
 
 
 def test_no_folder_holds_more_than_one_can_overlook() -> None:
-    folders = {path.parent for path in FILES}
+    # Entrypoints are a list: one class each, nothing to overlook.
+    folders = {path.parent for path in FILES} - {SOURCE / "entrypoints"}
     assert {
         str(folder.relative_to(SOURCE)): n for folder in folders if (n := len(list(folder.glob("*.py")))) > 15
     } == {}

@@ -133,9 +133,9 @@ def package(
         extra = [path for path in (index_to_name, *(sample or ()), *(extra_files or ())) if path is not None]
         if index_to_name is not None and index_to_name.name != "index_to_name.json":
             raise typer.BadParameter(f"the handlers read index_to_name.json; rename {index_to_name.name}.")
-        mappings = _mappings(config_file) if config_file is not None else []
+        named = _named(config_file) if config_file is not None else []
         result = _make(
-            model_name, arguments, extra, requirements_file, bundle_package, precompile, level or [], target, mappings,
+            model_name, arguments, extra, requirements_file, bundle_package, precompile, level or [], target, named,
             pretrained,
         )  # fmt: skip
     except PackagingError as error:
@@ -160,7 +160,7 @@ def _make(
     precompile: bool,
     levels: list[str],
     target: Path,
-    mappings: list[Path],
+    named: list[Path],
     pretrained: "HubModel | None",
 ) -> dict[str, Any]:
     from torchserve_openvino.packaging import archive, hub
@@ -170,7 +170,7 @@ def _make(
     from torchserve_openvino.packaging.wheel import build_wheel
 
     check_levels(levels)
-    extra = [*extra, *(path for path in mappings if path not in extra)]
+    extra = [*extra, *(path for path in named if path not in extra)]
     with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
         work, folder = Path(scratch) / "work", Path(scratch) / "archive"
         work.mkdir()
@@ -222,19 +222,22 @@ def _pretrained(
     return hub_model(folder, task)
 
 
-def _mappings(config_file: Path) -> list[Path]:
-    """Returns the files beside a configuration that its ``handler.openvino.op_mappings`` names, for the archive."""
+def _named(config_file: Path) -> list[Path]:
+    """Returns the files beside a configuration that it names, for the archive: ``op_mappings`` and ``wrap``."""
     import yaml
 
     from torchserve_openvino.serving.loading.op_mappings import mapping_files
 
-    files = [config_file.parent / name for name in mapping_files(yaml.safe_load(config_file.read_text("utf-8")))]
-    for path in files:
-        if not path.is_file():
+    document = yaml.safe_load(config_file.read_text("utf-8"))
+    section = ((document or {}).get("handler") or {}).get("openvino") or {}
+    named = [("op_mappings", name) for name in mapping_files(document)]
+    named += [("wrap", section["wrap"])] if isinstance(section.get("wrap"), str) else []
+    for key, name in named:
+        if not (config_file.parent / name).is_file():
             raise PackagingError(
-                f"{config_file} names {path.name} in handler.openvino.op_mappings: file not found: {path}."
+                f"{config_file} names {name} in handler.openvino.{key}: file not found: {config_file.parent / name}."
             )
-    return files
+    return [config_file.parent / name for _, name in named]
 
 
 def _handler(name: str) -> str:

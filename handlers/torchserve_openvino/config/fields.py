@@ -147,6 +147,14 @@ def _files(value: Any) -> Any:
     return list(dict.fromkeys(names))
 
 
+def _python_file(value: Any) -> Any:
+    """Returns the name of a Python file in the archive, which can be imported by it."""
+    name = str(value)
+    if not isinstance(value, str) or not name.endswith(".py") or not name.removesuffix(".py").isidentifier():
+        raise ValueError(f"must name a Python file of the archive, such as my_handler.py, not {shown(value)}.")
+    return name
+
+
 def _paths(value: Any) -> Any:
     """Returns a list of module paths in a handler, from one path or a list."""
     paths = value if isinstance(value, (list, tuple)) else [value]
@@ -188,6 +196,7 @@ DType = Annotated[str, PlainValidator(_dtype, json_schema_input_type=_DTypeName)
 Axis = Annotated[int | str, PlainValidator(_axis, json_schema_input_type=Count | str)]
 Lengths = Annotated[list[int], PlainValidator(_lengths, json_schema_input_type=Count | list[Count])]
 Files = Annotated[list[str], PlainValidator(_files, json_schema_input_type=_Names)]
+PythonFile = Annotated[str, PlainValidator(_python_file, json_schema_input_type=str)]
 Paths = Annotated[list[str], PlainValidator(_paths, json_schema_input_type=_Names)]
 Folder = Annotated[str, PlainValidator(_folder, json_schema_input_type=str)]
 Against = Annotated[Literal["eager", "off"], BeforeValidator(_off)]

@@ -58,7 +58,7 @@ def check_folder(folder: Path, *, check_device: bool) -> Checked:
             found.append(f"its configuration {name} is missing; package it with --config-file")
     found += _handler(folder, model)
     found += _model(folder, model, config)
-    found += _pretrained(folder, model)
+    found += _pretrained(folder, model, config)
     found += _named(folder, config)
     return Checked(config, found)
 
@@ -98,9 +98,9 @@ def _model(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> Ite
         yield from _weights(folder / weights, has_class=bool(code), config=config)
 
 
-def _pretrained(folder: Path, model: Mapping[str, Any]) -> Iterator[str]:
+def _pretrained(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> Iterator[str]:
     task = TASKS.get(str(model.get("handler", "")).removesuffix(".py"))
-    if task is None or not task.loader:
+    if task is None or not task.loader or config.openvino.wrap is not None:
         return
     try:
         hub_folder(folder)
@@ -125,7 +125,9 @@ def _weights(path: Path, *, has_class: bool, config: ServingConfig) -> Iterator[
 
 def _named(folder: Path, config: ServingConfig) -> Iterator[str]:
     section = config.openvino
-    for key, names in (("warmup.samples", section.warmup.samples), ("op_mappings", section.op_mappings)):
+    wrapped = [section.wrap] if section.wrap is not None else []
+    keys = {"warmup.samples": section.warmup.samples, "op_mappings": section.op_mappings, "wrap": wrapped}
+    for key, names in keys.items():
         for name in names:
             if not (folder / name).is_file():
                 yield f"handler.openvino.{key} names {name!r}: it is not in the archive; package it with --extra-files"

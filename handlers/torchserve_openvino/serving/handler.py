@@ -12,8 +12,10 @@ from torchserve_openvino.config.sections import WarmupInput
 from torchserve_openvino.errors import ItemError, ModelLoadError, TorchServeOpenVINOError
 from torchserve_openvino.report import CompileReport, Tracker
 from torchserve_openvino.serving.base import model_name
+from torchserve_openvino.serving.loading.files import read_samples
 from torchserve_openvino.serving.loading.model import ArchiveLoading
 from torchserve_openvino.serving.loading.op_mappings import load_archived_mappings
+from torchserve_openvino.serving.loading.wrapped import wrapped_class
 from torchserve_openvino.serving.metrics import MetricsEmitter
 from torchserve_openvino.serving.models import Models, prepare_models
 from torchserve_openvino.serving.observation.model_face import model_face
@@ -49,9 +51,11 @@ class OpenVINOHandler(ArchiveLoading):
         served: Runs the calls of ``model``, padding batches to compiled sizes; None in eager PyTorch.
         report: What ran where, and why.
         freezes: Whether calls run without guards after warm-up; only safe if nothing changes the model later.
+        wraps: Whether this class was made around a handler that the YAML names.
     """
 
     freezes = False
+    wraps = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,6 +110,12 @@ class OpenVINOHandler(ArchiveLoading):
         self.model_dir = Path(context.system_properties.get("model_dir") or ".")
         load_archived_mappings(self.model_dir, context.model_yaml_config)
         self.config = self._load_config(context)
+        if self.config.openvino.wrap is not None and not self.wraps:
+            # TorchServe keeps this object's `handle`, so that it stays the same object and becomes one of their class.
+            self.__class__ = wrapped_class(self.model_dir / self.config.openvino.wrap, OpenVINOHandler)
+            type(self).__init__(self)
+            self._serve(context)
+            return
         threads = self._plan_threads()
         threads.apply()
         self.find_weights(context)
@@ -169,7 +179,8 @@ class OpenVINOHandler(ArchiveLoading):
             self.report = CompileReport(tracker)
             return None
         root, section = self.compilable(self.eager_model), self.config.openvino
-        samples, sizes = self._samples(), batch_sizes(section, batch_size, threads.streams)
+        samples = read_samples(self.model_dir, section.warmup.samples)
+        sizes = batch_sizes(section, batch_size, threads.streams)
         models = prepare_models(
             root,
             self._seen(samples, sizes),
@@ -208,18 +219,6 @@ class OpenVINOHandler(ArchiveLoading):
     def warmup_inputs(self) -> Sequence[WarmupInput]:
         """Returns the model's declared inputs, one item each; a task that knows its own overrides this."""
         return self.config.openvino.warmup.inputs
-
-    def _samples(self) -> list[tuple[str, bytes]]:
-        found = []
-        for name in self.config.openvino.warmup.samples:
-            path = self.model_dir / name
-            if not path.is_file():
-                raise ModelLoadError(
-                    f"handler.openvino.warmup.samples names {name!r}, which is not in the archive; package it with "
-                    "--extra-files."
-                )
-            found.append((name, path.read_bytes()))
-        return found
 
     def _read(self, name: str, body: bytes) -> Inputs:
         try:

@@ -59,7 +59,7 @@ def prepare_models(eager: Any, seen: Seen, declared: Sequence[Any], *, learns: b
 
     Args:
         eager: ``self.model`` as loaded; None if it is not a module.
-        seen: Calls that the samples showed, and modules that the YAML names.
+        seen: Calls that the samples showed, modules that the YAML names, and those whose inputs a task declares.
         declared: Inputs of ``self.model``, one item each.
         learns: Whether the samples stand for all requests, so that other shapes are refused.
         settings: Further arguments of `Preparation`.
@@ -85,9 +85,11 @@ def prepare_models(eager: Any, seen: Seen, declared: Sequence[Any], *, learns: b
             Redirected(module, models.root.model)
             continue
         samples: list[Call] = calls.get(path, [])
-        part = Preparation(module, declared=(), samples=samples, part=path, tracker=models.report.tracker, **settings)
-        prepared = part.run() if samples else part.unasked()
-        if not samples:
+        known = seen.declared.get(path, ())
+        tracker = models.report.tracker
+        part = Preparation(module, declared=known, samples=samples, part=path, tracker=tracker, **settings)
+        prepared = part.run() if samples or known else part.unasked()
+        if not samples and not known:
             models.report.tracker.add_note(f"no sample calls {path}; it compiles at the first request that does")
         logger.info("%s is compiled separately, for %d sample call(s)", path, len(samples))
         models.parts[path] = prepared

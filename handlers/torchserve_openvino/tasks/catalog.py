@@ -19,6 +19,7 @@ class Task:
         modules: What has to be installed besides the base package, by import name.
         extra: The extra that installs it.
         template: The file in model-config/ that `init` and `package` start from.
+        may_lack: A submodule that the task can do without, if a model's folder has no weights for it.
     """
 
     handler: str
@@ -30,9 +31,17 @@ class Task:
     modules: tuple[str, ...] = ()
     extra: str = ""
     template: str = "cpu-latency"
+    may_lack: str = ""
 
 
 _TEXT: Mapping[str, Any] = {"modules": ("transformers", "tokenizers"), "extra": "hf", "template": "text"}
+_VISION: Mapping[str, Any] = {"modules": ("transformers",), "extra": "hf"}
+# Vision models without a head; any other `...Model` is taken for one of texts.
+_VISION_MODELS = (
+    "ViTModel", "DeiTModel", "BeitModel", "SwinModel", "Swinv2Model", "ConvNextModel", "ConvNextV2Model", "ResNetModel",
+    "Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel", "VisionModel", "VisionModelWithProjection",
+)  # fmt: skip
+_PICTURE_TEXT_MODELS = ("CLIPModel", "SiglipModel", "Siglip2Model", "AltCLIPModel")
 
 _AUDIO: Mapping[str, Any] = {"modules": ("transformers", "soundfile", "soxr"), "extra": "audio"}
 
@@ -74,6 +83,63 @@ _ALL = (
         "AutoModelForMaskedLM",
         ("ForMaskedLM",),
         **_TEXT,
+    ),
+    Task(
+        "hub_image_classifier",
+        "a photo",
+        "{label: probability}, most probable first",
+        "image-classification",
+        "AutoModelForImageClassification",
+        ("ForImageClassification",),
+        **_VISION,
+    ),
+    Task(
+        "image_segmenter",
+        "a photo",
+        "[[[class, probability]]], or a label map as PNG",
+        "image-segmentation",
+        "AutoModelForSemanticSegmentation",
+        ("ForSemanticSegmentation",),
+        **_VISION,
+    ),
+    Task(
+        "object_detector",
+        "a photo",
+        "[{label: [x1, y1, x2, y2], score}]",
+        "object-detection",
+        "AutoModelForObjectDetection",
+        ("ForObjectDetection",),
+        **_VISION,
+    ),
+    Task(
+        "depth_estimator",
+        "a photo",
+        "{predicted_depth, depth, min, max}",
+        "depth-estimation",
+        "AutoModelForDepthEstimation",
+        ("ForDepthEstimation",),
+        **_VISION,
+    ),
+    Task(
+        "zero_shot_image_classifier",
+        "a photo and candidate_labels",
+        "[{label, score}], best first",
+        "zero-shot-image-classification",
+        "AutoModelForZeroShotImageClassification",
+        _PICTURE_TEXT_MODELS,
+        modules=("transformers", "tokenizers"),
+        extra="hf",
+    ),
+    Task(
+        "image_embedder",
+        "a photo",
+        "[numbers]",
+        "image-feature-extraction",
+        "AutoModel",
+        _VISION_MODELS,
+        # A classifier's folder has no pooler: it reads the CLS token itself, which is the vector then.
+        may_lack="pooler",
+        **_VISION,
     ),
     Task("sentence_embedder", "a text", "[numbers]", "sentence-similarity", "AutoModel", ("Model",), **_TEXT),
     Task(

@@ -69,7 +69,7 @@ class HubHandler(ItemHandler):
 
     def load(self, folder: Path) -> nn.Module:
         """Loads the model, and what else the task needs."""
-        return hub.load_model(folder, self.about.loader)
+        return hub.load_model(folder, self.about.loader, self.about.may_lack)
 
     def limits(self) -> tuple[int, int]:
         """Returns the largest body in bytes, and the most inputs in one request."""
@@ -93,7 +93,7 @@ class HubHandler(ItemHandler):
     def _asked(self, item: Any) -> tuple[Ask, list[Part]] | ItemError:
         max_bytes, max_inputs = self.limits()
         try:
-            ask = self.ask(body(item), max_bytes, max_inputs)
+            ask = self.ask(_opened(body(item)), max_bytes, max_inputs)
             checked = parameters_of(self.parameters, ask.parameters)
         except ItemError as error:
             return error
@@ -101,9 +101,6 @@ class HubHandler(ItemHandler):
 
     def ask(self, value: Any, max_bytes: int, max_inputs: int) -> Ask:
         """Reads what one request asks."""
-        if isinstance(value, Mapping) and value.keys() >= {"name", "shape", "datatype", "data"}:
-            # One input of KServe's protocol, which its envelope has opened: a string, or a JSON object in a string.
-            value = value["data"]
         return ask_of(value, max_bytes=max_bytes, max_inputs=max_inputs, fields=self.fields)
 
     def describe_handle(self) -> dict[str, Any]:
@@ -134,6 +131,12 @@ def text_of(value: Any, what: str = "inputs") -> str:
     if not value.strip():
         raise InvalidInputError(f"{what} is empty")
     return value
+
+
+def _opened(value: Any) -> Any:
+    """Returns what one input of KServe's protocol holds, if its envelope was opened: a string, or JSON in a string."""
+    is_input = isinstance(value, Mapping) and value.keys() >= {"name", "shape", "datatype", "data"}
+    return value["data"] if is_input else value
 
 
 def _kind(value: Any) -> str:

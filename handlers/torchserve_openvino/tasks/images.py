@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import nn
 
 from torchserve_openvino.config.task_sections import ImageSection
@@ -55,8 +55,34 @@ def to_tensor(value: Any, section: ImageSection) -> torch.Tensor:
     raise InvalidInputError(f"a picture must come as bytes, base64 text or nested lists, not {type(value).__name__}")
 
 
-def decode(data: bytes, section: ImageSection) -> Image.Image:
-    """Decodes bytes to an RGB picture, after checking that its size is allowed."""
+def picture_of(value: Any, section: ImageSection) -> Image.Image:
+    """Decodes one picture, and turns it as its EXIF data say, as transformers' pipelines do.
+
+    Args:
+        value: Encoded picture as bytes or as base64 text, a data: URL as well.
+        section: Limits.
+
+    Raises:
+        PayloadTooLargeError: More bytes or pixels than allowed.
+        UnsupportedMediaTypeError: Not a picture that Pillow can read.
+        InvalidInputError: Anything else that is not a picture.
+    """
+    if isinstance(value, str):
+        value = _from_base64(value, section)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return decode(bytes(value), section, upright=True)
+    kind = "null" if value is None else type(value).__name__
+    raise InvalidInputError(f"a picture must come as bytes or base64 text, not {kind}")
+
+
+def decode(data: bytes, section: ImageSection, *, upright: bool = False) -> Image.Image:
+    """Decodes bytes to an RGB picture, after checking that its size is allowed.
+
+    Args:
+        data: Encoded picture.
+        section: Limits.
+        upright: Whether the picture is turned as its EXIF data say.
+    """
     if len(data) > section.max_bytes:
         raise PayloadTooLargeError(
             f"the picture has {len(data)} bytes, more than handler.openvino.image.max_bytes {section.max_bytes}"
@@ -76,7 +102,7 @@ def decode(data: bytes, section: ImageSection) -> Image.Image:
             f"handler.openvino.image.max_pixels {section.max_pixels}"
         )
     try:
-        return picture.convert("RGB")
+        return (ImageOps.exif_transpose(picture) if upright else picture).convert("RGB")
     except (OSError, ValueError, SyntaxError) as error:
         raise InvalidInputError(f"the picture is damaged: {error}") from error
 

@@ -133,3 +133,15 @@ def test_a_task_needs_a_folder() -> None:
 def test_an_archive_whose_folder_is_missing_fails_its_check(saved: Path, tmp_path: Path) -> None:
     done = package("--model-name", "x", "--handler", "reranker", "--export-path", tmp_path)
     assert done.exit_code == 1 and "package --hf FOLDER" in " ".join(done.output.split())
+
+
+def test_a_wrapped_handler_comes_along(tmp_path: Path) -> None:
+    config = tmp_path / "model-config.yaml"
+    config.write_text("handler: {openvino: {wrap: mine.py}}\n")
+    arguments = ("--model-name", "x", "--config-file", config, "--export-path", tmp_path)
+    done = package(*arguments)
+    assert done.exit_code == 1 and "mine.py in handler.openvino.wrap: file not found" in " ".join(done.output.split())
+    (tmp_path / "mine.py").write_text("class A:\n    pass\n")
+    assert package(*arguments).exit_code == 0
+    with zipfile.ZipFile(tmp_path / "x.mar") as archive:
+        assert "mine.py" in archive.namelist()

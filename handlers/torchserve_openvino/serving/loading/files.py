@@ -196,3 +196,20 @@ def _compare(model: nn.Module, state: dict[str, Any]) -> tuple[list[str], list[s
 def _some(word: str, names: list[str]) -> str:
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return f"{word} {shown}; " if names else ""
+
+
+def read_samples(folder: Path, names: Sequence[str]) -> list[tuple[str, bytes]]:
+    """Reads the files that ``handler.openvino.warmup.samples`` names.
+
+    Raises:
+        ModelLoadError: One of them is not in the archive.
+    """
+    found = []
+    for name in names:
+        if not (folder / name).is_file():
+            raise ModelLoadError(
+                f"handler.openvino.warmup.samples names {name!r}, which is not in the archive; package it with "
+                "--extra-files."
+            )
+        found.append((name, (folder / name).read_bytes()))
+    return found

@@ -1,4 +1,7 @@
-"""Loads models and tokenizers from a folder that `save_pretrained` wrote; nothing is downloaded, no code in it runs."""
+"""Loads what `save_pretrained` wrote into a folder: models, tokenizers, processors; no code in it runs.
+
+Nothing is downloaded.
+"""
 
 import contextlib
 import json
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 # Where `torchserve-openvino package --hf` puts the folder in an archive.
 FOLDER = "hub"
 CONFIG = "config.json"
+# Where save_pretrained puts an image processor: by itself, or as part of a processor.
+_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
 
@@ -51,12 +56,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     return found
 
 
-def load_model(folder: Path, loader: str) -> "nn.Module":
+def load_model(folder: Path, loader: str, may_lack: str = "") -> "nn.Module":
     """Loads a model in evaluation mode, in float32 unless its configuration says otherwise.
 
     Args:
         folder: What `save_pretrained` wrote.
         loader: A class of transformers, such as ``AutoModelForTokenClassification``.
+        may_lack: A submodule that is removed, instead of being random, if the folder has no weights for it.
 
     Raises:
         ModelLoadError: transformers is not installed, has no such model, or weights are missing or do not fit.
@@ -72,6 +78,9 @@ def load_model(folder: Path, loader: str) -> "nn.Module":
         except (OSError, ValueError, RuntimeError, ImportError, KeyError, pickle.UnpicklingError) as error:
             raise ModelLoadError(f"{loader} cannot load {folder.name}: {_first_line(error)}") from error
     missing = sorted(info.get("missing_keys", ()))
+    if may_lack and any(name.startswith(f"{may_lack}.") for name in missing):
+        setattr(model, may_lack, None)
+        missing = [name for name in missing if not name.startswith(f"{may_lack}.")]
     wrong = sorted(str(each[0] if isinstance(each, tuple) else each) for each in info.get("mismatched_keys", ()))
     if missing or wrong:
         listed = ", ".join((missing + wrong)[:3]) + (", ..." if len(missing + wrong) > 3 else "")
@@ -127,6 +136,30 @@ def load_feature_extractor(folder: Path) -> Any:
                 f"{folder.name} has no feature extractor that can be loaded (preprocessor_config.json): "
                 f"{_first_line(error)}"
             ) from error
+
+
+def load_image_processor(folder: Path) -> Any:
+    """Loads a model's image processor, with Pillow and NumPy instead of torchvision.
+
+    Raises:
+        ModelLoadError: There is none, or none that works without torchvision.
+    """
+    if not any((folder / name).is_file() for name in _PROCESSORS):
+        raise ModelLoadError(
+            f"{folder.name} has no {_PROCESSORS[0]}, which says how pictures are resized: save the model's image "
+            "processor with save_pretrained."
+        )
+    with _offline():
+        classes = _transformers()
+        try:
+            return classes.AutoImageProcessor.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False, backend="pil"
+            )
+        except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+            reason = _first_line(error)
+    torchvision = "torchvision" in str(reason).lower()
+    needs = "; it works with torchvision only, which this package does not use" if torchvision else ""
+    raise ModelLoadError(f"{folder.name} has no image processor that can be loaded{needs}: {reason}")
 
 
 def pooling_of(folder: Path) -> tuple[str, bool, int | None]:

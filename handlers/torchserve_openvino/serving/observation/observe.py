@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from torchserve_openvino.config.sections import WarmupInput
 from torchserve_openvino.serving.modes import SERVING, Modes
 from torchserve_openvino.serving.observation.model_face import model_face
 from torchserve_openvino.serving.observation.outside import Eager, Outside, compiled
@@ -47,11 +48,13 @@ class Seen:
     Attributes:
         calls: Calls of each model, by its path; those of ``self.model`` under ``model``.
         parts: Modules that the handler calls directly, by their path.
+        declared: Inputs of parts that a task declares, by path.
         notes: Notes for the report.
     """
 
     calls: dict[str, list[Call]] = field(default_factory=dict)
     parts: dict[str, nn.Module] = field(default_factory=dict)
+    declared: dict[str, Sequence[WarmupInput]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 

@@ -17,7 +17,6 @@ from torchserve_openvino.errors import (
     InvalidInputError,
     ItemError,
     ModelLoadError,
-    NonFiniteOutputError,
     PayloadTooLargeError,
 )
 from torchserve_openvino.serving.loading import hub
@@ -270,17 +269,6 @@ class TextHandler(HubHandler):
     def run_eager(self, value: Rows) -> Any:
         """Runs the eager model on one input's rows."""
         return self.eager_model(**tensors(value.rows, self.names, self._pad, self.tokenizer.pad_token_type_id))
-
-
-def probabilities(logits: torch.Tensor) -> list[float]:
-    """Returns the softmax of logits over the last dimension, in float32.
-
-    Raises:
-        NonFiniteOutputError: A logit is NaN, so that there is no order of labels.
-    """
-    if bool(logits.isnan().any()):
-        raise NonFiniteOutputError("the model's scores are not numbers for this input")
-    return torch.softmax(logits.float(), dim=-1).tolist()
 
 
 def _positions(config: Any) -> int | None:

@@ -9,7 +9,8 @@ from pydantic import Field
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError
 from torchserve_openvino.tasks.asks import Parameters
 from torchserve_openvino.tasks.hub import Part
-from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler, probabilities
+from torchserve_openvino.tasks.scores import probabilities
+from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler
 
 
 class ZeroShotParameters(Parameters):

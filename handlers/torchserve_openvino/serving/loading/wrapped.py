@@ -1,0 +1,46 @@
+"""Makes an OpenVINO handler of a user's own handler file, which the YAML names (``handler.openvino.wrap``)."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from ts.utils.util import list_classes_from_module
+
+from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.serving.base import BaseHandler
+
+_KEY = "handler.openvino.wrap"
+_STEPS = ("initialize", "handle")
+
+
+def wrapped_class(path: Path, mixin: type) -> type[Any]:
+    """Returns the user's handler with our mixin in front of it.
+
+    Args:
+        path: Python file in the unpacked archive, which defines one class of its own.
+        mixin: `OpenVINOHandler`.
+
+    Raises:
+        ModelLoadError: The file is missing, fails, or defines no handler or several.
+    """
+    if not path.is_file():
+        raise ModelLoadError(f"{_KEY} names {path.name}, which is not in the archive; package it with --extra-files.")
+    try:
+        module = importlib.import_module(path.stem)
+    except ImportError as error:
+        raise ModelLoadError(f"{_KEY}: {path.name} cannot be imported: {error}.") from error
+    classes = list_classes_from_module(module)
+    if len(classes) != 1:
+        names = ", ".join(each.__name__ for each in classes) or "none"
+        raise ModelLoadError(f"{_KEY}: {path.name} must define exactly one class of its own; found {names}.")
+    (theirs,) = classes
+    if issubclass(theirs, mixin):
+        raise ModelLoadError(
+            f"{_KEY}: {theirs.__name__} is an OpenVINO handler already; make {path.name} the archive's handler."
+        )
+    if missing := [step for step in _STEPS if not callable(getattr(theirs, step, None))]:
+        raise ModelLoadError(f"{_KEY}: {theirs.__name__} has no method {missing[0]}, so it is no handler.")
+    if not issubclass(theirs, BaseHandler):
+        # BaseHandler's methods must not come before the user's.
+        theirs = type(theirs.__name__, (theirs, BaseHandler), {"__module__": theirs.__module__})
+    return type(f"OpenVINO{theirs.__name__}", (mixin, theirs), {"__module__": theirs.__module__, "wraps": True})

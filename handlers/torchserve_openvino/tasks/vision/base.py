@@ -1,0 +1,242 @@
+"""The base of the vision tasks: image processor, size of the pictures, and the way through the model and back."""
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from PIL import Image
+from torch import nn
+
+from torchserve_openvino.config.sections import WarmupInput
+from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError
+from torchserve_openvino.serving.loading import hub
+from torchserve_openvino.serving.shapes.input_spec import Inputs
+from torchserve_openvino.tasks import images
+from torchserve_openvino.tasks.asks import Ask, parameters_of
+from torchserve_openvino.tasks.hub import HubHandler, Part
+from torchserve_openvino.tasks.vision.sizes import Shapes, one_size, processed
+
+Outputs = tuple[torch.Tensor, ...]
+_KNOWN = ("pixel_values", "pixel_mask")
+# Most pictures in one request.
+_MOST_INPUTS = 64
+# A processor that scales the shorter side to a fixed length makes gigabytes of a picture of one line.
+_MOST_RATIO = 200
+
+
+class Head(nn.Module):
+    """A vision model that returns only the tensors that a task reads, with what follows it in the same graph.
+
+    Args:
+        model: The model.
+        takes_mask: Whether it takes ``pixel_mask``.
+    """
+
+    def __init__(self, model: nn.Module, takes_mask: bool) -> None:
+        super().__init__()
+        self.model = model
+        self._takes_mask = takes_mask
+        self.train(model.training)
+
+    def forward(self, pixel_values: torch.Tensor, pixel_mask: torch.Tensor | None = None) -> Outputs:
+        """Runs the model on float32 ``[batch, 3, height, width]`` and an int64 mask ``[batch, height, width]``."""
+        mask = {"pixel_mask": pixel_mask} if self._takes_mask else {}
+        return self.outputs(self.model(pixel_values=pixel_values, **mask))
+
+    def outputs(self, found: Any) -> Outputs:
+        """Returns the tensors that a task reads."""
+        return (found.logits,)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One input, prepared for the model.
+
+    Attributes:
+        part: The input and its parameters.
+        tensors: The model's inputs, without the batch dimension.
+        size: Height and width of the picture as sent, turned upright.
+        facts: What the task needs again for the answer.
+    """
+
+    part: Part
+    tensors: Mapping[str, torch.Tensor]
+    size: tuple[int, int]
+    facts: Any = None
+
+
+class VisionHandler(HubHandler):
+    """A vision task: `answer` reads the model's outputs for one picture.
+
+    Attributes:
+        head: The module that is compiled around the model.
+        example: Parameters of a request that the task answers, for a trial before anything is compiled.
+        processor: The model's image processor.
+        names: Tensors that the model takes.
+        shapes: Shape of each, without the batch dimension.
+        model_config: What the model's config.json says.
+    """
+
+    # Pillow releases the GIL while it decodes and resizes.
+    decodes_in_parallel = True
+    head: ClassVar[type[Head]] = Head
+    example: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.processor: Any = None
+        self.names: list[str] = []
+        self.shapes: Shapes = {}
+        self.model_config: Any = None
+        self._settings: dict[str, Any] = {}
+
+    # --- loading ----------------------------------------------------------------------------------------------
+
+    def load(self, folder: Path) -> nn.Module:
+        """Loads model and image processor, and finds the size of the model's pictures."""
+        model = self.load_model(folder)
+        self.model_config = model.config
+        self.processor = hub.load_image_processor(folder)
+        if self.config.openvino.batching.dims:
+            raise ModelLoadError("handler.openvino.batching.dims has no use here: this task's pictures have one size.")
+        taken = inspect.signature(model.forward).parameters
+        names = [name for name in _KNOWN if name in taken or name == "pixel_values"]
+        self._settings, self.shapes = one_size(self.processor, names, self.config.openvino.warmup.inputs)
+        self.names = list(self.shapes)
+        return model
+
+    def load_model(self, folder: Path) -> nn.Module:
+        """Loads the model."""
+        return super().load(folder)
+
+    def servable(self, model: Any) -> Any:
+        """Returns the model inside the task's head, after it has answered a blank picture in eager PyTorch."""
+        head = self.wrapped(model)
+        self.try_out(head)
+        return head
+
+    def wrapped(self, model: Any) -> nn.Module:
+        """Returns the model inside the task's head."""
+        return self.head(model, "pixel_mask" in self.names)
+
+    def try_out(self, head: nn.Module) -> None:
+        """Answers a blank picture in eager PyTorch, so that a model of another kind is refused before READY.
+
+        Raises:
+            ModelLoadError: There is no answer.
+        """
+        part = Part(None, parameters_of(self.parameters, self.example))
+        try:
+            with torch.inference_mode():
+                picture = self.prepared(part, Image.new("RGB", (64, 48), "grey"))
+                outputs = head(**_batch([picture]))
+                self.answer(picture, [output[0] for output in outputs])
+        except (ItemError, AttributeError, ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
+            raise ModelLoadError(
+                f"{type(self.model).__name__} with {type(self.processor).__name__} is no model for {self.task}: {error}"
+            ) from error
+
+    def limits(self) -> tuple[int, int]:
+        """Returns the largest body in bytes, and the most pictures in one request."""
+        # Four base64 characters encode three bytes; a request has parameters besides.
+        return self.config.openvino.image.max_bytes * 4 // 3 + 65536, _MOST_INPUTS
+
+    def warmup_inputs(self) -> Sequence[WarmupInput]:
+        """Returns the pixels, and the mask of their padding where the model takes one."""
+        known: Mapping[str, Mapping[str, Any]] = {
+            "pixel_values": {},
+            "pixel_mask": {"dtype": "int64", "mask": True},
+        }
+        return [WarmupInput(name=name, shape=list(shape), **known[name]) for name, shape in self.shapes.items()]
+
+    def sample_inputs(self, body: bytes) -> Inputs:
+        """Returns the model's inputs for one request's body."""
+        asked = self._asked({"body": body})
+        if isinstance(asked, ItemError):
+            raise asked
+        return (), _batch([self.decode(part) for part in asked[1]])
+
+    # --- requests ---------------------------------------------------------------------------------------------
+
+    def ask(self, value: Any, max_bytes: int, max_inputs: int) -> Ask:
+        """Reads what one request asks: the bytes of a picture, or JSON with base64 text."""
+        if isinstance(value, (bytes, bytearray)) and bytes(value[:64]).lstrip()[:1] not in {b"{", b"["}:
+            # No encoding of a picture begins with these brackets. A data: URL is text.
+            return Ask([value if value[:5] != b"data:" else value.decode("latin-1")], {}, False)
+        if isinstance(value, Mapping) and "inputs" not in value and "b64" in value:
+            value = {"inputs": value["b64"], "parameters": value.get("parameters")}
+        return super().ask(value, max_bytes, max_inputs)
+
+    def decode(self, item: Part) -> Picture:
+        """Decodes one picture, and prepares it for the model."""
+        return self.prepared(item, images.picture_of(item.input, self.config.openvino.image))
+
+    def prepared(self, part: Part, picture: Image.Image) -> Picture:
+        """Returns a picture as the model's inputs.
+
+        Raises:
+            InvalidInputError: The model's image processor does not take it.
+        """
+        width, height = picture.size
+        if max(width, height) > _MOST_RATIO * min(width, height):
+            raise InvalidInputError(
+                f"the picture has {width} x {height} pixels; one side may be {_MOST_RATIO} times the other at most"
+            )
+        try:
+            tensors = processed(self.processor, picture, self._settings)
+        except ValueError as error:
+            raise InvalidInputError(
+                f"the model's image processor does not take a picture of {width} x {height} pixels: {error}"
+            ) from error
+        return Picture(part, {name: tensors[name] for name in self.names}, (height, width), self.facts(part))
+
+    def facts(self, part: Part) -> Any:
+        """Returns what the task needs again for the answer.
+
+        Raises:
+            InvalidInputError: The parameters can't be used.
+        """
+        return None
+
+    @abstractmethod
+    def answer(self, asked: Picture, outputs: Sequence[torch.Tensor]) -> Any:
+        """Returns the answer for one picture.
+
+        Args:
+            asked: The picture.
+            outputs: The head's outputs for it, without the batch dimension.
+
+        Raises:
+            ItemError: There is no answer.
+        """
+
+    def predict(self, values: list[Picture]) -> list[Any]:
+        """Runs the pictures, together if the model allows it, and answers each."""
+        together = self.served is None or self.served.joins
+        groups = [values] if together else [[value] for value in values]
+        answers: list[Any] = []
+        with torch.inference_mode():
+            for group in groups:
+                outputs = self.model(**_batch(group))
+                for place, value in enumerate(group):
+                    answers.append(self._answered_one(value, [output[place] for output in outputs]))
+        return answers
+
+    def _answered_one(self, value: Picture, outputs: list[torch.Tensor]) -> Any:
+        try:
+            self.check_finite(outputs)
+            return self.answer(value, outputs)
+        except ItemError as error:
+            return error
+
+    def run_eager(self, value: Picture) -> Any:
+        """Runs the eager model on one picture."""
+        return self.eager_model(**_batch([value]))
+
+
+def _batch(pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
+    return {name: torch.stack([each.tensors[name] for each in pictures]) for name in pictures[0].tensors}

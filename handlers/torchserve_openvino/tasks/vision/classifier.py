@@ -1,0 +1,32 @@
+"""Classifies photos with a Hugging Face model, with answers in the format of TorchServe's own image_classifier."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from torchserve_openvino.tasks.asks import Parameters
+from torchserve_openvino.tasks.scores import class_scores
+from torchserve_openvino.tasks.vision.base import Picture, VisionHandler
+
+
+class ClassifierParameters(Parameters):
+    """Parameters of an image classification."""
+
+    top_k: Annotated[int, Field(ge=1)] | None = None
+    """How many labels to return, most probable first; by default ``handler.openvino.image.top_k``."""
+
+
+class HubImageClassifier(VisionHandler):
+    """The most probable labels of a photo."""
+
+    task = "hub_image_classifier"
+    parameters = ClassifierParameters
+
+    def answer(self, asked: Picture, outputs: Sequence[torch.Tensor]) -> dict[str, float]:
+        """Returns ``{label: probability}``; of a regression, the number that the model returns."""
+        scores = class_scores(self.model_config, outputs[0])
+        order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
+        top_k = asked.part.parameters.top_k or self.config.openvino.image.top_k
+        return {self.label(number): scores[number] for number in order[:top_k]}

@@ -1,0 +1,64 @@
+"""Estimates the depth of each pixel, with answers named as in Hugging Face's depth-estimation."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import torch
+
+from torchserve_openvino.errors import PayloadTooLargeError
+from torchserve_openvino.tasks.asks import Parameters
+from torchserve_openvino.tasks.vision.base import Head, Outputs, Picture, VisionHandler
+from torchserve_openvino.tasks.vision.pictures import png
+
+# As Python's lists, more numbers would take hundreds of megabytes.
+_MOST_NUMBERS = 4_000_000
+
+
+class DepthParameters(Parameters):
+    """Parameters of a depth estimation."""
+
+    format: Literal["png", "list"] = "png"
+    """How `predicted_depth` is sent: a PNG of 16 bits, from the least depth to the greatest, or rows of numbers."""
+
+
+class DepthHead(Head):
+    """A depth estimator that returns the depth only."""
+
+    def outputs(self, found: Any) -> Outputs:
+        """Returns the depth ``[batch, height, width]``."""
+        return (found.predicted_depth,)
+
+
+class DepthEstimator(VisionHandler):
+    """The depth of each pixel of a photo."""
+
+    task = "depth_estimator"
+    parameters = DepthParameters
+    head = DepthHead
+
+    def answer(self, asked: Picture, outputs: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """Returns ``{predicted_depth, depth, min, max}`` in the picture's size; ``depth`` is a PNG of 8 bits.
+
+        Raises:
+            PayloadTooLargeError: Rows of numbers are asked for, and there are too many.
+        """
+        height, width = asked.size
+        as_list = asked.part.parameters.format == "list"
+        if as_list and height * width > _MOST_NUMBERS:
+            raise PayloadTooLargeError(
+                f"the depth of {width} x {height} pixels is too much for lists; set parameters.format to 'png'"
+            )
+        (found,) = self.processor.post_process_depth_estimation(
+            SimpleNamespace(predicted_depth=outputs[0].float().unsqueeze(0)), [asked.size]
+        )
+        depth = found["predicted_depth"].reshape(height, width)
+        least, most = depth.min(), depth.max()
+        # A depth that is the same everywhere has no range to divide by.
+        scaled = (depth - least) / (most - least) if bool(most > least) else torch.zeros_like(depth)
+        return {
+            "predicted_depth": depth.tolist() if as_list else png((scaled * 65535).round().to(torch.int32)),
+            "depth": png((scaled * 255).to(torch.int32)),
+            "min": float(least),
+            "max": float(most),
+        }

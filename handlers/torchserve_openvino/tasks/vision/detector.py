@@ -1,0 +1,45 @@
+"""Detects objects, with answers in the format of TorchServe's own object_detector."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+
+from torchserve_openvino.tasks.asks import Parameters
+from torchserve_openvino.tasks.vision.base import Head, Outputs, Picture, VisionHandler
+
+
+class DetectorParameters(Parameters):
+    """Parameters of an object detection."""
+
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Least score of a box."""
+
+
+class DetectorHead(Head):
+    """A detector that returns the logits and the box of each query."""
+
+    def outputs(self, found: Any) -> Outputs:
+        """Returns logits ``[batch, queries, classes]`` and boxes ``[batch, queries, 4]``."""
+        return found.logits, found.pred_boxes
+
+
+class ObjectDetector(VisionHandler):
+    """The boxes of the objects in a photo."""
+
+    task = "object_detector"
+    parameters = DetectorParameters
+    head = DetectorHead
+
+    def answer(self, asked: Picture, outputs: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
+        """Returns ``[{label: [x1, y1, x2, y2], "score": score}]``, in pixels of the picture as sent."""
+        logits, boxes = (output.unsqueeze(0) for output in outputs)
+        (found,) = self.processor.post_process_object_detection(
+            SimpleNamespace(logits=logits, pred_boxes=boxes),
+            threshold=asked.part.parameters.threshold,
+            target_sizes=torch.tensor([asked.size]),
+        )
+        together = zip(found["labels"].tolist(), found["boxes"].tolist(), found["scores"].tolist(), strict=True)
+        return [{self.label(number): box, "score": score} for number, box, score in together]

@@ -1,0 +1,59 @@
+"""Segments photos by class, with answers in the format of TorchServe's own image_segmenter."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+
+from torchserve_openvino.tasks.asks import Parameters
+from torchserve_openvino.tasks.vision.base import Picture, VisionHandler
+from torchserve_openvino.tasks.vision.pictures import png
+
+
+class SegmenterParameters(Parameters):
+    """Parameters of a semantic segmentation."""
+
+    format: Literal["list", "png"] = "list"
+    """`list`: class and probability of each pixel of the model's input. `png`: a label map of the picture's size."""
+
+
+class ImageSegmenter(VisionHandler):
+    """The class of each pixel of a photo."""
+
+    task = "image_segmenter"
+    parameters = SegmenterParameters
+
+    def answer(self, asked: Picture, outputs: Sequence[torch.Tensor]) -> Any:
+        """Returns rows of ``[class, probability]``; as PNG ``{label_map, labels}``, with the names of its numbers."""
+        (logits,) = outputs
+        if asked.part.parameters.format == "png":
+            classes = _classes(logits.float(), asked.size)
+            names = {str(number): self.label(number) for number in classes.unique().tolist()}
+            return {"label_map": png(classes), "labels": names}
+        # TorchServe's segmenter answers in the size of the model's input, too.
+        grown = _grown(logits.float().unsqueeze(0), asked.tensors["pixel_values"].shape[1:])
+        best = torch.softmax(grown, dim=1).max(dim=1)
+        return torch.stack([best.indices.to(best.values.dtype), best.values], dim=3)[0].tolist()
+
+
+def _classes(logits: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """Returns the best class of each pixel, as `post_process_semantic_segmentation` does.
+
+    Class by class: all of them in the size of a large photo would take gigabytes.
+
+    Args:
+        logits: ``[classes, height, width]``.
+        size: Height and width of the result.
+    """
+    best = _grown(logits[None, :1], size)[0, 0]
+    classes = torch.zeros(best.shape, dtype=torch.int32)
+    for number in range(1, len(logits)):
+        each = _grown(logits[None, number : number + 1], size)[0, 0]
+        better = each > best
+        classes[better] = number
+        best = torch.where(better, each, best)
+    return classes
+
+
+def _grown(logits: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    return torch.nn.functional.interpolate(logits, size=tuple(size), mode="bilinear", align_corners=False)
