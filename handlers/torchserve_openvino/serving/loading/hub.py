@@ -1,4 +1,4 @@
-"""Loads what `save_pretrained` wrote into a folder: models, tokenizers, image processors; no code in it runs.
+"""Loads what `save_pretrained` wrote into a folder: models, tokenizers, processors; no code in it runs.
 
 Nothing is downloaded.
 """
@@ -92,11 +92,15 @@ def load_model(folder: Path, loader: str, may_lack: str = "") -> "nn.Module":
     return model.eval()
 
 
-def load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path, *, fast: bool = True) -> Any:
     """Loads a model's tokenizer.
 
+    Args:
+        folder: What `save_pretrained` wrote.
+        fast: Whether it has to be one in Rust, for offsets and batches.
+
     Raises:
-        ModelLoadError: There is none, or none in Rust, which this package needs for offsets and batches.
+        ModelLoadError: There is none, or none in Rust though that is needed.
     """
     with _offline():
         classes = _transformers()
@@ -110,11 +114,28 @@ def load_tokenizer(folder: Path) -> Any:
     names = tuple(tokenizer.vocab_files_names.values())
     if not any((folder / name).is_file() for name in names):
         raise ModelLoadError(f"{folder.name} has no tokenizer: none of {', '.join(names)} is there.")
-    if not tokenizer.is_fast:
+    if fast and not tokenizer.is_fast:
         raise ModelLoadError(
             f"{type(tokenizer).__name__} is a tokenizer in Python; save it as tokenizer.json (AutoTokenizer, use_fast)."
         )
     return tokenizer
+
+
+def load_feature_extractor(folder: Path) -> Any:
+    """Loads what turns samples into a model's input: it knows the sampling rate, normalisation and spectrograms.
+
+    Raises:
+        ModelLoadError: There is none.
+    """
+    with _offline():
+        classes = _transformers()
+        try:
+            return classes.AutoFeatureExtractor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+            raise ModelLoadError(
+                f"{folder.name} has no feature extractor that can be loaded (preprocessor_config.json): "
+                f"{_first_line(error)}"
+            ) from error
 
 
 def load_image_processor(folder: Path) -> Any:

@@ -93,7 +93,9 @@ def shapes_of(
             shapes.sizes = None
         wanted = batch_sizes(section, batch_size, streams, pads=shapes.sizes is not None)
         taken = _taken(eager, section, shapes, wanted)
-        shapes.signatures = signatures(taken, shapes.inputs.dims, section.batching.mode)
+        mode = section.batching.mode
+        shortest = _shortest(eager, shapes.inputs) if mode == "dynamic" else None
+        shapes.signatures = signatures(taken, shapes.inputs.dims, mode, shortest)
         rich = richest(shapes.signatures)
         modes = samples[0].modes if samples else modes_for(shapes.inputs.make(shapes.signatures[0]))
         shapes.cases = [_case(shapes.inputs, s, modes, rich=str(s) in rich) for s in shapes.signatures]
@@ -196,6 +198,18 @@ def _taken(eager: Any, section: OpenVINOSection, shapes: Shapes, sizes: Sequence
     if shapes.sizes is not None:
         shapes.sizes = [n for n in shapes.sizes if n in taken]
     return taken
+
+
+def _shortest(eager: Any, inputs: DeclaredInputs) -> dict[str, int]:
+    """Returns the least length of each named dimension: 1, or the least declared one where eager does not take 1.
+
+    A convolution without padding takes nothing shorter than its kernel.
+    """
+    least = {name: sizes[0] for name, sizes in inputs.dims.items()}
+    return {
+        name: 1 if not probe.refusal(eager, inputs.make(Signature(1, {**least, name: 1}))) else size
+        for name, size in least.items()
+    }
 
 
 def _weights_of(eager: Any) -> str:

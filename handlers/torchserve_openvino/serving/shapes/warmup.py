@@ -37,7 +37,9 @@ class Case:
     modes: Modes = SERVING
 
 
-def signatures(batch_sizes: Sequence[int], dims: Mapping[str, Sequence[int]], mode: str) -> list[Signature]:
+def signatures(
+    batch_sizes: Sequence[int], dims: Mapping[str, Sequence[int]], mode: str, shortest: Mapping[str, int] | None = None
+) -> list[Signature]:
     """Returns the cross product of batch sizes and lengths.
 
     Args:
@@ -45,15 +47,19 @@ def signatures(batch_sizes: Sequence[int], dims: Mapping[str, Sequence[int]], mo
         dims: Compiled lengths of each named dimension.
         mode: The batching mode. In ``dynamic`` one symbolic graph serves all lengths, except that torch specializes
             for 1: only 1, a length in the middle and the largest are run.
+        shortest: In ``dynamic``, the least length of each dimension that the model takes, where that is not 1.
     """
-    lengths = [
-        sorted({1, max(1, sizes[-1] // 2), sizes[-1]}) if mode == "dynamic" else sizes for sizes in dims.values()
-    ]
+    lengths = [_some(sizes, (shortest or {}).get(name, 1)) if mode == "dynamic" else sizes
+               for name, sizes in dims.items()]  # fmt: skip
     return [
         Signature(batch, dict(zip(dims, combination, strict=True)))
         for batch in batch_sizes
         for combination in itertools.product(*lengths)
     ]
+
+
+def _some(sizes: Sequence[int], shortest: int) -> list[int]:
+    return sorted({shortest, max(shortest, sizes[-1] // 2), sizes[-1]})
 
 
 def run_case(compiled: Callable[..., Any], served: Callable[..., Any], case: Case) -> float:

@@ -1,6 +1,6 @@
 """Token sequences: what the tokenizer makes of texts, and how they become the model's tensors."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,11 +74,11 @@ def tensors(rows: Sequence[Row], names: Sequence[str], pad: int, pad_type: int =
     return made
 
 
-def by_length(rows: Sequence[Row], lengths: Sequence[int]) -> Iterator[list[int]]:
+def by_length(rows: Sequence[Sized], lengths: Sequence[int]) -> Iterator[list[int]]:
     """Groups rows by the compiled length that they are padded to, so that a short one is not run as a long one.
 
     Args:
-        rows: Token sequences.
+        rows: Token sequences, or anything else of different lengths.
         lengths: Compiled lengths, ascending; empty where any length is compiled.
 
     Yields:

@@ -1,0 +1,1 @@
+"""The audio tasks of Hugging Face models."""

@@ -1,0 +1,38 @@
+"""Classifies recordings, with answers in the format of Hugging Face's inference API."""
+
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+
+from torchserve_openvino.errors import NonFiniteOutputError
+from torchserve_openvino.tasks.asks import Parameters
+from torchserve_openvino.tasks.audio.base import AudioHandler, Recording
+
+
+class AudioParameters(Parameters):
+    """Parameters of an audio classification."""
+
+    top_k: Annotated[int, Field(ge=1)] = 5
+    """How many labels to return, best first."""
+
+
+class AudioClassifier(AudioHandler):
+    """The labels of a recording with their scores, best first."""
+
+    task = "audio_classifier"
+    parameters = AudioParameters
+
+    def answer(self, asked: Recording, logits: torch.Tensor) -> list[dict[str, Any]]:
+        """Returns ``[{label, score}]``; scores are what transformers' pipeline makes of the logits."""
+        if bool(logits.isnan().any()):
+            raise NonFiniteOutputError("the model's scores are not numbers for this recording")
+        kind = self.eager_model.model.config.problem_type
+        found = logits.float()
+        if kind != "regression":
+            found = torch.sigmoid(found) if kind == "multi_label_classification" else torch.softmax(found, dim=-1)
+        scores, labels = found.topk(min(asked.part.parameters.top_k, len(found)))
+        return [
+            {"label": self.label(number), "score": score}
+            for score, number in zip(scores.tolist(), labels.tolist(), strict=True)
+        ]

@@ -1,0 +1,89 @@
+"""Writes down what is said in a recording, with models that name a character for each frame (CTC)."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchserve_openvino.errors import ModelLoadError, NonFiniteOutputError
+from torchserve_openvino.serving.loading import hub
+from torchserve_openvino.tasks.audio.base import LENGTH, AudioHandler, Head, Recording
+
+
+class FramesHead(Head):
+    """A CTC model whose answer to a padded recording is that to the recording alone, followed by zeros.
+
+    The number of frames is a function of the number of samples that only the model knows, so its output can't be cut
+    to a length in samples. All compiled lengths return the frames of the longest one instead, and those of the padding
+    are zero.
+
+    Args:
+        model: The model.
+        masks: Whether it is called with padded recordings and their mask.
+        longest: The longest recording in samples.
+    """
+
+    def __init__(self, model: nn.Module, *, masks: bool, longest: int) -> None:
+        super().__init__(model, masks=masks)
+        self._most = frames_of(model, longest)
+
+    def logits(self, found: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """Returns the logits, ``[batch, frames of the longest recording, characters]``."""
+        if mask is None:
+            return found
+        model: Any = self.model
+        frames = model._get_feat_extract_output_lengths(mask.sum(-1))
+        padding = torch.arange(found.shape[1], device=found.device)[None, :] >= frames[:, None]
+        return nn.functional.pad(found.masked_fill(padding[..., None], 0.0), (0, 0, 0, self._most - found.shape[1]))
+
+
+class SpeechRecognizer(AudioHandler):
+    """The text of a recording: the best character of each frame, joined by the model's tokenizer.
+
+    A language model in the folder (`Wav2Vec2ProcessorWithLM`) is not used.
+
+    Attributes:
+        tokenizer: The model's tokenizer.
+    """
+
+    task = "speech_recognizer"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokenizer: Any = None
+
+    def load(self, folder: Path) -> nn.Module:
+        """Loads model, feature extractor and tokenizer.
+
+        Raises:
+            ModelLoadError: The model writes its text token by token, as Whisper does.
+        """
+        config = hub.read_config(folder)
+        if config.get("model_type") == "whisper" or config.get("is_encoder_decoder"):
+            raise ModelLoadError(
+                f"{folder.name} is a {config.get('model_type')} model, whose text is generated token by token; text "
+                "generation is not served yet. Models for CTC are, such as Wav2Vec2ForCTC."
+            )
+        model: Any = super().load(folder)
+        if self.fixed is not None or not hasattr(model, "_get_feat_extract_output_lengths"):
+            raise ModelLoadError(f"{type(model).__name__} does not take samples, as the CTC models served here do.")
+        self.tokenizer = hub.load_tokenizer(folder, fast=False)
+        return model
+
+    def servable(self, model: Any) -> Any:
+        """Returns the model inside its head."""
+        return FramesHead(model, masks=self.masks, longest=self.config.openvino.batching.dims[LENGTH][-1])
+
+    def answer(self, asked: Recording, logits: torch.Tensor) -> dict[str, str]:
+        """Returns ``{"text": ...}``."""
+        spoken = logits[: frames_of(self.eager_model.model, len(asked))]
+        if bool(spoken.isnan().any()):
+            raise NonFiniteOutputError("the model's scores are not numbers for this recording")
+        # As in transformers' pipeline, which keeps special tokens in a CTC model's text.
+        return {"text": self.tokenizer.decode(spoken.argmax(dim=-1).tolist(), skip_special_tokens=False)}
+
+
+def frames_of(model: Any, samples: int) -> int:
+    """Returns how many frames a CTC model makes of a recording."""
+    return int(model._get_feat_extract_output_lengths(torch.tensor(samples)))

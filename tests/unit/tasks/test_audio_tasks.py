@@ -1,0 +1,333 @@
+"""Audio tasks in a worker in this process, against transformers' own pipelines in eager PyTorch."""
+
+import base64
+import functools
+import json
+import shutil
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soxr
+import torch
+import transformers
+from serving_worker import Archive
+
+from hub_audio_models import RATE, audio_model, encoded, lively, recording, wav2vec2_config
+from torchserve_openvino.config.sections import OpenVINOSection
+from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.serving.shapes.plan import shapes_of
+from torchserve_openvino.tasks.audio.base import Head
+from torchserve_openvino.tasks.audio.classifier import AudioClassifier
+from torchserve_openvino.tasks.audio.recognizer import SpeechRecognizer
+from torchserve_openvino.tasks.catalog import guessed
+
+HANDLERS = {each.task: each for each in (AudioClassifier, SpeechRecognizer)}
+CLASSES = {"audio_classifier": "Wav2Vec2ForSequenceClassification", "speech_recognizer": "Wav2Vec2ForCTC"}
+SECONDS = (0.3, 1.7, 0.9, 0.31)
+RECORDINGS = [recording(seconds, seed) for seed, seconds in enumerate(SECONDS)]
+# What 16-bit files hold.
+HEARD = [np.round(samples * 32767).astype(np.int16) for samples in RECORDINGS]
+FILES = [encoded(samples, kind=("WAV", "FLAC")[number % 2]) for number, samples in enumerate(HEARD)]
+ARRAYS = [(samples / np.float32(32768)).astype(np.float32) for samples in HEARD]
+
+
+class Worker:
+    """A handler for a saved model, and the batches that it answers."""
+
+    def __init__(self, made: Archive, task: str, folder: Path) -> None:
+        self.made, self.folder = made, folder
+        shutil.copytree(folder, made.context.system_properties["model_dir"] + "/hub")
+        self.handler = HANDLERS[task]()
+        self.handler.initialize(made.context)
+
+    def __call__(self, *bodies: Any) -> list[Any]:
+        return self.made.handle(self.handler, *bodies)
+
+    def one(self, body: Any) -> Any:
+        (answer,) = self(body)
+        return answer
+
+    def status(self, position: int = 0) -> int:
+        return self.made.status(position)
+
+    def report(self) -> dict[str, Any]:
+        return self.handler.describe_handle()
+
+
+def started(
+    place: Path, task: str, folder: Path, *, batching: Any = None, samples: Sequence[bytes] = (), **audio: Any
+) -> Worker:
+    names = [f"sample{number}" for number in range(len(samples))]
+    openvino = {
+        "warmup": {"samples": names},
+        "audio": {"max_seconds": 2.0, "max_bytes": 200_000, **audio},
+        "batching": batching if batching is not None else {"buckets": [2]},
+    }
+    made = Archive(place / "archive", {"handler": {"openvino": openvino}}, None, batch_size=2)
+    for name, body in zip(names, samples, strict=True):
+        (place / "archive" / name).write_bytes(body)
+    return Worker(made, task, folder)
+
+
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Worker]:
+    """One worker for each task and kind of model, shared by the tests of a process: loading one takes seconds."""
+
+    @functools.cache
+    def of(task: str, norm: str = "layer") -> Worker:
+        threads = torch.get_num_threads()
+        place = tmp_path_factory.mktemp(f"{task}-{norm}")
+        worker = started(place, task, audio_model(CLASSES[task], place / "saved", norm=norm))
+        torch.set_num_threads(threads)
+        return worker
+
+    return of
+
+
+@functools.cache
+def pipeline(task: str, folder: Path) -> Any:
+    return transformers.pipeline(task, model=str(folder), device="cpu")
+
+
+def close(got: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    """Compares classifications: labels in the same order, scores within the tolerance."""
+    assert [each["label"] for each in got] == [each["label"] for each in expected]
+    assert [each["score"] for each in got] == pytest.approx([each["score"] for each in expected], abs=2e-3)
+
+
+def right(report: dict[str, Any]) -> bool:
+    """Whether everything ran on OpenVINO, was verified, and was compiled before READY."""
+    covered = report["summary"]["coverage"] == 1.0 and report["fallbacks"] == []
+    return covered and report["verify"]["passed"] and report["serving"]["compiles_after_ready"] == 0
+
+
+# --- answers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", ["layer", "group"])
+def test_audio_classifier_answers_as_the_pipeline_does(serve, norm) -> None:
+    worker = serve("audio_classifier", norm)
+    reference = pipeline("audio-classification", worker.folder)
+    for got, samples in zip(worker(*FILES), ARRAYS, strict=True):
+        close(got, reference(samples, top_k=5))
+        assert len(got) == 5
+    assert len({round(answer[0]["score"], 3) for answer in worker(*FILES)}) > 1
+    assert right(worker.report())
+
+
+@pytest.mark.parametrize("norm", ["layer", "group"])
+def test_speech_recognizer_answers_as_the_pipeline_does(serve, norm) -> None:
+    worker = serve("speech_recognizer", norm)
+    reference = pipeline("automatic-speech-recognition", worker.folder)
+    answers = worker(*FILES)
+    assert answers == [reference(samples.copy()) for samples in ARRAYS]
+    assert all(len(answer["text"]) > 3 for answer in answers)
+    assert right(worker.report())
+
+
+@pytest.mark.parametrize("norm", ["layer", "group"])
+def test_nothing_is_compiled_for_any_length(serve, norm) -> None:
+    worker = serve("speech_recognizer", norm)
+    reference = pipeline("automatic-speech-recognition", worker.folder)
+    shortest = worker.handler.shortest
+    lengths = [shortest, shortest + 1, shortest + 127, shortest + 128, 1000, 7777, RATE, RATE + 1, 2 * RATE]
+    sounds = [ARRAYS[1][:n] if n <= len(ARRAYS[1]) else np.tile(ARRAYS[1], 2)[:n] for n in lengths]
+    bodies = [encoded(sound, subtype="FLOAT") for sound in sounds]
+    assert worker(*bodies) == [reference(sound.copy()) for sound in sounds]
+    assert worker(*bodies[3:5], *bodies[3:5]) == [reference(sound.copy()) for sound in (sounds[3:5] * 2)]
+    assert right(worker.report())
+    refused = worker.one(encoded(sounds[0][:-1], subtype="FLOAT"))
+    assert worker.status() == 400 and f"needs {shortest}" in refused["message"]
+
+
+@pytest.mark.slow
+def test_lengths_without_padding(tmp_path) -> None:
+    folder = audio_model(CLASSES["speech_recognizer"], tmp_path / "saved", norm="group")
+    worker = started(tmp_path, "speech_recognizer", folder, batching={"mode": "dynamic"})
+    report = worker.report()
+    assert report["summary"]["coverage"] == 1.0 and report["verify"]["passed"]
+    reference = pipeline("automatic-speech-recognition", folder)
+    assert worker(*FILES) == [reference(samples.copy()) for samples in ARRAYS]
+
+
+def test_the_shortest_length_of_a_graph_for_all_lengths_is_one_that_the_model_takes() -> None:
+    found = {}
+    for name, network in (("takes 1", torch.nn.Identity()), ("needs 10", torch.nn.Conv1d(1, 2, 10))):
+        section = OpenVINOSection.model_validate({
+            "batching": {"mode": "dynamic", "dims": {"samples": [10, 64]}},
+            "warmup": {"inputs": [{"shape": [1, "samples"]}]},
+        })  # fmt: skip
+        declared = section.warmup.inputs
+        shapes = shapes_of(network.eval(), section, batch_size=1, streams=1, declared=declared, samples=())
+        found[name] = sorted({signature.dims["samples"] for signature in shapes.signatures})
+    assert found == {"takes 1": [1, 32, 64], "needs 10": [10, 32, 64]}
+
+
+@pytest.mark.parametrize("kind", ["Wav2Vec2", "Hubert", "WavLM", "UniSpeech", "UniSpeechSat"])
+@pytest.mark.parametrize("norm", ["layer", "group"])
+def test_a_masked_recording_is_answered_as_alone(kind, norm) -> None:
+    config = wav2vec2_config(norm).to_dict() | {"model_type": None}
+    torch.manual_seed(0)
+    names = getattr(transformers, f"{kind}Config")
+    model = lively(getattr(transformers, f"{kind}ForSequenceClassification")(names(**config)))
+    alone = torch.from_numpy(ARRAYS[2])[None]
+    padded = torch.nn.functional.pad(alone, (0, 7000))
+    mask = (torch.arange(padded.shape[1]) < alone.shape[1]).long()[None]
+    with torch.no_grad():
+        expected, changed = model(alone).logits, model(padded).logits
+        found = Head(model, masks=True)(padded, mask)
+    assert not torch.allclose(changed, expected, atol=1e-3)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_rates_and_channels_of_one_batch_may_differ(serve) -> None:
+    worker = serve("audio_classifier")
+    reference = pipeline("audio-classification", worker.folder)
+    bodies, wanted = [], []
+    for number, (rate, kind) in enumerate(((8_000, "WAV"), (44_100, "FLAC"), (48_000, "WAV"))):
+        left, right = (np.round(recording(0.8, seed, rate) * 32767).astype(np.int16) for seed in (number, number + 7))
+        bodies.append(encoded(np.stack([left, right], axis=1), rate, kind))
+        mono = ((left / np.float32(32768) + right / np.float32(32768)) / 2).astype(np.float32)
+        wanted.append(reference(soxr.resample(mono, rate, RATE), top_k=5))
+    for got, expected in zip(worker(*bodies), wanted, strict=True):
+        close(got, expected)
+
+
+def test_recordings_come_as_base64_and_in_lists(serve) -> None:
+    worker = serve("audio_classifier")
+    plain = worker(*FILES[:2])
+    texts = [base64.b64encode(file).decode() for file in FILES[:2]]
+    url = "data:audio/wav;base64," + texts[0]
+    answers = worker(
+        {"inputs": texts[0]},
+        {"inputs": url, "parameters": {"top_k": 2}},
+        {"inputs": [*texts, "!"]},
+        json.dumps({"inputs": texts[1]}).encode(),
+        texts[1],
+    )
+    assert [worker.status(i) for i in range(5)] == [200, 200, 207, 200, 200]
+    close(answers[0], plain[0])
+    close(answers[1], plain[0][:2])
+    close(answers[2][0], plain[0])
+    close(answers[2][1], plain[1])
+    assert answers[2][2]["code"] == 400
+    close(answers[3], plain[1])
+    close(answers[4], plain[1])
+
+
+def test_features_of_a_fixed_shape(tmp_path) -> None:
+    folder = audio_model("ASTForAudioClassification", tmp_path / "saved")
+    worker = started(tmp_path, "audio_classifier", folder)
+    reference = pipeline("audio-classification", folder)
+    for got, samples in zip(worker(*FILES), ARRAYS, strict=True):
+        close(got, reference(samples, top_k=5))
+    assert right(worker.report())
+
+
+def test_independent_labels_and_samples_in_the_archive(tmp_path) -> None:
+    folder = audio_model(CLASSES["audio_classifier"], tmp_path / "saved", problem_type="multi_label_classification")
+    texts = [base64.b64encode(file).decode() for file in (FILES[0], FILES[2])]
+    bodies = [FILES[0], json.dumps({"inputs": texts}).encode()]
+    worker = started(tmp_path, "audio_classifier", folder, lengths=[1], max_seconds=1.0, samples=bodies)
+    assert right(worker.report())
+    reference = pipeline("audio-classification", folder)
+    close(worker.one({"inputs": texts[0], "parameters": {"top_k": 50}}), reference(ARRAYS[0], top_k=None))
+    with pytest.raises(ModelLoadError, match=r"sample0 is not a request.*longest is 1 s \(.*audio\.max_seconds\)"):
+        started(tmp_path / "2", "audio_classifier", folder, lengths=[1], max_seconds=1.0, samples=[FILES[1]])
+
+
+# --- requests that are wrong ------------------------------------------------------------------------------------
+
+
+def claims(file: bytes, seconds: float) -> bytes:
+    """A 16-bit WAV file whose header states another length."""
+    place = file.index(b"data") + 4
+    return file[:place] + struct.pack("<I", int(seconds * RATE) * 2) + file[place + 4 :]
+
+
+def flac_claims(file: bytes, samples: int) -> bytes:
+    """A FLAC file whose header states another number of samples, in the last 36 bits of these 8 bytes."""
+    word = int.from_bytes(file[18:26], "big") >> 36 << 36 | samples
+    return file[:18] + word.to_bytes(8, "big") + file[26:]
+
+
+def test_each_bad_request_gets_its_own_status(serve) -> None:
+    worker = serve("audio_classifier")
+    not_a_number = ARRAYS[0].copy()
+    not_a_number[7] = np.nan
+    bad = [
+        (claims(FILES[0], 36_000), 413, "36000.0 s; the longest is 2 s (handler.openvino.audio.max_seconds)"),
+        (flac_claims(FILES[1], 36_000 * RATE), 413, "36000.0 s"),
+        (encoded(recording(2.1)), 413, "2.1 s; the longest is 2 s"),
+        (encoded(recording(4.0), kind="FLAC"), 413, "4.0 s"),
+        (encoded(recording(1.9, rate=96_000), rate=96_000), 413, "bytes; the most is 200000"),
+        ({"inputs": "A" * 400_000}, 413, "audio.max_bytes"),
+        ({"inputs": [""] * 17}, 413, "17 inputs"),
+        (FILES[0][:-100], 400, "cut off"),
+        (FILES[1][: len(FILES[1]) // 2], 400, "damaged"),
+        (flac_claims(FILES[1], 0), 400, "does not state its length"),
+        (FILES[0][:20], 400, "no samples"),
+        (b"", 400, "no body"),
+        (encoded(np.zeros(0, np.int16)), 400, "empty"),
+        ({"inputs": ""}, 400, "empty"),
+        (encoded(not_a_number, subtype="FLOAT"), 400, "NaN"),
+        ({"inputs": "not base64"}, 400, "base64"),
+        ({"inputs": 7}, 400, "int"),
+        ({"inputs": {"array": [0.1, 0.2]}}, 400, "dict"),
+        ({"recording": ""}, 400, "'recording'"),
+        ({"inputs": "", "parameters": {"topk": 1}}, 400, "'top_k'"),
+        (b"Good morning, this is a text and no recording.", 415, "not a recording"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(200), 415, "not a recording"),
+    ]
+    answers = worker(FILES[0], *(body for body, _, _ in bad))
+    assert worker.status(0) == 200
+    for number, ((_, status, part), answer) in enumerate(zip(bad, answers[1:], strict=True), 1):
+        assert (worker.status(number), part in answer["message"]) == (status, True), answer
+    close(answers[0], worker.one(FILES[0]))
+
+
+# --- models that are wrong --------------------------------------------------------------------------------------
+
+
+def test_padding_that_changes_answers_is_refused(tmp_path) -> None:
+    # The adapter's convolution sees the frames behind the recording.
+    sizes = {"add_adapter": True, "num_adapter_layers": 1, "output_hidden_size": 32}
+    folder = audio_model(CLASSES["speech_recognizer"], tmp_path / "saved", **sizes)
+    with pytest.raises(ModelLoadError, match="samples cannot be padded.*exact or dynamic"):
+        started(tmp_path, "speech_recognizer", folder)
+
+
+def test_models_that_generate_text_are_refused(tmp_path) -> None:
+    folder = tmp_path / "saved"
+    transformers.WhisperConfig(architectures=["WhisperForConditionalGeneration"]).save_pretrained(folder)
+    with pytest.raises(ModelLoadError, match="whisper model.*not served yet"):
+        started(tmp_path, "speech_recognizer", folder)
+
+
+def test_lengths_beyond_the_limit_are_refused(tmp_path) -> None:
+    folder = audio_model(CLASSES["audio_classifier"], tmp_path / "saved")
+    with pytest.raises(ModelLoadError, match=r"lengths has 4 s; the longest recording has 2 s"):
+        started(tmp_path, "audio_classifier", folder, lengths=[1, 4])
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture", "task"),
+    [
+        ("wav2vec2", "Wav2Vec2ForSequenceClassification", "audio_classifier"),
+        ("hubert", "HubertForSequenceClassification", "audio_classifier"),
+        ("audio-spectrogram-transformer", "ASTForAudioClassification", "audio_classifier"),
+        ("wavlm", "WavLMForCTC", "speech_recognizer"),
+        ("wav2vec2", "Wav2Vec2Model", None),
+        ("whisper", "WhisperForConditionalGeneration", None),
+        ("whisper", "WhisperForAudioClassification", "audio_classifier"),
+        ("bert", "BertForSequenceClassification", "text_classifier"),
+        ("bert", "BertModel", "sentence_embedder"),
+    ],
+)
+def test_tasks_are_guessed_from_the_type_of_model(kind, architecture, task) -> None:
+    found = guessed({"model_type": kind, "architectures": [architecture], "id2label": {"0": "a", "1": "b"}})
+    assert (found.task.handler if found.task else None) == task and found.why
