@@ -1,8 +1,10 @@
 """Reads README.md, CONTRIBUTING.md and docs/: their pages, and the code blocks in them."""
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 _FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -43,3 +45,23 @@ def commands() -> list[str]:
     """The lines of all shell code, without duplicates; continued lines are joined."""
     joined = [re.sub(r"\\\n\s*", "", block.text) for block in blocks("sh")]
     return list(dict.fromkeys(line.strip() for text in joined for line in text.splitlines() if line.strip()))
+
+
+def task_examples() -> dict[str, tuple[str, Any]]:
+    """Of each task in docs/tasks.md: its request, and the answer that is shown, parsed."""
+    found = re.findall(
+        r"^(curl .*/predictions/(\w+))\n```\n\n```json\n(.+?)\n```", pages()["docs/tasks.md"], re.MULTILINE
+    )
+    return {task: (request, json.loads(answer)) for request, task, answer in found}
+
+
+def same_form(answer: Any, example: Any) -> bool:
+    """Whether an answer has the types of an example, and its keys unless these are labels."""
+    if isinstance(example, dict) and isinstance(answer, dict):
+        # {label: probability}, or a box under its label.
+        labels = all(isinstance(value, float) for value in example.values())
+        labels |= any(isinstance(value, list) for value in example.values())
+        return labels or answer.keys() == example.keys()
+    if isinstance(example, list) and isinstance(answer, list):
+        return not answer or same_form(answer[0], example[0])
+    return type(answer) is type(example)

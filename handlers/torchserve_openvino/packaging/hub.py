@@ -1,8 +1,9 @@
 """Puts a model that `save_pretrained` wrote into an archive: its task, its files, a check of its weights."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,12 @@ def check_loads(model: HubModel) -> str:
         PackagingError: transformers is not installed, weights are missing or do not fit, or there is no tokenizer or
             whatever else prepares inputs.
     """
-    loaders = {"tokenizer": hub.load_tokenizer, "image_processor": hub.load_image_processor}
+    loaders: dict[str, Callable[[Path], Any]] = {
+        "tokenizer": hub.load_tokenizer,
+        "ctc_tokenizer": partial(hub.load_tokenizer, fast=False),
+        "image_processor": hub.load_image_processor,
+        "feature_extractor": hub.load_feature_extractor,
+    }
     try:
         loaded = hub.load_model(model.folder, model.task.loader, model.task.may_lack)
         for name in model.task.prepared_by:

@@ -19,7 +19,8 @@ class Task:
         modules: What has to be installed besides the base package, by import name.
         extra: The extra that installs it.
         template: The file in model-config/ that `init` and `package` start from.
-        prepared_by: What turns inputs into tensors: ``tokenizer``, ``image_processor``, ``feature_extractor``.
+        prepared_by: What turns inputs into tensors, or tensors into texts: ``tokenizer``, ``ctc_tokenizer``,
+            ``image_processor``, ``feature_extractor``.
         may_lack: A submodule that the task can do without, if a model's folder has no weights for it.
     """
 
@@ -39,7 +40,9 @@ class Task:
 _TEXT: Mapping[str, Any] = {
     "modules": ("transformers", "tokenizers"), "extra": "hf", "template": "text", "prepared_by": ("tokenizer",),
 }  # fmt: skip
-_VISION: Mapping[str, Any] = {"modules": ("transformers",), "extra": "hf", "prepared_by": ("image_processor",)}
+_VISION: Mapping[str, Any] = {
+    "modules": ("transformers",), "extra": "hf", "template": "vision", "prepared_by": ("image_processor",),
+}  # fmt: skip
 # Vision models without a head; any other `...Model` is taken for one of texts.
 _VISION_MODELS = (
     "ViTModel", "DeiTModel", "BeitModel", "SwinModel", "Swinv2Model", "ConvNextModel", "ConvNextV2Model", "ResNetModel",
@@ -47,8 +50,7 @@ _VISION_MODELS = (
 )  # fmt: skip
 _PICTURE_TEXT_MODELS = ("CLIPModel", "SiglipModel", "Siglip2Model", "AltCLIPModel")
 
-_AUDIO: Mapping[str, Any] = {"modules": ("transformers", "soundfile", "soxr"), "extra": "audio"}
-
+_AUDIO: Mapping[str, Any] = {"modules": ("transformers", "soundfile", "soxr"), "extra": "audio", "template": "audio"}
 _ALL = (
     Task("image_classifier", "a photo", "{label: probability}, most probable first"),
     Task("tensor", "tensors: JSON, .npy, KServe v2", "the model's outputs, in the same format"),
@@ -133,6 +135,7 @@ _ALL = (
         _PICTURE_TEXT_MODELS,
         modules=("transformers", "tokenizers"),
         extra="hf",
+        template="vision",
         prepared_by=("tokenizer", "image_processor"),
     ),
     Task(
@@ -172,6 +175,7 @@ _ALL = (
         # Most audio models have the text models' name of the head: `guessed` tells them apart.
         ("ForAudioClassification", "ForSequenceClassification"),
         **_AUDIO,
+        prepared_by=("feature_extractor",),
     ),
     Task(
         "speech_recognizer",
@@ -181,6 +185,7 @@ _ALL = (
         "AutoModelForCTC",
         ("ForCTC",),
         **_AUDIO,
+        prepared_by=("feature_extractor", "ctc_tokenizer"),
     ),
 )
 

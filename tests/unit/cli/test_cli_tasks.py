@@ -5,6 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from documents import task_examples
 from torchserve_openvino.cli import app
 from torchserve_openvino.cli.handler_path import handlers
 from torchserve_openvino.packaging.starter import templates
@@ -26,6 +27,10 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = json.loads(CliRunner().invoke(app, ["tasks", "--json"]).stdout)
     (row,) = [row for row in rows if row["task"] == "reranker"]
     assert row["missing"] == ["transformers", "tokenizers"] and row["extra"] == "hf"
+
+
+def test_each_hugging_face_task_is_documented() -> None:
+    assert task_examples().keys() == {task.handler for task in TASKS.values() if task.loader}
 
 
 def test_each_task_has_a_template() -> None:

@@ -285,7 +285,9 @@ def test_fallback_to_in_either_place():
     load_serving_config(both, env={})
 
 
-@pytest.mark.parametrize("name", ["cpu-latency", "cpu-throughput", "cpu-text", "auto", "strict", "text"])
+@pytest.mark.parametrize(
+    "name", ["cpu-latency", "cpu-throughput", "cpu-text", "auto", "strict", "text", "vision", "audio"]
+)
 def test_shipped_configurations_on_this_machine(name):
     path = MODEL_CONFIGS / f"{name}.yaml"
     config = load_serving_config(path, env={})
@@ -315,7 +317,18 @@ def test_the_strict_one_refuses_every_fallback():
 
 def test_every_shipped_configuration_is_tested():
     names = {path.stem for path in MODEL_CONFIGS.glob("*.yaml")} - {"metrics"}
-    assert names == {"cpu-latency", "cpu-throughput", "cpu-text", "gpu", "npu", "auto", "strict", "text"}
+    assert names == {
+        "cpu-latency",
+        "cpu-throughput",
+        "cpu-text",
+        "gpu",
+        "npu",
+        "auto",
+        "strict",
+        "text",
+        "vision",
+        "audio",
+    }
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import torch
 import transformers
 from serving_worker import Archive
 
+from documents import same_form, task_examples
 from hub_audio_models import RATE, audio_model, encoded, lively, recording, wav2vec2_config
 from torchserve_openvino.config.sections import OpenVINOSection
 from torchserve_openvino.errors import ModelLoadError
@@ -331,3 +332,9 @@ def test_lengths_beyond_the_limit_are_refused(tmp_path) -> None:
 def test_tasks_are_guessed_from_the_type_of_model(kind, architecture, task) -> None:
     found = guessed({"model_type": kind, "architectures": [architecture], "id2label": {"0": "a", "1": "b"}})
     assert (found.task.handler if found.task else None) == task and found.why
+
+
+@pytest.mark.parametrize("task", ["audio_classifier", "speech_recognizer"])
+def test_answers_have_the_documented_form(serve, task) -> None:
+    answer = serve(task, "layer")(FILES[0])[0]
+    assert same_form(answer, task_examples()[task][1]), answer

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from vision_worker import PHOTOS, THRESHOLD, Worker, asked, boxes_of, encoded, near, text, unpacked, workers
+from vision_worker import HANDLERS, PHOTOS, THRESHOLD, Worker, asked, boxes_of, encoded, near, text, unpacked, workers
 
 import hub_vision_models
+from documents import same_form, task_examples
 from hub_vision_models import LABELS, vision_model
 from torchserve_openvino.tasks.scores import class_scores
 
@@ -205,3 +206,10 @@ def test_samples_of_the_archive_are_answered_before_ready(tmp_path) -> None:
     worker = Worker(tmp_path / "archive", "hub_image_classifier", folder, warmup={"samples": ["photo.png"]})
     assert len(worker.one(encoded(PHOTOS[1]))) == 5
     worker.ran_compiled()
+
+
+@pytest.mark.parametrize("task", HANDLERS)
+def test_answers_have_the_documented_form(serve, task) -> None:
+    labels = {"candidate_labels": ["cat", "dog"]} if task == "zero_shot_image_classifier" else {}
+    answer = serve(task).one(asked(PHOTOS[0], **labels))
+    assert same_form(answer, task_examples()[task][1]), answer
