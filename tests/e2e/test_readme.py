@@ -173,10 +173,14 @@ def test_package_serve_ask_and_report(tmp_path) -> None:
     short = Path(subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip())
     with_own |= {"TMPDIR": str(short), "TEMP": str(short)}
     try:
-        run(command("torchserve --start") + " > server.log 2>&1", tmp_path, **with_own)
+        run(
+            command("torchserve --start --ncs --model-store model-store --models net=") + " > server.log 2>&1",
+            tmp_path,
+            **with_own,
+        )
         url = f"http://127.0.0.1:{management}/models/net"
         assert wait_ready(url), (tmp_path / "server.log").read_text()[-4000:]
-        ask = command("curl -T").replace("8080", str(inference))
+        ask = command("curl -T cat.jpg http://127.0.0.1:8080/predictions/net").replace("8080", str(inference))
         probabilities = json.loads(run(f"{ask} -s", tmp_path))
         # ImageNet's class 285 is "Egyptian cat".
         assert max(probabilities, key=probabilities.get) == "285"
