@@ -3,7 +3,6 @@
 import base64
 import functools
 import json
-import shutil
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 import soxr
 import torch
 import transformers
-from serving_worker import Archive
+from task_worker import Worker
 
 from documents import same_form, task_examples
 from hub_audio_models import RATE, audio_model, encoded, lively, recording, wav2vec2_config
@@ -36,29 +35,6 @@ FILES = [encoded(samples, kind=("WAV", "FLAC")[number % 2]) for number, samples 
 ARRAYS = [(samples / np.float32(32768)).astype(np.float32) for samples in HEARD]
 
 
-class Worker:
-    """A handler for a saved model, and the batches that it answers."""
-
-    def __init__(self, made: Archive, task: str, folder: Path) -> None:
-        self.made, self.folder = made, folder
-        shutil.copytree(folder, made.context.system_properties["model_dir"] + "/hub")
-        self.handler = HANDLERS[task]()
-        self.handler.initialize(made.context)
-
-    def __call__(self, *bodies: Any) -> list[Any]:
-        return self.made.handle(self.handler, *bodies)
-
-    def one(self, body: Any) -> Any:
-        (answer,) = self(body)
-        return answer
-
-    def status(self, position: int = 0) -> int:
-        return self.made.status(position)
-
-    def report(self) -> dict[str, Any]:
-        return self.handler.describe_handle()
-
-
 def started(
     place: Path, task: str, folder: Path, *, batching: Any = None, samples: Sequence[bytes] = (), **audio: Any
 ) -> Worker:
@@ -68,10 +44,8 @@ def started(
         "audio": {"max_seconds": 2.0, "max_bytes": 200_000, **audio},
         "batching": batching if batching is not None else {"buckets": [2]},
     }
-    made = Archive(place / "archive", {"handler": {"openvino": openvino}}, None, batch_size=2)
-    for name, body in zip(names, samples, strict=True):
-        (place / "archive" / name).write_bytes(body)
-    return Worker(made, task, folder)
+    files = dict(zip(names, samples, strict=True))
+    return Worker(place / "archive", HANDLERS[task], folder, openvino, batch_size=2, samples=files)
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +54,8 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Worker]:
 
     @functools.cache
     def of(task: str, norm: str = "layer") -> Worker:
-        threads = torch.get_num_threads()
         place = tmp_path_factory.mktemp(f"{task}-{norm}")
-        worker = started(place, task, audio_model(CLASSES[task], place / "saved", norm=norm))
-        torch.set_num_threads(threads)
-        return worker
+        return started(place, task, audio_model(CLASSES[task], place / "saved", norm=norm))
 
     return of
 
@@ -100,12 +71,6 @@ def close(got: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
     assert [each["score"] for each in got] == pytest.approx([each["score"] for each in expected], abs=2e-3)
 
 
-def right(report: dict[str, Any]) -> bool:
-    """Whether everything ran on OpenVINO, was verified, and was compiled before READY."""
-    covered = report["summary"]["coverage"] == 1.0 and report["fallbacks"] == []
-    return covered and report["verify"]["passed"] and report["serving"]["compiles_after_ready"] == 0
-
-
 # --- answers ----------------------------------------------------------------------------------------------------
 
 
@@ -117,7 +82,7 @@ def test_audio_classifier_answers_as_the_pipeline_does(serve, norm) -> None:
         close(got, reference(samples, top_k=5))
         assert len(got) == 5
     assert len({round(answer[0]["score"], 3) for answer in worker(*FILES)}) > 1
-    assert right(worker.report())
+    worker.ran_compiled()
 
 
 @pytest.mark.parametrize("norm", ["layer", "group"])
@@ -127,7 +92,7 @@ def test_speech_recognizer_answers_as_the_pipeline_does(serve, norm) -> None:
     answers = worker(*FILES)
     assert answers == [reference(samples.copy()) for samples in ARRAYS]
     assert all(len(answer["text"]) > 3 for answer in answers)
-    assert right(worker.report())
+    worker.ran_compiled()
 
 
 @pytest.mark.parametrize("norm", ["layer", "group"])
@@ -140,7 +105,7 @@ def test_nothing_is_compiled_for_any_length(serve, norm) -> None:
     bodies = [encoded(sound, subtype="FLOAT") for sound in sounds]
     assert worker(*bodies) == [reference(sound.copy()) for sound in sounds]
     assert worker(*bodies[3:5], *bodies[3:5]) == [reference(sound.copy()) for sound in (sounds[3:5] * 2)]
-    assert right(worker.report())
+    worker.ran_compiled()
     refused = worker.one(encoded(sounds[0][:-1], subtype="FLOAT"))
     assert worker.status() == 400 and f"needs {shortest}" in refused["message"]
 
@@ -226,7 +191,7 @@ def test_features_of_a_fixed_shape(tmp_path) -> None:
     reference = pipeline("audio-classification", folder)
     for got, samples in zip(worker(*FILES), ARRAYS, strict=True):
         close(got, reference(samples, top_k=5))
-    assert right(worker.report())
+    worker.ran_compiled()
 
 
 def test_independent_labels_and_samples_in_the_archive(tmp_path) -> None:
@@ -234,7 +199,7 @@ def test_independent_labels_and_samples_in_the_archive(tmp_path) -> None:
     texts = [base64.b64encode(file).decode() for file in (FILES[0], FILES[2])]
     bodies = [FILES[0], json.dumps({"inputs": texts}).encode()]
     worker = started(tmp_path, "audio_classifier", folder, lengths=[1], max_seconds=1.0, samples=bodies)
-    assert right(worker.report())
+    worker.ran_compiled()
     reference = pipeline("audio-classification", folder)
     close(worker.one({"inputs": texts[0], "parameters": {"top_k": 50}}), reference(ARRAYS[0], top_k=None))
     with pytest.raises(ModelLoadError, match=r"sample0 is not a request.*longest is 1 s \(.*audio\.max_seconds\)"):

@@ -3,7 +3,6 @@
 import functools
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from serving_worker import Archive
+from task_worker import Worker
 
 from documents import same_form, task_examples
 from hub_models import minilm, text_model
@@ -35,31 +34,10 @@ LONG = "The quick brown fox jumps over the lazy dog, and then it sleeps for a ve
 TEXTS = [SHORT, LONG, "Yes", "A train to Paris leaves at noon, said Charles Babbage to nobody in particular."]
 
 
-class Worker:
-    """A handler for a saved model, and the batches that it answers."""
-
-    def __init__(self, made: Archive, task: str, folder: Path) -> None:
-        self.made, self.folder = made, folder
-        shutil.copytree(folder, made.context.system_properties["model_dir"] + "/hub")
-        self.handler = HANDLERS[task]()
-        self.handler.initialize(made.context)
-
-    def __call__(self, *bodies: Any) -> list[Any]:
-        return self.made.handle(self.handler, *bodies)
-
-    def one(self, body: Any) -> Any:
-        (answer,) = self(body)
-        return answer
-
-    def status(self, position: int = 0) -> int:
-        return self.made.status(position)
-
-
 def started(place: Path, task: str, folder: Path | None = None, **text: Any) -> Worker:
     """Loads a worker for a model, by default a small one with random weights."""
     openvino = {"text": {"lengths": [16, 64], **text}, "batching": {"buckets": [2]}}
-    made = Archive(place / "archive", {"handler": {"openvino": openvino}}, None, batch_size=4)
-    return Worker(made, task, folder or text_model(task, place / "saved"))
+    return Worker(place / "archive", HANDLERS[task], folder or text_model(task, place / "saved"), openvino)
 
 
 @pytest.fixture(scope="module")
@@ -68,16 +46,9 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Worker]:
 
     @functools.cache
     def of(task: str) -> Worker:
-        threads = torch.get_num_threads()
-        worker = started(tmp_path_factory.mktemp(task), task, minilm() if task == "sentence_embedder" else None)
-        torch.set_num_threads(threads)
-        return worker
+        return started(tmp_path_factory.mktemp(task), task, minilm() if task == "sentence_embedder" else None)
 
     return of
-
-
-def pipeline(task: str, folder: Path, **how: Any) -> Any:
-    return transformers.pipeline(task, model=str(folder), device="cpu", **how)
 
 
 def close(got: Any, expected: Any) -> None:
@@ -101,7 +72,7 @@ def plain(value: Any) -> Any:
 
 def test_text_classifier_answers_as_the_pipeline_does(serve) -> None:
     worker = serve("text_classifier")
-    reference = pipeline("text-classification", worker.folder, top_k=None)
+    reference = worker.pipeline("text-classification", top_k=None)
     answers = worker(
         TEXTS[0].encode(), TEXTS[1].encode(), {"inputs": TEXTS[2]}, {"inputs": TEXTS[3], "parameters": {"top_k": 1}}
     )
@@ -110,15 +81,13 @@ def test_text_classifier_answers_as_the_pipeline_does(serve) -> None:
         close(got, wanted)
         assert list(got) == list(wanted)
     assert list(answers[3]) == list(expected[3])[:1]
-    report = worker.handler.describe_handle()
-    assert report["summary"]["coverage"] == 1.0 and report["fallbacks"] == []
-    assert report["verify"]["passed"] and report["serving"]["compiles_after_ready"] == 0
+    worker.ran_compiled()
 
 
 @pytest.mark.parametrize("strategy", ["simple", "first", "average", "max", "none"])
 def test_token_classifier_answers_as_the_pipeline_does(serve, strategy) -> None:
     worker = serve("token_classifier")
-    reference = pipeline("token-classification", worker.folder, aggregation_strategy=strategy)
+    reference = worker.pipeline("token-classification", aggregation_strategy=strategy)
     answers = worker(*({"inputs": text, "parameters": {"aggregation_strategy": strategy}} for text in TEXTS))
     close(plain(answers), plain([reference(text) for text in TEXTS]))
     assert any(answers)
@@ -128,7 +97,7 @@ def test_token_classifier_answers_as_the_pipeline_does(serve, strategy) -> None:
 
 def test_fill_mask_answers_as_the_pipeline_does(serve) -> None:
     worker = serve("fill_mask")
-    reference = pipeline("fill-mask", worker.folder)
+    reference = worker.pipeline("fill-mask")
     texts = ["The [MASK] sleeps.", "A [MASK] to [MASK].", LONG + " It is [MASK] ."]
     close(worker(*({"inputs": text} for text in texts)), plain([reference(text) for text in texts]))
     targets = {"inputs": texts[0], "parameters": {"targets": ["dog", "cat"], "top_k": 2}}
@@ -138,7 +107,7 @@ def test_fill_mask_answers_as_the_pipeline_does(serve) -> None:
 @pytest.mark.parametrize("multi", [False, True])
 def test_zero_shot_answers_as_the_pipeline_does(serve, multi) -> None:
     worker = serve("zero_shot_classifier")
-    reference = pipeline("zero-shot-classification", worker.folder)
+    reference = worker.pipeline("zero-shot-classification")
     labels = ["travel", "sleep", "computing machines of the nineteenth century"]
     asked = [{"inputs": text, "parameters": {"candidate_labels": labels, "multi_label": multi}} for text in TEXTS]
     for text, answer in zip(TEXTS, worker(*asked), strict=True):
@@ -163,8 +132,7 @@ def test_real_sentence_vectors_have_the_known_order(serve) -> None:
     with torch.no_grad():
         alone = torch.nn.functional.normalize(model(**given).last_hidden_state.mean(1), dim=1)[0]
     torch.testing.assert_close(vectors[2], alone, rtol=1e-3, atol=1e-4)
-    report = worker.handler.describe_handle()
-    assert report["summary"]["coverage"] == 1.0 and report["verify"]["passed"]
+    worker.ran_compiled()
 
 
 def test_reranker_orders_as_eager_does(serve) -> None:

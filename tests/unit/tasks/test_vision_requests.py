@@ -9,7 +9,20 @@ import numpy as np
 import pytest
 import transformers
 from PIL import Image
-from vision_worker import HANDLERS, PHOTOS, THRESHOLD, Worker, asked, boxes_of, encoded, near, photo, text, workers
+from vision_worker import (
+    HANDLERS,
+    PHOTOS,
+    THRESHOLD,
+    Worker,
+    asked,
+    boxes_of,
+    encoded,
+    near,
+    photo,
+    started,
+    text,
+    workers,
+)
 
 import hub_vision_models
 from hub_vision_models import vision_model
@@ -80,7 +93,7 @@ def test_each_bad_request_gets_its_own_status(serve) -> None:
 def test_limits_of_pictures_hold(tmp_path) -> None:
     folder = vision_model("hub_image_classifier", tmp_path / "saved")
     limits = {"max_pixels": 3000, "max_bytes": 20_000}
-    worker = Worker(tmp_path / "archive", "hub_image_classifier", folder, image=limits)
+    worker = started(tmp_path / "archive", "hub_image_classifier", folder, image=limits)
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 90, 3), dtype=np.uint8))
     small = encoded(PHOTOS[0])
     worker(small, encoded(photo(60, 60)), encoded(noise), {"inputs": text(noise)}, {"inputs": [text(PHOTOS[0])]})
@@ -119,16 +132,16 @@ def test_models_that_cannot_be_served_are_refused(tmp_path) -> None:
         ("zero_shot_image_classifier", classifier, "cannot load"),
     )):  # fmt: skip
         with pytest.raises(ModelLoadError, match=message):
-            Worker(tmp_path / str(number), task, folder)
+            started(tmp_path / str(number), task, folder)
     with pytest.raises(ModelLoadError, match="48 x 48; the model's ViTImageProcessorPil makes them 32 x 32"):
-        Worker(tmp_path / "x", "hub_image_classifier", classifier, warmup={"inputs": [{"shape": [3, 48, 48]}]})
+        started(tmp_path / "x", "hub_image_classifier", classifier, warmup={"inputs": [{"shape": [3, 48, 48]}]})
     with pytest.raises(ModelLoadError, match="may only state the size"):
-        Worker(tmp_path / "y", "hub_image_classifier", classifier, warmup={"inputs": [{"shape": [48]}]})
+        started(tmp_path / "y", "hub_image_classifier", classifier, warmup={"inputs": [{"shape": [48]}]})
 
 
 def test_a_detector_that_keeps_the_aspect_ratio_takes_the_size_of_the_yaml(tmp_path) -> None:
     folder = hub_vision_models.detector(tmp_path / "saved", {"shortest_edge": 32, "longest_edge": 64})
-    worker = Worker(tmp_path / "archive", "object_detector", folder, warmup={"inputs": [{"shape": [3, 32, 48]}]})
+    worker = started(tmp_path / "archive", "object_detector", folder, warmup={"inputs": [{"shape": [3, 32, 48]}]})
     fixed = hub_vision_models.detector(tmp_path / "fixed")
     reference = transformers.pipeline("object-detection", model=str(fixed), device="cpu")(
         PHOTOS[1], threshold=THRESHOLD

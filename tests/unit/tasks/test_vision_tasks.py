@@ -6,7 +6,20 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from vision_worker import HANDLERS, PHOTOS, THRESHOLD, Worker, asked, boxes_of, encoded, near, text, unpacked, workers
+from vision_worker import (
+    HANDLERS,
+    PHOTOS,
+    THRESHOLD,
+    Worker,
+    asked,
+    boxes_of,
+    encoded,
+    near,
+    started,
+    text,
+    unpacked,
+    workers,
+)
 
 import hub_vision_models
 from documents import same_form, task_examples
@@ -87,7 +100,7 @@ def test_detector_finds_the_boxes_of_the_pipeline(serve) -> None:
 
 
 def test_a_detector_with_a_mask_is_padded_as_its_processor_pads(tmp_path) -> None:
-    worker = Worker(tmp_path / "archive", "object_detector", hub_vision_models.masked_detector(tmp_path / "saved"))
+    worker = started(tmp_path / "archive", "object_detector", hub_vision_models.masked_detector(tmp_path / "saved"))
     model = transformers.AutoModelForObjectDetection.from_pretrained(worker.folder).eval()
     processor = transformers.AutoImageProcessor.from_pretrained(worker.folder)
     given = processor(images=PHOTOS, return_tensors="pt", pad_size={"height": 64, "width": 64})
@@ -177,7 +190,7 @@ def test_vectors_are_the_pooled_output(serve) -> None:
 
 def test_vectors_of_a_classifier_are_its_cls_token(tmp_path) -> None:
     folder = vision_model("hub_image_classifier", tmp_path / "saved")
-    worker = Worker(tmp_path / "archive", "image_embedder", folder)
+    worker = started(tmp_path / "archive", "image_embedder", folder)
     model = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
     with torch.no_grad():
@@ -203,7 +216,7 @@ def test_samples_of_the_archive_are_answered_before_ready(tmp_path) -> None:
     folder = vision_model("hub_image_classifier", tmp_path / "saved")
     (tmp_path / "archive").mkdir()
     (tmp_path / "archive" / "photo.png").write_bytes(encoded(PHOTOS[0]))
-    worker = Worker(tmp_path / "archive", "hub_image_classifier", folder, warmup={"samples": ["photo.png"]})
+    worker = started(tmp_path / "archive", "hub_image_classifier", folder, warmup={"samples": ["photo.png"]})
     assert len(worker.one(encoded(PHOTOS[1]))) == 5
     worker.ran_compiled()
 

@@ -3,7 +3,6 @@
 import base64
 import functools
 import io
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from PIL import Image
-from serving_worker import Archive
+from task_worker import Worker
 
 from hub_vision_models import vision_model
 from torchserve_openvino.tasks.vision.classifier import HubImageClassifier
@@ -58,37 +56,9 @@ def unpacked(png: str) -> torch.Tensor:
 PHOTOS = [photo(60, 40), photo(40, 75, 1), photo(130, 33, 2), photo(51, 50, 3)]
 
 
-class Worker:
-    """A handler for a saved model, and the batches that it answers."""
-
-    def __init__(self, place: Path, task: str, folder: Path, **openvino: Any) -> None:
-        config = {"handler": {"openvino": {"batching": {"buckets": [2]}, **openvino}}}
-        self.made, self.folder = Archive(place, config, None, batch_size=4), folder
-        shutil.copytree(folder, place / "hub")
-        self.handler = HANDLERS[task]()
-        threads = torch.get_num_threads()
-        try:
-            self.handler.initialize(self.made.context)
-        finally:
-            torch.set_num_threads(threads)
-
-    def __call__(self, *bodies: Any) -> list[Any]:
-        return self.made.handle(self.handler, *bodies)
-
-    def one(self, body: Any) -> Any:
-        (answer,) = self(body)
-        return answer
-
-    def status(self, position: int = 0) -> int:
-        return self.made.status(position)
-
-    def ran_compiled(self) -> None:
-        report = self.handler.describe_handle()
-        assert report["summary"]["coverage"] == 1.0 and report["fallbacks"] == []
-        assert report["verify"]["passed"] and report["serving"]["compiles_after_ready"] == 0
-
-    def pipeline(self, name: str, **how: Any) -> Any:
-        return transformers.pipeline(name, model=str(self.folder), device="cpu", **how)
+def started(place: Path, task: str, folder: Path, **openvino: Any) -> Worker:
+    """Loads a worker for a saved model."""
+    return Worker(place, HANDLERS[task], folder, {"batching": {"buckets": [2]}, **openvino})
 
 
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Worker]:
@@ -97,7 +67,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Worker]
     @functools.cache
     def of(task: str) -> Worker:
         place = tmp_path_factory.mktemp(task)
-        return Worker(place / "archive", task, vision_model(task, place / "saved"))
+        return started(place / "archive", task, vision_model(task, place / "saved"))
 
     return of
 

@@ -1,0 +1,143 @@
+"""Every Hugging Face task over REST, at batch size 4 with mixed lengths and sizes, against the same handler in eager.
+
+That the handlers' eager answers are those of transformers' own pipelines is tested in tests/unit/tasks.
+"""
+
+import base64
+import concurrent.futures
+import importlib
+import inspect
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from torchserve_process import ROOT, TorchServeProcess, handler_path
+
+sys.path += [str(ROOT / "tests" / "unit" / folder) for folder in ("serving", "tasks")]
+
+from serving_worker import Archive
+from vision_worker import PHOTOS, encoded
+
+from hub_audio_models import audio_model, recording
+from hub_audio_models import encoded as sound
+from hub_models import minilm, text_model
+from hub_vision_models import vision_model
+from torchserve_openvino.tasks.catalog import TASKS
+
+pytestmark = pytest.mark.slow
+
+SERVED = [name for name, task in TASKS.items() if task.loader]
+CLASSES = {"audio_classifier": "Wav2Vec2ForSequenceClassification", "speech_recognizer": "Wav2Vec2ForCTC"}
+TEXTS = [
+    "Ada Lovelace lived in London.",
+    "Yes",
+    "The train to Paris leaves at noon, and nobody knows why. " * 3,
+    "No one",
+]
+LABELS = {"candidate_labels": ["travel", "sleep", "machines"]}
+CONFIG = """
+batchSize: 4
+maxBatchDelay: 200
+maxWorkers: 1
+pt2: {{compile: {{enable: {compiled}, backend: openvino}}}}
+handler:
+  openvino:
+    text: {{lengths: [16, 64]}}
+    audio: {{max_seconds: 2.0}}
+    batching: {{buckets: [4]}}
+    fallback: {{allow: [], on_violation: warn}}
+"""
+
+
+def saved(task: str, folder: Path) -> Path:
+    if task == "sentence_embedder":
+        return minilm()
+    if task in CLASSES:
+        return audio_model(CLASSES[task], folder)
+    return vision_model(task, folder) if TASKS[task].template == "vision" else text_model(task, folder)
+
+
+def bodies(task: str) -> list[Any]:
+    """Four requests of different lengths or sizes."""
+    if task in CLASSES:
+        return [sound(recording(seconds, seed)) for seed, seconds in enumerate((0.3, 1.7, 0.9, 0.31))]
+    if TASKS[task].template == "vision":
+        pictures = [base64.b64encode(encoded(picture)).decode() for picture in PHOTOS]
+        more = {"zero_shot_image_classifier": LABELS, "object_detector": {"threshold": 0.1}}.get(task, {})
+        return [{"inputs": picture, "parameters": more} for picture in pictures]
+    if task == "question_answerer":
+        return [{"question": "Who?", "context": text} for text in TEXTS]
+    if task == "reranker":
+        return [{"query": "Where?", "texts": [text, *TEXTS[:number]]} for number, text in enumerate(TEXTS)]
+    if task == "fill_mask":
+        return [{"inputs": f"{text} [MASK]"} for text in TEXTS]
+    return [{"inputs": text, "parameters": LABELS if task == "zero_shot_classifier" else {}} for text in TEXTS]
+
+
+def eager(task: str, folder: Path, place: Path) -> list[Any]:
+    """The answers of the task's handler in this process, in eager PyTorch, one request at a time."""
+    import yaml
+
+    made = Archive(place / "eager", yaml.safe_load(CONFIG.format(compiled="false")), None, batch_size=4)
+    shutil.copytree(folder, place / "eager" / "hub")
+    path = Path(handler_path(task))
+    module = importlib.import_module(f"torchserve_openvino.entrypoints.{path.parent.name}.{task}")
+    (kind,) = [each for _, each in inspect.getmembers(module, inspect.isclass) if each.__module__ == module.__name__]
+    handler = kind()
+    handler.initialize(made.context)
+    return [json.loads(json.dumps(made.handle(handler, body)[0])) for body in bodies(task)]
+
+
+def close(got: Any, expected: Any, where: str = "") -> None:
+    """Compares answers: numbers within the tolerance of f32, everything else exactly."""
+    if isinstance(expected, dict):
+        assert got.keys() == expected.keys(), where
+        for key in expected:
+            close(got[key], expected[key], f"{where}.{key}")
+    elif isinstance(expected, list):
+        assert len(got) == len(expected), where
+        for number, (mine, theirs) in enumerate(zip(got, expected, strict=True)):
+            close(mine, theirs, f"{where}[{number}]")
+    elif isinstance(expected, float):
+        # Boxes are pixels, and equal to a tenth of one.
+        assert got == pytest.approx(expected, abs=0.1 if abs(expected) > 5 else 2e-3, rel=2e-3), where
+    elif not where.endswith((".depth", ".predicted_depth")):
+        # Pictures of depth are rounded to whole levels.
+        assert got == expected, where
+
+
+@pytest.mark.parametrize("task", SERVED)
+def test_answers_over_rest_are_eagers(task: str, server: TorchServeProcess, tmp_path: Path) -> None:
+    folder = saved(task, tmp_path / "saved")
+    config = tmp_path / "model-config.yaml"
+    config.write_text(CONFIG.format(compiled="true"))
+    command = [sys.executable, "-m", "torchserve_openvino.cli", "package", "--hf", folder, "--task", task]
+    command += ["--model-name", f"every_{task}", "--config-file", config, "--export-path", server.model_store]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    name = f"every_{task}"
+    answer = server.register(f"{name}.mar", name)
+    assert answer.status_code == 200, f"{answer.text}\n{server.log_tail(60)}"
+    server.wait_ready(name)
+
+    def post(body: Any) -> httpx.Response:
+        url = f"{server.inference_url}/predictions/{name}"
+        if isinstance(body, bytes):
+            return httpx.post(url, content=body, timeout=120)
+        return httpx.post(url, json=body, timeout=120)
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(post, bodies(task)))
+    assert [each.status_code for each in answers] == [200] * 4, answers[0].text[:500]
+    close([each.json() for each in answers], eager(task, folder, tmp_path))
+    report = server.describe(name)
+    summary = report["summary"]
+    print(f"{task}: coverage {summary['coverage']:.3f}, fallbacks {summary['fallbacks']}")
+    assert summary["coverage"] == 1.0 and report["fallbacks"] == [] and report["verify"]["passed"]
+    assert report["serving"]["compiles_after_ready"] == 0
+    httpx.delete(f"{server.management_url}/models/{name}", timeout=60)
