@@ -77,7 +77,7 @@ CASES: Mapping[str, Case] = {
     "reranker": Case(
         "reranker:Reranker",
         "BertForSequenceClassification",
-        lambda text: {"query": "Who leaves?", "texts": [text, text[::-1]]},
+        lambda text: {"query": "Who leaves?", "texts": [text, " ".join(reversed(text.split()))]},
         ("relevant",),
     ),
 }
