@@ -4,8 +4,6 @@ torchvision is not needed: its `Resize`, `CenterCrop`, `ToTensor` and `Normalize
 (torchvision 0.28, transforms/functional.py and _functional_pil.py), which are reproduced bit for bit.
 """
 
-import base64
-import binascii
 import io
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +15,7 @@ from torch import nn
 
 from torchserve_openvino.config.task_sections import ImageSection
 from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError, UnsupportedMediaTypeError
+from torchserve_openvino.tasks.payloads import from_base64
 
 FILTERS = {
     "bilinear": Image.Resampling.BILINEAR,
@@ -44,7 +43,7 @@ def to_tensor(value: Any, section: ImageSection) -> torch.Tensor:
     if isinstance(value, dict):
         value = value.get("data", value.get("b64"))
     if isinstance(value, str):
-        value = _from_base64(value, section)
+        value = from_base64(value, what="picture", max_bytes=section.max_bytes, key="handler.openvino.image.max_bytes")
     if isinstance(value, (bytes, bytearray, memoryview)):
         picture = decode(bytes(value), section)
         return crop_pixels(picture, section) if section.fold else transform(picture, section)
@@ -68,7 +67,7 @@ def picture_of(value: Any, section: ImageSection) -> Image.Image:
         InvalidInputError: Anything else that is not a picture.
     """
     if isinstance(value, str):
-        value = _from_base64(value, section)
+        value = from_base64(value, what="picture", max_bytes=section.max_bytes, key="handler.openvino.image.max_bytes")
     if isinstance(value, (bytes, bytearray, memoryview)):
         return decode(bytes(value), section, upright=True)
     kind = "null" if value is None else type(value).__name__
@@ -193,20 +192,6 @@ def _center_crop(picture: Image.Image, crop: int) -> Image.Image:
         picture, (width, height) = padded, padded.size
     top, left = round((height - crop) / 2.0), round((width - crop) / 2.0)
     return picture.crop((left, top, left + crop, top + crop))
-
-
-def _from_base64(text: str, section: ImageSection) -> bytes:
-    payload = text.split(",", 1)[1] if text.startswith("data:") and "," in text else text
-    # Four base64 characters encode three bytes.
-    if len(payload) * 3 // 4 > section.max_bytes + 2:
-        raise PayloadTooLargeError(
-            f"the picture has about {len(payload) * 3 // 4} bytes, more than handler.openvino.image.max_bytes "
-            f"{section.max_bytes}"
-        )
-    try:
-        return base64.b64decode(payload, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidInputError(f"the text is not base64 of a picture: {error}") from error
 
 
 def _from_lists(value: list[Any], section: ImageSection) -> torch.Tensor:

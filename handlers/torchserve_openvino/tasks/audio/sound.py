@@ -3,8 +3,6 @@
 soundfile decodes (libsndfile: WAV, FLAC, Ogg, AIFF, MP3 and others), soxr resamples.
 """
 
-import base64
-import binascii
 import io
 import struct
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ import soundfile
 import soxr
 
 from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError, UnsupportedMediaTypeError
+from torchserve_openvino.tasks.payloads import from_base64
 
 SECTION = "handler.openvino.audio"
 # Rates that microphones and studios use lie far inside. soxr's filters grow with the ratio of the two rates.
@@ -66,13 +65,15 @@ def samples_of(value: Any, rate: int, limits: Limits) -> np.ndarray:
     if isinstance(value, (bytes, bytearray)) and bytes(value[:5]) == b"data:":
         value = bytes(value).decode("latin-1")
     if isinstance(value, str):
-        value = _from_base64(value, limits)
+        value = from_base64(value, what="recording", max_bytes=limits.bytes, key=f"{SECTION}.max_bytes")
     if not isinstance(value, (bytes, bytearray)):
         raise InvalidInputError(f"a recording must come as bytes or base64 text, not {type(value).__name__}")
     if not value:
         raise InvalidInputError("the recording is empty")
     if len(value) > limits.bytes:
-        raise _too_many_bytes(len(value), limits)
+        raise PayloadTooLargeError(
+            f"the recording has {len(value)} bytes; the most is {limits.bytes} ({SECTION}.max_bytes)"
+        )
     samples, found = _decoded(bytes(value), limits)
     _check_finite(samples)
     if found != rate:
@@ -152,21 +153,6 @@ def _check_wave(data: bytes, limits: Limits) -> None:
 def _check_finite(samples: np.ndarray) -> None:
     if not np.isfinite(samples).all():
         raise InvalidInputError("the recording holds samples that are NaN or infinite")
-
-
-def _from_base64(text: str, limits: Limits) -> bytes:
-    payload = text.split(",", 1)[1] if text.startswith("data:") and "," in text else text
-    # Four base64 characters encode three bytes.
-    if len(payload) * 3 // 4 > limits.bytes + 2:
-        raise _too_many_bytes(len(payload) * 3 // 4, limits)
-    try:
-        return base64.b64decode(payload, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidInputError(f"the text is not base64 of a recording: {error}") from error
-
-
-def _too_many_bytes(size: int, limits: Limits) -> PayloadTooLargeError:
-    return PayloadTooLargeError(f"the recording has {size} bytes; the most is {limits.bytes} ({SECTION}.max_bytes)")
 
 
 def _too_long(seconds: float, limits: Limits, more: str = "") -> PayloadTooLargeError:
