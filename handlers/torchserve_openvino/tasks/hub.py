@@ -99,6 +99,17 @@ class HubHandler(ItemHandler):
             return error
         return ask, [Part(each, checked) for each in ask.inputs]
 
+    def parts_of(self, sample: bytes) -> list[Part]:
+        """Returns the inputs of a sample request.
+
+        Raises:
+            ItemError: It is no request for this task.
+        """
+        asked = self._asked({"body": sample})
+        if isinstance(asked, ItemError):
+            raise asked
+        return asked[1]
+
     def ask(self, value: Any, max_bytes: int, max_inputs: int) -> Ask:
         """Reads what one request asks."""
         return ask_of(value, max_bytes=max_bytes, max_inputs=max_inputs, fields=self.fields)
@@ -130,6 +141,13 @@ def text_of(value: Any, what: str = "inputs") -> str:
         raise InvalidInputError(f"{what} must be a text, not {_kind(value)}")
     if not value.strip():
         raise InvalidInputError(f"{what} is empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        # JSON can hold one, as an escape, and no tokenizer takes it.
+        raise InvalidInputError(
+            f"{what} holds half of a surrogate pair at {error.start}, which is no character"
+        ) from None
     return value
 
 

@@ -56,7 +56,7 @@ class ItemHandler(OpenVINOHandler):
         for position, value in enumerate(self._decoders.run([partial(self._decoded, item) for item in items])):
             decoded[position] = value
         good = [position for position, value in decoded.items() if not isinstance(value, ItemError)]
-        decoded |= zip(good, self.together([decoded[position] for position in good], context), strict=True)
+        decoded |= zip(good, self._together([decoded[position] for position in good], context), strict=True)
         for position, value in list(decoded.items()):
             if isinstance(value, ItemError):
                 answers[position] = decoded.pop(position)
@@ -83,6 +83,11 @@ class ItemHandler(OpenVINOHandler):
         """The threads for decoding: as many as OpenVINO has if items are decoded in parallel, else one."""
         threads = self.report.to_dict()["config"].get("threads", {}).get("openvino_threads")
         return Streams((threads or 1) if self.decodes_in_parallel else 1)
+
+    def _together(self, values: list[Any], context: Any) -> list[Any]:
+        """Runs `together`; after a failure for each item by itself, so that one cannot fail the others."""
+        run = partial(self.together, context=context)
+        return run_isolated(values, run, lambda _, error: server_fault(error), self.counters)
 
     def _predicted(self, values: list[Any]) -> list[Any]:
         return run_isolated(values, lambda some: self.watched(lambda: self.predict(some)), self._blame, self.counters)

@@ -217,6 +217,23 @@ def test_each_bad_request_gets_its_own_status(serve) -> None:
         assert part in message, message
 
 
+def test_a_text_that_no_tokenizer_takes_fails_alone(serve, monkeypatch) -> None:
+    worker = serve("text_classifier")
+    good, bad = worker({"inputs": SHORT}, {"inputs": "half a pair: \ud800"})
+    assert worker.status(1) == 400 and "surrogate" in bad["message"] and set(good) == {"calm", "angry", "glad"}
+    # Any other failure of the tokenizer.
+    encoded = worker.handler.encoded
+
+    def failing(parts: Any) -> Any:
+        if any(part.input == "Yes" for part in parts):
+            raise TypeError("no text")
+        return encoded(parts)
+
+    monkeypatch.setattr(worker.handler, "encoded", failing)
+    good, bad = worker({"inputs": SHORT}, {"inputs": "Yes"})
+    assert worker.status(1) == 500 and "no text" in bad["message"] and set(good) == {"calm", "angry", "glad"}
+
+
 def test_a_list_is_answered_by_a_list_with_a_status_for_each(serve) -> None:
     worker = serve("text_classifier")
     before = worker.handler.counters.to_dict().get("refused_400", 0)

@@ -198,10 +198,7 @@ class AudioHandler(HubHandler):
 
     def sample_inputs(self, body: bytes) -> Inputs:
         """Returns the model's inputs for one request's body."""
-        asked = self._asked({"body": body})
-        if isinstance(asked, ItemError):
-            raise asked
-        made = [self.decode(part) for part in asked[1]]
+        made = [self.decode(part) for part in self.parts_of(body)]
         if self.fixed is None and not self.masks and len({len(each) for each in made}) > 1:
             raise InvalidInputError("this model takes recordings of one length together, because nothing is padded")
         return (), self._batch(made)

@@ -162,10 +162,7 @@ class TextHandler(HubHandler):
 
     def sample_inputs(self, body: bytes) -> Inputs:
         """Returns the model's inputs for one request's body."""
-        asked = self._asked({"body": body})
-        if isinstance(asked, ItemError):
-            raise asked
-        made = self.encoded([Part(self.read(part), part.parameters) for part in asked[1]])
+        made = self.encoded([Part(self.read(part), part.parameters) for part in self.parts_of(body)])
         rows = [row for each in made for row in self._rows_or_raise(each)]
         return (), tensors(rows, self.names, self._pad, self.tokenizer.pad_token_type_id)
 

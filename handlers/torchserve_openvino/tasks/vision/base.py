@@ -155,10 +155,7 @@ class VisionHandler(HubHandler):
 
     def sample_inputs(self, body: bytes) -> Inputs:
         """Returns the model's inputs for one request's body."""
-        asked = self._asked({"body": body})
-        if isinstance(asked, ItemError):
-            raise asked
-        return (), _batch([self.decode(part) for part in asked[1]])
+        return (), _batch([self.decode(part) for part in self.parts_of(body)])
 
     # --- requests ---------------------------------------------------------------------------------------------
 
