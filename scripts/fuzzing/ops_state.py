@@ -21,8 +21,16 @@ _PARTS = [
 ]  # fmt: skip
 
 
+def _is_writable(value: Val) -> bool:
+    try:
+        return not (value.tensor.requires_grad and value.tensor.is_leaf)
+    except RuntimeError:
+        # One of several views that one operator returned, after a write to their base: torch refuses to use it.
+        return False
+
+
 def _writable(g: Context) -> Val:
-    value = g.take(numeric, lambda v: not (v.tensor.requires_grad and v.tensor.is_leaf))
+    value = g.take(numeric, _is_writable)
     if value.name.startswith("x") and g.chance(0.4):
         raise Skip
     return value

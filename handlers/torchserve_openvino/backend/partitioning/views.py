@@ -17,7 +17,9 @@ import torch
 from torch.fx import Graph, Node
 
 from torchserve_openvino.ops.memory_order import example_of, example_strides
-from torchserve_openvino.ops.names import HANDED_OUT, is_symbolic_scalar, value_of
+from torchserve_openvino.ops.names import HANDED_OUT, is_symbolic_scalar, op_name, value_of
+
+aten = torch.ops.aten
 
 
 def hand_out_views(graph: Graph, in_eager: Iterable[Node]) -> None:
@@ -98,6 +100,15 @@ def _copied(node: Node, made: dict[Node, Node]) -> Node:
     arguments = {source: _copied(source, made) for source in node.all_input_nodes}
     with node.graph.inserting_after(node):
         copy = node.graph.node_copy(node, arguments.__getitem__)
+    # By name: the metadata of a copied graph holds a copy of the operator.
+    origin = node.meta.get("original_aten")
+    if (
+        origin is not None
+        and op_name(origin) == op_name(aten._unsafe_view.default)
+        and copy.target is aten.view.default
+    ):
+        # Autograd makes a new tensor of each returned view, so one that is returned twice would come out as two.
+        copy.target = aten._unsafe_view.default
     copy.meta = {**node.meta, HANDED_OUT: True}
     made[node] = copy
     return copy
