@@ -17,4 +17,6 @@ def test_case(path: Path) -> None:
     case = json.loads(path.read_text("utf-8"))
     program = Program.from_dict(case["program"])
     result = run(program)
-    assert result.outcome == case.get("outcome", "ok"), f"{result.outcome} {result.kind}: {result.detail}\n{program.source()}"
+    assert result.outcome == case.get("outcome", "ok"), (
+        f"{result.outcome} {result.kind}: {result.detail}\n{program.source()}"
+    )
