@@ -39,6 +39,7 @@ class Order:
         settle: Seconds of the same load before that.
         seed: Of the arrivals: the same ones for every contender.
         cap: Limit of outstanding requests in the open loop; arrivals above it are dropped.
+        content_type: Of the requests.
     """
 
     url: str
@@ -49,6 +50,7 @@ class Order:
     settle: float
     seed: int = 0
     cap: int = 256
+    content_type: str = "image/jpeg"
 
 
 @dataclass
@@ -126,7 +128,7 @@ class Load:
         self.turn += 1
         tally = self.tally
         try:
-            headers = {"content-type": "image/jpeg"}
+            headers = {"content-type": self.order.content_type}
             async with self.session.post(self.order.url, data=data, headers=headers) as response:
                 body = await response.read()
         # In Python 3.10 asyncio's TimeoutError is not the builtin one.

@@ -43,10 +43,12 @@ class Photo:
 
 
 def top(body: bytes) -> str | None:
-    """The most probable class of an answer; None if the answer has another form."""
+    """The most probable class of an answer, or the position of a vector's largest number; None for another form."""
     try:
-        answer: dict[str, float] = json.loads(body)
-        return max(answer, key=lambda name: answer[name])
+        answer: dict[str, float] | list[float] = json.loads(body)
+        if isinstance(answer, list):
+            answer = {str(position): number for position, number in enumerate(answer)}
+        return max(answer, key=answer.__getitem__)
     except (ValueError, TypeError, AttributeError):
         return None
 
