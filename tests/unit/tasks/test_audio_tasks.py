@@ -42,7 +42,7 @@ def started(
     openvino = {
         "warmup": {"samples": names},
         "audio": {"max_seconds": 2.0, "max_bytes": 200_000, **audio},
-        "batching": batching if batching is not None else {"buckets": [2]},
+        "batching": batching if batching is not None else {"buckets": [4]},
     }
     files = dict(zip(names, samples, strict=True))
     return Worker(place / "archive", HANDLERS[task], folder, openvino, batch_size=2, samples=files)

@@ -36,7 +36,7 @@ TEXTS = [SHORT, LONG, "Yes", "A train to Paris leaves at noon, said Charles Babb
 
 def started(place: Path, task: str, folder: Path | None = None, **text: Any) -> Worker:
     """Loads a worker for a model, by default a small one with random weights."""
-    openvino = {"text": {"lengths": [16, 64], **text}, "batching": {"buckets": [2]}}
+    openvino = {"text": {"lengths": [16, 64], **text}, "batching": {"buckets": [4]}}
     return Worker(place / "archive", HANDLERS[task], folder or text_model(task, place / "saved"), openvino)
 
 

@@ -58,7 +58,7 @@ PHOTOS = [photo(60, 40), photo(40, 75, 1), photo(130, 33, 2), photo(51, 50, 3)]
 
 def started(place: Path, task: str, folder: Path, **openvino: Any) -> Worker:
     """Loads a worker for a saved model."""
-    return Worker(place, HANDLERS[task], folder, {"batching": {"buckets": [2]}, **openvino})
+    return Worker(place, HANDLERS[task], folder, {"batching": {"buckets": [4]}, **openvino})
 
 
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Worker]:

@@ -1,6 +1,7 @@
 """Compares the compiled model's answers with eager PyTorch's, output by output."""
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -191,22 +192,34 @@ def _worst(name: str, values: Sequence[float | None]) -> float | None:
     return WORST[name](known) if known else None
 
 
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
+
+
 def _finite(tensor: torch.Tensor) -> torch.Tensor:
-    flat = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return torch.cat([torch.nan_to_num(flat, 0.0, 0.0, 0.0).reshape(-1), torch.zeros(1, dtype=flat.dtype)])
+    return torch.nan_to_num(_flat(tensor), 0.0, 0.0, 0.0)
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    return float(tensor.max()) if tensor.numel() else 0.0
 
 
 def _figures(a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
-    same = (a == b) | (a.isnan() & b.isnan())
-    difference = torch.where(same, 0.0, (a - b).abs())
-    x, y = _finite(a), _finite(b)
+    difference = (a - b).abs()
+    # The largest difference is NaN or infinite if any is; a large answer is then not searched for them again.
+    finite = bool(difference.numel()) and math.isfinite(float(difference.max()))
+    if not finite:
+        same = (a == b) | (a.isnan() & b.isnan())
+        difference = torch.where(same, 0.0, difference)
+    relative = difference / b.abs().clamp_min(1e-6)
+    x, y = (_flat(a), _flat(b)) if finite else (_finite(a), _finite(b))
     norm = float(x.norm() * y.norm())
     top1 = None
     if a.dim() >= 2 and a.shape[-1] > 1 and a.numel() and not a.is_complex():
         top1 = float((a.argmax(-1) == b.argmax(-1)).double().mean())
     return {
-        "max_abs": float(_finite(difference).max()) if bool(difference.isfinite().all()) else float("inf"),
-        "max_rel": float(_finite(difference / b.abs().clamp_min(1e-6)).max()),
+        "max_abs": _largest(difference) if finite or bool(difference.isfinite().all()) else float("inf"),
+        "max_rel": _largest(relative) if finite else _largest(_finite(relative)),
         "cosine": float(x @ y) / norm if norm else 1.0,
         "top1_agreement": top1,
     }
