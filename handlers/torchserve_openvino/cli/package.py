@@ -1,6 +1,8 @@
 """`torchserve-openvino package`."""
 
 import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,12 +10,13 @@ import typer
 
 from torchserve_openvino.cli.console import fail, print_json, stdout, steps
 from torchserve_openvino.cli.handler_path import handlers
+from torchserve_openvino.cli.reports.verdict import show
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.starter import templates
+from torchserve_openvino.tasks.catalog import TASKS
 
 if TYPE_CHECKING:
     from torchserve_openvino.packaging.hub import HubModel
-    from torchserve_openvino.packaging.inspect import Verdict
 
 
 def package(
@@ -41,6 +44,24 @@ def package(
         str | None,
         typer.Option(
             help="With --hf: a name from `torchserve-openvino tasks`; guessed from config.json without.",
+            show_default=False,
+        ),
+    ] = None,
+    timm: Annotated[
+        str | None,
+        typer.Option(
+            "--timm",
+            metavar="NAME",
+            help="A model of timm, for image_classifier with its own pre-processing; needs --weights.",
+            show_default=False,
+        ),
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --timm: the weights (.safetensors, or a checkpoint of tensors).",
+            exists=True,
+            dir_okay=False,
             show_default=False,
         ),
     ] = None,
@@ -104,14 +125,34 @@ def package(
 
         torchserve-openvino package --hf FOLDER --task token-classification --precompile
 
+        torchserve-openvino package --timm resnet10t --weights resnet10t.safetensors
+
         torchserve-openvino package ... --precompile --level avx2 --level avx512
 
         torchserve-openvino package --check model-store/cats.mar
     """
+    scratch = ExitStack()
     try:
         if check is not None:
             _check(check, as_json)
             return
+        named = _named(config_file) if config_file is not None else []
+        if (timm is None) != (weights is None):
+            raise typer.BadParameter("--timm and --weights belong together.")
+        if timm is not None and weights is not None:
+            _alone(
+                "--timm",
+                {
+                    "--hf": hf,
+                    "--task": task,
+                    "--handler": handler,
+                    "--model-file": model_file,
+                    "--serialized-file": serialized_file,
+                },
+            )
+            folder = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="torchserve-openvino-")))
+            model_file, serialized_file, config_file = _timm(timm, weights, config_file, folder)
+            model_name, handler = model_name or timm.replace("/", "-"), "image_classifier"
         pretrained = _pretrained(hf, task, handler, model_file, serialized_file)
         if pretrained is not None:
             model_name = model_name or pretrained.folder.resolve().name
@@ -133,13 +174,14 @@ def package(
         extra = [path for path in (index_to_name, *(sample or ()), *(extra_files or ())) if path is not None]
         if index_to_name is not None and index_to_name.name != "index_to_name.json":
             raise typer.BadParameter(f"the handlers read index_to_name.json; rename {index_to_name.name}.")
-        named = _named(config_file) if config_file is not None else []
         result = _make(
             model_name, arguments, extra, requirements_file, bundle_package, precompile, level or [], target, named,
             pretrained,
         )  # fmt: skip
     except PackagingError as error:
         fail(str(error))
+    finally:
+        scratch.close()
     if as_json:
         print_json(result)
         return
@@ -212,14 +254,27 @@ def _pretrained(
         if task is not None:
             raise typer.BadParameter("--task needs --hf; without it, --handler names the task.")
         return None
-    for option, given in (("--model-file", model_file), ("--serialized-file", weights), ("--handler", handler)):
-        if given is not None:
-            raise typer.BadParameter(
-                f"{option} and --hf exclude each other: the folder has the model, its task the handler."
-            )
+    _alone("--hf", {"--model-file": model_file, "--serialized-file": weights, "--handler": handler})
     from torchserve_openvino.packaging.hub import hub_model
 
     return hub_model(folder, task)
+
+
+def _alone(option: str, others: Mapping[str, Any]) -> None:
+    for other, given in others.items():
+        if given is not None:
+            raise typer.BadParameter(
+                f"{other} and {option} exclude each other: {option} names the model, which has its handler."
+            )
+
+
+def _timm(name: str, weights: Path, config_file: Path | None, folder: Path) -> tuple[Path, Path, Path]:
+    """Writes model.py, weights and model-config.yaml of a timm model, and returns their paths."""
+    from torchserve_openvino.packaging.timm_models import write_timm
+
+    start = config_file or templates()[TASKS["image_classifier"].template]
+    written = write_timm(name, weights, start, folder, keeps_image=config_file is not None)
+    return written.model, written.weights, written.config
 
 
 def _named(config_file: Path) -> list[Path]:
@@ -257,25 +312,6 @@ def _check(path: Path, as_json: bool) -> None:
     if as_json:
         print_json(verdict.to_dict())
     else:
-        _show(path, verdict)
+        show(path, verdict)
     if verdict.start != "warm":
         raise typer.Exit(1)
-
-
-def _show(path: Path, verdict: "Verdict") -> None:
-    meaning = {
-        "warm": "nothing is traced or compiled",
-        "from IR": "nothing is traced; OpenVINO compiles",
-        "cold": "everything is traced and compiled",
-    }
-    console = stdout()
-    console.print(f"{path}: starts {verdict.start} here ({meaning[verdict.start]})")
-    console.print(
-        f"  model {verdict.model.get('modelName', '?')} {verdict.model.get('modelVersion', '?')}, "
-        f"handler {verdict.model.get('handler', '?')}"
-    )
-    console.print(
-        f"  {verdict.calls} input signature(s), {verdict.partitions} partition(s), {verdict.compiled} compiled for here"
-    )
-    for reason in verdict.reasons:
-        console.print(f"  - {reason}")
