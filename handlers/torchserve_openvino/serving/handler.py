@@ -295,7 +295,8 @@ class OpenVINOHandler(ArchiveLoading):
         """Runs TorchServe's explanations on the eager model: they hook into its layers and need gradients."""
         served, self.model = self.model, self.eager_model
         try:
-            return super().explain_handle(data_preprocess, raw_data)
+            with self._own_code.explaining():
+                return super().explain_handle(data_preprocess, raw_data)
         finally:
             self.model = served
 

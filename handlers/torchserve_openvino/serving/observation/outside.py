@@ -89,6 +89,12 @@ def is_watched() -> bool:
     return _thread.mode is not None
 
 
+def report_open() -> None:
+    """Reports the computation that is going on in this thread, if any, instead of waiting for the next one."""
+    if _thread.mode is not None:
+        _thread.mode.close()
+
+
 @contextmanager
 def compiled() -> Iterator[None]:
     """Suspends the watch during a compiled call, which counts its own fallbacks."""
@@ -159,7 +165,7 @@ class _Watch(ThreadDispatchMode):
             self._begin(caller, func)
         result = func(*args, **kwargs)
         assert self._open is not None
-        if func.is_view:
+        if weighs and func.is_view:
             self._views.update(tensor.untyped_storage().data_ptr() for tensor in output_tensors(result))
         self._open.ops += computes(func)
         self._open.seconds = time.perf_counter() - self._start
@@ -213,9 +219,10 @@ class _Watch(ThreadDispatchMode):
 
 
 def _module_of(frame: FrameType) -> nn.Module | None:
-    """The module whose method a frame runs; None for any other function."""
+    """The module whose method a frame runs; None for any other function, which may take a module as well."""
     names = frame.f_code.co_varnames
     if not names or not frame.f_code.co_argcount or frame.f_code.co_filename.startswith(_PACKAGE):
         return None
     first = frame.f_locals.get(names[0])
-    return first if issubclass(type(first), nn.Module) else None
+    is_method = issubclass(type(first), nn.Module) and hasattr(type(first), frame.f_code.co_name)
+    return first if is_method else None
