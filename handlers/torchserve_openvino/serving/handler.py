@@ -112,7 +112,7 @@ class OpenVINOHandler(ArchiveLoading):
         self.config = self._load_config(context)
         if self.config.openvino.wrap is not None and not self.wraps:
             # TorchServe keeps this object's `handle`, so that it stays the same object and becomes one of their class.
-            self.__class__ = wrapped_class(self.model_dir / self.config.openvino.wrap, OpenVINOHandler)
+            self.__class__ = wrapped_class(self.model_dir, self.config.openvino.wrap, OpenVINOHandler)
             type(self).__init__(self)
             self._serve(context)
             return
