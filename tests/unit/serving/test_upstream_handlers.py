@@ -83,6 +83,16 @@ def test_its_explanations_run_on_the_eager_model_and_say_so(archive, importable)
         "explanations need gradients, so they run on the eager model"
     }
     assert "model" in outside
+    assert handler.describe_handle()["summary"]["coverage"] == 1.0
+
+
+def test_a_policy_refuses_an_explanation_and_keeps_the_worker(archive, importable) -> None:
+    policy = {"allow": [], "min_coverage": 1.0, "on_violation": "refuse"}
+    made, handler = started(archive, "image_classifier", fallback=policy)
+    (refused,) = made.handle(handler, PHOTOS[0], explain="True")
+    assert made.status(0) == 422 and "explanations need gradients" in refused["message"]
+    made.handle(handler, PHOTOS[0])
+    assert made.status(0) == 200 and not handler.state.watch.replace
 
 
 def test_what_it_needs_and_lacks_is_named(archive, importable, monkeypatch) -> None:

@@ -205,7 +205,9 @@ class OwnCode:
         path = self._paths.get(id(eager.module), type(eager.module).__name__) if eager.module is not None else ""
         name = f"{path}.{eager.method}" if eager.method else path or eager.op
         reason = _EXPLAINS if self._explains else _advice(path, eager)
-        new = self.report.tracker.add_uncompiled(name, eager.where, eager.ops, eager.seconds, reason)
+        new = self.report.tracker.add_uncompiled(
+            name, eager.where, eager.ops, eager.seconds, reason, caused_by_request=self._explains
+        )
         if new:
             logger.warning("Fallback: %s runs in eager PyTorch at %s, outside every compiled graph", name, eager.where)
 
