@@ -12,68 +12,11 @@ from own_handlers import report_of
 from serving_worker import labels
 
 from encoder import build
+from hub_handler import TRANSFORMERS
 from hub_models import minilm, save, text_model
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.tasks.tensor import TensorHandler
 
-# The form of Hugging Face's generalized handler: settings in the YAML's own section, a model for each mode, batches
-# padded to one length, and a call of `generate`.
-TRANSFORMERS = """
-import json, os
-import torch, transformers
-from ts.torch_handler.base_handler import BaseHandler
-
-class Transformers(BaseHandler):
-    def __init__(self):
-        super().__init__()
-        self.initialized = False
-
-    def initialize(self, ctx):
-        self.manifest, folder = ctx.manifest, ctx.system_properties["model_dir"]
-        self.device = torch.device("cpu")
-        self.setup_config = ctx.model_yaml_config["handler"]
-        self.mode = self.setup_config["mode"]
-        kinds = {"sequence_classification": "SequenceClassification", "token_classification": "TokenClassification",
-                 "question_answering": "QuestionAnswering", "text_generation": "CausalLM"}
-        kind = getattr(transformers, "AutoModelFor" + kinds[self.mode])
-        self.model = kind.from_pretrained(folder).to(self.device)
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        self.model.eval()
-        if "compile" in ctx.model_yaml_config.get("pt2", {}):
-            raise RuntimeError("it would compile the model itself")
-        if os.path.isfile(os.path.join(folder, "index_to_name.json")):
-            with open(os.path.join(folder, "index_to_name.json")) as file:
-                self.mapping = json.load(file)
-        self.initialized = True
-
-    def preprocess(self, requests):
-        ids, mask = [], []
-        for data in requests:
-            text = data.get("data") or data.get("body")
-            text = text.decode("utf-8") if isinstance(text, (bytes, bytearray)) else text
-            texts = json.loads(text) if self.mode == "question_answering" else [text]
-            inputs = self.tokenizer(*texts, max_length=int(self.setup_config["max_length"]), padding="max_length",
-                                    truncation=True, return_tensors="pt")
-            ids.append(inputs["input_ids"]), mask.append(inputs["attention_mask"])
-        return torch.cat(ids), torch.cat(mask)
-
-    @torch.inference_mode
-    def inference(self, batch):
-        ids, mask = batch
-        if self.mode == "text_generation":
-            found = self.model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
-            return [self.tokenizer.decode(each) for each in found]
-        found = self.model(ids, mask)
-        if self.mode == "question_answering":
-            spans = zip(found.start_logits.argmax(1).tolist(), found.end_logits.argmax(1).tolist())
-            return [self.tokenizer.decode(row[start : end + 1]) for row, (start, end) in zip(ids.tolist(), spans)]
-        if self.mode == "token_classification":
-            return [[self.mapping[str(best)] for best in row.argmax(1).tolist()] for row in found[0]]
-        return [self.mapping[str(row.unsqueeze(0).argmax(1).item())] for row in found[0]]
-
-    def postprocess(self, found):
-        return found
-"""
 TASKS = {
     "sequence_classification": "text_classifier",
     "token_classification": "token_classifier",
@@ -264,6 +207,59 @@ def test_a_function_that_takes_a_module_is_no_method_of_it(archive) -> None:
     made.handle(handler, *ROWS)
     _, outside = report_of(handler)
     assert set(outside) == {"others.head"} and "compile: [others.head]" in outside["others.head"]["reason"]
+
+
+# The form of TorchServe's diffusers example: no self.model, and an `__init__` that does not call BaseHandler's.
+PIPELINE = """
+from abc import ABC
+from types import SimpleNamespace
+import torch
+from ts.torch_handler.base_handler import BaseHandler
+
+class Pipeline(BaseHandler, ABC):
+    def __init__(self):
+        self.initialized = False
+
+    def initialize(self, ctx):
+        torch.manual_seed(0)
+        self.pipe = SimpleNamespace(text=torch.nn.Linear(4, 8).eval(), unet=torch.nn.Linear(8, 8).eval())
+        self.initialized = True
+
+    def preprocess(self, requests):
+        return torch.tensor([[float(v) for v in each["body"].decode().split(",")] for each in requests])
+
+    @torch.no_grad()
+    def inference(self, x):
+        x = self.pipe.text(x)
+        for _ in range(3):
+            x = self.pipe.unet(x).relu()
+        return x
+
+    def postprocess(self, found):
+        return found.tolist()
+"""
+
+
+def test_a_pipeline_of_several_models_needs_no_self_model(archive) -> None:
+    def write(path: Path) -> None:
+        (path.parent / "own_pipeline.py").write_text(PIPELINE)
+        (path.parent / "sample.txt").write_bytes(ROWS[0])
+
+    config = {"handler": {"openvino": {"wrap": "own_pipeline.py", "warmup": {"samples": ["sample.txt"]}}}}
+    made = archive(config, model_file=None, weights=write, batch_size=2)
+    handler = TensorHandler()
+    handler.initialize(made.context)
+    got, expected = made.handle(handler, *ROWS), handler.pipe.text._call_impl(handler.preprocess(row_items()))
+    for _ in range(3):
+        expected = handler.pipe.unet._call_impl(expected).relu()
+    torch.testing.assert_close(torch.tensor(got), expected.detach())
+    report, outside = report_of(handler)
+    assert not outside and set(report["serving"]["shapes"]["parts"]) == {"pipe.text", "pipe.unet"}
+    assert report["summary"]["coverage"] == 1.0 and report["serving"]["compiles_after_ready"] == 0
+
+
+def row_items() -> list[dict[str, bytes]]:
+    return [{"body": row} for row in ROWS]
 
 
 @pytest.mark.parametrize("failing", ["return self.model.nothing(x)", "return applied(None, x)"])
