@@ -87,6 +87,7 @@ def test_its_text_generation_is_counted_and_refused_by_a_policy(archive) -> None
     assert made.handle(handler, *bodies) == eager(handler, *bodies)
     report, outside = report_of(handler)
     assert set(outside) == {"model.generate"} and report["summary"]["coverage"] == 0.0
+    assert "compile: [model]" in outside["model.generate"]["reason"]
     # Its samples are declared, so it is no advice to declare some.
     assert "no sample shows a call" in report["verify"]["skipped"]
     with pytest.raises(RuntimeError, match=r"outside_compiled: model.generate .*own_transformers.py:\d+"):
@@ -118,6 +119,10 @@ class Network(torch.nn.Module):
         for _ in range(2):
             x = torch.cat([x[:, 1:], self(x)[:, :1]], 1)
         return x
+    def encode(self, x):
+        return self.first(x)
+    def scaled(self, x):
+        return x @ self.first.weight.T
 """
 # A handler file, but for its `inference`.
 HANDLER = """
@@ -192,7 +197,17 @@ def test_a_method_of_the_model_runs_in_eager_and_is_counted_at_its_line(archive)
     _, outside = report_of(handler)
     (entry,) = outside.values()
     line = HANDLER[: HANDLER.index("INFERENCE")].count("\n") + 1
+    assert "compile: [model]" in entry["reason"]
     assert entry["op"] == "model.generate" and re.search(rf"own_\d+\.py:{line}$", entry["where"])
+
+
+@pytest.mark.parametrize(("method", "advice"), [("encode", "compile: [model.first]"), ("scaled", "itself; move that")])
+def test_the_advice_for_a_method_names_what_it_calls(archive, method, advice) -> None:
+    made, handler = own(archive, f"return self.model.{method}(x)", sample=False)
+    made.handle(handler, *ROWS)
+    _, outside = report_of(handler)
+    (entry,) = outside.values()
+    assert entry["op"] == f"model.{method}" and advice in entry["reason"]
 
 
 def test_what_follows_an_eager_module_is_not_counted_as_its_weights(archive) -> None:

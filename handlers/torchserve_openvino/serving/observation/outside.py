@@ -40,6 +40,7 @@ class Eager:
         where: ``file:line`` in the handler.
         ops: Number of operators that do work.
         seconds: From the first operator to the end of the last.
+        called: The module that a method called first, if any; ``module`` itself in most.
     """
 
     module: nn.Module | None
@@ -48,6 +49,7 @@ class Eager:
     where: str
     ops: int = 0
     seconds: float = 0.0
+    called: nn.Module | None = None
 
 
 class _ThreadState(threading.local):
@@ -213,7 +215,10 @@ class _Watch(ThreadDispatchMode):
                 place = each
         name = entry.f_code.co_name if entry is not None else ""
         where = f"{place.f_code.co_filename}:{place.f_lineno}"
-        self._open = Eager(module, "" if name in _CALLS else name, str(func), where)
+        inner = stack[stack.index(entry) + 1 :] if entry is not None else []
+        modules = (_module_of(each) for each in inner if each.f_code.co_name in _CALLS)
+        called = next((each for each in modules if each is not None), None)
+        self._open = Eager(module, "" if name in _CALLS else name, str(func), where, called=called)
         self._frame, self._place = (entry, -1) if entry is not None else (place, place.f_lasti)
         self._start = time.perf_counter()
 

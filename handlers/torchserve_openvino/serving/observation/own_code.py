@@ -204,7 +204,8 @@ class OwnCode:
             self._paths = paths_of(self._handler, self._handler.eager_model)
         path = self._paths.get(id(eager.module), type(eager.module).__name__) if eager.module is not None else ""
         name = f"{path}.{eager.method}" if eager.method else path or eager.op
-        reason = _EXPLAINS if self._explains else _advice(path, eager)
+        called = self._paths.get(id(eager.called), "")
+        reason = _EXPLAINS if self._explains else _advice(path, eager, called)
         new = self.report.tracker.add_uncompiled(
             name, eager.where, eager.ops, eager.seconds, reason, caused_by_request=self._explains
         )
@@ -225,12 +226,16 @@ def _has_own_code(kind: type) -> bool:
     return any(callable(value) or isinstance(value, property) for each in others for value in vars(each).values())
 
 
-def _advice(path: str, eager: Eager) -> str:
+def _advice(path: str, eager: Eager, called: str) -> str:
     what = "no compiled graph contains it"
     if not path:
         return f"{what}: the handler computes with weights itself; move that into the model's forward"
+    if eager.method and not called:
+        return f"{what}: a method computes with weights itself; move that into the model's forward"
     if eager.method:
-        return f"{what}: a method runs the model in Python; {KEY}: [{path}] compiles the calls of {path} that it makes"
+        return (
+            f"{what}: a method runs the model in Python; {KEY}: [{called}] compiles the calls of {called} that it makes"
+        )
     return f"{what}; {KEY}: [{path}] compiles it"
 
 
