@@ -286,7 +286,9 @@ def _named(config_file: Path) -> list[Path]:
     document = yaml.safe_load(config_file.read_text("utf-8"))
     section = ((document or {}).get("handler") or {}).get("openvino") or {}
     named = [("op_mappings", name) for name in mapping_files(document)]
-    named += [("wrap", section["wrap"])] if isinstance(section.get("wrap"), str) else []
+    wrapped = section.get("wrap")
+    # Without the suffix, it is a handler of TorchServe itself.
+    named += [("wrap", wrapped)] if isinstance(wrapped, str) and wrapped.endswith(".py") else []
     for key, name in named:
         if not (config_file.parent / name).is_file():
             raise PackagingError(

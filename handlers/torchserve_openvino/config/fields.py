@@ -27,6 +27,8 @@ DTYPES = (
     "complex64",
 )
 
+# TorchServe's own handlers, as its archiver names them.
+TORCHSERVE_HANDLERS = ("image_classifier", "image_segmenter", "object_detector", "text_classifier")
 
 # More than any machine has or any batch needs: a larger number is a typo, and would crash the worker.
 MAX_THREADS = 1024
@@ -147,11 +149,15 @@ def _files(value: Any) -> Any:
     return list(dict.fromkeys(names))
 
 
-def _python_file(value: Any) -> Any:
-    """Returns the name of a Python file in the archive, which can be imported by it."""
+def _handler_file(value: Any) -> Any:
+    """Returns the name of a Python file in the archive, which can be imported by it, or of a handler of TorchServe."""
     name = str(value)
-    if not isinstance(value, str) or not name.endswith(".py") or not name.removesuffix(".py").isidentifier():
-        raise ValueError(f"must name a Python file of the archive, such as my_handler.py, not {shown(value)}.")
+    is_file = name.endswith(".py") and name.removesuffix(".py").isidentifier()
+    if not isinstance(value, str) or not (is_file or name in TORCHSERVE_HANDLERS):
+        raise ValueError(
+            "must name a Python file of the archive, such as my_handler.py, or a handler of TorchServe "
+            f"({', '.join(TORCHSERVE_HANDLERS)}), not {shown(value)}."
+        )
     return name
 
 
@@ -196,7 +202,7 @@ DType = Annotated[str, PlainValidator(_dtype, json_schema_input_type=_DTypeName)
 Axis = Annotated[int | str, PlainValidator(_axis, json_schema_input_type=Count | str)]
 Lengths = Annotated[list[int], PlainValidator(_lengths, json_schema_input_type=Count | list[Count])]
 Files = Annotated[list[str], PlainValidator(_files, json_schema_input_type=_Names)]
-PythonFile = Annotated[str, PlainValidator(_python_file, json_schema_input_type=str)]
+HandlerFile = Annotated[str, PlainValidator(_handler_file, json_schema_input_type=str)]
 Paths = Annotated[list[str], PlainValidator(_paths, json_schema_input_type=_Names)]
 Folder = Annotated[str, PlainValidator(_folder, json_schema_input_type=str)]
 Against = Annotated[Literal["eager", "off"], BeforeValidator(_off)]

@@ -13,6 +13,7 @@ from torchserve_openvino.config.fields import (
     Files,
     Folder,
     Freeze,
+    HandlerFile,
     Kinds,
     Lengths,
     Misspelt,
@@ -20,7 +21,6 @@ from torchserve_openvino.config.fields import (
     OnViolation,
     Paths,
     Positive,
-    PythonFile,
     Share,
     Sizes,
     SomeShare,
@@ -220,9 +220,10 @@ class OpenVINOSection(Section):
     `maxWorkers` or the running workers)."""
     op_mappings: Files = []
     """Files in the archive that add operators to OpenVINO: Python with `register_op`, or extension libraries (.so)."""
-    wrap: PythonFile | None = None
-    """Your own handler's file in the archive (`--extra-files`), with one class. It gets our mixin, and runs in place of
-    the archive's handler, which may be any of ours."""
+    wrap: HandlerFile | None = None
+    """Your own handler's file in the archive (`--extra-files`), with one class, or the name of one of TorchServe's
+    handlers, such as `image_segmenter`. It gets our mixin, and runs in place of the archive's handler, which may be any
+    of ours."""
     image: ImageSection = ImageSection()
     """Transforms of image_classifier."""
     tensor: TensorSection = TensorSection()

@@ -125,7 +125,7 @@ def _weights(path: Path, *, has_class: bool, config: ServingConfig) -> Iterator[
 
 def _named(folder: Path, config: ServingConfig) -> Iterator[str]:
     section = config.openvino
-    wrapped = [section.wrap] if section.wrap is not None else []
+    wrapped = [section.wrap] if section.wrap is not None and section.wrap.endswith(".py") else []
     keys = {"warmup.samples": section.warmup.samples, "op_mappings": section.op_mappings, "wrap": wrapped}
     for key, names in keys.items():
         for name in names:

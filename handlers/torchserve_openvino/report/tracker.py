@@ -37,7 +37,8 @@ class Fallback:
         where: ``file:line`` in the user's model, empty where torch does not say.
         count: Nodes for an operator, calls for a runtime failure, occurrences otherwise.
         seconds: Time it took; only measured for work outside every compiled graph.
-        caused_by_request: Whether the values of an input caused it, so that other inputs are not affected.
+        caused_by_request: Whether the request itself caused it, so that others are not affected: by the values of an
+            input, or by asking for an explanation.
     """
 
     kind: FallbackKind
@@ -215,7 +216,9 @@ class Tracker:
                     self.outside[op] = count
                     self.revision += 1
 
-    def add_uncompiled(self, op: str, where: str, ops: int, seconds: float, reason: str) -> bool:
+    def add_uncompiled(
+        self, op: str, where: str, ops: int, seconds: float, reason: str, *, caused_by_request: bool = False
+    ) -> bool:
         """Counts what a handler computed in eager PyTorch without calling a compiled graph.
 
         Args:
@@ -224,16 +227,19 @@ class Tracker:
             ops: Operators that do work.
             seconds: Time it took.
             reason: What to do about it.
+            caused_by_request: Whether the request asked for it; the coverage of other requests stays as it is.
 
         Returns:
             Whether this cause is new, so that the caller logs it once.
         """
         place = f"{op} at {where}"
         with self._lock:
-            if ops > self.uncompiled.get(place, 0):
+            if not caused_by_request and ops > self.uncompiled.get(place, 0):
                 self.uncompiled[place] = ops
                 self.revision += 1
-        return self.add_fallback("outside_compiled", op, reason=reason, where=where, seconds=seconds)
+        return self.add_fallback(
+            "outside_compiled", op, reason=reason, where=where, seconds=seconds, caused_by_request=caused_by_request
+        )
 
     def drop_graph(self, record: GraphRecord) -> None:
         """Removes the record of a graph that could not be compiled."""

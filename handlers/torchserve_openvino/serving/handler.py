@@ -112,7 +112,7 @@ class OpenVINOHandler(ArchiveLoading):
         self.config = self._load_config(context)
         if self.config.openvino.wrap is not None and not self.wraps:
             # TorchServe keeps this object's `handle`, so that it stays the same object and becomes one of their class.
-            self.__class__ = wrapped_class(self.model_dir / self.config.openvino.wrap, OpenVINOHandler)
+            self.__class__ = wrapped_class(self.model_dir, self.config.openvino.wrap, OpenVINOHandler)
             type(self).__init__(self)
             self._serve(context)
             return
@@ -295,7 +295,8 @@ class OpenVINOHandler(ArchiveLoading):
         """Runs TorchServe's explanations on the eager model: they hook into its layers and need gradients."""
         served, self.model = self.model, self.eager_model
         try:
-            return super().explain_handle(data_preprocess, raw_data)
+            with self._own_code.explaining():
+                return super().explain_handle(data_preprocess, raw_data)
         finally:
             self.model = served
 

@@ -145,3 +145,7 @@ def test_a_wrapped_handler_comes_along(tmp_path: Path) -> None:
     assert package(*arguments).exit_code == 0
     with zipfile.ZipFile(tmp_path / "x.mar") as archive:
         assert "mine.py" in archive.namelist()
+    # One of TorchServe's is installed with it.
+    config.write_text("handler: {openvino: {wrap: image_segmenter}}\n")
+    done = package(*arguments, "--force")
+    assert done.exit_code == 0, done.output

@@ -1,4 +1,4 @@
-"""Makes an OpenVINO handler of a user's own handler file, which the YAML names (``handler.openvino.wrap``)."""
+"""Makes an OpenVINO handler of the one that ``handler.openvino.wrap`` names: a user's own, or one of TorchServe's."""
 
 import importlib
 from pathlib import Path
@@ -13,30 +13,32 @@ _KEY = "handler.openvino.wrap"
 _STEPS = ("initialize", "handle")
 
 
-def wrapped_class(path: Path, mixin: type) -> type[Any]:
-    """Returns the user's handler with our mixin in front of it.
+def wrapped_class(folder: Path, name: str, mixin: type) -> type[Any]:
+    """Returns the named handler with our mixin in front of it.
 
     Args:
-        path: Python file in the unpacked archive, which defines one class of its own.
+        folder: The unpacked archive.
+        name: A Python file in it, which defines one class of its own, or a handler of TorchServe.
         mixin: `OpenVINOHandler`.
 
     Raises:
         ModelLoadError: The file is missing, fails, or defines no handler or several.
     """
-    if not path.is_file():
-        raise ModelLoadError(f"{_KEY} names {path.name}, which is not in the archive; package it with --extra-files.")
+    is_file = name.endswith(".py")
+    if is_file and not (folder / name).is_file():
+        raise ModelLoadError(f"{_KEY} names {name}, which is not in the archive; package it with --extra-files.")
     try:
-        module = importlib.import_module(path.stem)
+        module = importlib.import_module(name.removesuffix(".py") if is_file else f"ts.torch_handler.{name}")
     except ImportError as error:
-        raise ModelLoadError(f"{_KEY}: {path.name} cannot be imported: {error}.") from error
+        raise ModelLoadError(f"{_KEY}: {name} cannot be imported: {error}.") from error
     classes = list_classes_from_module(module)
     if len(classes) != 1:
         names = ", ".join(each.__name__ for each in classes) or "none"
-        raise ModelLoadError(f"{_KEY}: {path.name} must define exactly one class of its own; found {names}.")
+        raise ModelLoadError(f"{_KEY}: {name} must define exactly one class of its own; found {names}.")
     (theirs,) = classes
     if issubclass(theirs, mixin):
         raise ModelLoadError(
-            f"{_KEY}: {theirs.__name__} is an OpenVINO handler already; make {path.name} the archive's handler."
+            f"{_KEY}: {theirs.__name__} is an OpenVINO handler already; make {name} the archive's handler."
         )
     if missing := [step for step in _STEPS if not callable(getattr(theirs, step, None))]:
         raise ModelLoadError(f"{_KEY}: {theirs.__name__} has no method {missing[0]}, so it is no handler.")

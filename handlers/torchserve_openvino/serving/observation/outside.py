@@ -40,6 +40,7 @@ class Eager:
         where: ``file:line`` in the handler.
         ops: Number of operators that do work.
         seconds: From the first operator to the end of the last.
+        called: The module that a method called first, if any; ``module`` itself in most.
     """
 
     module: nn.Module | None
@@ -48,6 +49,7 @@ class Eager:
     where: str
     ops: int = 0
     seconds: float = 0.0
+    called: nn.Module | None = None
 
 
 class _ThreadState(threading.local):
@@ -87,6 +89,12 @@ class Outside:
 def is_watched() -> bool:
     """Whether this thread runs a handler's own code, outside every compiled call."""
     return _thread.mode is not None
+
+
+def report_open() -> None:
+    """Reports the computation that is going on in this thread, if any, instead of waiting for the next one."""
+    if _thread.mode is not None:
+        _thread.mode.close()
 
 
 @contextmanager
@@ -159,7 +167,7 @@ class _Watch(ThreadDispatchMode):
             self._begin(caller, func)
         result = func(*args, **kwargs)
         assert self._open is not None
-        if func.is_view:
+        if weighs and func.is_view:
             self._views.update(tensor.untyped_storage().data_ptr() for tensor in output_tensors(result))
         self._open.ops += computes(func)
         self._open.seconds = time.perf_counter() - self._start
@@ -207,15 +215,19 @@ class _Watch(ThreadDispatchMode):
                 place = each
         name = entry.f_code.co_name if entry is not None else ""
         where = f"{place.f_code.co_filename}:{place.f_lineno}"
-        self._open = Eager(module, "" if name in _CALLS else name, str(func), where)
+        inner = stack[stack.index(entry) + 1 :] if entry is not None else []
+        modules = (_module_of(each) for each in inner if each.f_code.co_name in _CALLS)
+        called = next((each for each in modules if each is not None), None)
+        self._open = Eager(module, "" if name in _CALLS else name, str(func), where, called=called)
         self._frame, self._place = (entry, -1) if entry is not None else (place, place.f_lasti)
         self._start = time.perf_counter()
 
 
 def _module_of(frame: FrameType) -> nn.Module | None:
-    """The module whose method a frame runs; None for any other function."""
+    """The module whose method a frame runs; None for any other function, which may take a module as well."""
     names = frame.f_code.co_varnames
     if not names or not frame.f_code.co_argcount or frame.f_code.co_filename.startswith(_PACKAGE):
         return None
     first = frame.f_locals.get(names[0])
-    return first if issubclass(type(first), nn.Module) else None
+    is_method = issubclass(type(first), nn.Module) and hasattr(type(first), frame.f_code.co_name)
+    return first if is_method else None

@@ -5,6 +5,7 @@ from abc import ABC
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
+from traceback import walk_tb
 from typing import Any, TypeVar
 
 from torch import nn
@@ -15,7 +16,7 @@ from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.base import BaseHandler
 from torchserve_openvino.serving.modes import SERVING, Modes
 from torchserve_openvino.serving.observation.observe import ROOT, Observer, Seen, files_of
-from torchserve_openvino.serving.observation.outside import Eager, Outside
+from torchserve_openvino.serving.observation.outside import Eager, Outside, report_open
 from torchserve_openvino.serving.observation.parts import KEY, paths_of
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 STEPS = ("preprocess", "inference", "postprocess")
 # Limit of sample batches, each of which runs in eager PyTorch; every sample is run once in any case.
 _MAX_BATCHES = 16
+_EXPLAINS = "explanations need gradients, so they run on the eager model"
 
 T = TypeVar("T")
 Handle = Callable[[list[Any], Any], list[Any]]
@@ -41,13 +43,26 @@ class OwnCode:
         self._handler = handler
         self._paths: dict[int, str] = {}
         self.report: CompileReport | None = None
-        self._outside = Outside(files_of(handler), self._count)
+        self._files = files_of(handler)
+        self._explains = False
+        self._outside = Outside(self._files, self._count)
         # The code of a shipped task need not be watched, which costs some microseconds for each operator.
         self._is_shipped = not _has_own_code(type(handler))
 
     def watch(self, run: Callable[[], T]) -> T:
         """Returns the result of ``run``; counts what it computes outside compiled graphs, once there is a report."""
         return run() if self.report is None or self._is_shipped else self._outside.watch(run)
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """While the handler explains an answer, which runs on the eager model on purpose."""
+        report_open()
+        self._explains = True
+        try:
+            yield
+        finally:
+            report_open()
+            self._explains = False
 
     def watched_steps(self) -> dict[str, Callable[..., Any]]:
         """Returns the handler's steps, each of which is watched in whichever thread it runs."""
@@ -99,15 +114,15 @@ class OwnCode:
                 raise ModelLoadError(message) from error
             except Exception as error:
                 raise ModelLoadError(
-                    f"this handler does not answer the sample {name}: {type(error).__name__}: {error}. A sample is the "
-                    "body of one request."
+                    f"this handler does not answer the sample {name}: {self._failure(error)}. A sample is the body of "
+                    "one request."
                 ) from error
         for name, items in _batches(samples, [size for size in sizes if size > 1]):
             try:
                 observer.observe(name, items)
             except Exception as error:
                 # Some handlers take one request at a time; with batchSize: 1 TorchServe does not join any for them.
-                note = f"this handler does not answer {len(items)} requests at once: {type(error).__name__}: {error}"
+                note = f"this handler does not answer {len(items)} requests at once: {self._failure(error)}"
                 logger.warning("%s", note)
                 observer.seen.notes.append(note)
                 break
@@ -168,7 +183,17 @@ class OwnCode:
             except Exception as error:
                 # Single samples passed in eager PyTorch before; a failure on several at once was noted then.
                 if len(batch) == 1:
-                    raise ModelLoadError(f"compiled, this handler fails on the sample {name}: {error}") from error
+                    message = f"compiled, this handler fails on the sample {name}: {self._failure(error)}"
+                    raise ModelLoadError(message) from error
+
+    def _failure(self, error: Exception) -> str:
+        """Returns an error with the last line of the handler that it passed, as there is no traceback to show it."""
+        lines = [
+            f"{frame.f_code.co_filename}:{line}"
+            for frame, line in walk_tb(error.__traceback__)
+            if frame.f_code.co_filename in self._files
+        ]
+        return f"{type(error).__name__}: {error}" + (f" (at {lines[-1]})" if lines else "")
 
     # --- at each request ------------------------------------------------------------------------------------------
 
@@ -179,7 +204,11 @@ class OwnCode:
             self._paths = paths_of(self._handler, self._handler.eager_model)
         path = self._paths.get(id(eager.module), type(eager.module).__name__) if eager.module is not None else ""
         name = f"{path}.{eager.method}" if eager.method else path or eager.op
-        new = self.report.tracker.add_uncompiled(name, eager.where, eager.ops, eager.seconds, _advice(path, eager))
+        called = self._paths.get(id(eager.called), "")
+        reason = _EXPLAINS if self._explains else _advice(path, eager, called)
+        new = self.report.tracker.add_uncompiled(
+            name, eager.where, eager.ops, eager.seconds, reason, caused_by_request=self._explains
+        )
         if new:
             logger.warning("Fallback: %s runs in eager PyTorch at %s, outside every compiled graph", name, eager.where)
 
@@ -197,12 +226,16 @@ def _has_own_code(kind: type) -> bool:
     return any(callable(value) or isinstance(value, property) for each in others for value in vars(each).values())
 
 
-def _advice(path: str, eager: Eager) -> str:
+def _advice(path: str, eager: Eager, called: str) -> str:
     what = "no compiled graph contains it"
     if not path:
         return f"{what}: the handler computes with weights itself; move that into the model's forward"
+    if eager.method and not called:
+        return f"{what}: a method computes with weights itself; move that into the model's forward"
     if eager.method:
-        return f"{what}: a method runs the model in Python; {KEY}: [{path}] compiles the calls of {path} that it makes"
+        return (
+            f"{what}: a method runs the model in Python; {KEY}: [{called}] compiles the calls of {called} that it makes"
+        )
     return f"{what}; {KEY}: [{path}] compiles it"
 
 

@@ -38,6 +38,8 @@ class Admission:
                 "the model is in training mode, in which answers may be random or stateful; call model.eval(), also "
                 "before torch.export.export"
             )
+        if not self._cases and self._section.warmup.samples:
+            return "no sample shows a call of it that can be repeated; declare handler.openvino.warmup.inputs"
         if not self._cases:
             return "the model's inputs are unknown; declare handler.openvino.warmup.inputs or warmup.samples"
         return ""

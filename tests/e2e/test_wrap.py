@@ -1,0 +1,53 @@
+"""A handler of a user's own, served by `handler.openvino.wrap` alone."""
+
+import concurrent.futures
+
+import torch
+import transformers
+from torchserve_process import TorchServeProcess, handler_path, loaded
+
+from hub_handler import TRANSFORMERS
+from hub_models import minilm, text_model
+
+CONFIG = """
+batchSize: 4
+maxBatchDelay: 50
+minWorkers: 1
+maxWorkers: 1
+pt2: {compile: {enable: true, backend: openvino}}
+handler:
+  mode: sequence_classification
+  max_length: 24
+  openvino:
+    wrap: own_transformers.py
+    warmup: {samples: [sample.txt]}
+    fallback: {allow: [], on_violation: refuse}
+"""
+TEXTS = ["The new virus changed the world.", "Nobody in Berlin knows.", "A report, at last!", "rain"]
+
+
+def test_hugging_faces_example_is_served_on_openvino(server: TorchServeProcess, tmp_path) -> None:
+    minilm()
+    folder = text_model("text_classifier", tmp_path / "saved")
+    (tmp_path / "own_transformers.py").write_text(TRANSFORMERS)
+    (tmp_path / "sample.txt").write_text(TEXTS[0])
+    (tmp_path / "index_to_name.json").write_text('{"0": "zero", "1": "one", "2": "two"}')
+    extra = [path for path in folder.iterdir() if path.name != "model.safetensors"]
+    extra += [tmp_path / name for name in ("own_transformers.py", "sample.txt", "index_to_name.json")]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.no_grad():
+        inputs = tokenizer(TEXTS, max_length=24, padding="max_length", truncation=True, return_tensors="pt")
+        wanted = [["zero", "one", "two"][best] for best in model(inputs.input_ids, inputs.attention_mask)[0].argmax(1)]
+    with loaded(
+        server, "wrapped", handler=handler_path("tensor"), config=CONFIG,
+        serialized_file=folder / "model.safetensors", extra_files=extra,
+    ):  # fmt: skip
+        url = f"{server.inference_url}/predictions/wrapped"
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda text: server.http.post(url, content=text.encode()), TEXTS * 4))
+        assert [each.text for each in answers] == wanted * 4
+        (described,) = server.http.get(f"{server.management_url}/models/wrapped?customized=true").json()
+    report = described["customizedMetadata"]
+    assert report["summary"]["coverage"] == 1.0 and not report["fallbacks"] and report["verify"]["passed"]
+    assert report["serving"]["compiles_after_ready"] == 0
