@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+
 ROOT = Path(__file__).resolve().parents[1]
 _FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -65,3 +67,16 @@ def same_form(answer: Any, example: Any) -> bool:
     if isinstance(example, list) and isinstance(answer, list):
         return not answer or same_form(answer[0], example[0])
     return type(answer) is type(example)
+
+
+def schema_problems(task: str, what: str, value: Any) -> list[str]:
+    """What docs/schemas finds wrong in a value.
+
+    Args:
+        task: The task.
+        what: ``request``, ``answer`` to one input, or ``answers`` to a list.
+        value: Parsed from JSON.
+    """
+    schema = json.loads((ROOT / "docs" / "schemas" / f"{task}.json").read_text(encoding="utf-8"))
+    part = {"$schema": schema["$schema"], "$ref": f"#/$defs/{what}", "$defs": schema["$defs"]}
+    return [error.message for error in jsonschema.Draft202012Validator(part).iter_errors(value)]

@@ -38,12 +38,16 @@ class HubHandler(ItemHandler):
     Attributes:
         task: Name of the task in the catalogue.
         parameters: What a request may set.
+        takes: Type of one input in JSON, for the task's JSON schema.
+        answers: Type of the answer to one input.
         fields: Names in an input that is an object, by which it is known without ``inputs`` around it.
         labels: The model's labels by number.
     """
 
     task: ClassVar[str]
     parameters: ClassVar[type[Parameters]] = Parameters
+    takes: ClassVar[Any] = str
+    answers: ClassVar[Any] = Any
     fields: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self) -> None:

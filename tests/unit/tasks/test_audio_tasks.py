@@ -15,7 +15,7 @@ import torch
 import transformers
 from task_worker import Worker
 
-from documents import same_form, task_examples
+from documents import same_form, schema_problems, task_examples
 from hub_audio_models import RATE, audio_model, encoded, lively, recording, wav2vec2_config
 from torchserve_openvino.config.sections import OpenVINOSection
 from torchserve_openvino.errors import ModelLoadError
@@ -303,3 +303,4 @@ def test_tasks_are_guessed_from_the_type_of_model(kind, architecture, task) -> N
 def test_answers_have_the_documented_form(serve, task) -> None:
     answer = serve(task, "layer")(FILES[0])[0]
     assert same_form(answer, task_examples()[task][1]), answer
+    assert schema_problems(task, "answer", answer) == []

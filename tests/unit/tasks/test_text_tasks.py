@@ -12,7 +12,7 @@ import torch
 import transformers
 from task_worker import Worker
 
-from documents import same_form, task_examples
+from documents import same_form, schema_problems, task_examples
 from hub_models import minilm, text_model
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.tasks.text.classifier import TextClassifier
@@ -193,6 +193,26 @@ def test_the_documented_request_gets_an_answer_of_the_documented_form(serve, tas
     (body,) = re.findall(r"-d '([^']+)'", request)
     answer = serve(task).one(json.loads(body))
     assert same_form(answer, shown), answer
+    many = task == "sentence_embedder"
+    assert schema_problems(task, "answers" if many else "answer", plain(answer)) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "inputs", "parameters"),
+    [
+        ("token_classifier", SHORT, {"aggregation_strategy": "none", "ignore_labels": []}),
+        ("question_answerer", {"question": "Who?", "context": LONG}, {"top_k": 3, "handle_impossible_answer": True}),
+        ("fill_mask", "A [MASK] to [MASK].", {"top_k": 2}),
+        ("reranker", {"query": "Who?", "texts": TEXTS}, {"return_text": True, "raw_scores": True}),
+    ],
+)
+def test_other_forms_of_answers_are_those_of_the_schema(serve, task, inputs, parameters) -> None:
+    body = {"inputs": inputs, "parameters": parameters}
+    assert schema_problems(task, "request", body) == []
+    answers = serve(task).one({**body, "inputs": [inputs, 7]})
+    assert answers[1]["code"] == 400
+    assert schema_problems(task, "answers", plain(answers)) == []
+    assert schema_problems(task, "answer", plain(answers[0])) == [] and answers[0]
 
 
 # --- requests that are wrong ----------------------------------------------------------------------------------

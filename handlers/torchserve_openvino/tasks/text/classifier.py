@@ -22,6 +22,7 @@ class TextClassifier(TextHandler):
 
     task = "text_classifier"
     parameters = ClassifierParameters
+    answers = dict[str, float]
 
     def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> dict[str, float]:
         """Returns ``{label: probability}``; of a regression, the number that the model returns."""
