@@ -5,14 +5,16 @@ Answers of real models are compared with them in the tests of the tasks.
 
 import json
 import re
+import subprocess
 from typing import Any
 
+import httpx
 import jsonschema
 import pytest
 
 import config_reference
 import task_schemas
-from documents import pages, schema_problems, task_examples
+from documents import pages, python_answer, schema_problems, task_examples
 
 EXAMPLES = task_examples()
 
@@ -57,6 +59,32 @@ def test_the_documented_request_and_answer_are_valid(task: str) -> None:
     if body is not None:
         assert schema_problems(task, "request", body) == []
         assert schema_problems(task, "request", body | {"parameters": {"no_such": 1}})
+
+
+@pytest.mark.parametrize("task", EXAMPLES)
+def test_the_documented_python_sends_what_curl_sends(task: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("cat.jpg", "street.jpg", "bark.wav", "speech.flac"):
+        (tmp_path / name).write_bytes(name.encode())
+    sent: list[httpx.Request] = []
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        sent.append(request)
+        return httpx.Response(200, json=EXAMPLES[task][1])
+
+    assert python_answer(task, respond) == EXAMPLES[task][1]
+    line = EXAMPLES[task][0]
+    assert line.endswith(f" {sent[0].url}")
+    body = body_of(task)
+    if body is not None:
+        assert json.loads(sent[0].content) == body
+    elif " -T " in line:
+        (name,) = re.findall(r"-T (\S+)", line)
+        assert sent[0].content == name.encode()
+    else:
+        (body,) = re.findall(r'-d "(.+)" -H', line)
+        shown = subprocess.run(["bash", "-c", f'printf %s "{body}"'], capture_output=True, text=True, check=True)
+        assert json.loads(sent[0].content) == json.loads(shown.stdout)
 
 
 @pytest.mark.parametrize(

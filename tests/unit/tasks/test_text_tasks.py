@@ -12,7 +12,7 @@ import torch
 import transformers
 from task_worker import Worker
 
-from documents import same_form, schema_problems, task_examples
+from documents import python_answer, same_form, schema_problems, task_examples
 from hub_models import minilm, text_model
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.tasks.text.classifier import TextClassifier
@@ -193,6 +193,7 @@ def test_the_documented_request_gets_an_answer_of_the_documented_form(serve, tas
     (body,) = re.findall(r"-d '([^']+)'", request)
     answer = serve(task).one(json.loads(body))
     assert same_form(answer, shown), answer
+    close(python_answer(task, serve(task).respond), plain(answer))
     many = task == "sentence_embedder"
     assert schema_problems(task, "answers" if many else "answer", plain(answer)) == []
 
