@@ -97,7 +97,7 @@ class HubHandler(ItemHandler):
     def _asked(self, item: Any) -> tuple[Ask, list[Part]] | ItemError:
         max_bytes, max_inputs = self.limits()
         try:
-            ask = self.ask(_opened(body(item)), max_bytes, max_inputs)
+            ask = self.ask(body(_opened(item)), max_bytes, max_inputs)
             checked = parameters_of(self.parameters, ask.parameters)
         except ItemError as error:
             return error

@@ -54,6 +54,11 @@ def _count_refusals(answers: Sequence[Any], counters: Counters) -> None:
             _count_refusals(answer, counters)
 
 
+def _each(answers: Sequence[Any]) -> list[Any]:
+    """Returns the answers of a request, those to an item with several inputs one by one."""
+    return [each for answer in answers for each in (answer if isinstance(answer, Several) else [answer])]
+
+
 def _shown(answer: Any) -> Any:
     """Returns what is sent for an answer."""
     if isinstance(answer, ItemError):
@@ -83,14 +88,14 @@ def answer_enveloped(
     ]  # fmt: skip
     failed = {}
     for index, answers in enumerate(by_request):
-        refused = [answer for answer in answers if isinstance(answer, ItemError)]
+        refused = [answer for answer in _each(answers) if isinstance(answer, ItemError)]
         _count_refusals(answers, counters)
-        if len(refused) == len(answers):
+        if len(refused) == len(_each(answers)):
             failed[index] = refused[0]
     fail_where_statuses_are_lost(context, failed, len(requests))
     bodies: list[Any] = []
     for index, (request, answers) in enumerate(zip(requests, by_request, strict=True)):
-        _set_status(context, index, status_of(answers))
+        _set_status(context, index, status_of(_each(answers)))
         if isinstance(request, ItemError):
             bodies.append(refusal(request))
         else:
