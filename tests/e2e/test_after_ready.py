@@ -138,7 +138,7 @@ batchSize: 4
 maxBatchDelay: 200
 maxWorkers: 1
 pt2: {compile: {enable: true, backend: openvino}}
-handler: {openvino: {text: {lengths: [16]}, batching: {buckets: [4]}, fallback: {allow: [], on_violation: refuse}}}
+handler: {openvino: {text: {lengths: [16]}, batching: {buckets: [4]}}}
 """
 
 
@@ -172,6 +172,11 @@ def test_texts_in_envelopes(enveloped, tmp_path) -> None:
     assert "surrogate" in str(answers[1][1])
     good, refused = data(answers[3][1])
     assert good == expected[1] and refused["code"] == 400 and "empty" in refused["message"]
+    report = server.describe("texts")
+    assert report["summary"]["coverage"] == 1.0 and report["fallbacks"] == []
+    explained = server.http.post(f"{server.inference_url}/explanations/texts", json=body(texts[0]))
+    assert explained.status_code == 200 and "london" in data(explained.json())[0]["words"], explained.text
+    assert [each["kind"] for each in server.describe("texts")["fallbacks"]] == ["outside_compiled"]
     if kind == "kservev2":
         assert [answer["outputs"][0]["datatype"] for _, answer in answers] == ["BYTES"] * 4
         assert (

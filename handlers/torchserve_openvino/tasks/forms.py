@@ -45,6 +45,8 @@ class HasForms(Protocol):
     parameters: type[Parameters]
     takes: Any
     answers: Any
+    explanation_parameters: type[Parameters] | None
+    explanations: Any
     fields: frozenset[str]
 
 
@@ -52,23 +54,18 @@ def schema_of(handler: type[HasForms]) -> dict[str, Any]:
     """Returns the JSON schema of a task's requests and answers.
 
     Returns:
-        A schema with ``request``, ``answer`` (to one input) and ``answers`` (to a list of inputs) under ``$defs``.
+        A schema with ``request``, ``answer`` (to one input) and ``answers`` (to a list of inputs) under ``$defs``, and
+        ``explanation_request`` and ``explanation`` where the task has explanations.
     """
-    parameters: Any = handler.parameters
-    needed = any(field.is_required() for field in parameters.model_fields.values())
-    given: Any = (parameters, ...) if needed else (parameters | None, None)
-    takes: Any = handler.takes
-    inputs: Any = takes | Annotated[list[takes], Field(min_length=1)]
-    strict = ConfigDict(extra="forbid")
-    request: Any = create_model("Request", __config__=strict, inputs=(inputs, ...), parameters=given)
-    if handler.fields:
-        # Such an input needs no "inputs" around it.
-        request |= create_model("Input", __base__=takes, parameters=given)
     forms = [
-        ("request", "validation", TypeAdapter(request)),
+        ("request", "validation", TypeAdapter(_request("", handler, handler.parameters))),
         ("answer", "serialization", TypeAdapter(handler.answers)),
         ("refusal", "serialization", TypeAdapter(Refusal)),
     ]
+    if handler.explanation_parameters is not None:
+        asked = _request("Explained", handler, handler.explanation_parameters)
+        forms.append(("explanation_request", "validation", TypeAdapter(asked)))
+        forms.append(("explanation", "serialization", TypeAdapter(handler.explanations)))
     found, common = TypeAdapter.json_schemas(forms, schema_generator=_Untitled)  # type: ignore[arg-type]
     made: Mapping[str, Any] = {name: schema for (name, _), schema in found.items()}
     each = {"anyOf": [_ref("answer"), _ref("refusal")]}
@@ -84,6 +81,20 @@ def schema_of(handler: type[HasForms]) -> dict[str, Any]:
         },
         "$defs": {**common.get("$defs", {}), **made, "answers": {"type": "array", "items": each}},
     }
+
+
+def _request(name: str, handler: type[HasForms], parameters: Any) -> Any:
+    """Returns the type of a request with some parameters, whose models' names begin with ``name``."""
+    needed = any(field.is_required() for field in parameters.model_fields.values())
+    given: Any = (parameters, ...) if needed else (parameters | None, None)
+    takes: Any = handler.takes
+    inputs: Any = takes | Annotated[list[takes], Field(min_length=1)]
+    strict = ConfigDict(extra="forbid")
+    request: Any = create_model(f"{name}Request", __config__=strict, inputs=(inputs, ...), parameters=given)
+    if handler.fields:
+        # Such an input needs no "inputs" around it.
+        request |= create_model(f"{name}Input", __base__=takes, parameters=given)
+    return request
 
 
 class _Untitled(GenerateJsonSchema):

@@ -75,8 +75,8 @@ class Envelope:
         if self.kind == "json":
             return json.dumps({"predictions": list(answers)})
         if self.kind == "kserve":
-            explains = context.get_request_header(index, "explain") == "True"
-            return {"explanations" if explains else "predictions": list(answers)}
+            explained = context.get_request_header(index, "explain") == "True"
+            return {"explanations" if explained else "predictions": list(answers)}
         model = context.manifest.get("model", {})
         return {
             "id": request.request_id or context.get_request_id(index),
