@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -32,16 +33,22 @@ def generated() -> dict[Path, str]:
     return {SCHEMA: json.dumps(json_schema(), indent=1) + "\n", PAGE: page}
 
 
+def renew(files: Mapping[Path, str], *, write: bool) -> None:
+    """Writes the files that differ from their expected text, or exits with 1 if there are any."""
+    changed = {path: text for path, text in files.items() if not path.exists() or path.read_text("utf-8") != text}
+    for path, text in changed.items():
+        if write:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        typer.echo(f"{'wrote' if write else 'not up to date, use --write'}: {path.relative_to(ROOT)}")
+    sys.exit(1 if changed and not write else 0)
+
+
 def main(
     write: Annotated[bool, typer.Option("--write", help="Renew the files instead of comparing.")] = False,
 ) -> None:
     """Compares the generated files with the declared keys, or renews them."""
-    changed = {path: text for path, text in generated().items() if not path.exists() or path.read_text("utf-8") != text}
-    for path, text in changed.items():
-        if write:
-            path.write_text(text, encoding="utf-8")
-        typer.echo(f"{'wrote' if write else 'not up to date, use --write'}: {path.relative_to(ROOT)}")
-    sys.exit(1 if changed and not write else 0)
+    renew(generated(), write=write)
 
 
 if __name__ == "__main__":

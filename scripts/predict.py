@@ -1,24 +1,23 @@
-"""Asks a served model, and shows its answer: a table for labels, entities and the like, JSON for the rest.
+"""Asks a served model, and shows its answer: a table, and a picture for what is found in photos.
 
 python scripts/predict.py bert "Ada Lovelace lived in London."
-python scripts/predict.py qa '{"question": "Where?", "context": "Ada lived in London."}'
-python scripts/predict.py zero "A text" --parameters '{"candidate_labels": ["travel", "sleep"]}'
-python scripts/predict.py cats cat.jpg
+python scripts/predict.py detr street.jpg --out boxes.png
 """
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
 import typer
+from PIL import Image, UnidentifiedImageError
 from rich.console import Console
-from rich.table import Table
 
-# Longest list of numbers that is shown whole.
-_FEW = 8
+from answers.pictures import drawn
+from answers.tables import show, table
 
 
 def main(
@@ -27,12 +26,33 @@ def main(
     parameters: Annotated[str, typer.Option(help="The task's parameters, as a JSON object.")] = "",
     url: Annotated[str, typer.Option(help="TorchServe's inference address.")] = "http://127.0.0.1:8080",
     timeout: Annotated[float, typer.Option(help="Longest wait for the answer, in seconds.")] = 60.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File for the drawn picture.", show_default="PHOTO-MODEL.png beside the photo"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as it came.")] = False,
 ) -> None:
-    """Ask a served model.
+    """Ask a served model, and show its answer.
 
-    Examples: predict.py bert "A text"; predict.py cats cat.jpg; predict.py bert texts.json --json
+    A table shows labels, entities, spans and the like. Boxes, the class of each pixel, and depth are drawn over the
+    photo, too.
+
+    Examples:
+
+        predict.py bert "Ada Lovelace lived in London."
+
+        predict.py qa '{"question": "Where?", "context": "Ada lived in London."}'
+
+        predict.py zero "A text" --parameters '{"candidate_labels": ["travel", "sleep"]}'
+
+        predict.py detr street.jpg --out boxes.png
+
+        predict.py segformer street.jpg --parameters '{"format": "png"}'
+
+        predict.py bert texts.json --json
     """
+    if out is not None:
+        _check_out(out, content)
     body, kind = _body(content, parameters)
     try:
         answer = httpx.post(f"{url}/predictions/{model}", content=body, headers={"content-type": kind}, timeout=timeout)
@@ -40,18 +60,56 @@ def main(
         _fail(f"{url} does not answer: {error}. Is TorchServe running? torchserve --start")
     if answer.is_error:
         _fail(f"{answer.status_code}: {_message(answer)}")
+    console = Console(highlight=False)
+    value = _value(answer)
+    # JSON is for programs, which get a picture only if they ask for one.
+    photo = _photo(content) if out is not None or not as_json else None
+    found = drawn(value, photo) if photo is not None else None
     if as_json:
         typer.echo(answer.text)
-        return
-    show(_value(answer), Console(highlight=False))
+    elif found is None:
+        show(value, console)
+    else:
+        table(found[1], console)
+    if found is not None:
+        # A model's version may follow its name: detr/2.0.
+        place = out or Path(content).with_name(f"{Path(content).stem}-{model.replace('/', '-')}.png")
+        found[0].save(place)
+        typer.echo(f"wrote {place}", err=as_json)
+    elif out is not None:
+        _fail(f"this answer holds nothing to draw, so {out} is not written")
+
+
+def _is_file(content: str) -> bool:
+    # A text may be longer than any path.
+    return len(content) < 4096 and Path(content).is_file()
+
+
+def _check_out(out: Path, content: str) -> None:
+    """Refuses a file that can't be written, or that is the input itself, before anything is asked."""
+    if out.suffix.lower() not in Image.registered_extensions():
+        raise typer.BadParameter(f"{out.name} has no ending of a picture, such as .png", param_hint="--out")
+    if _is_file(content) and out.exists() and out.samefile(content):
+        raise typer.BadParameter(f"{out} is the input itself", param_hint="--out")
+    if not out.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
+
+
+def _photo(content: str) -> Image.Image | None:
+    """Returns the photo that was asked about; None if it was something else."""
+    if not _is_file(content):
+        return None
+    try:
+        photo = Image.open(content)
+        photo.load()
+    except (UnidentifiedImageError, OSError):
+        return None
+    return photo
 
 
 def _body(content: str, parameters: str) -> tuple[bytes, str]:
     """Returns what is sent, and its content type."""
-    path = Path(content)
-    # A text may be longer than any path.
-    is_file = len(content) < 4096 and path.is_file()
-    raw = path.read_bytes() if is_file else content.encode()
+    raw = Path(content).read_bytes() if _is_file(content) else content.encode()
     try:
         value: Any = json.loads(raw)
     except ValueError:
@@ -61,11 +119,19 @@ def _body(content: str, parameters: str) -> tuple[bytes, str]:
             given = json.loads(parameters)
         except ValueError as error:
             raise typer.BadParameter(f"is not JSON: {error}", param_hint="--parameters") from None
-        inputs = value if value is not None else raw.decode("utf-8")
+        inputs = value if value is not None else _text(raw)
         return json.dumps({"inputs": inputs, "parameters": given}).encode(), "application/json"
     if isinstance(value, (dict, list)):
         return raw, "application/json"
     return raw, "application/octet-stream"
+
+
+def _text(raw: bytes) -> str:
+    """Returns what JSON can hold: a text itself, the bytes of a picture or a recording as base64."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return base64.b64encode(raw).decode("ascii")
 
 
 def _value(answer: httpx.Response) -> Any:
@@ -78,45 +144,6 @@ def _value(answer: httpx.Response) -> Any:
 def _message(answer: httpx.Response) -> str:
     value = _value(answer)
     return str(value.get("message", value)) if isinstance(value, dict) else str(value)
-
-
-def show(value: Any, console: Console) -> None:
-    """Prints an answer.
-
-    Args:
-        value: The answer, parsed from JSON.
-        console: Where to print.
-    """
-    if isinstance(value, dict) and value and all(isinstance(each, (int, float)) for each in value.values()):
-        _table([{"label": name, "score": number} for name, number in value.items()], console)
-    elif isinstance(value, dict):
-        _table([value], console)
-    elif isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
-        _table(value, console)
-    elif isinstance(value, list) and value and all(isinstance(each, (int, float)) for each in value):
-        console.print(_cell(value))
-    elif isinstance(value, list):
-        for number, each in enumerate(value):
-            console.rule(str(number), align="left")
-            show(each, console)
-    else:
-        console.print(_cell(value), markup=False)
-
-
-def _table(rows: list[dict[str, Any]], console: Console) -> None:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    table = Table(*names)
-    for row in rows:
-        table.add_row(*(_cell(row.get(name, "")) for name in names))
-    console.print(table)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    if isinstance(value, list) and len(value) > _FEW and all(isinstance(each, (int, float)) for each in value):
-        return f"{len(value)} numbers: {', '.join(map(_cell, value[:_FEW]))}, ..."
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _fail(message: str) -> Any:

@@ -138,6 +138,12 @@ class ModelCallError(ItemError):
     status = 500
 
 
+class NotExplainedError(ItemError):
+    """A request to /explanations/ that this task or this model has no answer to."""
+
+    status = 501
+
+
 class ForbiddenFallbackError(ItemError):
     """A call that ran outside OpenVINO though ``handler.openvino.fallback`` does not allow it.
 

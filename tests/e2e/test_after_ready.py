@@ -1,6 +1,8 @@
 """A real TorchServe after READY: a worker that violates its policy is replaced; envelopes handle whole batches."""
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torchserve_process import TorchServeProcess, handler_path, loaded, torchserve
 
 from encoder import ENCODER, encoder
+from hub_models import text_model
 
 CONFIG = """
 minWorkers: 1
@@ -127,3 +131,57 @@ def test_envelopes_take_whole_batches_and_keep_items_apart(enveloped, weights) -
         else:
             output = next(o for o in answer["outputs"] if o["name"] == "logits")
             close(torch.tensor(output["data"]).reshape(output["shape"]).tolist(), ids)
+
+
+TEXT_CONFIG = """
+batchSize: 4
+maxBatchDelay: 200
+maxWorkers: 1
+pt2: {compile: {enable: true, backend: openvino}}
+handler: {openvino: {text: {lengths: [16]}, batching: {buckets: [4]}}}
+"""
+
+
+def test_texts_in_envelopes(enveloped, tmp_path) -> None:
+    server, kind = enveloped
+    folder, config = text_model("text_classifier", tmp_path / "saved"), tmp_path / "model-config.yaml"
+    config.write_text(TEXT_CONFIG)
+    command = [sys.executable, "-m", "torchserve_openvino.cli", "package", "--hf", folder, "--model-name", "texts"]
+    command += ["--config-file", config, "--export-path", server.model_store]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert server.register("texts.mar", "texts").status_code == 200, server.log_tail(60)
+    server.wait_ready("texts")
+    texts = ["Ada Lovelace lived in London.", "Yes"]
+    pipeline = transformers.pipeline("text-classification", model=str(folder), device="cpu", top_k=None)
+    expected = [{each["label"]: pytest.approx(each["score"], abs=2e-3) for each in found} for found in pipeline(texts)]
+
+    def body(*strings: str) -> dict[str, Any]:
+        if kind == "json":
+            return {"instances": list(strings)}
+        return {"inputs": [{"name": "t", "shape": [len(strings)], "datatype": "BYTES", "data": list(strings)}]}
+
+    def data(answer: Any) -> list[Any]:
+        return answer["predictions"] if kind == "json" else answer["outputs"][0]["data"]
+
+    bodies = [body(texts[0]), body("half a pair: \ud800"), body(*texts), body(texts[1], "")]
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda each: ask(server, "texts", each), bodies))
+    assert [status for status, _ in answers] == [200, 400, 200, 207], answers
+    assert data(answers[0][1]) == expected[:1] and data(answers[2][1]) == expected
+    assert "surrogate" in str(answers[1][1])
+    good, refused = data(answers[3][1])
+    assert good == expected[1] and refused["code"] == 400 and "empty" in refused["message"]
+    report = server.describe("texts")
+    assert report["summary"]["coverage"] == 1.0 and report["fallbacks"] == []
+    explained = server.http.post(f"{server.inference_url}/explanations/texts", json=body(texts[0]))
+    assert explained.status_code == 200 and "london" in data(explained.json())[0]["words"], explained.text
+    assert [each["kind"] for each in server.describe("texts")["fallbacks"]] == ["outside_compiled"]
+    if kind == "kservev2":
+        assert [answer["outputs"][0]["datatype"] for _, answer in answers] == ["BYTES"] * 4
+        assert (
+            ask(server, "texts", {"inputs": [{"name": "t", "shape": [1], "datatype": "BYTES", "data": [7]}]})[0] == 400
+        )
+        tensor = {"name": "t", "shape": [2], "datatype": "INT64", "data": [1, 2]}
+        status, answer = ask(server, "texts", {"inputs": [tensor]})
+        assert status == 400 and "not a number" in str(answer)

@@ -78,6 +78,8 @@ def test_answers_of_mixed_lengths_equal_eagers_and_nothing_compiles(served, serv
         assert several.status_code == 207 and several.json()[1]["code"] == 400
         bare = client.post(f"/predictions/{task}", content=texts[0].encode())
         assert bare.status_code == 200 and len(bare.json()) == len(answers[0].json())
+        unexplained = client.post(f"/explanations/{task}", content=texts[0].encode())
+        assert unexplained.status_code == 501 and "no explanations" in unexplained.json()["message"]
         long = client.post(f"/predictions/{task}", json={"inputs": "word " * 100})
         assert long.status_code == 400 and "102 tokens" in long.json()["message"]
     report = server.describe(task)

@@ -95,7 +95,8 @@ def test_a_kept_mismatch_is_run_again(tmp_path: Path) -> None:
 
 
 def test_no_python_block_is_left_out() -> None:
-    assert len(blocks("python")) == 6
+    # Those of docs/tasks.md run in tests/unit/tasks.
+    assert len([block for block in blocks("python") if block.page != "docs/tasks.md"]) == 6
 
 
 def test_the_worked_example_of_an_operator() -> None:

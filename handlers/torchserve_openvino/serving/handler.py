@@ -262,8 +262,8 @@ class OpenVINOHandler(ArchiveLoading):
         if self._is_describe():
             return [self.describe_handle()]
 
-        def answer_items(items: list[Any]) -> list[Any]:
-            return self._answered(items, context)
+        def answer_items(items: list[Any], owners: Sequence[int]) -> list[Any]:
+            return self._answered(items, context, owners)
 
         return self._accounted(context, lambda: answer_enveloped(envelope, data, context, answer_items, self.counters))
 
@@ -277,7 +277,7 @@ class OpenVINOHandler(ArchiveLoading):
         finally:
             state.after_call(context)
 
-    def _answered(self, items: list[Any], context: Any) -> list[Any]:
+    def _answered(self, items: list[Any], context: Any, owners: Sequence[int] | None = None) -> list[Any]:
         self.counters.add("items", len(items))
         return self.answer_items(items, context)
 

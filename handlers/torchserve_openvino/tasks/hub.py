@@ -1,6 +1,6 @@
 """The base of tasks for Hugging Face models: from a folder of `save_pretrained` to answers, without user code."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from ts.utils.util import load_label_mapping
 
-from torchserve_openvino.errors import InvalidInputError, ItemError
+from torchserve_openvino.errors import InvalidInputError, ItemError, NotExplainedError
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.requests.batch_answer import Several
 from torchserve_openvino.tasks.asks import Ask, Parameters, ask_of, parameters_of
 from torchserve_openvino.tasks.catalog import TASKS, Task
-from torchserve_openvino.tasks.items import ItemHandler, body
+from torchserve_openvino.tasks.items import NO_EXPLANATIONS, ItemHandler, body
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,20 @@ class HubHandler(ItemHandler):
     Attributes:
         task: Name of the task in the catalogue.
         parameters: What a request may set.
+        takes: Type of one input in JSON, for the task's JSON schema.
+        answers: Type of the answer to one input.
+        explanation_parameters: What a request to /explanations/ may set; None if the task has no explanations.
+        explanations: Type of the explanation of one answer.
         fields: Names in an input that is an object, by which it is known without ``inputs`` around it.
         labels: The model's labels by number.
     """
 
     task: ClassVar[str]
     parameters: ClassVar[type[Parameters]] = Parameters
+    takes: ClassVar[Any] = str
+    answers: ClassVar[Any] = Any
+    explanation_parameters: ClassVar[type[Parameters] | None] = None
+    explanations: ClassVar[Any] = None
     fields: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self) -> None:
@@ -78,9 +86,21 @@ class HubHandler(ItemHandler):
 
     def answer_items(self, items: list[Any], context: Any) -> list[Any]:
         """Returns an answer for each item; for an item with a list of inputs, a list of answers and refusals."""
-        asks = [self._asked(item) for item in items]
+        return self._part_by_part(items, self.parameters, lambda parts: self._through(parts, context, self._predicted))
+
+    def explain_items(self, items: list[Any], context: Any) -> list[Any]:
+        """Returns an explanation for each item, in the same way."""
+        kind = self.explanation_parameters
+        if kind is None:
+            return [NotExplainedError(NO_EXPLANATIONS) for _ in items]
+        return self._part_by_part(items, kind, lambda parts: self._through(parts, context, self._explained))
+
+    def _part_by_part(
+        self, items: list[Any], kind: type[Parameters], answered: Callable[[list[Part]], list[Any]]
+    ) -> list[Any]:
+        asks = [self._asked(item, kind) for item in items]
         parts = [part for ask in asks if not isinstance(ask, ItemError) for part in ask[1]]
-        answers = iter(super().answer_items(parts, context) if parts else [])
+        answers = iter(answered(parts) if parts else [])
         together: list[Any] = []
         for ask in asks:
             if isinstance(ask, ItemError):
@@ -90,11 +110,11 @@ class HubHandler(ItemHandler):
             together.append(Several(mine) if ask[0].many else mine[0])
         return together
 
-    def _asked(self, item: Any) -> tuple[Ask, list[Part]] | ItemError:
+    def _asked(self, item: Any, kind: type[Parameters]) -> tuple[Ask, list[Part]] | ItemError:
         max_bytes, max_inputs = self.limits()
         try:
-            ask = self.ask(_opened(body(item)), max_bytes, max_inputs)
-            checked = parameters_of(self.parameters, ask.parameters)
+            ask = self.ask(body(_opened(item)), max_bytes, max_inputs)
+            checked = parameters_of(kind, ask.parameters)
         except ItemError as error:
             return error
         return ask, [Part(each, checked) for each in ask.inputs]
@@ -105,7 +125,7 @@ class HubHandler(ItemHandler):
         Raises:
             ItemError: It is no request for this task.
         """
-        asked = self._asked({"body": sample})
+        asked = self._asked({"body": sample}, self.parameters)
         if isinstance(asked, ItemError):
             raise asked
         return asked[1]

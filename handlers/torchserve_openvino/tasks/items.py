@@ -1,23 +1,34 @@
 """The common base of the shipped tasks: items are decoded separately, and a bad one does not affect the others."""
 
+import logging
 import time
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from torchserve_openvino.errors import (
+    ForbiddenFallbackError,
     InexactValueError,
     InvalidInputError,
     ItemError,
     NonFiniteOutputError,
+    NotExplainedError,
     PayloadTooLargeError,
 )  # fmt: skip
 from torchserve_openvino.serving.handler import OpenVINOHandler
 from torchserve_openvino.serving.observation import outside
+from torchserve_openvino.serving.requests.batch_answer import explains
 from torchserve_openvino.serving.requests.isolation import run_isolated, server_fault
 from torchserve_openvino.serving.requests.streams import Streams
+
+logger = logging.getLogger(__name__)
+
+NO_EXPLANATIONS = "this task has no explanations; ask /predictions/"
+
+T = TypeVar("T")
 
 
 class ItemHandler(OpenVINOHandler):
@@ -48,8 +59,40 @@ class ItemHandler(OpenVINOHandler):
     def run_eager(self, value: Any) -> Any:
         """Runs the eager model on one value, to see whether the model accepts it."""
 
+    def explanation(self, value: Any) -> Any:
+        """Explains the answer to one value, for /explanations/.
+
+        Raises:
+            NotExplainedError: This task has no explanations.
+        """
+        raise NotExplainedError(NO_EXPLANATIONS)
+
+    def _answered(self, items: list[Any], context: Any, owners: Sequence[int] | None = None) -> list[Any]:
+        """Answers the items of a batch, in which TorchServe mixes requests to /predictions/ and to /explanations/."""
+        places = range(len(items)) if owners is None else owners
+        wanted = [explains(context, place) for place in places]
+        if not any(wanted):
+            return super()._answered(items, context, owners)
+        self.counters.add("items", len(items))
+        answers: list[Any] = [None] * len(items)
+        for explained, answer in ((False, self.answer_items), (True, self.explain_items)):
+            mine = [position for position, each in enumerate(wanted) if each is explained]
+            if mine:
+                found = answer([items[position] for position in mine], context)
+                for position, each in zip(mine, found, strict=True):
+                    answers[position] = each
+        return answers
+
     def answer_items(self, items: list[Any], context: Any) -> list[Any]:
         """Returns an answer or an `ItemError` for each item."""
+        return self._through(items, context, self._predicted)
+
+    def explain_items(self, items: list[Any], context: Any) -> list[Any]:
+        """Returns an explanation or an `ItemError` for each item."""
+        return self._through(items, context, self._explained)
+
+    def _through(self, items: list[Any], context: Any, ask: Callable[[list[Any]], list[Any]]) -> list[Any]:
+        """Decodes items, and asks for those that can be decoded."""
         start = time.perf_counter()
         answers: list[Any] = [None] * len(items)
         decoded: dict[int, Any] = {}
@@ -61,7 +104,7 @@ class ItemHandler(OpenVINOHandler):
             if isinstance(value, ItemError):
                 answers[position] = decoded.pop(position)
         if decoded:
-            for position, answer in zip(decoded, self._predicted(list(decoded.values())), strict=True):
+            for position, answer in zip(decoded, ask(list(decoded.values())), strict=True):
                 answers[position] = answer
         milliseconds = (time.perf_counter() - start) * 1e3
         context.metrics.add_time("HandlerTime", round(milliseconds, 2), None, "ms", dimensions=[])
@@ -91,6 +134,48 @@ class ItemHandler(OpenVINOHandler):
 
     def _predicted(self, values: list[Any]) -> list[Any]:
         return run_isolated(values, lambda some: self.watched(lambda: self.predict(some)), self._blame, self.counters)
+
+    def _explained(self, values: list[Any]) -> list[Any]:
+        def run(some: list[Any]) -> list[Any]:
+            return [self.explanation(value) for value in some]
+
+        # One by one, so that an explanation is not computed again after another has failed.
+        found = (run_isolated([value], run, lambda _, error: server_fault(error), self.counters) for value in values)
+        return [answer for answers in found for answer in answers]
+
+    def in_eager(self, name: str, run: Callable[[], T]) -> T:
+        """Returns the result of ``run``, which computes with the eager model, and counts it as that.
+
+        Args:
+            name: What it computes, for the report.
+            run: The computation.
+
+        Raises:
+            ForbiddenFallbackError: The policy does not allow it; nothing is computed then.
+        """
+        if not self.config.pt2.enabled:
+            # Then everything runs there.
+            return run()
+        policy = self.config.openvino.fallback
+        allowed = policy.allow == "all" or "outside_compiled" in policy.allow
+        if policy.on_violation == "refuse" and not allowed:
+            raise ForbiddenFallbackError(f"outside_compiled: {name} run in eager PyTorch", by_request=True)
+        if self.served is not None and self.served.released:
+            raise NotExplainedError(f"{name} need the weights that handler.openvino.release_weights: true has freed")
+        seen: list[outside.Eager] = []
+        start = time.perf_counter()
+        result = outside.Outside([], seen.append).watch(run)
+        seconds = time.perf_counter() - start
+        # What is counted is one pass through the model, however many the computation has.
+        largest = max(seen, key=lambda each: each.ops, default=outside.Eager(None, "", "", ""))
+        reason = "they need gradients, which compiled graphs do not have"
+        if self.report.tracker.add_uncompiled(
+            name, largest.where, largest.ops, seconds, reason, caused_by_request=True
+        ):
+            logger.warning("Fallback: %s run in eager PyTorch, outside every compiled graph", name)
+        if self.state is not None:
+            self.state.watch.check()
+        return result
 
     def _blame(self, value: Any, error: Exception) -> ItemError:
         """Blames the request, with eager's message, if eager PyTorch fails on the value as well; else the server."""

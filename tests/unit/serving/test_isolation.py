@@ -14,6 +14,8 @@ from ts.torch_handler.request_envelope.kservev2 import KServev2Envelope
 from ts.utils.util import PredictionException
 
 import torchserve_openvino as tov
+from torchserve_openvino.errors import InvalidInputError, ItemError
+from torchserve_openvino.serving.requests.envelopes import Envelope, Request
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 GOOD, OTHER = [[0.5, -1.0, 2.0, 0.1]], [[1.0, 2.0, 3.0, 4.0]]
@@ -154,6 +156,40 @@ def test_kserve_v2_envelope_takes_whole_batches(archive) -> None:
     assert answers[0]["id"] == "a"
     close([answers[0]["outputs"][0]["data"]], GOOD)
     close([answers[2]["outputs"][0]["data"]], OTHER)
+
+
+def test_strings_of_kserve_v2_stay_apart() -> None:
+    envelope = Envelope("kservev2")
+
+    def opened(data):
+        entry = {"name": "text", "shape": [-1], "datatype": "BYTES", "data": data}
+        (item,) = envelope.open({"inputs": [entry]}).items
+        return item if isinstance(item, ItemError) else item["data"]
+
+    # Upstream takes the first element, of a bare string the first letter.
+    assert opened(["one"]) == opened("one") == "one"
+    assert opened(["one", "two"]) == opened([["one"], ["two"]]) == ["one", "two"]
+    deep: list = ["one"]
+    for _ in range(400):
+        deep = [deep]
+    for bad in ([], [7], ["one", None], {}, [["one"], ["two", "three"]], deep):
+        refused = opened(bad)
+        assert isinstance(refused, InvalidInputError) and "list of strings" in str(refused)
+
+
+@pytest.mark.parametrize(("answer", "datatype", "shape", "data"), [
+    ([[0.5, 1.0], [2.0, 3.0]], "FP64", [2, 2], [0.5, 1.0, 2.0, 3.0]),
+    (["a", "bc"], "BYTES", [2], ["a", "bc"]),
+    ({"glad": 0.5}, "BYTES", [1], [{"glad": 0.5}]),
+    ([[{"word": "a"}, {"word": "b"}], []], "BYTES", [2], [[{"word": "a"}, {"word": "b"}], []]),
+    ([[{"word": "a"}], [{"word": "b"}]], "BYTES", [2], [[{"word": "a"}], [{"word": "b"}]]),
+    ([[0.5, 1.0], {"code": 400}], "BYTES", [2], [[0.5, 1.0], {"code": 400}]),
+])  # fmt: skip
+def test_answers_of_kserve_v2_keep_their_shape(archive, answer, datatype, shape, data) -> None:
+    context = archive(weights=save_weights).context
+    request = Request([1], ("x",), "id")
+    (output,) = Envelope("kservev2").close(request, [answer], context, 0)["outputs"]
+    assert output == {"name": "x", "datatype": datatype, "shape": shape, "data": data}
 
 
 def test_kserve_v2_envelope_around_a_users_handler(archive) -> None:

@@ -1,10 +1,12 @@
 """A worker in this process for a saved Hugging Face model."""
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
 import transformers
 from serving_worker import Archive
@@ -42,6 +44,14 @@ class Worker:
 
     def __call__(self, *bodies: Any) -> list[Any]:
         return self.made.handle(self.handler, *bodies)
+
+    def respond(self, request: httpx.Request) -> httpx.Response:
+        """Answers a request as the server would, which parses JSON."""
+        assert request.url.path.startswith("/predictions/") and request.method == "POST"
+        is_json = request.headers.get("content-type") == "application/json"
+        answer = self.one(json.loads(request.content) if is_json else request.content)
+        body = json.dumps(answer, default=lambda number: number.item())
+        return httpx.Response(self.status(), content=body)
 
     def one(self, body: Any) -> Any:
         (answer,) = self(body)

@@ -15,7 +15,7 @@ import torch
 import transformers
 from task_worker import Worker
 
-from documents import same_form, task_examples
+from documents import python_answer, same_form, schema_problems, task_examples
 from hub_audio_models import RATE, audio_model, encoded, lively, recording, wav2vec2_config
 from torchserve_openvino.config.sections import OpenVINOSection
 from torchserve_openvino.errors import ModelLoadError
@@ -300,6 +300,11 @@ def test_tasks_are_guessed_from_the_type_of_model(kind, architecture, task) -> N
 
 
 @pytest.mark.parametrize("task", ["audio_classifier", "speech_recognizer"])
-def test_answers_have_the_documented_form(serve, task) -> None:
+def test_answers_have_the_documented_form(serve, task, tmp_path, monkeypatch) -> None:
     answer = serve(task, "layer")(FILES[0])[0]
     assert same_form(answer, task_examples()[task][1]), answer
+    monkeypatch.chdir(tmp_path)
+    for name in ("bark.wav", "speech.flac"):
+        Path(name).write_bytes(FILES[0])
+    assert python_answer(task, serve(task, "layer").respond) == answer
+    assert schema_problems(task, "answer", answer) == []

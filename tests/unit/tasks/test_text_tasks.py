@@ -11,8 +11,9 @@ import pytest
 import torch
 import transformers
 from task_worker import Worker
+from ts.torch_handler.request_envelope.kservev2 import KServev2Envelope
 
-from documents import same_form, task_examples
+from documents import python_answer, same_form, schema_problems, task_examples
 from hub_models import minilm, text_model
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.tasks.text.classifier import TextClassifier
@@ -193,6 +194,27 @@ def test_the_documented_request_gets_an_answer_of_the_documented_form(serve, tas
     (body,) = re.findall(r"-d '([^']+)'", request)
     answer = serve(task).one(json.loads(body))
     assert same_form(answer, shown), answer
+    close(python_answer(task, serve(task).respond), plain(answer))
+    many = task == "sentence_embedder"
+    assert schema_problems(task, "answers" if many else "answer", plain(answer)) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "inputs", "parameters"),
+    [
+        ("token_classifier", SHORT, {"aggregation_strategy": "none", "ignore_labels": []}),
+        ("question_answerer", {"question": "Who?", "context": LONG}, {"top_k": 3, "handle_impossible_answer": True}),
+        ("fill_mask", "A [MASK] to [MASK].", {"top_k": 2}),
+        ("reranker", {"query": "Who?", "texts": TEXTS}, {"return_text": True, "raw_scores": True}),
+    ],
+)
+def test_other_forms_of_answers_are_those_of_the_schema(serve, task, inputs, parameters) -> None:
+    body = {"inputs": inputs, "parameters": parameters}
+    assert schema_problems(task, "request", body) == []
+    answers = serve(task).one({**body, "inputs": [inputs, 7]})
+    assert answers[1]["code"] == 400
+    assert schema_problems(task, "answers", plain(answers)) == []
+    assert schema_problems(task, "answer", plain(answers[0])) == [] and answers[0]
 
 
 # --- requests that are wrong ----------------------------------------------------------------------------------
@@ -243,6 +265,38 @@ def test_a_list_is_answered_by_a_list_with_a_status_for_each(serve) -> None:
     assert answers[0][1]["code"] == 400 and "empty" in answers[0][1]["message"]
     assert set(answers[0][2]) == {"calm", "angry", "glad"}
     assert worker.handler.counters.to_dict()["refused_400"] == before + 3
+
+
+def v2(*texts: str) -> dict[str, Any]:
+    return {"inputs": [{"name": "text", "shape": [len(texts)], "datatype": "BYTES", "data": list(texts)}]}
+
+
+def test_strings_in_an_envelope_are_answered_one_by_one(serve) -> None:
+    worker = serve("text_classifier")
+    enveloped = KServev2Envelope(worker.handler.handle)
+    plain_answers = worker(SHORT.encode(), LONG.encode())
+    numbers = {"inputs": [{"name": "text", "shape": [2], "datatype": "INT64", "data": [1, 2]}]}
+    several = worker.made.handle(
+        enveloped, v2(SHORT), v2(SHORT, "", LONG), v2(""), v2("half a pair: \ud800"), numbers,
+        v2(json.dumps({"inputs": SHORT, "parameters": {"top_k": 1}})), v2("", " "),
+    )  # fmt: skip
+    assert [worker.status(i) for i in range(7)] == [200, 207, 400, 400, 400, 200, 400]
+    close(several[0]["outputs"][0]["data"], plain_answers[:1])
+    first, refused, last = several[1]["outputs"][0]["data"]
+    close([first, last], plain_answers)
+    assert refused["code"] == 400 and several[1]["outputs"][0]["shape"] == [3]
+    messages = [answer["outputs"][0]["data"][0]["message"] for answer in several[2:5]]
+    assert "empty" in messages[0] and "surrogate" in messages[1] and "not a number" in messages[2]
+    assert list(several[5]["outputs"][0]["data"][0]) == list(plain_answers[0])[:1]
+
+
+def test_strings_become_one_tensor_of_vectors(serve) -> None:
+    worker = serve("sentence_embedder")
+    (answer,) = worker.made.handle(KServev2Envelope(worker.handler.handle), v2(SHORT, LONG))
+    (output,) = answer["outputs"]
+    assert output["shape"] == [2, 384] and output["datatype"] == "FP64"
+    vectors = worker(SHORT.encode(), LONG.encode())
+    close(torch.tensor(output["data"]).reshape(2, 384).tolist(), vectors)
 
 
 def test_a_long_text_is_cut_where_the_yaml_says_so(tmp_path) -> None:

@@ -1,6 +1,7 @@
 """Vision tasks in a worker in this process, against transformers' own pipelines in eager PyTorch."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from vision_worker import (
 )
 
 import hub_vision_models
-from documents import same_form, task_examples
+from documents import python_answer, same_form, schema_problems, task_examples
 from hub_vision_models import LABELS, vision_model
 from torchserve_openvino.tasks.scores import class_scores
 
@@ -222,7 +223,24 @@ def test_samples_of_the_archive_are_answered_before_ready(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("task", HANDLERS)
-def test_answers_have_the_documented_form(serve, task) -> None:
+def test_answers_have_the_documented_form(serve, task, tmp_path, monkeypatch) -> None:
     labels = {"candidate_labels": ["cat", "dog"]} if task == "zero_shot_image_classifier" else {}
     answer = serve(task).one(asked(PHOTOS[0], **labels))
     assert same_form(answer, task_examples()[task][1]), answer
+    monkeypatch.chdir(tmp_path)
+    for name in ("cat.jpg", "street.jpg"):
+        Path(name).write_bytes(encoded(PHOTOS[0]))
+    assert python_answer(task, serve(task).respond) == answer
+    assert schema_problems(task, "answer", answer) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "parameters"),
+    [("image_segmenter", {"format": "png"}), ("depth_estimator", {"format": "list"}),
+     ("object_detector", {"threshold": THRESHOLD})],
+)  # fmt: skip
+def test_other_forms_of_answers_are_those_of_the_schema(serve, task, parameters) -> None:
+    body = asked(PHOTOS[0], **parameters)
+    assert schema_problems(task, "request", body) == []
+    answer = serve(task).one(body)
+    assert answer and schema_problems(task, "answer", answer) == []

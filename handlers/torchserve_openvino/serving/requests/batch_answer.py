@@ -11,7 +11,7 @@ from torchserve_openvino.serving.requests.envelopes import Envelope, Request, st
 # A header that TorchServe's HTTP inference API adds to each request; gRPC and workflows do not.
 _OVER_HTTP = "explain"
 
-AnswerItems = Callable[[list[Any]], list[Any]]
+AnswerItems = Callable[[list[Any], Sequence[int]], list[Any]]
 
 
 class Several(list[Any]):
@@ -21,6 +21,11 @@ class Several(list[Any]):
 def refusal(error: ItemError) -> dict[str, Any]:
     """Returns the body that the sender of a refused item gets."""
     return {"code": error.status, "type": type(error).__name__, "message": str(error)}
+
+
+def explains(context: Any, position: int) -> bool:
+    """Whether a request was sent to /explanations/."""
+    return bool(context.get_request_header(position, _OVER_HTTP) == "True")
 
 
 def finish(answers: Sequence[Any], context: Any, counters: Counters) -> list[Any]:
@@ -54,6 +59,11 @@ def _count_refusals(answers: Sequence[Any], counters: Counters) -> None:
             _count_refusals(answer, counters)
 
 
+def _each(answers: Sequence[Any]) -> list[Any]:
+    """Returns the answers of a request, those to an item with several inputs one by one."""
+    return [each for answer in answers for each in (answer if isinstance(answer, Several) else [answer])]
+
+
 def _shown(answer: Any) -> Any:
     """Returns what is sent for an answer."""
     if isinstance(answer, ItemError):
@@ -67,15 +77,16 @@ def answer_enveloped(
     """Returns the bodies of enveloped requests, each with any number of items.
 
     Args:
-        answer_items: Maps the items of the batch to as many answers, each of which may be an `ItemError`.
+        answer_items: Maps the items of the batch, and the place of the request of each, to as many answers, each of
+            which may be an `ItemError`.
 
     Raises:
         PredictionException: See `fail_where_statuses_are_lost`.
     """
     requests: list[Request | ItemError] = [_opened(envelope, row) for row in data]
-    items = [item for request in requests if isinstance(request, Request) for item in request.items]
-    good = [item for item in items if not isinstance(item, ItemError)]
-    answered = iter(answer_items(good) if good else [])
+    opened = [(index, request) for index, request in enumerate(requests) if isinstance(request, Request)]
+    good = [(index, item) for index, request in opened for item in request.items if not isinstance(item, ItemError)]
+    answered = iter(answer_items([item for _, item in good], [index for index, _ in good]) if good else [])
     by_request: list[list[Any]] = [
         [request] if isinstance(request, ItemError)
         else [item if isinstance(item, ItemError) else next(answered) for item in request.items]
@@ -83,14 +94,14 @@ def answer_enveloped(
     ]  # fmt: skip
     failed = {}
     for index, answers in enumerate(by_request):
-        refused = [answer for answer in answers if isinstance(answer, ItemError)]
+        refused = [answer for answer in _each(answers) if isinstance(answer, ItemError)]
         _count_refusals(answers, counters)
-        if len(refused) == len(answers):
+        if len(refused) == len(_each(answers)):
             failed[index] = refused[0]
     fail_where_statuses_are_lost(context, failed, len(requests))
     bodies: list[Any] = []
     for index, (request, answers) in enumerate(zip(requests, by_request, strict=True)):
-        _set_status(context, index, status_of(answers))
+        _set_status(context, index, status_of(_each(answers)))
         if isinstance(request, ItemError):
             bodies.append(refusal(request))
         else:

@@ -75,8 +75,8 @@ class Envelope:
         if self.kind == "json":
             return json.dumps({"predictions": list(answers)})
         if self.kind == "kserve":
-            explains = context.get_request_header(index, "explain") == "True"
-            return {"explanations" if explains else "predictions": list(answers)}
+            explained = context.get_request_header(index, "explain") == "True"
+            return {"explanations" if explained else "predictions": list(answers)}
         model = context.manifest.get("model", {})
         return {
             "id": request.request_id or context.get_request_id(index),
@@ -154,20 +154,51 @@ def _bytes_of(value: dict[str, Any]) -> Any:
 
 
 def _kserve_item(entry: dict[str, Any]) -> Any:
-    """Reads an input as upstream's KServev2Envelope does: the first string of BYTES, else the data in its shape."""
+    """Reads an input as upstream's KServev2Envelope does: a string of BYTES, else the data in its shape.
+
+    Of several strings, which upstream drops but for the first, a list.
+    """
     item = copy.copy(entry)
+    if entry["datatype"] == "BYTES":
+        strings = _strings(entry["data"])
+        if not strings:
+            return InvalidInputError(f"input {entry['name']!r}: data of BYTES must be a list of strings")
+        item["data"] = strings[0] if len(strings) == 1 else strings
+        return item
     try:
-        if entry["datatype"] == "BYTES":
-            item["data"] = entry["data"][0]
-        else:
-            item["data"] = np.array(entry["data"]).reshape(tuple(entry["shape"])).tolist()
+        item["data"] = np.array(entry["data"]).reshape(tuple(entry["shape"])).tolist()
     except (ValueError, TypeError, IndexError, KeyError) as error:
         return InvalidInputError(f"input {entry['name']!r}: {error}")
     return item
 
 
+def _strings(data: Any) -> list[str]:
+    """Returns the strings of BYTES; nothing if there is something else among them.
+
+    The shape is not looked at: it is often [-1], as in KServe's own examples.
+    """
+    values = np.array(data, dtype=object).flatten().tolist()
+    return values if all(isinstance(value, str) for value in values) else []
+
+
 def _kserve_output(name: str, answer: Any) -> dict[str, Any]:
     from ts.torch_handler.request_envelope.kservev2 import _to_datatype
 
-    flat = np.array(answer).flatten()
-    return {"name": name, "datatype": _to_datatype(flat.dtype), "data": flat.tolist(), "shape": list(flat.shape)}
+    array = _array(answer)
+    shape = list(array.shape) or [1]
+    return {"name": name, "datatype": _to_datatype(array.dtype), "data": array.flatten().tolist(), "shape": shape}
+
+
+def _array(answer: Any) -> np.ndarray:
+    """Returns numbers or strings in their shape; of anything else, such as objects, one element for each."""
+    try:
+        array = np.array(answer)
+        if array.dtype.kind != "O" or not isinstance(answer, list):
+            return array
+    except ValueError:
+        # Lists of different lengths, such as the entities of several texts.
+        pass
+    elements = np.empty(len(answer), dtype=object)
+    for position, each in enumerate(answer):
+        elements[position] = each
+    return elements

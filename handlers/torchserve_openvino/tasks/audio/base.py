@@ -5,10 +5,11 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import nn
 
 from torchserve_openvino.config import ServingConfig
@@ -106,6 +107,7 @@ class AudioHandler(HubHandler):
 
     # libsndfile, soxr and NumPy release the interpreter's lock for most of their work.
     decodes_in_parallel = True
+    takes = Annotated[str, Field(description="A recording: base64, or a data: URL.")]
     head: ClassVar[type[Head]] = Head
 
     def __init__(self) -> None:

@@ -8,6 +8,7 @@ from pydantic import Field
 from torchserve_openvino.errors import NonFiniteOutputError
 from torchserve_openvino.tasks.asks import Parameters
 from torchserve_openvino.tasks.audio.base import AudioHandler, Recording
+from torchserve_openvino.tasks.forms import Scored
 
 
 class AudioParameters(Parameters):
@@ -22,6 +23,7 @@ class AudioClassifier(AudioHandler):
 
     task = "audio_classifier"
     parameters = AudioParameters
+    answers = list[Scored]
 
     def answer(self, asked: Recording, logits: torch.Tensor) -> list[dict[str, Any]]:
         """Returns ``[{label, score}]``; scores are what transformers' pipeline makes of the logits."""

@@ -9,6 +9,7 @@ from torch import nn
 from torchserve_openvino.errors import ModelLoadError, NonFiniteOutputError
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.tasks.audio.base import LENGTH, AudioHandler, Head, Recording
+from torchserve_openvino.tasks.forms import Answer
 
 
 class FramesHead(Head):
@@ -38,6 +39,13 @@ class FramesHead(Head):
         return nn.functional.pad(found.masked_fill(padding[..., None], 0.0), (0, 0, 0, self._most - found.shape[1]))
 
 
+class Spoken(Answer):
+    """What is said."""
+
+    text: str
+    """Its text."""
+
+
 class SpeechRecognizer(AudioHandler):
     """The text of a recording: the best character of each frame, joined by the model's tokenizer.
 
@@ -48,6 +56,7 @@ class SpeechRecognizer(AudioHandler):
     """
 
     task = "speech_recognizer"
+    answers = Spoken
 
     def __init__(self) -> None:
         super().__init__()

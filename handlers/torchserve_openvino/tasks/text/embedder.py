@@ -42,6 +42,7 @@ class SentenceEmbedder(TextHandler):
     """The vector of a text."""
 
     task = "sentence_embedder"
+    answers = list[float]
 
     def longest(self, folder: Path) -> int | None:
         """Returns the longest text in tokens that sentence-transformers' files state."""

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from torchserve_openvino.errors import InvalidInputError
 from torchserve_openvino.tasks.asks import Parameters
+from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.hub import Part, text_of
 from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler
 
@@ -23,11 +24,26 @@ class MaskParameters(Parameters):
     """The only words to score; each has to be one token."""
 
 
+class Filled(Answer):
+    """A word for a mask."""
+
+    score: float
+    """Its probability."""
+    token: int
+    """Its number in the model's vocabulary."""
+    token_str: str
+    """The word."""
+    sequence: str
+    """The text with it."""
+
+
 class FillMask(TextHandler):
     """The most probable words in place of the mask token."""
 
     task = "fill_mask"
     parameters = MaskParameters
+    # For several masks, a list for each.
+    answers = list[Filled] | list[list[Filled]]
 
     def read(self, part: Part) -> str:
         """Returns a text with at least one mask token."""

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from torchserve_openvino.errors import InvalidInputError, ItemError, NonFiniteOutputError
 from torchserve_openvino.tasks.asks import Parameters, checked
+from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.hub import Part, text_of
 from torchserve_openvino.tasks.text.base import Head, Outputs, Rows, TextHandler
 from torchserve_openvino.tasks.text.rows import Row, too_long
@@ -44,6 +45,19 @@ class Question(BaseModel):
     context: str
 
 
+class Span(Answer):
+    """A part of the context."""
+
+    score: float
+    """Its score."""
+    start: int
+    """Where it begins in the context, in characters."""
+    end: int
+    """Where it ends."""
+    answer: str
+    """Its text."""
+
+
 class SpanHead(Head):
     """A model that returns scores for the first and the last token of the answer."""
 
@@ -57,6 +71,8 @@ class QuestionAnswerer(TextHandler):
 
     task = "question_answerer"
     parameters = QuestionParameters
+    takes = Question
+    answers = Span | list[Span]
     fields = frozenset({"question", "context"})
     head = SpanHead
 

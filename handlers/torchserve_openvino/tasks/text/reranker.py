@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError, NonFiniteOutputError
 from torchserve_openvino.tasks.asks import Parameters, checked
+from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.hub import Part, text_of
 from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler
 
@@ -30,11 +31,24 @@ class Ranking(BaseModel):
     texts: list[str]
 
 
+class Ranked(Answer):
+    """A text's place in the order."""
+
+    index: int
+    """Its number in the request."""
+    score: float
+    """Its score."""
+    text: str = ""
+    """The text, for `return_text`."""
+
+
 class Reranker(TextHandler):
     """The texts of a request in order, best first."""
 
     task = "reranker"
     parameters = RankParameters
+    takes = Ranking
+    answers = list[Ranked]
     fields = frozenset({"query", "texts"})
 
     def initialize(self, context: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 
 from torchserve_openvino.tasks.asks import Parameters
+from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler
 
 
@@ -20,11 +21,44 @@ class TokenParameters(Parameters):
     """Labels that are left out."""
 
 
+class Entity(Answer):
+    """Neighbouring tokens of one label."""
+
+    entity_group: str
+    """The label."""
+    score: float
+    """Its score."""
+    word: str
+    """The text, as the tokenizer writes it."""
+    start: int | None
+    """Where it begins in the text, in characters."""
+    end: int | None
+    """Where it ends."""
+
+
+class Token(Answer):
+    """A single token with its label, for `aggregation_strategy: none`."""
+
+    entity: str
+    """The label."""
+    score: float
+    """Its score."""
+    index: int
+    """Its number in the text."""
+    word: str
+    """The token."""
+    start: int | None
+    """Where it begins in the text, in characters."""
+    end: int | None
+    """Where it ends."""
+
+
 class TokenClassifier(TextHandler):
     """Entities with their label, score, and place in the text."""
 
     task = "token_classifier"
     parameters = TokenParameters
+    answers = list[Entity] | list[Token]
 
     @cached_property
     def _pipeline(self) -> Any:

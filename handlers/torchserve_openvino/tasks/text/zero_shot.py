@@ -8,6 +8,7 @@ from pydantic import Field
 
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError
 from torchserve_openvino.tasks.asks import Parameters
+from torchserve_openvino.tasks.forms import Scored
 from torchserve_openvino.tasks.hub import Part
 from torchserve_openvino.tasks.scores import probabilities
 from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler
@@ -29,6 +30,7 @@ class ZeroShotClassifier(TextHandler):
 
     task = "zero_shot_classifier"
     parameters = ZeroShotParameters
+    answers = list[Scored]
 
     def initialize(self, context: Any) -> None:
         """Loads the model, which has to know the label 'entailment'.

@@ -5,10 +5,11 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from PIL import Image
+from pydantic import Field
 from torch import nn
 
 from torchserve_openvino.config.sections import WarmupInput
@@ -83,6 +84,7 @@ class VisionHandler(HubHandler):
 
     # Pillow releases the GIL while it decodes and resizes.
     decodes_in_parallel = True
+    takes = Annotated[str, Field(description="A picture: base64, or a data: URL.")]
     head: ClassVar[type[Head]] = Head
     example: ClassVar[Mapping[str, Any]] = {}
 

@@ -23,6 +23,7 @@ class HubImageClassifier(VisionHandler):
 
     task = "hub_image_classifier"
     parameters = ClassifierParameters
+    answers = dict[str, float]
 
     def answer(self, asked: Picture, outputs: Sequence[torch.Tensor]) -> dict[str, float]:
         """Returns ``{label: probability}``; of a regression, the number that the model returns."""

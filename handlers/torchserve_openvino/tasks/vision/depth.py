@@ -8,6 +8,7 @@ import torch
 
 from torchserve_openvino.errors import PayloadTooLargeError
 from torchserve_openvino.tasks.asks import Parameters
+from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.vision.base import Head, Outputs, Picture, VisionHandler
 from torchserve_openvino.tasks.vision.pictures import png
 
@@ -20,6 +21,19 @@ class DepthParameters(Parameters):
 
     format: Literal["png", "list"] = "png"
     """How `predicted_depth` is sent: a PNG of 16 bits, from the least depth to the greatest, or rows of numbers."""
+
+
+class Depth(Answer):
+    """The depth of each pixel."""
+
+    predicted_depth: str | list[list[float]]
+    """A PNG of 16 bits in base64, or rows of numbers."""
+    depth: str
+    """A PNG of 8 bits in base64, for people."""
+    min: float
+    """The least depth, which is 0 in the PNGs."""
+    max: float
+    """The greatest."""
 
 
 class DepthHead(Head):
@@ -35,6 +49,7 @@ class DepthEstimator(VisionHandler):
 
     task = "depth_estimator"
     parameters = DepthParameters
+    answers = Depth
     head = DepthHead
 
     def answer(self, asked: Picture, outputs: Sequence[torch.Tensor]) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from torchserve_openvino.tasks.asks import Parameters
+from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.vision.base import Head, Outputs, Picture, VisionHandler
 
 
@@ -16,6 +17,16 @@ class DetectorParameters(Parameters):
 
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Least score of a box."""
+
+
+class Detected(Answer):
+    """An object: its score, and under its label its box, in pixels: left, top, right, bottom."""
+
+    model_config = ConfigDict(extra="allow")
+
+    score: float
+    """Its score."""
+    __pydantic_extra__: dict[str, tuple[float, float, float, float]] = Field(init=False)
 
 
 class DetectorHead(Head):
@@ -31,6 +42,7 @@ class ObjectDetector(VisionHandler):
 
     task = "object_detector"
     parameters = DetectorParameters
+    answers = list[Detected]
     head = DetectorHead
 
     def answer(self, asked: Picture, outputs: Sequence[torch.Tensor]) -> list[dict[str, Any]]:

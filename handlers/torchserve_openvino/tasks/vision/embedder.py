@@ -45,6 +45,7 @@ class ImageEmbedder(VisionHandler):
 
     task = "image_embedder"
     parameters = EmbedderParameters
+    answers = list[float]
     head = EmbedderHead
 
     def load_model(self, folder: Path) -> nn.Module:

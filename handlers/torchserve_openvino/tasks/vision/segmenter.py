@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 
 from torchserve_openvino.tasks.asks import Parameters
+from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.vision.base import Picture, VisionHandler
 from torchserve_openvino.tasks.vision.pictures import png
 
@@ -17,11 +18,21 @@ class SegmenterParameters(Parameters):
     """`list`: class and probability of each pixel of the model's input. `png`: a label map of the picture's size."""
 
 
+class LabelMap(Answer):
+    """The class of each pixel, for `format: png`."""
+
+    label_map: str
+    """A PNG in base64, whose grey values are numbers of classes."""
+    labels: dict[str, str]
+    """The name of each number in it."""
+
+
 class ImageSegmenter(VisionHandler):
     """The class of each pixel of a photo."""
 
     task = "image_segmenter"
     parameters = SegmenterParameters
+    answers = list[list[tuple[float, float]]] | LabelMap
 
     def answer(self, asked: Picture, outputs: Sequence[torch.Tensor]) -> Any:
         """Returns rows of ``[class, probability]``; as PNG ``{label_map, labels}``, with the names of its numbers."""

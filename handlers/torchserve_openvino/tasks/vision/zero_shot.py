@@ -14,6 +14,7 @@ from torchserve_openvino.errors import InvalidInputError, ModelLoadError, Payloa
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.observation.observe import Seen
 from torchserve_openvino.tasks.asks import Parameters
+from torchserve_openvino.tasks.forms import Scored
 from torchserve_openvino.tasks.hub import Part
 from torchserve_openvino.tasks.scores import probabilities
 from torchserve_openvino.tasks.vision.base import Head, Outputs, Picture, VisionHandler
@@ -71,6 +72,7 @@ class ZeroShotImageClassifier(VisionHandler):
 
     task = "zero_shot_image_classifier"
     parameters = ZeroShotParameters
+    answers = list[Scored]
     head = PictureTower
     example: ClassVar[Mapping[str, Any]] = {"candidate_labels": ["one", "two"]}
 

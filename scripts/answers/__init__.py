@@ -1,0 +1,1 @@
+"""How scripts/predict.py shows answers: as tables, and as pictures."""
