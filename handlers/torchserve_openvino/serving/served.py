@@ -42,6 +42,7 @@ class ServedModel:
         beyond: Runs calls whose shape was not declared, instead of ``compiled``.
 
     Attributes:
+        sizes: As above; empty where each batch runs at its own size.
         shadow: Picks answered calls to run again later; set once the worker is READY.
     """
 
@@ -62,6 +63,7 @@ class ServedModel:
     ) -> None:
         self.compiled = compiled
         self.inputs = inputs
+        self.sizes = tuple(sizes or ())
         self.facts = facts
         self.counters = counters or Counters()
         self.shadow: Shadow | None = None

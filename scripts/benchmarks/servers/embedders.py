@@ -24,7 +24,7 @@ _SERVER = {"jobQueueSize": 2000, "startupTimeout": 600, "responseTimeout": 120, 
 _OURS: dict[str, Any] = {
     "minWorkers": 2, "maxWorkers": 2, "batchSize": 8, "maxBatchDelay": 1,
     "pt2": {"compile": {"enable": True, "backend": "openvino", "options": {"config": {"PERFORMANCE_HINT": "LATENCY"}}}},
-    "handler": {"openvino": {"text": {"lengths": [16, 32, 64, 96]}, "threads": "auto"}},
+    "handler": {"openvino": {"text": {"lengths": [16, 32, 48, 64, 80, 96]}, "threads": "auto"}},
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from torchserve_openvino.errors import (
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.tasks.hub import HubHandler, Part, text_of
-from torchserve_openvino.tasks.text.rows import Row, by_length, tensors, tokenised
+from torchserve_openvino.tasks.text.rows import Row, fewest_tokens, tensors, tokenised
 
 LENGTH = "sequence"
 # Longer texts are rare, and each compiled length costs time before READY; `max_tokens` raises it.
@@ -254,7 +254,8 @@ class TextHandler(HubHandler):
         found: list[Outputs] = [()] * len(rows)
         joins = self.served is None or self.served.joins
         lengths = self.config.openvino.batching.dims[LENGTH]
-        groups = by_length(rows, lengths) if joins else ([position] for position in range(len(rows)))
+        sizes = self.served.sizes if self.served is not None else ()
+        groups = fewest_tokens(rows, lengths, sizes) if joins else [[position] for position in range(len(rows))]
         with torch.inference_mode():
             for group in groups:
                 batch = tensors([rows[i] for i in group], self.names, self._pad, self.tokenizer.pad_token_type_id)

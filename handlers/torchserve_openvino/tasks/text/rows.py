@@ -8,6 +8,9 @@ import torch
 
 from torchserve_openvino.errors import InvalidInputError
 
+# What a call of the model costs beside its tokens, in tokens.
+_CALL_TOKENS = 8
+
 
 @dataclass(frozen=True)
 class Row:
@@ -89,3 +92,33 @@ def by_length(rows: Sequence[Sized], lengths: Sequence[int]) -> Iterator[list[in
         length = next((each for each in lengths if each >= len(row)), len(row))
         groups.setdefault(length, []).append(position)
     yield from groups.values()
+
+
+def fewest_tokens(rows: Sequence[Sized], lengths: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+    """Groups rows into batches so that as little as possible is padding, in length and in number of rows.
+
+    Args:
+        rows: Token sequences of different lengths.
+        lengths: Compiled lengths, ascending; empty where any length is compiled.
+        sizes: Compiled batch sizes, ascending; empty where any size is.
+
+    Returns:
+        Positions in ``rows`` of each batch; the fewest tokens in all, where a batch itself counts as `_CALL_TOKENS`.
+    """
+    order = sorted(range(len(rows)), key=lambda position: len(rows[position]))
+    widths = [_next(lengths, len(rows[position])) for position in order]
+    largest = sizes[-1] if sizes else len(rows)
+    # best[n]: the fewest tokens for the first n rows, and where their last batch begins.
+    best = [(0, 0)]
+    for end in range(1, len(order) + 1):
+        starts = range(max(0, end - largest), end)
+        best.append(min((best[i][0] + _next(sizes, end - i) * widths[end - 1] + _CALL_TOKENS, i) for i in starts))
+    groups, end = [], len(order)
+    while end:
+        groups.append(order[best[end][1] : end])
+        end = best[end][1]
+    return groups
+
+
+def _next(sizes: Sequence[int], size: int) -> int:
+    return next((each for each in sizes if each >= size), size)
