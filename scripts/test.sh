@@ -45,22 +45,17 @@ for argument in "$@"; do
     exec "$PY" -m pytest --timeout=900 "$@"
   fi
 done
-# All beside each other: servers start and tests wait, which leaves cores idle. Tests that start servers keep each file
-# in one process, since a file's tests share fixtures. tests/contract comes after tests/unit: its imports leave traces
-# in the process. Output comes in order: tests without servers, tests with them, mypy if it failed.
-title "mypy and the tests with servers, beside the tests" && say ""
-: >"$LOG"
-SERVER_LOG=$ROOT/.quickstart/test-e2e.log
-"$PY" -m pytest --timeout=900 -n 2 --dist loadfile tests/e2e "$@" >"$SERVER_LOG" 2>&1 &
-servers=$!
+# mypy runs beside the tests. These sometimes wait, so three processes keep two cores busy. Tests that start servers
+# use two processes and keep each file in one, since a file's tests share fixtures. tests/contract comes after
+# tests/unit: its imports leave traces in the process.
+title "mypy, beside the tests" && say ""
 "$PY" -m mypy >"$LOG" 2>&1 &
 types=$!
-# An interrupt ends them too.
-CHILD="$servers $types"
+# An interrupt ends it too.
+CHILD=$types
 first=0 second=0
 "$PY" -m pytest --timeout=900 -n 3 tests/unit tests/contract tests/conformance "$@" || first=$?
-wait "$servers" || second=$?
-cat "$SERVER_LOG"
+"$PY" -m pytest --timeout=900 -n 2 --dist loadfile tests/e2e "$@" || second=$?
 wait "$types" || types_failed
 CHILD=""
 # 5: no test matches a filter such as -k.

@@ -3,7 +3,7 @@
 
 STEP=0      # the step that is running
 STEPS=0     # how many there are; the script sets it
-CHILD=""    # the pids of commands that run beside this script
+CHILD=""    # the pid of the step's command, while one runs
 
 say() { printf '%s\n' "$*"; }
 
@@ -16,10 +16,11 @@ die() {
 }
 
 stop_child() {
-  local pid
-  for pid in $CHILD; do kill -TERM "$pid" 2>/dev/null || true; done
-  for pid in $CHILD; do wait "$pid" 2>/dev/null || true; done
-  CHILD=""
+  if [ -n "$CHILD" ]; then
+    kill -TERM "$CHILD" 2>/dev/null || true
+    wait "$CHILD" 2>/dev/null || true
+    CHILD=""
+  fi
 }
 
 # A signal ends the running step at once: by default bash waits for the command first.

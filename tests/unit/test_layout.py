@@ -3,6 +3,7 @@
 import ast
 import itertools
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,10 @@ def test_no_folder_holds_more_than_one_can_overlook() -> None:
 def test_files_can_be_read_in_one_sitting() -> None:
     long = {path.name: n for path in FILES if (n := len(path.read_text(encoding="utf-8").splitlines())) > 330}
     assert not long
+
+
+@pytest.mark.parametrize("together", [("unit", "contract", "conformance"), ("e2e",)])
+def test_files_of_tests_that_run_together_have_names_of_their_own(together: tuple[str, ...]) -> None:
+    # pytest imports them by these names; a second one is an error that only a run of the whole suite shows.
+    names = Counter(path.name for kind in together for path in (ROOT / "tests" / kind).rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
