@@ -11,6 +11,7 @@ import typer
 from torchserve_openvino.cli.console import fail, print_json, stdout, steps
 from torchserve_openvino.cli.handler_path import handlers
 from torchserve_openvino.cli.reports.verdict import show
+from torchserve_openvino.config.fields import is_handler_file
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.starter import templates
 from torchserve_openvino.tasks.catalog import TASKS
@@ -287,8 +288,7 @@ def _named(config_file: Path) -> list[Path]:
     section = ((document or {}).get("handler") or {}).get("openvino") or {}
     named = [("op_mappings", name) for name in mapping_files(document)]
     wrapped = section.get("wrap")
-    # Without the suffix, it is a handler of TorchServe itself.
-    named += [("wrap", wrapped)] if isinstance(wrapped, str) and wrapped.endswith(".py") else []
+    named += [("wrap", wrapped)] if isinstance(wrapped, str) and is_handler_file(wrapped) else []
     for key, name in named:
         if not (config_file.parent / name).is_file():
             raise PackagingError(

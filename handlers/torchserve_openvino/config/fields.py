@@ -149,10 +149,15 @@ def _files(value: Any) -> Any:
     return list(dict.fromkeys(names))
 
 
+def is_handler_file(name: str) -> bool:
+    """Whether `wrap` names a Python file; otherwise it names a handler of TorchServe."""
+    return name.endswith(".py")
+
+
 def _handler_file(value: Any) -> Any:
     """Returns the name of a Python file in the archive, which can be imported by it, or of a handler of TorchServe."""
     name = str(value)
-    is_file = name.endswith(".py") and name.removesuffix(".py").isidentifier()
+    is_file = is_handler_file(name) and name.removesuffix(".py").isidentifier()
     if not isinstance(value, str) or not (is_file or name in TORCHSERVE_HANDLERS):
         raise ValueError(
             "must name a Python file of the archive, such as my_handler.py, or a handler of TorchServe "

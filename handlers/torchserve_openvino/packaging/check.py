@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.config import ServingConfig, load_serving_config
+from torchserve_openvino.config.fields import is_handler_file
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.serving.loading.archive import model_of
@@ -125,7 +126,7 @@ def _weights(path: Path, *, has_class: bool, config: ServingConfig) -> Iterator[
 
 def _named(folder: Path, config: ServingConfig) -> Iterator[str]:
     section = config.openvino
-    wrapped = [section.wrap] if section.wrap is not None and section.wrap.endswith(".py") else []
+    wrapped = [section.wrap] if section.wrap is not None and is_handler_file(section.wrap) else []
     keys = {"warmup.samples": section.warmup.samples, "op_mappings": section.op_mappings, "wrap": wrapped}
     for key, names in keys.items():
         for name in names:

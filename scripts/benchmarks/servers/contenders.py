@@ -115,14 +115,7 @@ def _torchserve(name: str, config: Path, handler: str | None, options: Options, 
     environment = {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(kernels))}
     server = TorchServeProcess(work, models={name: f"{name}.mar"}, properties=properties, environment=environment)
     try:
-        server.start()
-        server.wait_healthy()
-        server.wait_ready(name, timeout=START_SECONDS)
-        # wait_ready sees only the workers that exist so far; more may follow.
-        _wait(lambda: _ready_workers(server, name) >= workers, server.log_tail, lambda: server.alive)
-        root = server.group
-        if root is None:
-            raise StartError("TorchServe is gone")
+        root = start(server, name, workers)
         # The frontend starts workers with this file.
         pids = [p.pid for p in usage.tree(root) if any("model_service_worker" in part for part in p.cmdline())]
         url = f"{server.inference_url}/predictions/{name}"
@@ -130,6 +123,23 @@ def _torchserve(name: str, config: Path, handler: str | None, options: Options, 
     finally:
         with _uninterrupted():
             server.stop()
+
+
+def start(server: TorchServeProcess, name: str, workers: int) -> int:
+    """Starts a TorchServe, waits until all workers of a model are ready, and returns the topmost process.
+
+    Raises:
+        StartError: It ended, or took too long.
+    """
+    server.start()
+    server.wait_healthy()
+    server.wait_ready(name, timeout=START_SECONDS)
+    # wait_ready sees only the workers that exist so far; more may follow.
+    _wait(lambda: _ready_workers(server, name) >= workers, server.log_tail, lambda: server.alive)
+    root = server.group
+    if root is None:
+        raise StartError("TorchServe is gone")
+    return root
 
 
 def _ready_workers(server: TorchServeProcess, model: str) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 import yaml
 from server import TorchServeProcess
 
-from benchmarks.servers import load
+from benchmarks.servers import contenders, load
 from benchmarks.servers.client import Order
 from build_efficientnet_mar import program, run_archiver
 
@@ -96,18 +95,11 @@ def served(
         work, models={name: f"{name}.mar"}, properties={"default_workers_per_model": str(workers)}
     )
     try:
-        server.start()
-        server.wait_healthy()
-        server.wait_ready(name, timeout=900)
-        root = server.group
-        if root is None:
-            raise RuntimeError("TorchServe is gone")
+        root = contenders.start(server, name, workers)
         url = f"{server.inference_url}/predictions/{name}"
         cosine = furthest(url, texts, expected)
         found = []
         order = Order(url, requests, "closed", 1, seconds, min(1.0, seconds / 5), content_type="application/json")
-        # The second worker may still load when the first one answers.
-        time.sleep(2)
         load.warm_up(order, 2 * seconds / 3, clients, root)
         for level in clients:
             figures = load.measure(Order(**{**vars(order), "level": level}), root)

@@ -6,6 +6,7 @@ from typing import Any
 
 from ts.utils.util import list_classes_from_module
 
+from torchserve_openvino.config.fields import is_handler_file
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving.base import BaseHandler
 
@@ -24,7 +25,7 @@ def wrapped_class(folder: Path, name: str, mixin: type) -> type[Any]:
     Raises:
         ModelLoadError: The file is missing, fails, or defines no handler or several.
     """
-    is_file = name.endswith(".py")
+    is_file = is_handler_file(name)
     if is_file and not (folder / name).is_file():
         raise ModelLoadError(f"{_KEY} names {name}, which is not in the archive; package it with --extra-files.")
     try:

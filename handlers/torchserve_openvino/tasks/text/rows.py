@@ -89,8 +89,7 @@ def by_length(rows: Sequence[Sized], lengths: Sequence[int]) -> Iterator[list[in
     """
     groups: dict[int, list[int]] = {}
     for position, row in enumerate(rows):
-        length = next((each for each in lengths if each >= len(row)), len(row))
-        groups.setdefault(length, []).append(position)
+        groups.setdefault(_next(lengths, len(row)), []).append(position)
     yield from groups.values()
 
 
@@ -121,4 +120,5 @@ def fewest_tokens(rows: Sequence[Sized], lengths: Sequence[int], sizes: Sequence
 
 
 def _next(sizes: Sequence[int], size: int) -> int:
+    """Returns the compiled size that a size is padded to; the size itself beyond the largest."""
     return next((each for each in sizes if each >= size), size)
