@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from torchserve_openvino.ops.names import value_of
-from torchserve_openvino.ops.openvino_values import int64
+from torchserve_openvino.ops.openvino_values import int64, rank
 
 aten = torch.ops.aten
 _LIBRARY = torch.library.Library("openvino_fft", "DEF")
@@ -70,7 +70,7 @@ def _scaled(found: Any, length: int, normalization: int, inverse: bool) -> Any:
 
 def convert_r2c(x: Output, dim: Sequence[int], normalization: int, onesided: bool, *, sizes: Sequence[int]) -> Any:
     """Builds torch._fft_r2c from OpenVINO operations; ``sizes`` are those of the dimensions ``dim``."""
-    if list(dim) == [x.get_partial_shape().rank.get_length() - 1] and _is_short(sizes[0]):
+    if list(dim) == [rank(x) - 1] and _is_short(sizes[0]):
         return _scaled(_by_product(x, sizes[0], onesided), sizes[0], normalization, False)
     if onesided:
         found = ops.rdft(x, int64(dim))
@@ -91,8 +91,8 @@ def _by_product(x: Output, length: int, onesided: bool) -> Any:
     angles = np.outer(np.arange(length), frequencies) % length * (-2 * np.pi / length)
     matrix = np.stack([np.cos(angles), np.sin(angles)], -1).reshape(length, -1).astype(np.float32)
     product = ops.matmul(x, ops.constant(matrix), False, False)
-    rank = x.get_partial_shape().rank.get_length()
-    return ops.reshape(product, int64([0] * (rank - 1) + [len(frequencies), 2]), True)
+    dims = rank(x)
+    return ops.reshape(product, int64([0] * (dims - 1) + [len(frequencies), 2]), True)
 
 
 def convert_c2c(x: Output, dim: Sequence[int], normalization: int, forward: bool, *, sizes: Sequence[int]) -> Any:

@@ -20,3 +20,8 @@ def static_shape(tensor: Output) -> list[int]:
         RuntimeError: A size is not known.
     """
     return list(tensor.get_shape())
+
+
+def rank(tensor: Output) -> int:
+    """Returns the number of dimensions of a tensor; its sizes need not be known."""
+    return int(tensor.get_partial_shape().rank.get_length())

@@ -48,6 +48,7 @@ def test_index_put(indices: list[Any], shape: tuple[int, ...], accumulate: bool)
         return put(x, [None if i is None else next(left) for i in indices], v, accumulate)
 
     check(at_run_time, X, values, *given_indices)
+    check(at_run_time, X, values, *given_indices, dynamic=True)
 
 
 def test_index_put_adds_up_what_comes_twice() -> None:
@@ -80,6 +81,22 @@ def test_index_put_refuses_an_index_beyond_the_end_as_eager_does() -> None:
 @pytest.mark.parametrize("mask", [torch.rand(4, 5, 6) > 0.5, torch.rand(4) > 0.5], ids=["all", "rows"])
 def test_one_value_through_a_mask(mask: Tensor) -> None:
     check(lambda x, m: put(x, [m], torch.tensor(7.0)) + 1, X, mask)
+
+
+@pytest.mark.parametrize("axes", [3, 1])
+def test_writes_where_sizes_are_known_at_run_time_only(axes: int) -> None:
+    """As in wav2vec2: its padding is set to zero, and the last frame of each recording to one."""
+
+    def model(x: Tensor, mask: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        y, marks = x * 2, torch.zeros(x.shape[:2])
+        y[~mask] = 0
+        marks[torch.arange(x.shape[0]), lengths - 1] = 1
+        return y + 1, marks.flip([-1]).cumsum(-1)
+
+    compiled = tov.compile(model, dynamic=True)
+    for batch, length in ((4, 5), (2, 7), (3, 9)):
+        x = torch.randn(batch, length, 6)
+        check(model, x, torch.rand(x.shape[:axes]) > 0.5, torch.randint(1, length, (batch,)), compiled=compiled)
 
 
 def test_several_values_through_a_mask_stay_in_eager() -> None:

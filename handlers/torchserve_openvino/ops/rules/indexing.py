@@ -3,6 +3,7 @@
 Each call checks the values of indices (`backend.lowering.index_range`, `backend.lowering.checks`).
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.fx import Node
 
 from torchserve_openvino.ops import integers
 from torchserve_openvino.ops.names import first_input, value_of
-from torchserve_openvino.ops.openvino_values import int64, static_shape
+from torchserve_openvino.ops.openvino_values import int64, rank, static_shape
 from torchserve_openvino.ops.registry import (
     FAILS,
     INSTEAD,
@@ -119,39 +120,47 @@ def _not_by_mask(node: Node) -> str | None:
 @conversion(aten.index_put.default, rule=Rule(limit=_not_by_mask))
 def _index_put(x: Output, indices: Sequence[Output | None], values: Output, accumulate: bool = False) -> Any:
     """Writes ``values`` to ``x`` at ``indices``, by NumPy's advanced indexing, or at a mask (`_not_by_mask`)."""
-    shape = static_shape(x)
     if indices[0] is not None and indices[0].get_element_type() == Type.boolean:
         mask = indices[0]
-        for _ in shape[len(static_shape(mask)) :]:
-            mask = ops.unsqueeze(mask, int64([-1])).output(0)
-        return ops.select(mask, ops.reshape(values, int64([1] * len(shape)), False), x)
+        missing = rank(x) - rank(mask)
+        if missing:
+            mask = ops.unsqueeze(mask, int64(range(-missing, 0))).output(0)
+        return ops.select(mask, ops.reshape(values, int64([1] * rank(x)), False), x)
+    axes = range(rank(x))
+    sizes = ops.shape_of(x, "i64")
+
+    def some(dims: Sequence[int]) -> Any:
+        """Returns the sizes of some dimensions, which may be known only at run time."""
+        return ops.gather(sizes, ops.constant(np.array(dims, dtype=np.int64)), ops.constant(np.int64(0)))
+
     indexed = [dim for dim, index in enumerate(indices) if index is not None]
-    kept = [dim for dim in range(len(shape)) if dim not in indexed]
-    # Indices of several dimensions are broadcast together, and negative ones count from the end.
-    given = [index for index in indices if index is not None]
-    together = list(np.broadcast_shapes(*(static_shape(index) for index in given)))
-    columns = []
-    for dim, index in zip(indexed, given, strict=True):
-        wide = ops.convert(index, "i64")
-        size = ops.constant(np.int64(shape[dim]))
-        positive = ops.select(ops.less(wide, ops.constant(np.int64(0))), ops.add(wide, size), wide)
-        columns.append(ops.unsqueeze(ops.broadcast(positive, int64(together)), int64([-1])))
+    kept = [dim for dim in axes if dim not in indexed]
+    # Negative indices count from the end.
+    positions = []
+    for dim in indexed:
+        wide = ops.convert(indices[dim], "i64")
+        is_negative = ops.less(wide, ops.constant(np.int64(0)))
+        positions.append(ops.select(is_negative, ops.add(wide, ops.squeeze(some([dim]), int64(0))), wide))
+    # Indices of several dimensions are broadcast together.
+    joined = functools.reduce(ops.add, positions)
+    together = ops.shape_of(joined, "i64")
+    columns = [ops.unsqueeze(ops.broadcast(each, together), int64([-1])) for each in positions]
     # The indexed dimensions go first, as ScatterNDUpdate requires.
     order = indexed + kept
     moved = ops.transpose(x, int64(order))
     adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
     before = indexed[0] if adjacent else 0
     # torch puts the broadcast dimensions in place of the indexed ones if these are adjacent, else first.
-    rest = [shape[dim] for dim in kept]
-    target = [*rest[:before], *together, *rest[before:]]
-    wide_values = ops.broadcast(values, int64(target))
-    count = len(together)
-    first = [*range(before, before + count), *range(before), *range(before + count, len(target))]
-    updates = ops.transpose(wide_values, int64(first)) if target else wide_values
+    target = ops.concat([some(kept[:before]), together, some(kept[before:])], 0)
+    wide_values = ops.broadcast(values, target)
+    count = rank(joined.output(0))
+    length = len(kept) + count
+    first = [*range(before, before + count), *range(before), *range(before + count, length)]
+    updates = ops.transpose(wide_values, int64(first)) if length else wide_values
     scattered = ops.scatter_nd_update(
         moved, ops.concat(columns, -1), updates, reduction="sum" if accumulate else "none"
     )
-    return ops.transpose(scattered, int64([order.index(dim) for dim in range(len(shape))]))
+    return ops.transpose(scattered, int64([order.index(dim) for dim in axes]))
 
 
 def _scatter_sum(node: Node) -> str | None:
