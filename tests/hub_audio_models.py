@@ -34,7 +34,7 @@ def wav2vec2_config(norm: str = "layer", **changes: Any) -> Any:
     from transformers import Wav2Vec2Config
 
     sizes = {
-        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+        "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48,
         "conv_dim": (16, 16, 16), "conv_kernel": (10, 4, 4), "conv_stride": (8, 4, 4), "num_feat_extract_layers": 3,
         "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "classifier_proj_size": 16,
         "vocab_size": len(LETTERS), "pad_token_id": 0, "id2label": dict(enumerate(LABELS)),
@@ -65,7 +65,7 @@ def audio_model(kind: str, folder: Path, *, norm: str = "layer", masks: bool | N
 
     torch.manual_seed(0)
     if kind == "ASTForAudioClassification":
-        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+        sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
         config = transformers.ASTConfig(
             max_length=64, num_mel_bins=32, id2label=dict(enumerate(LABELS)), **sizes, **changes
         )

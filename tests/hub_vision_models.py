@@ -8,7 +8,7 @@ import torch
 
 LABELS = [f"thing {number}" for number in range(7)]
 NAMES = {"id2label": dict(enumerate(LABELS)), "label2id": {name: number for number, name in enumerate(LABELS)}}
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
 
 
 def save(folder: Path, make: Callable[[], Any], processor: Any, scale: float = 4.0) -> Path:
@@ -98,19 +98,19 @@ def depth(folder: Path) -> Path:
 
 
 def pictures_and_texts(folder: Path) -> Path:
-    from transformers import AutoTokenizer, CLIPConfig, CLIPImageProcessorPil, CLIPModel
+    from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
 
-    from hub_models import minilm
+    from hub_models import VOCABULARY, save_tokenizer
 
     tower = {**SMALL, "projection_dim": 16}
-    text = {"vocab_size": 30522, "max_position_embeddings": 24, "bos_token_id": 101, "eos_token_id": 102}
+    text = {"vocab_size": VOCABULARY, "max_position_embeddings": 24, "bos_token_id": 101, "eos_token_id": 102}
     config = CLIPConfig(
         text_config={**tower, **text, "pad_token_id": 0}, vision_config={**tower, "image_size": 32, "patch_size": 8},
         projection_dim=16,
     )  # fmt: skip
     processor = CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
     saved = save(folder, lambda: CLIPModel(config), processor, scale=2.0)
-    AutoTokenizer.from_pretrained(minilm()).save_pretrained(folder)
+    save_tokenizer(folder)
     return saved
 
 

@@ -193,6 +193,7 @@ class Encoder(nn.Module):
         return self.head(torch.tanh(self.layer(x)[:, 0]))
 
 
+@pytest.mark.slow
 def test_everyday_models_are_fused() -> None:
     layers = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)).eval()
     assert crashes_plugin(_model_of(layers, torch.randn(8, 16))) == ""

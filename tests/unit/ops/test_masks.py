@@ -79,7 +79,9 @@ def test_other_encoders(options: dict[str, Any]) -> None:
     check(model, x, mask=MASKS["bool"], src_key_padding_mask=PADDING, strides=False)
 
 
-@pytest.mark.parametrize("padding", ["bool", "all padded", "float"])
+@pytest.mark.parametrize(
+    "padding", ["bool", *(pytest.param(each, marks=pytest.mark.slow) for each in ("all padded", "float"))]
+)
 def test_padded_positions_are_zero_as_nested_tensors_make_them(padding: str) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

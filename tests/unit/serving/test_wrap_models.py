@@ -13,7 +13,7 @@ from serving_worker import labels
 
 from encoder import build
 from hub_handler import TRANSFORMERS
-from hub_models import minilm, save, text_model
+from hub_models import VOCABULARY, minilm, save, text_model
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.tasks.tensor import TensorHandler
 
@@ -30,7 +30,7 @@ def tiny_gpt() -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     ids = {"bos_token_id": 101, "eos_token_id": 102, "pad_token_id": 0}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=30522, n_embd=32, n_layer=2, n_head=4, n_positions=64, **ids))
+    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=1, n_head=4, n_positions=64, **ids))
 
 
 def hugging_face(archive: Any, mode: str, **section: Any) -> tuple[Any, Any, tuple[bytes, ...]]:

@@ -71,10 +71,13 @@ def close(got: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
     assert [each["score"] for each in got] == pytest.approx([each["score"] for each in expected], abs=2e-3)
 
 
+# Models that take a mask, and others, which would need a worker more.
+each_norm = pytest.mark.parametrize("norm", ["layer", pytest.param("group", marks=pytest.mark.slow)])
+
 # --- answers ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("norm", ["layer", "group"])
+@each_norm
 def test_audio_classifier_answers_as_the_pipeline_does(serve, norm) -> None:
     worker = serve("audio_classifier", norm)
     reference = pipeline("audio-classification", worker.folder)
@@ -85,7 +88,7 @@ def test_audio_classifier_answers_as_the_pipeline_does(serve, norm) -> None:
     worker.ran_compiled()
 
 
-@pytest.mark.parametrize("norm", ["layer", "group"])
+@each_norm
 def test_speech_recognizer_answers_as_the_pipeline_does(serve, norm) -> None:
     worker = serve("speech_recognizer", norm)
     reference = pipeline("automatic-speech-recognition", worker.folder)
@@ -95,7 +98,7 @@ def test_speech_recognizer_answers_as_the_pipeline_does(serve, norm) -> None:
     worker.ran_compiled()
 
 
-@pytest.mark.parametrize("norm", ["layer", "group"])
+@each_norm
 def test_nothing_is_compiled_for_any_length(serve, norm) -> None:
     worker = serve("speech_recognizer", norm)
     reference = pipeline("automatic-speech-recognition", worker.folder)

@@ -139,6 +139,7 @@ def test_models_that_cannot_be_served_are_refused(tmp_path) -> None:
         started(tmp_path / "y", "hub_image_classifier", classifier, warmup={"inputs": [{"shape": [48]}]})
 
 
+@pytest.mark.slow
 def test_a_detector_that_keeps_the_aspect_ratio_takes_the_size_of_the_yaml(tmp_path) -> None:
     folder = hub_vision_models.detector(tmp_path / "saved", {"shortest_edge": 32, "longest_edge": 64})
     worker = started(tmp_path / "archive", "object_detector", folder, warmup={"inputs": [{"shape": [3, 32, 48]}]})

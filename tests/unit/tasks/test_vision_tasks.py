@@ -189,6 +189,7 @@ def test_vectors_are_the_pooled_output(serve) -> None:
     worker.ran_compiled()
 
 
+@pytest.mark.slow
 def test_vectors_of_a_classifier_are_its_cls_token(tmp_path) -> None:
     folder = vision_model("hub_image_classifier", tmp_path / "saved")
     worker = started(tmp_path / "archive", "image_embedder", folder)
