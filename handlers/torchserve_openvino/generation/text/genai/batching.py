@@ -181,13 +181,6 @@ class GenAIEngine:
             else:
                 self._deliver(pipeline)
 
-        if not self._dead:
-            # GenAI complains of sequences that are left when it goes.
-            for prompt in self._running:
-                stop(prompt)
-            with contextlib.suppress(RuntimeError):
-                _clear(pipeline)
-
     def _start(self, pipeline: Pipeline, prompt: Prompt) -> None:
         if prompt.cancelled:
             return
@@ -259,6 +252,12 @@ class GenAIEngine:
 
     def _finish(self) -> None:
         """Ends everything that is left, and frees the model."""
+        # GenAI complains of sequences that are left when it goes.
+        for prompt in self._running:
+            stop(prompt)
+        with contextlib.suppress(RuntimeError):
+            if self._pipeline is not None:
+                _clear(self._pipeline)
         with self._changed:
             self._closing = True
             left = [*self._running, *self._admitted, *self._waiting]
