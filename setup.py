@@ -64,7 +64,7 @@ VISION = ["torchvision>=0.28,<0.29"]
 TIMM = [*VISION, "timm>=1.0.20,<2"]
 HF = ["transformers>=5,<6"]
 # The three match one another and OpenVINO: GenAI refuses another version.
-GENERATE = [*HF, "openvino-genai>=2026.4,<2026.5", "openvino-tokenizers>=2026.4,<2026.5"]
+GENERATE = [*HF, "jinja2>=3.1,<4", "openvino-genai>=2026.4,<2026.5", "openvino-tokenizers>=2026.4,<2026.5"]
 QUANTIZE = ["nncf>=3.4,<3.5"]
 SOUND = ["soundfile>=0.13,<1", "soxr>=0.5,<2"]
 # What scripts/benchmarks/serving.py loads servers with, compares with, and draws with.

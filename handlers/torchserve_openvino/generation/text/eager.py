@@ -3,7 +3,6 @@
 It serves `pt2.compile.enable: false`, to compare with and to look for faults; it is not made to be fast.
 """
 
-import inspect
 import logging
 import threading
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from torch import nn
 
 from torchserve_openvino.errors import BusyError, GenerationError, InvalidInputError
 from torchserve_openvino.generation.text.engine import Finish, Load, Piece, Sampling, Token
+from torchserve_openvino.generation.text.exporting.export import cache_argument
 from torchserve_openvino.generation.text.stream import PromptStream
 
 logger = logging.getLogger(__name__)
@@ -88,8 +88,7 @@ def _empty_cache(model: Any) -> dict[str, Any]:
     # Imported here: it takes seconds, which only workers of models of transformers need.
     from transformers import DynamicCache
 
-    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-    return {name: DynamicCache(config=model.config)}
+    return {cache_argument(model): DynamicCache(config=model.config)}
 
 
 class EagerEngine:

@@ -153,9 +153,13 @@ class Exchange:
             return False
         try:
             piece = choice.stream.next(seconds)
-            if piece is not None:
+            if piece is None:
+                return False
+            # What is there already is sent together.
+            while piece is not None and choice.finish is None:
                 choice.accept(piece)
-            return piece is not None
+                piece = choice.stream.next(0.0) if choice.finish is None else None
+            return True
         except StopIteration:
             self._refuse(choice.prompt, GenerationError("the engine ended this answer without a reason"))
         except ItemError as error:

@@ -10,8 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torch import nn
-
 from torchserve_openvino.errors import ItemError, NotExplainedError, PayloadTooLargeError
 from torchserve_openvino.generation.text.engine import Engine
 from torchserve_openvino.report import CompileReport
@@ -19,6 +17,7 @@ from torchserve_openvino.serving.base import model_name
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.metrics import metrics_of
 from torchserve_openvino.serving.models import Models
+from torchserve_openvino.serving.ready import leave
 from torchserve_openvino.serving.requests.batch_answer import answer_enveloped, explains, set_status, shown
 from torchserve_openvino.serving.requests.envelopes import Envelope, status_of
 from torchserve_openvino.serving.requests.isolation import server_fault
@@ -27,7 +26,7 @@ from torchserve_openvino.tasks.generation import wire
 from torchserve_openvino.tasks.generation.answers import FORMS, Generated, models_body, openai_error
 from torchserve_openvino.tasks.generation.call import Call
 from torchserve_openvino.tasks.generation.endpoints import MODELS, PROMPT, endpoint_of, unknown_model
-from torchserve_openvino.tasks.generation.engines import Generator, started
+from torchserve_openvino.tasks.generation.engines import Generator, Place, Unloaded, started
 from torchserve_openvino.tasks.generation.exchange import Exchange, wait_for_any
 from torchserve_openvino.tasks.generation.fields import TextParameters
 from torchserve_openvino.tasks.generation.measures import Measures
@@ -42,6 +41,8 @@ _PATH = "url_path"
 # Requests that one worker holds at once; the engine refuses more before that (generate.max_waiting).
 _THREADS = 512
 _LOOK_SECONDS = 0.5
+# For the answers of a worker whose engine is dead to reach TorchServe.
+_LAST_SECONDS = 1.0
 
 
 class TextGenerator(HubHandler):
@@ -79,18 +80,17 @@ class TextGenerator(HubHandler):
         if (metrics := metrics_of(context)) is not None:
             self._measures = Measures(metrics, self.engine.load, version)
 
-    def load(self, folder: Path) -> nn.Module:
-        """Loads model and tokenizer."""
+    def load(self, folder: Path) -> Any:
+        """Loads the tokenizer, and the model if it generates in eager PyTorch; otherwise its engine loads it."""
         self.tokenizer = hub.load_tokenizer(folder)
         self._special = frozenset(self.tokenizer.all_special_ids)
-        return super().load(folder)
+        return Unloaded(hub.load_config(folder)) if self.config.pt2.enabled else super().load(folder)
 
     def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
         """Starts the engine, whose answers are compared with eager PyTorch's before READY."""
         section = self.config.openvino
-        self.generator = started(
-            self.eager_model, self.folder, self.config, threads, batch_size=batch_size, tokenizer=self.tokenizer
-        )
+        place = Place(self.folder, self.model_dir, self.config, threads, self.tokenizer)
+        self.generator = started(place, batch_size, self.eager_model)
         atexit.register(self.generator.engine.close)
         vocabulary = int(self.eager_model.config.get_text_config().vocab_size)
         limits = Limits(
@@ -99,14 +99,12 @@ class TextGenerator(HubHandler):
         )  # fmt: skip
         self._reader = Reader(self.tokenizer, model_name(self.context), limits)
         self.report = CompileReport(self.generator.tracker)
-        if self.config.pt2.enabled:
-            # The engine has its own copy of the weights.
-            self.eager_model = self.model = None
         return None
 
     def _summary(self, models: Models | None) -> str:
         assert self.generator is not None
-        return self.generator.summary()
+        line = self.generator.summary()
+        return f"{line}; {self.report.summary_line()}" if self.config.pt2.enabled else line
 
     @property
     def engine(self) -> Engine:
@@ -131,6 +129,8 @@ class TextGenerator(HubHandler):
             return self._awaited(lambda: self._alone(data, context))
         state = self.state
         assert state is not None
+        if self.generator is not None and self.generator.dead:
+            leave(context)
         state.before_call(context)
         try:
             return self._together_in_engine(data, context)
@@ -205,6 +205,9 @@ class TextGenerator(HubHandler):
         with self._books:
             if self.state is not None:
                 self.state.after_call(context)
+        if self.generator is not None and self.generator.dead:
+            # TorchServe starts another worker; this request's answer, and those of others, leave before.
+            threading.Timer(_LAST_SECONDS, wire.hang_up, [context]).start()
         return wire.ended(context)
 
     def _finish(self, calls: Sequence[Call], context: Any, streams: Sequence[bool]) -> None:
