@@ -69,7 +69,8 @@ def _judge(folder: Path, store: Store, verdict: Verdict) -> None:
     calls = [entry for entry in entries if entry.kind == "call"]
     exported = [entry for entry in entries if entry.kind == "generator"]
     here = {**versions(), "python": python_version()}
-    foreign = _differences([entry.fields for entry in [*calls, *exported]], here)
+    foreign = _differences([entry.fields for entry in calls], here)
+    foreign += _differences([entry.fields for entry in exported], versions())
     verdict.reasons += foreign
     verdict.calls = len(calls)
     keys = {part["key"] for entry in calls for part in entry.body.get("parts", ())}

@@ -34,7 +34,6 @@ class Talker(Worker):
     """A worker with a socket, as TorchServe's."""
 
     def __init__(self, place: Path, folder: Path, name: str = "net", **keys: Any) -> None:
-        self.place = place
         self.made = Archive(place, {**EAGER, **keys}, None, batch_size=int(keys.get("batchSize", 4)))
         self.made.metrics.model_name = name
         (place / "hub").symlink_to(folder)
@@ -291,10 +290,6 @@ class Frontend:
     """TorchServe's service for `asyncCommunication: true` around a handler, with what it would send."""
 
     def __init__(self, talker: Talker) -> None:
-        made = talker.made
-        service = Service("net", str(talker.place), made.manifest, talker.handler.handle, None, 1, True, made.metrics)
-        service.set_cl_socket(talker.mine)
-        self._predict = async_service.predict.__get__(service)
         self.talker = talker
         self._received = b""
         self._reads = threading.Thread(target=self._read, daemon=True)
@@ -306,10 +301,19 @@ class Frontend:
             self._received += some
 
     def ask_all(self, requests: list[tuple[str, bytes]]) -> list[bytes]:
-        """All final responses; each request in flight at once."""
+        return self.ends(self.talker, requests)
 
-        async def run() -> list[bytes]:
-            return await asyncio.gather(*(self._predict([self._row(n, *each)]) for n, each in enumerate(requests)))
+    @classmethod
+    def ends(cls, talker: Any, requests: list[tuple[str, bytes]]) -> list[bytes]:
+        """All final responses of a worker; each request in flight at once."""
+        made = talker.made
+        folder = made.context.system_properties["model_dir"]
+        service = Service("net", folder, made.manifest, talker.handler.handle, None, 1, True, made.metrics)
+        service.set_cl_socket(talker.mine)
+
+        async def run() -> list[Any]:
+            rows = [cls._row(number, *each) for number, each in enumerate(requests)]
+            return await asyncio.gather(*(async_service.predict(service, [row]) for row in rows))
 
         return [bytes(each) for each in asyncio.run(run())]
 
