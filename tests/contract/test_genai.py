@@ -18,7 +18,6 @@ def test_the_tested_version() -> None:
 def test_names_of_the_pipeline() -> None:
     names = {"add_request", "step", "has_non_finished_requests", "get_metrics"}
     assert names <= set(dir(genai.ContinuousBatchingPipeline))
-    assert {"get_status", "can_read", "read", "cancel"} <= set(dir(genai.GenerationHandle))
     scheduler = genai.SchedulerConfig()
     assert {"num_kv_blocks", "cache_size", "max_num_batched_tokens", "dynamic_split_fuse"} <= set(dir(scheduler))
     config = genai.GenerationConfig()
@@ -69,6 +68,7 @@ def pipeline(folder: Path, pages: int, **given: Any) -> Any:
 def config(count: int) -> Any:
     found = genai.GenerationConfig()
     found.max_new_tokens, found.ignore_eos = count, True
+    found.eos_token_id, found.stop_token_ids = 2, {2}
     return found
 
 
@@ -99,6 +99,14 @@ def test_no_tokenizer_is_needed_and_a_page_has_32_tokens(tmp_path: Path) -> None
     handle = pipe.add_request(1, ids(60), config(8))
     (tokens,) = run(pipe, handle)
     assert len(tokens) < 8 and handle.get_status() == genai.GenerationStatus.IGNORED
+
+
+def test_a_stop_token_is_demanded(tmp_path: Path) -> None:
+    """Why a model without an end-of-text token gets one that it does not have."""
+    found = config(4)
+    found.eos_token_id, found.stop_token_ids = -1, set()
+    with pytest.raises(RuntimeError, match="must be non-negative"):
+        pipeline(exported(tmp_path), pages=2).add_request(0, ids(3), found)
 
 
 def test_sequences_that_need_more_pages_than_there_are_may_be_dropped_or_delayed(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from engines import answers, by_choice, finishes, opened
 
-from language_models import EOS, KINDS, VOCABULARY, greedy, prompts
+from language_models import EOS, KINDS, VOCABULARY, greedy, prompts, saved
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.errors import BusyError, GenerationError, InvalidInputError
 from torchserve_openvino.generation.text.engine import Piece, Sampling
@@ -70,6 +70,16 @@ def test_ends(llama: tuple[Path, Any], engine: GenAIEngine) -> None:
             break
     else:
         pytest.fail("no prompt ends early")
+
+
+def test_a_model_without_an_end(tmp_path: Path) -> None:
+    model = saved(tmp_path, "gpt2", eos_token_id=None)
+    (tmp_path / "generation_config.json").write_text("{}")
+    found = opened(tmp_path, verify=OFF)
+    (prompt,) = prompts(4)
+    pieces = list(found.engine.submit(prompt, Sampling(70)))
+    found.engine.close()
+    assert finishes(pieces) == {0: "length"} and by_choice(pieces)[0] == greedy(model, prompt, 70)
 
 
 def test_pieces_come_one_token_after_the_other(engine: GenAIEngine) -> None:

@@ -20,7 +20,7 @@ from torchserve_openvino.generation.text.proof import DRIFT, TIE, Proof, prove
 from torchserve_openvino.generation.text.settings import properties
 
 pytest.importorskip("transformers")
-NEAR = Nearness(cosine=1.0, max_abs=1e-6, scale=3.0, top1=1.0)
+NEAR = Nearness(cosine=1.0, least_cosine=1.0, max_abs=1e-6, scale=3.0, top1=1.0)
 
 
 class Played:
@@ -113,8 +113,8 @@ class TestOtherFormats:
 
     def test_the_yaml_decides_first(self) -> None:
         right = {2: [(1, -1.0), (2, -1.0), (3, -1.0)]}
-        assert not proven(right, near=replace(NEAR, cosine=0.99)).passed
-        assert proven(right, near=replace(NEAR, cosine=0.99), verify={"min_cosine": 0.9}).passed
+        assert not proven(right, near=replace(NEAR, least_cosine=0.99)).passed
+        assert proven(right, near=replace(NEAR, least_cosine=0.99), verify={"min_cosine": 0.9}).passed
         assert (
             "a logit differs by 0.1"
             in proven(right, near=replace(NEAR, max_abs=0.1), verify={"max_abs": 0.01}).problems[0]
@@ -122,7 +122,7 @@ class TestOtherFormats:
         assert "in 50.0% of places" in proven(right, near=replace(NEAR, top1=0.5), verify={"min_top1": 0.6}).problems[0]
 
     def test_no_number_is_no_similarity(self) -> None:
-        assert not proven({2: [(1, -1.0)]}, near=replace(NEAR, cosine=float("nan"))).passed
+        assert not proven({2: [(1, -1.0)]}, near=replace(NEAR, least_cosine=float("nan"))).passed
 
 
 def test_the_reference_is_what_transformers_generates() -> None:
@@ -164,14 +164,14 @@ class TestOpening:
         from torchserve_openvino.generation.text import making
 
         def other(model: Any, given: Any, count: int) -> list[Expected]:
-            return [replace(one, tokens=(5, *one.tokens[1:])) for one in expect(model, given, count)]
+            return expect(tiny("llama", rms_norm_eps=0.5), given, count)
 
         monkeypatch.setattr(making, "expect", other)
-        with pytest.raises(VerificationError, match="generated token 0 of a prompt with 3 tokens"):
+        with pytest.raises(VerificationError, match="generated token . of a prompt with 3 tokens"):
             opened(tmp_path, store)
         found = opened(tmp_path, store, verify={"on_violation": "warn"})
         found.engine.close()
-        assert not found.facts["passed"] and found.facts["first_difference"]["place"] == 0
+        assert not found.facts["passed"] and found.facts["first_difference"]["prompt"] == 0
 
     def test_nothing_is_compared_if_the_yaml_says_so(self, served: Any, exports: Store) -> None:
         found = opened(served("gpt2").folder, exports, verify={"against": "off"})
@@ -190,10 +190,11 @@ class TestOpening:
     @pytest.mark.parametrize("kv_cache", ["f32", "u8"])
     def test_compressed_weights_and_cache(self, tmp_path: Path, weights: str, kv_cache: str) -> None:
         pytest.importorskip("nncf")
-        saved(tmp_path, "llama", hidden_size=64, intermediate_size=128)
+        # Larger random weights turn the rounding of 4 bits into other directions, not just other lengths.
+        saved(tmp_path, "llama", hidden_size=64, intermediate_size=128, initializer_range=0.02)
         found = opened(tmp_path, weights=weights, kv_cache=kv_cache)
         found.engine.close()
-        assert found.facts["passed"] and found.facts["logits"]["cosine"] < 0.99999
+        assert found.facts["passed"] and found.facts["logits"]["cosine"] < 0.999999
         assert found.facts["cache_bytes"] == found.facts["cache_tokens"] * 2 * 2 * (
             32 * 4 if kv_cache == "f32" else 32 + 16
         )

@@ -12,6 +12,11 @@ from typing import Any
 
 import openvino as ov
 import torch
+from openvino._offline_transformations import (
+    apply_make_stateful_transformation,
+    apply_moc_transformations,
+    paged_attention_transformation,
+)
 
 from torchserve_openvino.errors import OpMappingError
 
@@ -199,7 +204,6 @@ def exported_to_model(program: "torch.export.ExportedProgram") -> tuple[ov.Model
     Raises:
         OpConversionFailure: An operator has no conversion, or it failed; the message names it.
     """
-    from openvino._offline_transformations import apply_moc_transformations
     from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
     from torch.export.decomp_utils import CustomDecompTable
 
@@ -225,8 +229,6 @@ def make_stateful(model: ov.Model, kept: Mapping[str, str]) -> None:
     Raises:
         RuntimeError: A name is unknown.
     """
-    from openvino._offline_transformations import apply_make_stateful_transformation
-
     apply_make_stateful_transformation(model, dict(kept))
 
 
@@ -236,6 +238,4 @@ def page_attention(model: ov.Model) -> None:
     Raises:
         RuntimeError: Some attention does not have the form that this knows.
     """
-    from openvino._offline_transformations import paged_attention_transformation
-
     paged_attention_transformation(model)

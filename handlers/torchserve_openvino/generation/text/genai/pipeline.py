@@ -18,6 +18,7 @@ from torchserve_openvino.generation.text.engine import Sampling
 
 # Tokens in one page of the cache on CPU; tests/contract pins it.
 PAGE = 32
+_NO_TOKEN = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,9 @@ class Pipeline:
         config = self._genai.GenerationConfig()
         config.max_new_tokens = sampling.max_tokens
         config.ignore_eos = sampling.ignore_eos
-        if eos:
-            config.eos_token_id = min(eos)
-            config.stop_token_ids = set(eos)
+        # GenAI demands one; a model without any gets a token that no model has.
+        config.eos_token_id = min(eos, default=_NO_TOKEN)
+        config.stop_token_ids = {config.eos_token_id, *eos}
         config.repetition_penalty = sampling.repetition_penalty
         config.logprobs = 0 if sampling.logprobs is None else 1
         config.do_sample = sampling.temperature > 0
