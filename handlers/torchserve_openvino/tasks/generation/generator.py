@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,6 +30,7 @@ from torchserve_openvino.tasks.generation.endpoints import MODELS, PROMPT, endpo
 from torchserve_openvino.tasks.generation.engines import Generator, Place, Unloaded, started
 from torchserve_openvino.tasks.generation.exchange import Exchange, wait_for_any
 from torchserve_openvino.tasks.generation.fields import TextParameters
+from torchserve_openvino.tasks.generation.keeping import Kept
 from torchserve_openvino.tasks.generation.measures import Measures
 from torchserve_openvino.tasks.generation.reading import Limits, Reader
 from torchserve_openvino.tasks.hub import HubHandler
@@ -41,8 +43,6 @@ _PATH = "url_path"
 # Requests that one worker holds at once; the engine refuses more before that (generate.max_waiting).
 _THREADS = 512
 _LOOK_SECONDS = 0.5
-# For the answers of a worker whose engine is dead to reach TorchServe.
-_LAST_SECONDS = 1.0
 
 
 class TextGenerator(HubHandler):
@@ -50,7 +50,6 @@ class TextGenerator(HubHandler):
 
     Attributes:
         tokenizer: The model's tokenizer.
-        generator: The engine, and how it came to be.
         flat: The field of a request whose parameters stand beside it.
     """
 
@@ -63,7 +62,7 @@ class TextGenerator(HubHandler):
     def __init__(self) -> None:
         super().__init__()
         self.tokenizer: Any = None
-        self.generator: Generator | None = None
+        self._kept: Kept | None = None
         self._reader: Reader | None = None
         self._special: frozenset[int] = frozenset()
         self._measures: Measures | None = None
@@ -77,8 +76,8 @@ class TextGenerator(HubHandler):
     def _until_ready(self, context: Any) -> None:
         super()._until_ready(context)
         version = str((context.manifest or {}).get("model", {}).get("modelVersion") or "")
-        if (metrics := metrics_of(context)) is not None:
-            self._measures = Measures(metrics, self.engine.load, version)
+        if self._kept is not None and (metrics := metrics_of(context)) is not None:
+            self._measures = Measures(metrics, self._kept.load, version)
 
     def load(self, folder: Path) -> Any:
         """Loads the tokenizer, and the model if it generates in eager PyTorch; otherwise its engine loads it."""
@@ -90,32 +89,35 @@ class TextGenerator(HubHandler):
         """Starts the engine, whose answers are compared with eager PyTorch's before READY."""
         section = self.config.openvino
         place = Place(self.folder, self.model_dir, self.config, threads, self.tokenizer)
-        self.generator = started(place, batch_size, self.eager_model)
-        atexit.register(self.generator.engine.close)
+        self._kept = Kept(partial(started, place, batch_size, self.eager_model), self._started_again)
+        atexit.register(self._kept.close)
         vocabulary = int(self.eager_model.config.get_text_config().vocab_size)
         limits = Limits(
             section.generate.max_tokens, self.engine.max_length, section.text.max_bytes, section.text.max_inputs,
             vocabulary,
         )  # fmt: skip
         self._reader = Reader(self.tokenizer, model_name(self.context), limits)
-        self.report = CompileReport(self.generator.tracker)
+        self.report = CompileReport(self._kept.generator.tracker)
         return None
 
+    def _started_again(self, generator: Generator) -> None:
+        self.report.follow(CompileReport(generator.tracker))
+
     def _summary(self, models: Models | None) -> str:
-        assert self.generator is not None
-        line = self.generator.summary()
+        assert self._kept is not None
+        line = self._kept.generator.summary()
         return f"{line}; {self.report.summary_line()}" if self.config.pt2.enabled else line
 
     @property
     def engine(self) -> Engine:
         """The engine."""
-        assert self.generator is not None
-        return self.generator.engine
+        assert self._kept is not None
+        return self._kept.engine
 
     def describe_handle(self) -> dict[str, Any]:
         """Returns the report, with what generates and what it does now."""
         found = super().describe_handle()
-        return found if self.generator is None else {**found, "generate": self.generator.describe()}
+        return found if self._kept is None else {**found, "generate": self._kept.generator.describe()}
 
     # --- requests ---------------------------------------------------------------------------------------------
 
@@ -129,7 +131,7 @@ class TextGenerator(HubHandler):
             return self._awaited(lambda: self._alone(data, context))
         state = self.state
         assert state is not None
-        if self.generator is not None and self.generator.dead:
+        if self._kept is not None and self._kept.dead:
             leave(context)
         state.before_call(context)
         try:
@@ -205,9 +207,8 @@ class TextGenerator(HubHandler):
         with self._books:
             if self.state is not None:
                 self.state.after_call(context)
-        if self.generator is not None and self.generator.dead:
-            # TorchServe starts another worker; this request's answer, and those of others, leave before.
-            threading.Timer(_LAST_SECONDS, wire.hang_up, [context]).start()
+            if self._kept is not None:
+                self._kept.revive()
         return wire.ended(context)
 
     def _finish(self, calls: Sequence[Call], context: Any, streams: Sequence[bool]) -> None:

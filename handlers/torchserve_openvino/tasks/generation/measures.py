@@ -90,7 +90,9 @@ class Measures:
         from ts.metrics.metric_type_enum import MetricTypes
 
         key = f"{name} {kind}"
-        grown = total - self._sent.get(key, 0)
+        # An engine that was started again counts from 0.
+        before = self._sent.get(key, 0)
+        grown = total - (before if total >= before else 0)
         # Each counter is sent once at 0, so that monitoring sees its first increase.
         if grown > 0 or key not in self._sent:
             self._sent[key] = total

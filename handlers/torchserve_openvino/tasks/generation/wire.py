@@ -12,7 +12,6 @@ what it relies on:
 - A response whose message has another status than 200 is sent to all requests in flight. So nothing may be raised.
 """
 
-import contextlib
 import socket
 import threading
 from typing import Any
@@ -57,12 +56,6 @@ def send_whole(context: Any, body: Any) -> None:
     from ts.protocol.otf_message_handler import create_predict_response
 
     context.cl_socket.sendall(create_predict_response([body], context.request_ids, "Prediction", 200, context))
-
-
-def hang_up(context: Any) -> None:
-    """Closes the connection, so that TorchServe ends this worker and starts another."""
-    with contextlib.suppress(OSError):
-        context.cl_socket.shutdown(socket.SHUT_RDWR)
 
 
 def ended(context: Any) -> list[Any]:
