@@ -19,6 +19,7 @@ from serving_worker import Archive, sent
 from task_worker import Worker
 from ts import async_service
 from ts.service import Service
+from ts.torch_handler.request_envelope.json import JSONEnvelope
 
 from chat_models import PROMPTS, eager_tokens, language_model, text_of, tokenizer
 from documents import schema_problems
@@ -304,11 +305,11 @@ class Frontend:
         return self.ends(self.talker, requests)
 
     @classmethod
-    def ends(cls, talker: Any, requests: list[tuple[str, bytes]]) -> list[bytes]:
+    def ends(cls, talker: Any, requests: list[tuple[str, bytes]], entry: Any = None) -> list[bytes]:
         """All final responses of a worker; each request in flight at once."""
         made = talker.made
         folder = made.context.system_properties["model_dir"]
-        service = Service("net", folder, made.manifest, talker.handler.handle, None, 1, True, made.metrics)
+        service = Service("net", folder, made.manifest, entry or talker.handler.handle, None, 1, True, made.metrics)
         service.set_cl_socket(talker.mine)
 
         async def run() -> list[Any]:
@@ -352,6 +353,50 @@ def test_requests_run_together_and_a_bad_one_fails_alone(folder: Path, tmp_path:
         assert talker.handler.counters.to_dict()["refused_400"] == 3
     finally:
         talker.close()
+
+
+def test_an_envelope_is_awaited_too(folder: Path, tmp_path: Path) -> None:
+    talker = Talker(tmp_path / "archive", folder, asyncCommunication=True, batchSize=1)
+    try:
+        bodies = [
+            b'{"instances": [{"prompt": "Hello", "max_tokens": 4}, {"prompt": ""}]}',
+            b"{",
+            b'{"instances": [{}]}',
+        ]
+        ends = Frontend.ends(talker, [("", body) for body in bodies], JSONEnvelope(talker.handler.handle).handle)
+        assert all(int.from_bytes(end[:4], "big") == 200 and b"false" in end for end in ends)
+        got = talker.streamed()
+        answers = [json.loads(each)["predictions"] for each in re.findall(rb'{"predictions": .*?]}', got)]
+        (found,) = [each for each in answers if len(each) == 2]
+        assert found[0]["text"] == text_of(eager_tokens(folder, "Hello", 4)) and found[1]["code"] == 400
+        assert got.count(b"Bad Request") == 2 and b"Multi-Status" in got
+    finally:
+        talker.close()
+
+
+def test_what_fails_unexpectedly_fails_alone(worker: Talker, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode = worker.handler._reader.decode
+    broken = tuple(tokenizer()("you").input_ids)
+    good = {"prompt": "Hello", "max_tokens": 4}
+    (wanted,) = worker(good)
+
+    def fails_on_one(tokens: Any) -> str:
+        if tokens and fails:
+            fails.clear()
+            raise OverflowError("no such token")
+        return decode(tokens)
+
+    for body in (good, {**good, "stream": True}):
+        fails = {broken}
+        monkeypatch.setattr(worker.handler._reader, "decode", fails_on_one)
+        failed, answer = worker(body, good)
+        monkeypatch.undo()
+        assert answer == wanted and "OverflowError" in str(failed) and worker.status(0) == 500
+
+
+def test_there_are_no_explanations(worker: Talker) -> None:
+    worker.made.handle(worker.handler, {"prompt": "Hello"}, explain="True")
+    assert worker.status() == 501
 
 
 def test_long_messages_of_several_threads_do_not_mix(folder: Path, tmp_path: Path) -> None:

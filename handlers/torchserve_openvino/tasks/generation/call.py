@@ -3,6 +3,7 @@
 from typing import Any
 
 from torchserve_openvino.errors import ItemError
+from torchserve_openvino.serving.requests.isolation import server_fault
 from torchserve_openvino.tasks.generation.answers import DONE, Plain, event
 from torchserve_openvino.tasks.generation.exchange import Exchange
 
@@ -48,7 +49,11 @@ class Call:
         """Returns the events of a stream that are new, with its end once it is done."""
         exchange, bodies = self.exchange, self.bodies
         assert exchange is not None and bodies is not None
-        events = [bodies.piece(exchange, choice, delta) for choice, delta in exchange.deltas()]
+        try:
+            events = [bodies.piece(exchange, choice, delta) for choice, delta in exchange.deltas()]
+        except Exception as error:
+            self.fail(server_fault(error))
+            events = []
         if (events or exchange.done) and not self.begun:
             self.begun = True
             events = [*bodies.begin(exchange), *events]
@@ -64,6 +69,10 @@ class Call:
             return self.answer
         if exchange.error is not None:
             return exchange.error
-        for _ in exchange.deltas():
-            pass
-        return bodies.whole(exchange)
+        try:
+            for _ in exchange.deltas():
+                pass
+            return bodies.whole(exchange)
+        except Exception as error:
+            # Other requests go on, whatever is wrong with this one.
+            return server_fault(error)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from torchserve_openvino.errors import GenerationError, ItemError
 from torchserve_openvino.generation.text.engine import Engine, Piece, Sampling, Stream
+from torchserve_openvino.serving.requests.isolation import server_fault
 from torchserve_openvino.tasks.generation.reading import Asked, Prompt
 from torchserve_openvino.tasks.generation.writing import Decode, Delta, Placed, Writer
 
@@ -164,6 +165,9 @@ class Exchange:
             self._refuse(choice.prompt, GenerationError("the engine ended this answer without a reason"))
         except ItemError as error:
             self._refuse(choice.prompt, error)
+        except Exception as error:
+            # Other requests go on, whatever is wrong with this one.
+            self._refuse(choice.prompt, server_fault(error))
         return True
 
     def _refuse(self, number: int, error: ItemError) -> None:

@@ -149,7 +149,20 @@ class TextGenerator(HubHandler):
         def answer_items(items: list[Any], owners: Sequence[int]) -> list[Any]:
             return self.answer_items(items, context)
 
-        return self._awaited(lambda: answer_enveloped(envelope, data, context, answer_items, self.counters))
+        def answered() -> list[Any]:
+            return answer_enveloped(envelope, data, context, answer_items, self.counters)
+
+        return self._awaited(lambda: self._alone_enveloped(answered, context)) if _in_event_loop() else answered()
+
+    def _alone_enveloped(self, answered: Callable[[], list[Any]], context: Any) -> list[Any]:
+        """Answers the only request of a call, in a thread of its own; raises nothing."""
+        try:
+            (answer,) = answered()
+        except Exception as error:
+            refused = Call()
+            refused.answer = server_fault(error)
+            answer = self._settled(context, 0, refused)
+        return wire.sent(context, answer)
 
     def _awaited(self, run: Callable[[], list[Any]]) -> list[Any] | Coroutine[Any, Any, list[Any]]:
         """Returns the result; in an event loop, what waits for it without keeping the loop."""
@@ -167,7 +180,9 @@ class TextGenerator(HubHandler):
 
     def decode(self, item: Any) -> Call:
         """Starts what an item asks; a refusal is kept in what is returned."""
-        return self._called(item, "")
+        # An envelope passes on the request itself, where TorchServe would give it a name.
+        bare = isinstance(item, dict) and not item.keys() & {"data", "body"}
+        return self._called({"body": item} if bare else item, "")
 
     def predict(self, values: list[Call]) -> list[Any]:
         """Generates until all are done, and returns their answers."""
@@ -199,17 +214,15 @@ class TextGenerator(HubHandler):
             call.fail(server_fault(error))
         if call.streams:
             wire.send(context, {0: call.pieces()})
-        elif isinstance(answer := self._settled(context, 0, call), dict) and context.get_response_status(0)[0] >= 400:
-            # TorchServe closes the connection after the head of such a response, so it has to be one piece.
-            wire.send_whole(context, answer)
+            ended = wire.ended(context)
         else:
-            wire.send(context, {0: answer})
+            ended = wire.sent(context, self._settled(context, 0, call))
         with self._books:
             if self.state is not None:
                 self.state.after_call(context)
             if self._kept is not None:
                 self._kept.revive()
-        return wire.ended(context)
+        return ended
 
     def _finish(self, calls: Sequence[Call], context: Any, streams: Sequence[bool]) -> None:
         """Generates until all requests are done; sends pieces of those that stream."""

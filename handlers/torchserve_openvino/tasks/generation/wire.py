@@ -14,6 +14,7 @@ what it relies on:
 
 import socket
 import threading
+from http import HTTPStatus
 from typing import Any
 
 _writing = threading.Lock()
@@ -51,14 +52,19 @@ def send(context: Any, bodies: dict[int, Any]) -> None:
     send_intermediate_predict_response(bodies, ids, "Prediction", 200, context)
 
 
-def send_whole(context: Any, body: Any) -> None:
-    """Sends the answer to the only request of a call in one piece; `ended` has to follow."""
+def sent(context: Any, body: Any) -> list[Any]:
+    """Sends the answer to the only request of a call; returns what ends it."""
     from ts.protocol.otf_message_handler import create_predict_response
 
-    context.cl_socket.sendall(create_predict_response([body], context.request_ids, "Prediction", 200, context))
+    if context.get_response_status(0)[0] < HTTPStatus.BAD_REQUEST:
+        send(context, {0: body})
+    else:
+        # TorchServe closes the connection after the head of such a response, so that it has to be one piece.
+        context.cl_socket.sendall(create_predict_response([body], context.request_ids, "Prediction", 200, context))
+    return ended(context)
 
 
 def ended(context: Any) -> list[Any]:
-    """Returns what ends the answer to the only request of a call that `send` or `send_whole` has sent."""
+    """Returns what ends the answer to the only request of a call."""
     context.stopping_criteria = {0: lambda _: True}
     return [""]
