@@ -110,8 +110,8 @@ def _pages(section: GenerateSection, facts: Facts, length: int) -> int:
 
 def token_bytes(section: GenerateSection, facts: Facts) -> int:
     """Returns how much memory the keys and values of one token take, in bytes."""
-    size = _BYTES[section.kv_cache]
-    extra = 2 * _U8_EXTRA if section.kv_cache == "u8" else 0
+    size = _BYTES[section.cached]
+    extra = 2 * _U8_EXTRA if section.cached == "u8" else 0
     return sum(layer.heads * ((layer.key_features + layer.value_features) * size + extra) for layer in facts.layers)
 
 
@@ -139,7 +139,7 @@ def _report(
         "engine": section.engine,
         "weights": section.weights,
         "compression": dict(facts.compression),
-        "kv_cache": section.kv_cache,
+        "kv_cache": section.cached,
         "dynamic_quantization": section.dynamic_quantization,
         "properties": {name: str(value) for name, value in properties(settings).items()},
         "operators": facts.operators,

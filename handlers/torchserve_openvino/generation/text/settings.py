@@ -37,11 +37,10 @@ class EngineSettings:
 
 def check_precision(section: GenerateSection, device: str) -> None:
     """Raises ConfigError for a precision that the device would silently replace by another."""
-    if "bf16" in {section.weights, section.kv_cache} and "BF16" not in device_capabilities(device):
-        key = "weights" if section.weights == "bf16" else "kv_cache"
+    if section.computation == "bf16" and "BF16" not in device_capabilities(device):
         raise ConfigError(
             f"is bf16, which {device} on this machine does not support; set f32.",
-            key=f"handler.openvino.generate.{key}",
+            key="handler.openvino.generate.weights",
         )
 
 
@@ -49,8 +48,8 @@ def properties(settings: EngineSettings) -> dict[str, Any]:
     """Returns the properties that the model is compiled with. Nothing is left to OpenVINO's choice of precision."""
     section = settings.section
     found: dict[str, Any] = {
-        "INFERENCE_PRECISION_HINT": "bf16" if section.weights == "bf16" else "f32",
-        "KV_CACHE_PRECISION": section.kv_cache,
+        "INFERENCE_PRECISION_HINT": section.computation,
+        "KV_CACHE_PRECISION": section.cached,
         "INFERENCE_NUM_THREADS": settings.threads,
     }
     if not section.dynamic_quantization:
