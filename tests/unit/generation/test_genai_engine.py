@@ -56,6 +56,15 @@ def test_long_prompts_take_several_steps_beside_short_ones(llama: tuple[Path, An
     assert [each[0] for each in got] == [greedy(llama[1], prompt, 32) for prompt in given]
 
 
+@pytest.mark.parametrize("step_tokens", [1, 3])
+def test_steps_of_few_tokens(llama: tuple[Path, Any], exports: Store, step_tokens: int) -> None:
+    found = opened(llama[0], exports, verify=OFF, step_tokens=step_tokens).engine
+    given = prompts(3, 40, 1, 2, 9)
+    got = answers(found, given, Sampling(6, ignore_eos=True))
+    found.close()
+    assert [each[0] for each in got] == [greedy(llama[1], prompt, 6) for prompt in given]
+
+
 def test_ends(llama: tuple[Path, Any], engine: GenAIEngine) -> None:
     (prompt,) = prompts(6)
     expected = greedy(llama[1], prompt, 60)

@@ -218,6 +218,10 @@ class TestOpening:
         with pytest.raises(ModelLoadError, match="compile is not available yet.*Use generate.engine: genai"):
             opened(tmp_path, engine="compile")
 
+    def test_another_device_is_refused(self, served: Any, exports: Store) -> None:
+        with pytest.raises(ConfigError, match=r"options.device.*is GPU; text generation is tested on CPU only"):
+            open_engine(replace(settings(served("gpt2").folder), device="GPU"), exports)
+
     def test_a_cache_without_room_is_refused(self, served: Any, exports: Store) -> None:
         with pytest.raises(ConfigError, match=r"cache_gb.*less than a page of 32 tokens"):
             opened(served("gpt2").folder, exports, cache_gb=1e-9)

@@ -18,7 +18,7 @@ from torchserve_openvino.generation.text.genai.pipeline import PAGE, Pipeline, P
 from torchserve_openvino.generation.text.genai.prompts import EngineLimits
 from torchserve_openvino.generation.text.making import Making
 from torchserve_openvino.generation.text.proof import Proof, prove
-from torchserve_openvino.generation.text.settings import EngineSettings, check_precision, end_tokens, properties
+from torchserve_openvino.generation.text.settings import EngineSettings, check_device, end_tokens, properties
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def open_engine(settings: EngineSettings, store: Store | None) -> Opened:
             "each length and a compiled step. Use generate.engine: genai."
         )
     started = time.perf_counter()
-    check_precision(section, settings.device)
+    check_device(section, settings.device)
     making = Making(settings, store)
     length = length_of(making.config, section.max_length)
     with making.ready() as (folder, facts):
