@@ -135,7 +135,8 @@ def test_a_step_holds_the_interpreter(tmp_path: Path) -> None:
     import time
 
     pipe = pipeline(exported(tmp_path, hidden_size=256, num_hidden_layers=4), pages=64, max_num_batched_tokens=2048)
-    pipe.add_request(0, ids(400), config(1))
+    # A handle that nobody keeps ends its sequence.
+    handle = pipe.add_request(0, ids(400), config(1))
     gaps: list[float] = []
     stop = threading.Event()
 
@@ -153,4 +154,32 @@ def test_a_step_holds_the_interpreter(tmp_path: Path) -> None:
     took = time.perf_counter() - started
     stop.set()
     thread.join()
+    assert handle.get_status() == genai.GenerationStatus.FINISHED
     assert max(gaps) > took / 2
+
+
+def test_a_cache_of_another_precision_than_the_computation_is_refused(tmp_path: Path) -> None:
+    """Why `generate.kv_cache` follows `generate.weights`."""
+    with pytest.raises(RuntimeError, match="expect kvcache type"):
+        genai.ContinuousBatchingPipeline(
+            str(exported(tmp_path)), genai.SchedulerConfig(), "CPU",
+            {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "bf16"},
+        )  # fmt: skip
+
+
+def test_attention_is_paged_without_mask_and_state() -> None:
+    """What `exporting/export.py` tries on a copy."""
+    import openvino as ov
+    from openvino._offline_transformations import paged_attention_transformation
+
+    from language_models import tiny
+    from torchserve_openvino.generation.text.exporting.export import export
+
+    model: ov.Model = export(tiny("llama")).model
+    before = [operation.get_type_name() for operation in model.get_ops()]
+    assert before.count("ReadValue") == 4 and "PagedAttentionExtension" not in before
+    paged_attention_transformation(model)
+    after = [operation.get_type_name() for operation in model.get_ops()]
+    assert after.count("PagedAttentionExtension") == 2 and "ReadValue" not in after
+    names = {name for port in model.inputs for name in port.get_names()}
+    assert "attention_mask" not in names and "beam_idx" not in names

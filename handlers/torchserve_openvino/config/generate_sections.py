@@ -23,8 +23,9 @@ class GenerateSection(TaskSection):
     group_size: Annotated[int, Field(ge=-1)] | None = None
     """For `weights: int4`: how many weights of a row share a scale; -1 for the whole row. Unset: 64, or the largest
     power of two from 16 that divides all rows."""
-    kv_cache: CachePrecision = "f32"
-    """Precision of the cached keys and values."""
+    kv_cache: CachePrecision | None = None
+    """Precision of the cached keys and values. Unset: `bf16` for `weights: bf16`, else `f32`; `u8` goes with all
+    weights."""
     dynamic_quantization: Boolean = False
     """Whether layers with compressed weights may also quantize their inputs to 8 bits at each step: faster, less
     exact."""
@@ -45,6 +46,25 @@ class GenerateSection(TaskSection):
     """Tokens that are compared with eager PyTorch before READY, for each of the prompts."""
     proof_prompts: tuple[str, ...] = ()
     """Texts to compare with. Unset: random tokens, in four lengths."""
+
+    @property
+    def computation(self) -> Literal["f32", "bf16"]:
+        """The precision of computation."""
+        return "bf16" if self.weights == "bf16" else "f32"
+
+    @property
+    def cached(self) -> CachePrecision:
+        """The precision of cached keys and values."""
+        return self.kv_cache or self.computation
+
+    @model_validator(mode="after")
+    def _caches_what_is_computed(self) -> "GenerateSection":
+        if self.cached not in {self.computation, "u8"}:
+            raise ValueError(
+                f"kv_cache: {self.kv_cache} does not go with weights: {self.weights}, which computes in "
+                f"{self.computation}; set kv_cache: {self.computation} or u8."
+            )
+        return self
 
     @model_validator(mode="after")
     def _answers_fit(self) -> "GenerateSection":

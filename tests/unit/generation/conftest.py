@@ -1,5 +1,6 @@
 """One export of each architecture for all tests of this folder: most of the time goes there."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,14 @@ class Served(NamedTuple):
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A cache that all tests share; a test of the cache itself uses its own."""
     return Store(tmp_path_factory.mktemp("exports") / "cache")
+
+
+@pytest.fixture
+def filled(served: Callable[[str], Served], exports: Store, tmp_path: Path) -> Store:
+    """A cache of the test's own that holds the tiny Llama, and its proof."""
+    served("llama")
+    shutil.copytree(exports.root, tmp_path / "cache")
+    return Store(tmp_path / "cache")
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """The engine on OpenVINO GenAI: many prompts at once, their ends, limits, failures; against transformers' generate."""
 
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -53,6 +54,15 @@ def test_long_prompts_take_several_steps_beside_short_ones(llama: tuple[Path, An
     given = prompts(400, 5, 300, 1, 64, 33, 32, 31)
     got = answers(engine, given, Sampling(32, ignore_eos=True))
     assert [each[0] for each in got] == [greedy(llama[1], prompt, 32) for prompt in given]
+
+
+@pytest.mark.parametrize("step_tokens", [1, 3])
+def test_steps_of_few_tokens(llama: tuple[Path, Any], exports: Store, step_tokens: int) -> None:
+    found = opened(llama[0], exports, verify=OFF, step_tokens=step_tokens).engine
+    given = prompts(3, 40, 1, 2, 9)
+    got = answers(found, given, Sampling(6, ignore_eos=True))
+    found.close()
+    assert [each[0] for each in got] == [greedy(llama[1], prompt, 6) for prompt in given]
 
 
 def test_ends(llama: tuple[Path, Any], engine: GenAIEngine) -> None:
@@ -346,3 +356,38 @@ def test_many_threads(llama: tuple[Path, Any], engine: GenAIEngine) -> None:
         assert got[number] == (tokens if number % 5 != 4 else tokens[: len(got[number])])
     until(lambda: engine.load().running == 0)
     assert engine._free_pages == 512 * 8 // PAGE
+
+
+@pytest.mark.slow
+def test_a_thousand_random_prompts_a_third_of_them_bad(llama: tuple[Path, Any], exports: Store) -> None:
+    """No answer is lost, pages and memory are back where they were."""
+    import psutil
+
+    found = opened(llama[0], exports, verify=OFF, max_waiting=2000).engine
+    draw, process = random.Random(5), psutil.Process()
+    wanted: dict[tuple[int, ...], list[int]] = {}
+    memory = 0
+    for turn in range(1000):
+        prompt = tuple(draw.choices(range(3, VOCABULARY), k=draw.choice((1, 3, 20, 60))))
+        kind = draw.randrange(6)
+        if kind == 0:
+            with pytest.raises(InvalidInputError):
+                found.submit([*prompt, VOCABULARY + 5], Sampling(4))
+        elif kind == 1:
+            stream = found.submit(prompt, Sampling(300, temperature=1.0, n=draw.randint(1, 3), ignore_eos=True))
+            stream.next(0.05)
+            stream.cancel()
+            assert set(finishes(list(stream)).values()) == {"cancelled"}
+        elif kind == 2:
+            list(found.submit(prompt, Sampling(8, temperature=0.9, n=2)))
+        else:
+            got = by_choice(list(found.submit(prompt, Sampling(8, ignore_eos=True))))[0]
+            if len(wanted) < 40:
+                wanted[prompt] = greedy(llama[1], list(prompt), 8)
+            assert got == wanted.get(prompt, got) and len(got) == 8
+        if turn == 200:
+            memory = process.memory_info().rss
+    until(lambda: found.load().running == 0)
+    assert found._free_pages == 512 * 8 // PAGE
+    assert process.memory_info().rss - memory < 64 * 2**20
+    found.close()

@@ -10,6 +10,7 @@ import torch
 from engines import opened, settings
 
 from language_models import EOS, VOCABULARY, greedy, prompts, saved, tiny
+from torchserve_openvino.backend.runtime.build import device_capabilities
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config.sections import VerifySection
 from torchserve_openvino.errors import BusyError, ConfigError, ModelLoadError, VerificationError
@@ -158,9 +159,10 @@ class TestOpening:
         assert facts["properties"]["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == "0" and not facts["dynamic_quantization"]
         assert facts["cache_bytes"] == facts["cache_tokens"] * 2 * 2 * 16 * 4
 
-    def test_a_wrong_reference_is_refused_or_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        saved(tmp_path, "llama")
-        store = Store(tmp_path / "cache")
+    def test_a_wrong_reference_is_refused_or_told(
+        self, served: Any, filled: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = served("llama").folder
         from torchserve_openvino.generation.text import making
 
         def other(model: Any, given: Any, count: int) -> list[Expected]:
@@ -168,8 +170,8 @@ class TestOpening:
 
         monkeypatch.setattr(making, "expect", other)
         with pytest.raises(VerificationError, match="generated token . of a prompt with 3 tokens"):
-            opened(tmp_path, store)
-        found = opened(tmp_path, store, verify={"on_violation": "warn"})
+            opened(folder, filled, proof_tokens=20)
+        found = opened(folder, filled, proof_tokens=20, verify={"on_violation": "warn"})
         found.engine.close()
         assert not found.facts["passed"] and found.facts["first_difference"]["prompt"] == 0
 
@@ -188,21 +190,37 @@ class TestOpening:
 
     @pytest.mark.parametrize("weights", ["int8", "int4"])
     @pytest.mark.parametrize("kv_cache", ["f32", "u8"])
-    def test_compressed_weights_and_cache(self, tmp_path: Path, weights: str, kv_cache: str) -> None:
+    def test_compressed_weights_and_cache(self, tmp_path: Path, exports: Store, weights: str, kv_cache: str) -> None:
         pytest.importorskip("nncf")
         # Larger random weights turn the rounding of 4 bits into other directions, not just other lengths.
         saved(tmp_path, "llama", hidden_size=64, intermediate_size=128, initializer_range=0.02)
-        found = opened(tmp_path, weights=weights, kv_cache=kv_cache)
+        found = opened(tmp_path, exports, weights=weights, kv_cache=kv_cache)
         found.engine.close()
         assert found.facts["passed"] and found.facts["logits"]["cosine"] < 0.999999
         assert found.facts["cache_bytes"] == found.facts["cache_tokens"] * 2 * 2 * (
             32 * 4 if kv_cache == "f32" else 32 + 16
         )
 
+    def test_bf16(self, served: Any, exports: Store) -> None:
+        folder = served("llama").folder
+        if "BF16" not in device_capabilities("CPU"):
+            with pytest.raises(ConfigError, match=r"generate.weights: is bf16, which CPU .* does not support; set f32"):
+                opened(folder, exports, weights="bf16")
+            return
+        for given in ({"weights": "bf16"}, {"weights": "bf16", "kv_cache": "u8"}):
+            found = opened(folder, exports, **given)
+            found.engine.close()
+            assert found.facts["passed"] and 0.995 <= found.facts["logits"]["cosine"] < 0.999999
+            assert found.facts["model_from_cache"], "the precision of computation is none of the model"
+
     def test_the_engine_compile_is_refused(self, tmp_path: Path) -> None:
         saved(tmp_path, "gpt2")
         with pytest.raises(ModelLoadError, match="compile is not available yet.*Use generate.engine: genai"):
             opened(tmp_path, engine="compile")
+
+    def test_another_device_is_refused(self, served: Any, exports: Store) -> None:
+        with pytest.raises(ConfigError, match=r"options.device.*is GPU; text generation is tested on CPU only"):
+            open_engine(replace(settings(served("gpt2").folder), device="GPU"), exports)
 
     def test_a_cache_without_room_is_refused(self, served: Any, exports: Store) -> None:
         with pytest.raises(ConfigError, match=r"cache_gb.*less than a page of 32 tokens"):

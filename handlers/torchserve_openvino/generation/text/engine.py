@@ -55,6 +55,8 @@ class Token:
 class Piece:
     """What became known of one sequence: some tokens more, or its end, or both.
 
+    The end-of-text token that ends a sequence is among its tokens.
+
     Attributes:
         choice: Which of the ``n`` sequences, from 0.
         tokens: New tokens, in order.

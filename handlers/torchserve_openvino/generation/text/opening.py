@@ -18,7 +18,7 @@ from torchserve_openvino.generation.text.genai.pipeline import PAGE, Pipeline, P
 from torchserve_openvino.generation.text.genai.prompts import EngineLimits
 from torchserve_openvino.generation.text.making import Making
 from torchserve_openvino.generation.text.proof import Proof, prove
-from torchserve_openvino.generation.text.settings import EngineSettings, check_precision, end_tokens, properties
+from torchserve_openvino.generation.text.settings import EngineSettings, check_device, end_tokens, properties
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def open_engine(settings: EngineSettings, store: Store | None) -> Opened:
             "each length and a compiled step. Use generate.engine: genai."
         )
     started = time.perf_counter()
-    check_precision(section, settings.device)
+    check_device(section, settings.device)
     making = Making(settings, store)
     length = length_of(making.config, section.max_length)
     with making.ready() as (folder, facts):
@@ -110,8 +110,8 @@ def _pages(section: GenerateSection, facts: Facts, length: int) -> int:
 
 def token_bytes(section: GenerateSection, facts: Facts) -> int:
     """Returns how much memory the keys and values of one token take, in bytes."""
-    size = _BYTES[section.kv_cache]
-    extra = 2 * _U8_EXTRA if section.kv_cache == "u8" else 0
+    size = _BYTES[section.cached]
+    extra = 2 * _U8_EXTRA if section.cached == "u8" else 0
     return sum(layer.heads * ((layer.key_features + layer.value_features) * size + extra) for layer in facts.layers)
 
 
@@ -139,7 +139,7 @@ def _report(
         "engine": section.engine,
         "weights": section.weights,
         "compression": dict(facts.compression),
-        "kv_cache": section.kv_cache,
+        "kv_cache": section.cached,
         "dynamic_quantization": section.dynamic_quantization,
         "properties": {name: str(value) for name, value in properties(settings).items()},
         "operators": facts.operators,

@@ -22,7 +22,7 @@ class EngineSettings:
         verify: `handler.openvino.verify`.
         threads: CPU threads of the engine.
         prompts: Prompts of the proof, as tokens; made up if empty.
-        device: OpenVINO device; OpenVINO GenAI pages its cache on CPU and GPU only.
+        device: OpenVINO device; only ``CPU`` is supported.
         config: Further OpenVINO properties, which win over those of `section`.
     """
 
@@ -35,13 +35,17 @@ class EngineSettings:
     config: Mapping[str, Any] | None = None
 
 
-def check_precision(section: GenerateSection, device: str) -> None:
-    """Raises ConfigError for a precision that the device would silently replace by another."""
-    if "bf16" in {section.weights, section.kv_cache} and "BF16" not in device_capabilities(device):
-        key = "weights" if section.weights == "bf16" else "kv_cache"
+def check_device(section: GenerateSection, device: str) -> None:
+    """Raises ConfigError for another device than the CPU, or a precision that it would silently replace by another."""
+    if device != "CPU":
+        raise ConfigError(
+            f"is {device}; text generation is tested on CPU only, whose cache has pages of another size. Set CPU.",
+            key="pt2.compile.options.device",
+        )
+    if section.computation == "bf16" and "BF16" not in device_capabilities(device):
         raise ConfigError(
             f"is bf16, which {device} on this machine does not support; set f32.",
-            key=f"handler.openvino.generate.{key}",
+            key="handler.openvino.generate.weights",
         )
 
 
@@ -49,8 +53,8 @@ def properties(settings: EngineSettings) -> dict[str, Any]:
     """Returns the properties that the model is compiled with. Nothing is left to OpenVINO's choice of precision."""
     section = settings.section
     found: dict[str, Any] = {
-        "INFERENCE_PRECISION_HINT": "bf16" if section.weights == "bf16" else "f32",
-        "KV_CACHE_PRECISION": section.kv_cache,
+        "INFERENCE_PRECISION_HINT": section.computation,
+        "KV_CACHE_PRECISION": section.cached,
         "INFERENCE_NUM_THREADS": settings.threads,
     }
     if not section.dynamic_quantization:

@@ -1,5 +1,6 @@
 """Compresses the weights of an exported language model to 8 or 4 bits."""
 
+import logging
 from typing import Any
 
 import openvino as ov
@@ -37,6 +38,7 @@ def compressed(model: ov.Model, weights: WeightFormat, group_size: int | None) -
         raise ModelLoadError(
             f"generate.weights: {weights} needs nncf ({error}): pip install 'torchserve-openvino[quantize]'."
         ) from error
+    nncf.set_log_level(logging.WARNING)
     if weights == "int8":
         mode, options = nncf.CompressWeightsMode.INT8_SYM, {}
     else:

@@ -105,10 +105,11 @@ class Pipeline:
         scheduler.max_num_batched_tokens = settings.step_tokens
         scheduler.dynamic_split_fuse = True
         scheduler.enable_prefix_caching = settings.prefix_caching
+        # GenAI's own threads for sampling; by default one for each core of the machine.
+        threads = int(settings.properties.get("INFERENCE_NUM_THREADS", 1))
+        properties = {**settings.properties, "sampler_num_threads": threads}
         try:
-            self._pipe = genai.ContinuousBatchingPipeline(
-                os.fspath(folder), scheduler, settings.device, dict(settings.properties)
-            )
+            self._pipe = genai.ContinuousBatchingPipeline(os.fspath(folder), scheduler, settings.device, properties)
         except RuntimeError as error:
             raise ModelLoadError(f"OpenVINO GenAI cannot load the exported model: {error}") from error
 
