@@ -394,6 +394,26 @@ def test_what_fails_unexpectedly_fails_alone(worker: Talker, monkeypatch: pytest
         assert answer == wanted and "OverflowError" in str(failed) and worker.status(0) == 500
 
 
+def test_a_stream_that_fails_after_its_beginning_ends_with_the_error(
+    worker: Talker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, calls = worker.handler._reader.decode, []
+
+    def fails_later(tokens: Any) -> str:
+        calls.append(tokens)
+        if len(calls) > 12:
+            raise OverflowError("no such token")
+        return decode(tokens)
+
+    monkeypatch.setattr(worker.handler._reader, "decode", fails_later)
+    (rest,) = worker.ask(COMPLETION, {"prompt": "Hello", "temperature": 0, "max_tokens": 60, "stream": True})
+    monkeypatch.undo()
+    everything = worker.streamed() + rest.encode()
+    *pieces, last = events(everything)
+    assert pieces and all(piece["choices"] for piece in pieces) and everything.count(b"[DONE]") == 1
+    assert "OverflowError" in last["error"]["message"] and last["error"]["type"] == "server_error"
+
+
 def test_there_are_no_explanations(worker: Talker) -> None:
     worker.made.handle(worker.handler, {"prompt": "Hello"}, explain="True")
     assert worker.status() == 501

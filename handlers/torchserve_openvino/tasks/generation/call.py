@@ -17,6 +17,7 @@ class Call:
         bodies: Writes its answer.
         answer: The answer that is known already, or the refusal.
         begun: Whether a piece of the answer was sent.
+        ended: Whether its end was sent.
     """
 
     def __init__(self) -> None:
@@ -24,7 +25,7 @@ class Call:
         self.exchange: Exchange | None = None
         self.bodies: Plain | None = None
         self.answer: Any = None
-        self.begun = False
+        self.begun = self.ended = False
 
     @property
     def streams(self) -> bool:
@@ -49,6 +50,8 @@ class Call:
         """Returns the events of a stream that are new, with its end once it is done."""
         exchange, bodies = self.exchange, self.bodies
         assert exchange is not None and bodies is not None
+        if self.ended:
+            return ""
         try:
             events = [bodies.piece(exchange, choice, delta) for choice, delta in exchange.deltas()]
         except Exception as error:
@@ -59,6 +62,7 @@ class Call:
             events = [*bodies.begin(exchange), *events]
         if not exchange.done:
             return "".join(map(event, events))
+        self.ended = True
         events += bodies.end(exchange) if exchange.error is None else [bodies.error(exchange.error)]
         return "".join(map(event, events)) + DONE
 

@@ -101,6 +101,7 @@ class TextGenerator(HubHandler):
         return None
 
     def _started_again(self, generator: Generator) -> None:
+        generator.tracker.set_config("threads", self.report.tracker.config.get("threads"))
         self.report.follow(CompileReport(generator.tracker))
 
     def _summary(self, models: Models | None) -> str:
@@ -238,19 +239,13 @@ class TextGenerator(HubHandler):
                     if streams[place] and call.streams and not call.done and (text := call.pieces())
                 }
                 if pieces:
-                    self._send(context, calls, pieces)
+                    wire.send(context, pieces)
         finally:
             for exchange in exchanges:
                 exchange.cancel()
         if self._measures is not None and (metrics := metrics_of(context)) is not None:
             for exchange in exchanges:
                 self._measures.answered(metrics, exchange)
-
-    @staticmethod
-    def _send(context: Any, calls: Sequence[Call], pieces: dict[int, str]) -> None:
-        for place in pieces:
-            context.set_response_content_type(place, "text/event-stream")
-        wire.send(context, pieces)
 
     def _count(self, calls: Sequence[Call]) -> None:
         self.counters.add("requests", len(calls))
