@@ -40,6 +40,7 @@ def until(condition: Any, seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_of_each_architecture(kind: str, served: Any) -> None:
     _, model, found = served(kind)
