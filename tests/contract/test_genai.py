@@ -45,14 +45,19 @@ def test_a_cache_layer_can_be_made_of_given_tensors() -> None:
     assert got.shape == (1, 2, 4, 4) and "layer_idx" in inspect.signature(cache.update).parameters
 
 
-def exported(folder: Path, kind: str = "llama", **changes: Any) -> Path:
+def saved_export(folder: Path, **changes: Any) -> Path:
     import openvino as ov
 
     from language_models import tiny
     from torchserve_openvino.generation.text.exporting.export import export
 
-    ov.save_model(export(tiny(kind, **changes)).model, folder / "openvino_model.xml", compress_to_fp16=False)
+    ov.save_model(export(tiny("llama", **changes)).model, folder / "openvino_model.xml", compress_to_fp16=False)
     return folder
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_export(tmp_path_factory.mktemp("llama"))
 
 
 def pipeline(folder: Path, pages: int, **given: Any) -> Any:
@@ -90,9 +95,9 @@ def ids(count: int) -> Any:
     return ov.Tensor(np.full((1, count), 5, dtype=np.int64))
 
 
-def test_no_tokenizer_is_needed_and_a_page_has_32_tokens(tmp_path: Path) -> None:
+def test_no_tokenizer_is_needed_and_a_page_has_32_tokens(exported: Path) -> None:
     """Why `genai/pipeline.py` gives no tokenizer, and admits prompts by pages of 32 tokens."""
-    pipe = pipeline(exported(tmp_path), pages=2)
+    pipe = pipeline(exported, pages=2)
     (tokens,) = run(pipe, pipe.add_request(0, ids(60), config(4)))
     assert len(tokens) == 4
     # One token more needs a third page: the sequence is dropped, with no error.
@@ -101,17 +106,17 @@ def test_no_tokenizer_is_needed_and_a_page_has_32_tokens(tmp_path: Path) -> None
     assert len(tokens) < 8 and handle.get_status() == genai.GenerationStatus.IGNORED
 
 
-def test_a_stop_token_is_demanded(tmp_path: Path) -> None:
+def test_a_stop_token_is_demanded(exported: Path) -> None:
     """Why a model without an end-of-text token gets one that it does not have."""
     found = config(4)
     found.eos_token_id, found.stop_token_ids = -1, set()
     with pytest.raises(RuntimeError, match="must be non-negative"):
-        pipeline(exported(tmp_path), pages=2).add_request(0, ids(3), found)
+        pipeline(exported, pages=2).add_request(0, ids(3), found)
 
 
-def test_sequences_that_need_more_pages_than_there_are_may_be_dropped_or_delayed(tmp_path: Path) -> None:
+def test_sequences_that_need_more_pages_than_there_are_may_be_dropped_or_delayed(exported: Path) -> None:
     """Why a prompt is admitted only when its longest answer has room."""
-    pipe = pipeline(exported(tmp_path), pages=4)
+    pipe = pipeline(exported, pages=4)
     handles = [pipe.add_request(number, ids(30), config(60)) for number in range(3)]
     run(pipe, *handles)
     assert {handle.get_status() for handle in handles} <= {
@@ -119,8 +124,8 @@ def test_sequences_that_need_more_pages_than_there_are_may_be_dropped_or_delayed
     }  # fmt: skip
 
 
-def test_a_cancelled_sequence_is_gone_after_one_step(tmp_path: Path) -> None:
-    pipe = pipeline(exported(tmp_path), pages=8)
+def test_a_cancelled_sequence_is_gone_after_one_step(exported: Path) -> None:
+    pipe = pipeline(exported, pages=8)
     handle = pipe.add_request(0, ids(20), config(100))
     pipe.step()
     handle.cancel()
@@ -134,7 +139,7 @@ def test_a_step_holds_the_interpreter(tmp_path: Path) -> None:
     import threading
     import time
 
-    pipe = pipeline(exported(tmp_path, hidden_size=256, num_hidden_layers=4), pages=64, max_num_batched_tokens=2048)
+    pipe = pipeline(saved_export(tmp_path, hidden_size=256, num_hidden_layers=4), pages=64, max_num_batched_tokens=2048)
     # A handle that nobody keeps ends its sequence.
     handle = pipe.add_request(0, ids(400), config(1))
     gaps: list[float] = []
@@ -158,24 +163,21 @@ def test_a_step_holds_the_interpreter(tmp_path: Path) -> None:
     assert max(gaps) > took / 2
 
 
-def test_a_cache_of_another_precision_than_the_computation_is_refused(tmp_path: Path) -> None:
+def test_a_cache_of_another_precision_than_the_computation_is_refused(exported: Path) -> None:
     """Why `generate.kv_cache` follows `generate.weights`."""
     with pytest.raises(RuntimeError, match="expect kvcache type"):
         genai.ContinuousBatchingPipeline(
-            str(exported(tmp_path)), genai.SchedulerConfig(), "CPU",
+            str(exported), genai.SchedulerConfig(), "CPU",
             {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "bf16"},
         )  # fmt: skip
 
 
-def test_attention_is_paged_without_mask_and_state() -> None:
+def test_attention_is_paged_without_mask_and_state(exported: Path) -> None:
     """What `exporting/export.py` tries on a copy."""
     import openvino as ov
     from openvino._offline_transformations import paged_attention_transformation
 
-    from language_models import tiny
-    from torchserve_openvino.generation.text.exporting.export import export
-
-    model: ov.Model = export(tiny("llama")).model
+    model = ov.Core().read_model(exported / "openvino_model.xml")
     before = [operation.get_type_name() for operation in model.get_ops()]
     assert before.count("ReadValue") == 4 and "PagedAttentionExtension" not in before
     paged_attention_transformation(model)

@@ -188,6 +188,7 @@ class TestOpening:
         with pytest.raises(ConfigError, match=r"proof_prompts.*508 tokens.* 5 more .* exceeds 512"):
             open_engine(replace(base, prompts=[[5] * 508]), exports)
 
+    @pytest.mark.many(2)
     @pytest.mark.parametrize("weights", ["int8", "int4"])
     @pytest.mark.parametrize("kv_cache", ["f32", "u8"])
     def test_compressed_weights_and_cache(self, tmp_path: Path, exports: Store, weights: str, kv_cache: str) -> None:

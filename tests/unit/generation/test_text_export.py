@@ -36,6 +36,7 @@ def started(model: ov.Model | Path) -> ov.InferRequest:
     return core().compile_model(model, "CPU", F32).create_infer_request()
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_of_a_padded_batch_and_of_the_tokens_after_it(kind: str, served: Any, exports: Store) -> None:
     folder, model, _ = served(kind)

@@ -102,12 +102,14 @@ def expect(model: nn.Module, prompts: Sequence[Sequence[int]], tokens: int) -> l
 
 def _generated(model: nn.Module, prompt: tuple[int, ...], count: int) -> Expected:
     ids, past = torch.tensor([prompt]), None
+    # The output has the name of the argument.
+    name = cache_argument(model)
     tokens: list[int] = []
     rivals = []
     with torch.inference_mode():
         for _ in range(count):
-            found = model(input_ids=ids, use_cache=True, **{cache_argument(model): past})
-            past = found.past_key_values
+            found = model(input_ids=ids, use_cache=True, **{name: past})
+            past = found[name]
             best = torch.log_softmax(found.logits[0, -1].float(), -1).topk(min(_RIVALS, found.logits.shape[-1]))
             rivals.append(tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
             tokens.append(rivals[-1][0][0])
