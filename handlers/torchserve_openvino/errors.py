@@ -138,6 +138,18 @@ class ModelCallError(ItemError):
     status = 500
 
 
+class BusyError(ItemError):
+    """A prompt that would wait behind too many others; the sender may try again."""
+
+    status = 503
+
+
+class GenerationError(ItemError):
+    """A prompt whose generation failed on the server's side; other prompts go on."""
+
+    status = 500
+
+
 class NotExplainedError(ItemError):
     """A request to /explanations/ that this task or this model has no answer to."""
 

@@ -138,6 +138,16 @@ def test_benchmark_partitions(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_benchmark_generation(tmp_path: Path) -> None:
+    pytest.importorskip("openvino_genai")
+    figures = tmp_path / "generation.json"
+    arguments = ("--models", "small", "--streams", "2", "--tokens", "4", "--turns", "2", "--json", str(figures))
+    assert "tokens/s" in run("benchmarks/generation.py", *arguments, "--only", "eager,engine f32,bare f32")
+    (result,) = json.loads(figures.read_text())["results"]
+    assert all(row["tokens_per_second"] > 0 and row["same_tokens"] == 1.0 for row in result["rows"])
+
+
+@pytest.mark.slow
 def test_benchmark_lengths() -> None:
     sizes = ["--calls", "8", "--longest", "40", "--layers", "1", "--width", "64"]
     assert "any length" in run("benchmarks/lengths.py", *sizes, "--capacities", "50")

@@ -15,6 +15,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "handlers" / PACKAGE
 HEAVY = {
     "torch", "torch._dynamo", "torch._functorch", "torch._decomp", "torch.export", "openvino", "openvino.frontend",
     "openvino.torch", "ts", "safetensors", "jinja2", "filelock", "transformers", "timm",
+    "openvino_genai", "nncf",
 }  # fmt: skip
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
 

@@ -26,6 +26,7 @@ from torchserve_openvino.config.fields import (
     SomeShare,
     Threads,
 )  # fmt: skip
+from torchserve_openvino.config.generate_sections import GenerateSection
 from torchserve_openvino.config.spelling import listed, nearest
 from torchserve_openvino.config.task_sections import SECTION, AudioSection, ImageSection, TensorSection, TextSection
 
@@ -232,6 +233,8 @@ class OpenVINOSection(Section):
     """Limits and lengths of the text tasks."""
     audio: AudioSection = AudioSection()
     """Limits and lengths of the audio tasks."""
+    generate: GenerateSection = GenerateSection()
+    """How a language model generates text."""
 
     @model_validator(mode="after")
     def _folded_photos_have_one_input(self) -> "OpenVINOSection":

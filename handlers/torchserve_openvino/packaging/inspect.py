@@ -67,13 +67,20 @@ def _judge(folder: Path, store: Store, verdict: Verdict) -> None:
     verdict.reasons += changed
     entries = list(store.entries())
     calls = [entry for entry in entries if entry.kind == "call"]
+    exported = [entry for entry in entries if entry.kind == "generator"]
     here = {**versions(), "python": python_version()}
     foreign = _differences([entry.fields for entry in calls], here)
+    foreign += _differences([entry.fields for entry in exported], versions())
     verdict.reasons += foreign
     verdict.calls = len(calls)
     keys = {part["key"] for entry in calls for part in entry.body.get("parts", ())}
     verdict.partitions = len(keys)
     verdict.compiled = len(keys & _compiled_here(entries))
+    if exported and not calls:
+        if not verdict.reasons:
+            verdict.start = "from IR"
+            verdict.reasons.append("OpenVINO GenAI compiles an exported language model at each start, without tracing")
+        return
     if not calls:
         verdict.reasons += [f"every start traces the model: {reason}" for reason in _guarded(folder)]
     if damaged or changed or foreign or not calls:

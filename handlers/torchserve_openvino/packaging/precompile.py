@@ -62,7 +62,8 @@ class Precompiled:
     def guarded(self) -> list[str]:
         """Why a worker traces the model nevertheless; empty if it does not."""
         shapes = self.report["serving"]["shapes"]
-        if shapes["frozen"]:
+        # Without shapes there are no calls of a model: a language model has an engine, which traces nothing.
+        if shapes.get("frozen", True):
             return []
         return list(shapes["guarded"]) or [
             "calls are guarded, because a handler of your own may change the weights; if it does not, set "

@@ -149,6 +149,19 @@ _ALL = (
         may_lack="pooler",
         **_VISION,
     ),
+    # Before sentence_embedder, which any other `...Model` is taken for.
+    Task(
+        "text_generator",
+        "a prompt, or a chat",
+        "{text, finish_reason, ...}, or OpenAI's form; whole or streamed",
+        "text-generation",
+        "AutoModelForCausalLM",
+        ("ForCausalLM", "GPT2LMHeadModel"),
+        modules=("transformers", "tokenizers", "jinja2", "openvino_genai"),
+        extra="generate",
+        template="text-generation",
+        prepared_by=("tokenizer",),
+    ),
     Task("sentence_embedder", "a text", "[numbers]", "sentence-similarity", "AutoModel", ("Model",), **_TEXT),
     Task(
         "zero_shot_classifier",

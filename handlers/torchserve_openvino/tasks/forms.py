@@ -48,6 +48,7 @@ class HasForms(Protocol):
     explanation_parameters: type[Parameters] | None
     explanations: Any
     fields: frozenset[str]
+    flat: str
 
 
 def schema_of(handler: type[HasForms]) -> dict[str, Any]:
@@ -94,6 +95,10 @@ def _request(name: str, handler: type[HasForms], parameters: Any) -> Any:
     if handler.fields:
         # Such an input needs no "inputs" around it.
         request |= create_model(f"{name}Input", __base__=takes, parameters=given)
+    if handler.flat and not name:
+        # Of such a request, the parameters stand beside the input.
+        given = {handler.flat: (inputs, ...)}
+        request |= create_model("Prompt", __base__=parameters, **given)
     return request
 
 

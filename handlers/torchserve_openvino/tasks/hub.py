@@ -43,6 +43,7 @@ class HubHandler(ItemHandler):
         explanation_parameters: What a request to /explanations/ may set; None if the task has no explanations.
         explanations: Type of the explanation of one answer.
         fields: Names in an input that is an object, by which it is known without ``inputs`` around it.
+        flat: Field for the input in a request whose parameters stand beside it; empty if the task has no such form.
         labels: The model's labels by number.
     """
 
@@ -53,6 +54,7 @@ class HubHandler(ItemHandler):
     explanation_parameters: ClassVar[type[Parameters] | None] = None
     explanations: ClassVar[Any] = None
     fields: ClassVar[frozenset[str]] = frozenset()
+    flat: ClassVar[str] = ""
 
     def __init__(self) -> None:
         super().__init__()

@@ -55,6 +55,8 @@ def test_an_unknown_name_is_no_task() -> None:
     ("config", "handler"),
     [
         ({"architectures": ["BertForTokenClassification"]}, "token_classifier"),
+        ({"architectures": ["LlamaForCausalLM"]}, "text_generator"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "text_generator"),
         ({"architectures": ["RobertaForSequenceClassification"], "id2label": {"0": "a", "1": "b"}}, "text_classifier"),
         ({"architectures": ["RobertaForSequenceClassification"], "id2label": {"0": "ENTAILMENT", "1": "x"}},
          "zero_shot_classifier"),

@@ -286,7 +286,8 @@ def test_fallback_to_in_either_place():
 
 
 @pytest.mark.parametrize(
-    "name", ["cpu-latency", "cpu-throughput", "cpu-text", "auto", "strict", "text", "vision", "audio"]
+    "name",
+    ["cpu-latency", "cpu-throughput", "cpu-text", "auto", "strict", "text", "vision", "audio", "text-generation"],
 )
 def test_shipped_configurations_on_this_machine(name):
     path = MODEL_CONFIGS / f"{name}.yaml"
@@ -321,6 +322,7 @@ def test_every_shipped_configuration_is_tested():
         "cpu-latency",
         "cpu-throughput",
         "cpu-text",
+        "text-generation",
         "gpu",
         "npu",
         "auto",

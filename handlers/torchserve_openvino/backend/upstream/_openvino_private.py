@@ -6,12 +6,17 @@ imported lazily: a worker that starts from the cache converts nothing.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import openvino as ov
 import torch
+from openvino._offline_transformations import (
+    apply_make_stateful_transformation,
+    apply_moc_transformations,
+    paged_attention_transformation,
+)
 
 from torchserve_openvino.errors import OpMappingError
 
@@ -188,3 +193,49 @@ def ts_to_model(traced: torch.jit.ScriptModule, libraries: Sequence[Path] = ()) 
     decoder = TorchScriptPythonDecoder(traced)
     frontend = _frontend(libraries)
     return frontend.convert(frontend.load(decoder)), decoder
+
+
+def exported_to_model(program: "torch.export.ExportedProgram") -> tuple[ov.Model, Any]:
+    """Converts an exported program whole; `openvino.convert_model` does the same, but with telemetry.
+
+    Returns:
+        The model, and the decoder, which must live as long as the model: constants share its tensors' memory.
+
+    Raises:
+        OpConversionFailure: An operator has no conversion, or it failed; the message names it.
+    """
+    from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
+    from torch.export.decomp_utils import CustomDecompTable
+
+    table = CustomDecompTable()
+    for op in undecomposed():
+        table.pop(op, None)
+    decoder = TorchFXPythonDecoder(program.run_decompositions(table).module(check_guards=False), dynamic_shapes=True)
+    decoder._nodes = _IndexedNodes(decoder._nodes)
+    frontend = _frontend()
+    model = frontend.convert(frontend.load(decoder))
+    # Fuses and folds; `page_attention` finds attention in this form only.
+    apply_moc_transformations(model, cf=False, smart_reshape=True)
+    return model, decoder
+
+
+def make_stateful(model: ov.Model, kept: Mapping[str, str]) -> None:
+    """Turns inputs that return as outputs into variables, which keep their value from call to call; in place.
+
+    Args:
+        model: Its inputs and outputs have names.
+        kept: The output that becomes an input's next value, by name of the input.
+
+    Raises:
+        RuntimeError: A name is unknown.
+    """
+    apply_make_stateful_transformation(model, dict(kept))
+
+
+def page_attention(model: ov.Model) -> None:
+    """Replaces the variables by a paged cache of keys and values, as OpenVINO GenAI does; in place.
+
+    Raises:
+        RuntimeError: Some attention does not have the form that this knows.
+    """
+    paged_attention_transformation(model)

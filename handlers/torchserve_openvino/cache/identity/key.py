@@ -6,6 +6,8 @@ An entry is found by a digest of its fields. It also stores the fields, so that 
 - A ``partition`` is one subgraph as OpenVINO's IR, with its inputs and outputs. It is the same on every device.
 - A ``blob`` is a partition compiled for one device with one configuration.
 - A ``precision`` is what ``handler.openvino.precision: auto`` decided for a model on one device.
+- A ``generator`` is a language model as OpenVINO's IR, with its cache as state. It is the same on every device.
+- A ``proof`` is what eager PyTorch generated for some prompts, and how near the logits of a generator came.
 """
 
 import json
@@ -55,6 +57,23 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "device_name",
         "capabilities",
         "ov_config",  # Without `RUN_PROPERTIES`, so that the decision holds for any number of workers.
+    ),
+    "generator": (
+        *_VERSIONS,
+        "exporter",  # Digest of the sources in generation/text.
+        "transformers",
+        "model",  # Content of configuration and weights.
+        "weights",  # Format: f32, int8 or int4.
+        "compression",  # Size of groups and version of NNCF, for the compressed formats.
+    ),
+    "proof": (
+        *_VERSIONS,
+        "generator",  # Key of the generator.
+        "prompts",  # Tokens of the prompts, and how many tokens each gets.
+        "device",
+        "device_name",
+        "capabilities",
+        "ov_config",  # Without `RUN_PROPERTIES`.
     ),
 }
 

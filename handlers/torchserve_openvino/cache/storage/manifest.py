@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from torchserve_openvino.errors import DamagedEntryError
 
-Kind = Literal["call", "partition", "blob", "precision"]
+Kind = Literal["call", "partition", "blob", "precision", "generator", "proof"]
 
 SCHEMA = 1
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -58,7 +58,7 @@ class Entry:
     """A stored entry. Its manifest has been verified; each file is verified when it is read.
 
     Attributes:
-        kind: What it is: ``call``, ``partition``, ``blob`` or ``precision``.
+        kind: What it is; see `cache.identity.key`.
         key: 64 hexadecimal digits.
         fields: Fields from which the key was made, for diagnosis.
         body: Stored content, JSON.

@@ -122,15 +122,45 @@ def _traced_attention(
 
 
 # torch's core table would decompose it into two matrix products and a softmax.
-declare(
-    Rule(
+@decomposition(
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    rule=Rule(
         kept_whole=True,
         draws=_drops_out,
         first_output_only="the log-sum-exp output",
         traced=Traced("scaled_dot_product_attention", _traced_attention),
     ),
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
 )
+def _grouped_queries(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Repeats the heads of keys and values that several heads of queries share: OpenVINO's attention needs one each.
+
+    torch's kernel knows shared heads by the shapes alone (``enable_gqa``).
+
+    Args:
+        query: ``[batch, heads, length, features]``.
+        key: ``[batch, shared heads, length, features]``.
+        value: As ``key``.
+    """
+    heads, shared = query.shape[1], key.shape[1]
+    if heads == shared and heads == value.shape[1]:
+        return NotImplemented
+
+    def repeated(x: Tensor) -> Tensor:
+        batch, own, length, features = x.shape
+        wide = x.unsqueeze(2).expand(batch, own, heads // own, length, features)
+        return wide.reshape(batch, heads, length, features)
+
+    attend = aten._scaled_dot_product_flash_attention_for_cpu.default
+    return attend(query, repeated(key), repeated(value), dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
 
 
 def _attention(

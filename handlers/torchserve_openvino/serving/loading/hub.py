@@ -92,6 +92,23 @@ def load_model(folder: Path, loader: str, may_lack: str = "") -> "nn.Module":
     return model.eval()
 
 
+def load_config(folder: Path) -> Any:
+    """Loads a model's configuration, with the defaults of its architecture.
+
+    Raises:
+        ModelLoadError: transformers is not installed, or does not know the architecture.
+    """
+    read_config(folder)
+    with _offline():
+        classes = _transformers()
+        try:
+            return classes.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelLoadError(
+                f"{folder / CONFIG} is of no model that can be loaded: {_first_line(error)}"
+            ) from error
+
+
 def load_tokenizer(folder: Path, *, fast: bool = True) -> Any:
     """Loads a model's tokenizer.
 

@@ -40,14 +40,14 @@ def finish(answers: Sequence[Any], context: Any, counters: Counters) -> list[Any
     bodies: list[Any] = []
     for index, answer in enumerate(answers):
         if isinstance(answer, ItemError):
-            _set_status(context, index, answer.status)
+            set_status(context, index, answer.status)
             bodies.append(refusal(answer))
         else:
             if isinstance(answer, Several):
-                _set_status(context, index, status_of(answer))
+                set_status(context, index, status_of(answer))
             if isinstance(answer, bytes) and not context.get_response_content_type(index):
                 context.set_response_content_type(index, "application/octet-stream")
-            bodies.append(_shown(answer))
+            bodies.append(shown(answer))
     return bodies
 
 
@@ -64,11 +64,11 @@ def _each(answers: Sequence[Any]) -> list[Any]:
     return [each for answer in answers for each in (answer if isinstance(answer, Several) else [answer])]
 
 
-def _shown(answer: Any) -> Any:
+def shown(answer: Any) -> Any:
     """Returns what is sent for an answer."""
     if isinstance(answer, ItemError):
         return refusal(answer)
-    return [_shown(each) for each in answer] if isinstance(answer, Several) else answer
+    return [shown(each) for each in answer] if isinstance(answer, Several) else answer
 
 
 def answer_enveloped(
@@ -101,11 +101,11 @@ def answer_enveloped(
     fail_where_statuses_are_lost(context, failed, len(requests))
     bodies: list[Any] = []
     for index, (request, answers) in enumerate(zip(requests, by_request, strict=True)):
-        _set_status(context, index, status_of(_each(answers)))
+        set_status(context, index, status_of(_each(answers)))
         if isinstance(request, ItemError):
             bodies.append(refusal(request))
         else:
-            bodies.append(envelope.close(request, list(map(_shown, answers)), context, index))
+            bodies.append(envelope.close(request, list(map(shown, answers)), context, index))
     return bodies
 
 
@@ -145,7 +145,8 @@ def _opened(envelope: Envelope, row: Any) -> Request | ItemError:
         return error
 
 
-def _set_status(context: Any, index: int, status: int) -> None:
+def set_status(context: Any, index: int, status: int) -> None:
+    """Sets the HTTP status of a request; the body of one that is not 200 is JSON."""
     if status != HTTPStatus.OK:
         context.set_response_status(status, HTTPStatus(status).phrase, index)
         context.set_response_content_type(index, "application/json")

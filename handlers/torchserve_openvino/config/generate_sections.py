@@ -1,0 +1,84 @@
+"""The section `handler.openvino.generate`: how a language model generates text."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from torchserve_openvino.config.fields import Boolean, Count, Positive
+from torchserve_openvino.config.task_sections import TaskSection
+
+WeightFormat = Literal["f32", "bf16", "int8", "int4"]
+CachePrecision = Literal["f32", "bf16", "u8"]
+
+
+class GenerateSection(TaskSection):
+    """Text generation: the engine, its precision and its limits."""
+
+    engine: Literal["genai", "compile"] = "genai"
+    """`genai` generates with OpenVINO GenAI: prompts of different lengths share each step. `compile` is not available
+    yet."""
+    weights: WeightFormat = "f32"
+    """Format of the weights. `bf16` also computes in bf16; `int8` and `int4` compress the weights of linear layers
+    (NNCF) and compute in f32."""
+    group_size: Annotated[int, Field(ge=-1)] | None = None
+    """For `weights: int4`: how many weights of a row share a scale; -1 for the whole row. Unset: 64, or the largest
+    power of two from 16 that divides all rows."""
+    kv_cache: CachePrecision | None = None
+    """Precision of the cached keys and values. Unset: `bf16` for `weights: bf16`, else `f32`; `u8` goes with all
+    weights."""
+    dynamic_quantization: Boolean = False
+    """Whether layers with compressed weights may also quantize their inputs to 8 bits at each step: faster, less
+    exact."""
+    max_tokens: Count = 512
+    """Most tokens of one answer; also the number for a request that names none."""
+    max_length: Count | None = None
+    """Longest sequence in tokens, prompt and answer together. Unset: what the model was made for, up to 4,096."""
+    cache_gb: Positive | None = None
+    """Memory for cached keys and values, in 10^9 bytes. Unset: eight sequences of `max_length`, up to a quarter of the
+    free memory, at least one."""
+    max_waiting: Count = 256
+    """Most prompts that wait for room in the cache; one more answers 503."""
+    step_tokens: Count = 256
+    """Most tokens that one step computes. A longer prompt takes several steps, between which others go on."""
+    prefix_caching: Boolean = True
+    """Whether prompts that begin alike share what was computed for their common beginning."""
+    proof_tokens: Count = 24
+    """Tokens that are compared with eager PyTorch before READY, for each of the prompts."""
+    proof_prompts: tuple[str, ...] = ()
+    """Texts to compare with. Unset: random tokens, in four lengths."""
+
+    @property
+    def computation(self) -> Literal["f32", "bf16"]:
+        """The precision of computation."""
+        return "bf16" if self.weights == "bf16" else "f32"
+
+    @property
+    def cached(self) -> CachePrecision:
+        """The precision of cached keys and values."""
+        return self.kv_cache or self.computation
+
+    @model_validator(mode="after")
+    def _caches_what_is_computed(self) -> "GenerateSection":
+        if self.cached not in {self.computation, "u8"}:
+            raise ValueError(
+                f"kv_cache: {self.kv_cache} does not go with weights: {self.weights}, which computes in "
+                f"{self.computation}; set kv_cache: {self.computation} or u8."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _answers_fit(self) -> "GenerateSection":
+        if self.max_length is not None and self.max_tokens >= self.max_length:
+            raise ValueError(
+                f"max_tokens ({self.max_tokens}) must be less than max_length ({self.max_length}), which includes the "
+                "prompt."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_are_of_int4(self) -> "GenerateSection":
+        if self.group_size is not None and self.weights != "int4":
+            raise ValueError(f"group_size belongs to weights: int4, not {self.weights}; remove it.")
+        if self.group_size == 0:
+            raise ValueError("group_size must be -1 or at least 1, not 0.")
+        return self

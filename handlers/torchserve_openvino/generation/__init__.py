@@ -1,0 +1,1 @@
+"""Text and images that a model makes step by step. Knows nothing of TorchServe: tasks/ serves it."""

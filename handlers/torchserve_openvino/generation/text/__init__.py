@@ -1,0 +1,1 @@
+"""Language models: prompts of tokens in, tokens out, many prompts sharing each step."""

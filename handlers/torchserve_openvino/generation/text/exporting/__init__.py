@@ -1,0 +1,1 @@
+"""From a Hugging Face model to the OpenVINO model that OpenVINO GenAI takes, in the cache."""

@@ -1,0 +1,177 @@
+"""Exports a causal language model: its forward with keys and values of past tokens, as one OpenVINO model.
+
+Everything must convert: there is no eager PyTorch beside this model that could compute the rest.
+"""
+
+import inspect
+import logging
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import openvino as ov
+import torch
+from torch import Tensor, nn
+
+from torchserve_openvino.backend.upstream._openvino_private import exported_to_model, page_attention
+from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.generation.text.exporting.stateful import CacheShape, keep_past
+from torchserve_openvino.ops.registry import computes
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+logger = logging.getLogger(__name__)
+
+# Sizes of the example: batch, new tokens, past tokens. torch.export would take 0 and 1 for constants.
+_BATCH, _NEW, _PAST = 2, 3, 4
+
+
+# Lines of OpenVINO's messages that say nothing of the cause.
+_FRAME = re.compile(r"^(Exception from|Check '|FrontEnd API failed|Model wasn't fully|Summary:)")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A language model that keeps its past as state.
+
+    Attributes:
+        model: Takes ``input_ids``, ``attention_mask``, ``position_ids`` and ``beam_idx``; gives ``logits``.
+        layers: What each layer caches.
+        vocabulary: How many tokens it knows.
+        operators: ATen operators of the exported graph that do work; all of them were converted.
+        keep_alive: Owns the memory of the model's constants.
+    """
+
+    model: ov.Model
+    layers: tuple[CacheShape, ...]
+    vocabulary: int
+    operators: int
+    keep_alive: Any
+
+
+class _WithPast(nn.Module):
+    """The model's forward with the cache as plain tensors, in and out."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, past: list[Tensor]
+    ) -> tuple[Tensor, ...]:
+        cache = _cache_of(past)
+        found = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            use_cache=True,
+            **{cache_argument(self.model): cache},
+        )
+        return found.logits, *(each for layer in cache.layers for each in (layer.keys, layer.values))
+
+
+def cache_argument(model: nn.Module) -> str:
+    """Returns the name of the argument that takes the cache: ``cache`` from transformers 5.24 on."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+def _cache_of(past: list[Tensor]) -> Any:
+    """Returns transformers' cache over given keys and values, without copying them."""
+    from transformers.cache_utils import DynamicCache, DynamicLayer
+
+    cache = DynamicCache()
+    for keys, values in zip(past[::2], past[1::2], strict=True):
+        layer = DynamicLayer()
+        layer.lazy_initialization(keys, values)
+        layer.keys, layer.values = keys, values
+        cache.layers.append(layer)
+    return cache
+
+
+def export(model: nn.Module) -> Exported:
+    """Exports a causal language model of transformers, in evaluation mode and float32.
+
+    Raises:
+        ModelLoadError: It can't be exported, some operator has no conversion, or its attention can't be paged.
+    """
+    name = type(model).__name__
+    attention = getattr(model.config, "_attn_implementation", None)
+    if attention != "sdpa":
+        raise ModelLoadError(f"{name} does not support PyTorch's scaled_dot_product_attention, only {attention}.")
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise ModelLoadError(f"{name} takes no position_ids, so that its positions cannot be given token by token.")
+    with torch.no_grad():
+        layers = _cached_by(model)
+        program = _traced(model, layers)
+        try:
+            converted, keep_alive = exported_to_model(program)
+        except Exception as error:
+            # OpConversionFailure derives from Exception; a translator may raise anything.
+            raise ModelLoadError(f"{name} has operators that OpenVINO cannot convert: {_lines(error)}") from error
+    keep_past(converted, layers)
+    _check_paging(converted, len(layers), name)
+    counted = sum(node.op == "call_function" and computes(node.target) for node in program.graph.nodes)
+    vocabulary = converted.output("logits").get_partial_shape()[2]
+    known = vocabulary.get_length() if vocabulary.is_static else int(getattr(model.config, "vocab_size", 0))
+    return Exported(converted, layers, known, counted, keep_alive)
+
+
+def _cached_by(model: nn.Module) -> tuple[CacheShape, ...]:
+    """Runs one token, and returns what each layer caches for it."""
+    cache = _cache_of([])
+    name = type(model).__name__
+    try:
+        model(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=True, **{cache_argument(model): cache})
+        shapes = [(layer.keys.shape, layer.values.shape) for layer in cache.layers]
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise ModelLoadError(
+            f"{name} does not keep keys and values of each layer in a DynamicCache: {_lines(error)}"
+        ) from error
+    if not shapes:
+        raise ModelLoadError(f"{name} caches nothing.")
+    return tuple(CacheShape(keys[1], keys[3], values[3]) for keys, values in shapes)
+
+
+def _traced(model: nn.Module, layers: tuple[CacheShape, ...]) -> "ExportedProgram":
+    free = torch.export.Dim.DYNAMIC
+    past = [
+        torch.zeros(_BATCH, layer.heads, _PAST, features)
+        for layer in layers
+        for features in (layer.key_features, layer.value_features)
+    ]
+    ids = torch.zeros(_BATCH, _NEW, dtype=torch.int64)
+    mask = torch.ones(_BATCH, _PAST + _NEW, dtype=torch.int64)
+    positions = torch.arange(_PAST, _PAST + _NEW).expand(_BATCH, _NEW).contiguous()
+    pair, cached = {0: free, 1: free}, {0: free, 2: free}
+    try:
+        return torch.export.export(
+            _WithPast(model).eval(),
+            (ids, mask, positions, past),
+            dynamic_shapes=(pair, pair, pair, [cached] * len(past)),
+            strict=False,
+        )
+    except Exception as error:
+        # Whatever the model's own code raises while it is traced.
+        raise ModelLoadError(
+            f"{type(model).__name__} cannot be exported for batches and sequences of any size: {_lines(error)}"
+        ) from error
+
+
+def _check_paging(model: ov.Model, layers: int, name: str) -> None:
+    """Tries on a copy what OpenVINO GenAI will do, whose messages name no model."""
+    copy = model.clone()
+    try:
+        page_attention(copy)
+    except RuntimeError as error:
+        raise ModelLoadError(f"the attention of {name} cannot be paged by OpenVINO: {_lines(error)}") from error
+    kinds = [operation.get_type_name() for operation in copy.get_ops()]
+    paged = kinds.count("PagedAttentionExtension")
+    if paged != layers or "ReadValue" in kinds:
+        raise ModelLoadError(f"OpenVINO can page the attention of {paged} of {layers} layers of {name}, not of all.")
+
+
+def _lines(error: BaseException) -> str:
+    """Returns those first lines of a message that say something."""
+    found = [line.strip(" -") for line in str(error).splitlines() if line.strip() and not _FRAME.search(line)]
+    return " ".join(found[:3])[:500] or type(error).__name__

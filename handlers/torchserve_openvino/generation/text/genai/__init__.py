@@ -1,0 +1,1 @@
+"""The engine `genai`: OpenVINO GenAI, which lets many prompts share each step."""

@@ -1,0 +1,150 @@
+"""Prompts in the engine: what it accepts, their sequences, and what becomes of these in their streams."""
+
+import math
+from dataclasses import dataclass, field
+
+from torchserve_openvino.errors import InvalidInputError
+from torchserve_openvino.generation.text.engine import Finish, Piece, Sampling, Token
+from torchserve_openvino.generation.text.genai.pipeline import PAGE, End, News, Running
+from torchserve_openvino.generation.text.stream import PromptStream
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What the engine accepts.
+
+    Attributes:
+        max_length: Longest sequence in tokens, prompt and answer together.
+        pages: Pages of the cache.
+        max_waiting: Most prompts that wait for pages.
+        vocabulary: Token ids are less than this.
+        eos: Tokens that end a sequence.
+    """
+
+    max_length: int
+    pages: int
+    max_waiting: int
+    vocabulary: int
+    eos: frozenset[int]
+
+
+@dataclass(eq=False)
+class Live:
+    """A sequence in the pipeline, and the choices that get its tokens: several if all choose the best token."""
+
+    choices: tuple[int, ...]
+    running: Running
+    ended: bool = False
+
+
+@dataclass(eq=False)
+class Prompt:
+    """A prompt that the engine accepted.
+
+    Attributes:
+        tokens: Token ids.
+        sampling: How its tokens are chosen.
+        pages: Pages that its sequences need at most.
+        stream: Where its pieces go.
+        live: Its sequences in the pipeline.
+        cancelled: Whether its sequences have to end.
+    """
+
+    tokens: tuple[int, ...]
+    sampling: Sampling
+    pages: int
+    stream: PromptStream = field(init=False)
+    live: list[Live] = field(default_factory=list)
+    cancelled: bool = False
+
+
+def checked(prompt: tuple[int, ...], sampling: Sampling, limits: EngineLimits) -> Prompt:
+    """Returns a prompt that the engine accepts.
+
+    Raises:
+        InvalidInputError: It does not; the message has the numbers.
+    """
+    if not prompt:
+        raise InvalidInputError("the prompt has no tokens; it needs at least one.")
+    wrong = next((at for at, token in enumerate(prompt) if not 0 <= token < limits.vocabulary), None)
+    if wrong is not None:
+        raise InvalidInputError(
+            f"token {wrong} of the prompt is {prompt[wrong]}; tokens are 0 to {limits.vocabulary - 1}."
+        )
+    _check_sampling(sampling)
+    length = len(prompt) + sampling.max_tokens
+    if length > limits.max_length:
+        raise InvalidInputError(
+            f"the prompt has {len(prompt)} tokens, and max_tokens is {sampling.max_tokens}: {length} together, "
+            f"more than {limits.max_length} (generate.max_length)."
+        )
+    sequences = 1 if sampling.temperature == 0 else sampling.n
+    pages = sequences * math.ceil(length / PAGE)
+    if pages > limits.pages:
+        raise InvalidInputError(
+            f"n={sampling.n} sequences of up to {length} tokens need room for {pages * PAGE} tokens in the cache, "
+            f"which has {limits.pages * PAGE} (generate.cache_gb)."
+        )
+    return Prompt(prompt, sampling, pages)
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    """Raises InvalidInputError for a parameter out of range."""
+    most = 1 if sampling.temperature == 0 and sampling.repetition_penalty == 1 else 0
+    rules = {
+        "max_tokens must be at least 1": sampling.max_tokens >= 1,
+        "n must be at least 1": sampling.n >= 1,
+        "temperature must be 0 (greedy) or more": 0 <= sampling.temperature < math.inf,
+        "top_p must be above 0, and at most 1": 0 < sampling.top_p <= 1,
+        "top_k must be 0 (all) or more": sampling.top_k >= 0,
+        "repetition_penalty must be above 0": 0 < sampling.repetition_penalty < math.inf,
+        "logprobs must be 0 or more": sampling.logprobs is None or sampling.logprobs >= 0,
+        f"logprobs can be at most {most} here: OpenVINO GenAI gives the chosen token's log probability, no others": (
+            sampling.logprobs is None or sampling.logprobs <= most
+        ),
+    }
+    for rule, holds in rules.items():
+        if not holds:
+            name = rule.split()[0]
+            raise InvalidInputError(f"{rule}; it is {getattr(sampling, name)}.")
+
+
+def pass_on(prompt: Prompt, live: Live, news: News) -> None:
+    """Puts new tokens of a sequence, and its end, into the stream."""
+    finish: Finish | None = None
+    if news.end in {End.STOP, End.LENGTH}:
+        finish = "stop" if news.end is End.STOP else "length"
+        live.ended = True
+    if not news.tokens and finish is None:
+        return
+    logprobs = prompt.sampling.logprobs
+    tokens = tuple(
+        Token(token) if logprobs is None else Token(token, logprob, ((token, logprob),) if logprobs else ())
+        for token, logprob in zip(news.tokens, news.logprobs, strict=True)
+    )
+    for choice in live.choices:
+        prompt.stream.put(Piece(choice, tokens, finish))
+
+
+def stop(prompt: Prompt) -> None:
+    """Cancels the sequences that have not ended."""
+    for live in prompt.live:
+        if not live.ended:
+            live.running.cancel()
+
+
+def end_all(prompt: Prompt, finish: Finish) -> None:
+    """Ends the choices that have not ended."""
+    ended = {choice for live in prompt.live if live.ended for choice in live.choices}
+    for choice in range(prompt.sampling.n):
+        if choice not in ended:
+            prompt.stream.put(Piece(choice, finish=finish))
+    for live in prompt.live:
+        live.ended = True
+
+
+def open_choices(prompt: Prompt) -> int:
+    """Returns how many choices have not ended."""
+    if not prompt.live:
+        return prompt.sampling.n
+    return sum(len(live.choices) for live in prompt.live if not live.ended)

@@ -1,0 +1,156 @@
+"""Finds the exported model and the reference of its proof in the cache, or makes them."""
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import openvino as ov
+from torch import nn
+
+from torchserve_openvino.backend.runtime.build import device_facts
+from torchserve_openvino.cache.identity.key import RUN_PROPERTIES, digest, make_key
+from torchserve_openvino.cache.identity.versions import versions
+from torchserve_openvino.cache.storage.store import Store
+from torchserve_openvino.errors import ConfigError, DamagedEntryError
+from torchserve_openvino.generation.text.expected import Expected, Nearness, expect, made_up, nearness
+from torchserve_openvino.generation.text.exporting import artifact
+from torchserve_openvino.generation.text.exporting.artifact import Facts
+from torchserve_openvino.generation.text.exporting.export import export
+from torchserve_openvino.generation.text.exporting.weights import compressed
+from torchserve_openvino.generation.text.settings import EngineSettings, end_tokens, properties
+from torchserve_openvino.serving.loading.hub import load_config, load_model
+
+logger = logging.getLogger(__name__)
+
+
+class Making:
+    """The exported model of a folder, and the reference of its proof.
+
+    Args:
+        settings: What to open.
+        store: The cache; None without.
+
+    Attributes:
+        config: The model's configuration, from transformers.
+        model_from_cache: Whether nothing was traced or converted.
+        proof_from_cache: Whether eager PyTorch did not run.
+        expected: What eager PyTorch generated; empty if nothing is compared.
+        nearness: How near the exported model's logits come; None if nothing is compared.
+
+    Raises:
+        ModelLoadError: The folder has no configuration that can be read.
+    """
+
+    def __init__(self, settings: EngineSettings, store: Store | None) -> None:
+        self.config = load_config(settings.folder)
+        self._settings, self._store = settings, store
+        self._fields = artifact.fields_of(artifact.folder_digest(settings.folder), settings.section)
+        self._key = make_key(artifact.KIND, self._fields)
+        self._model: nn.Module | None = None
+        self.model_from_cache = self.proof_from_cache = False
+        self.expected: list[Expected] = []
+        self.nearness: Nearness | None = None
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[tuple[Path, Facts]]:
+        """Yields the exported model in a folder for OpenVINO GenAI, and what is known of it."""
+        with contextlib.ExitStack() as stack:
+            if self._store is not None:
+                # The workers of a model start together: one makes it, the others wait.
+                stack.enter_context(self._store.lock(artifact.KIND, self._key))
+            found = self._stored(stack)
+            self.model_from_cache = found is not None
+            yield found if found is not None else self._made(stack)
+
+    def _stored(self, stack: contextlib.ExitStack) -> tuple[Path, Facts] | None:
+        found = artifact.load(self._store, self._fields)
+        if found is None:
+            return None
+        entry, facts = found
+        try:
+            return stack.enter_context(artifact.as_folder(entry)), facts
+        except (DamagedEntryError, OSError) as error:
+            logger.warning("A stored language model cannot be used and is made again: %s", error)
+            return None
+
+    def _made(self, stack: contextlib.ExitStack) -> tuple[Path, Facts]:
+        section = self._settings.section
+        exported = export(self._eager_model())
+        smaller, how = compressed(exported.model, section.weights, section.group_size)
+        facts = Facts(exported.layers, exported.vocabulary, exported.operators, how)
+        folder = stack.enter_context(artifact.temporary_folder())
+        ov.save_model(smaller, artifact.model_path(folder), compress_to_fp16=False)
+        artifact.save(self._store, self._fields, folder, facts)
+        return folder, facts
+
+    def refer(self, folder: Path, facts: Facts, length: int) -> None:
+        """Finds or makes the reference of the proof, then frees the eager model.
+
+        Args:
+            folder: As `ready` yields.
+            facts: As `ready` yields.
+            length: Longest sequence of the engine.
+
+        Raises:
+            ConfigError: A prompt of the configuration is too long.
+        """
+        try:
+            if self._settings.verify.against != "off":
+                self._refer(folder, facts, length)
+        finally:
+            self._model = None
+
+    def _refer(self, folder: Path, facts: Facts, length: int) -> None:
+        settings = self._settings
+        count = min(settings.section.proof_tokens, length - 1)
+        special = end_tokens(settings.folder)
+        prompts = [tuple(prompt) for prompt in settings.prompts if prompt] or made_up(
+            facts.vocabulary, special, length - count
+        )
+        if (longest := max(map(len, prompts))) + count > length:
+            raise ConfigError(
+                f"has a prompt of {longest} tokens, which with {count} more (generate.proof_tokens) exceeds "
+                f"{length} (generate.max_length).",
+                key="handler.openvino.generate.proof_prompts",
+            )
+        fields = self._proof_fields(prompts, count)
+        proof_key = make_key("proof", fields)
+        entry = self._store.get("proof", proof_key) if self._store is not None else None
+        if entry is not None:
+            try:
+                self.expected = [Expected.of_plain(one) for one in entry.body["expected"]]
+                self.nearness = Nearness.of_plain(entry.body["logits"])
+                self.proof_from_cache = True
+                return
+            except (LookupError, TypeError, ValueError) as error:
+                logger.warning("A stored reference of a proof cannot be used and is made again: %s", error)
+        model = self._eager_model()
+        self.expected = expect(model, prompts, count)
+        self.nearness = nearness(model, artifact.model_path(folder), prompts, settings.device, properties(settings))
+        if self._store is not None:
+            body = {
+                "expected": [{"prompt": e.prompt, "tokens": e.tokens, "rivals": e.rivals} for e in self.expected],
+                "logits": self.nearness.to_plain(),
+            }
+            self._store.put("proof", proof_key, fields=fields, body=body)
+
+    def _proof_fields(self, prompts: Sequence[Sequence[int]], count: int) -> dict[str, Any]:
+        device = self._settings.device
+        facts = device_facts(device)
+        config = {name: str(v) for name, v in properties(self._settings).items() if name not in RUN_PROPERTIES}
+        return {
+            **versions(),
+            "generator": self._key,
+            "prompts": digest([[list(prompt) for prompt in prompts], count]),
+            "device": device,
+            "device_name": facts["names"],
+            "capabilities": {"fast": facts["fast"], "cpu": facts["cpu"], "limit": facts["limit"]},
+            "ov_config": config,
+        }
+
+    def _eager_model(self) -> nn.Module:
+        if self._model is None:
+            self._model = load_model(self._settings.folder, "AutoModelForCausalLM").float()
+        return self._model

@@ -1,0 +1,1 @@
+"""Text generation: requests in, text out as it is generated."""

@@ -1,0 +1,217 @@
+"""Starts the engine that the configuration asks for, and says how it came to be."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchserve_openvino.cache.open import PACKAGED_FOLDER, CacheSettings, open_cache
+from torchserve_openvino.cache.storage.store import Store
+from torchserve_openvino.config import ServingConfig
+from torchserve_openvino.errors import ConfigError
+from torchserve_openvino.generation.text.eager import EagerEngine
+from torchserve_openvino.generation.text.engine import Engine
+from torchserve_openvino.generation.text.exporting.architecture import length_of
+from torchserve_openvino.generation.text.opening import Opened, open_engine
+from torchserve_openvino.generation.text.settings import EngineSettings, end_tokens, properties
+from torchserve_openvino.report import Tracker
+from torchserve_openvino.report.tracker import GraphRecord, PartitionRecord
+from torchserve_openvino.serving.threads import ThreadPlan
+
+_ASYNC = "asyncCommunication"
+
+
+@dataclass
+class Generator:
+    """An engine, and how it came to be.
+
+    Attributes:
+        engine: Generates tokens.
+        tracker: The records of the report.
+        facts: Engine, formats, limits and proof, JSON-safe.
+    """
+
+    engine: Engine
+    tracker: Tracker
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the report's entry ``generate``."""
+        load = self.engine.load()
+        now = {
+            "running": load.running, "waiting": load.waiting, "cache_usage": round(load.cache_usage, 4),
+            "prompt_tokens": load.prompt_tokens, "generated_tokens": load.generated_tokens,
+            "prefix_hits": load.prefix_hits,
+        }  # fmt: skip
+        return {**self.facts, "now": now}
+
+    @property
+    def dead(self) -> str | None:
+        """Why the engine generates no more; None while it does."""
+        return getattr(self.engine, "dead", None)
+
+    def summary(self) -> str:
+        """Returns what generates, on one line for the log."""
+        names = ("engine", "weights", "kv_cache", "max_length", "cache_tokens", "tokens_compared", "tokens_equal")
+        return "generates text: " + ", ".join(f"{name} {self.facts[name]}" for name in names if name in self.facts)
+
+
+@dataclass(frozen=True)
+class Unloaded:
+    """Stands for a model that its engine loads, if it has to.
+
+    Attributes:
+        config: The model's configuration, as transformers reads it.
+    """
+
+    config: Any
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an engine is started.
+
+    Attributes:
+        folder: The model's Hugging Face folder.
+        archive: The unpacked archive.
+        config: The handler's settings.
+        threads: This worker's share of the cores.
+        tokenizer: The model's tokenizer.
+    """
+
+    folder: Path
+    archive: Path
+    config: ServingConfig
+    threads: ThreadPlan
+    tokenizer: Any
+
+
+def started(place: Place, batch_size: int, model: Any) -> Generator:
+    """Starts the engine.
+
+    Args:
+        place: Folder, settings, threads.
+        batch_size: TorchServe's batchSize.
+        model: The model in eager PyTorch, for ``pt2.compile.enable: false``.
+
+    Raises:
+        ConfigError: A setting does not belong to text generation, or TorchServe can't serve it in this mode.
+        ModelLoadError: The engine can't be started with this model.
+        VerificationError: Its answers differ from eager PyTorch's.
+    """
+    check(place.config, batch_size)
+    return _on_openvino(place) if place.config.pt2.enabled else _in_eager(model, place)
+
+
+def _on_openvino(place: Place) -> Generator:
+    config, threads = place.config, place.threads
+    section, resolved = config.openvino, config.backend
+    if resolved is None:
+        raise ConfigError(f"is {config.pt2.backend}; text generation needs openvino.", key="pt2.compile.backend")
+    options = resolved.options
+    prompts = [place.tokenizer(text)["input_ids"] for text in section.generate.proof_prompts]
+    settings = EngineSettings(
+        place.folder, section.generate, section.verify, threads.openvino_threads or threads.cores, prompts,
+        options.device, {**threads.ov_config(), **options.config},
+    )  # fmt: skip
+    cache = CacheSettings(
+        limit_bytes=int(section.cache.limit_gb * 1e9),
+        lock_seconds=float(section.cache.wait_seconds),
+        packaged=place.archive / PACKAGED_FOLDER if section.cache.packaged else None,
+    )
+    store = open_cache(options.cache_dir if options.model_caching else None, cache.while_packaging(os.environ))
+    opened = open_engine(settings, store)
+    tracker = Tracker()
+    _record(tracker, opened, options.device, properties(settings))
+    if store is not None:
+        _record_cache(tracker, store)
+    return Generator(opened.engine, tracker, opened.facts)
+
+
+def _record(tracker: Tracker, opened: Opened, device: str, used: Mapping[str, Any]) -> None:
+    """Writes down what was exported, what runs it, and how it was compared with eager PyTorch."""
+    facts, seconds = opened.facts, opened.facts["seconds"]
+    tracker.config.update(
+        backend="genai", effective_device=device, effective_precision=str(used["INFERENCE_PRECISION_HINT"])
+    )
+    for name, value in seconds.items():
+        tracker.add_timing(f"generate_{name}_seconds", value)
+    partition = PartitionRecord(
+        "language model", facts["operators_on_openvino"], convert_seconds=seconds["prepare"],
+        compile_seconds=seconds["load"], execution_devices=[device], from_cache=facts["model_from_cache"], builds=1,
+    )  # fmt: skip
+    tracker.add_graph(
+        GraphRecord(
+            "export", "torch.export of the model with its cache", "inference", facts["operators"], dynamic=True,
+            partitions=[partition],
+        )
+    )  # fmt: skip
+    tracker.cache.traces, tracker.cache.compiles = int(not facts["model_from_cache"]), 1
+    proof = opened.proof
+    if proof is None:
+        tracker.verify.state({"skipped": "verify.against is off"})
+    else:
+        tracker.verify.state({
+            "against": "eager", "passed": proof.passed, "cases": proof.prompts, "problems": list(proof.problems),
+            "tokens_compared": proof.tokens_compared, "tokens_equal": proof.tokens_equal,
+            "cosine": proof.logits.cosine, "max_abs": proof.logits.max_abs,
+        })  # fmt: skip
+
+
+def _record_cache(tracker: Tracker, store: Store) -> None:
+    record, events = tracker.cache, store.events.to_dict()
+    record.enabled, record.events = True, store.events.to_dict
+    record.directory, record.packaged = str(store.root if store.writable else ""), str(store.packaged or "")
+    record.hits, record.misses, record.stored = (int(events.get(key, 0)) for key in ("hits", "misses", "stored"))
+
+
+def _in_eager(model: Any, place: Place) -> Generator:
+    tracker = Tracker()
+    tracker.config.update(backend="none", effective_device="CPU", effective_precision="eager")
+    tracker.add_note("pt2.compile.enable is false: the model generates in eager PyTorch, one sequence after the other")
+    section = place.config.openvino.generate
+    max_length = length_of(model.config, section.max_length)
+    engine = EagerEngine(
+        model, max_length=max_length, max_waiting=section.max_waiting, eos=end_tokens(place.folder)
+    )  # fmt: skip
+    return Generator(engine, tracker, {"engine": "eager", "max_length": max_length})
+
+
+def check(config: ServingConfig, batch_size: int) -> None:
+    """Refuses settings that mean nothing here, and modes of TorchServe that would lose requests.
+
+    Raises:
+        ConfigError: With the key, and what to do.
+    """
+    section, keys = config.openvino, config.torchserve
+    options = config.backend.options if config.backend is not None else None
+    settings: Mapping[str, tuple[Any, str]] = {
+        "handler.openvino.warmup.inputs": (section.warmup.inputs, "the model's inputs are known"),
+        "handler.openvino.warmup.samples": (section.warmup.samples, "generate.proof_prompts are compared before READY"),
+        "handler.openvino.batching.dims": (section.batching.dims, "prompts of all lengths share each step"),
+        "handler.openvino.precision": (
+            section.precision != "f32",
+            "generate.weights is its precision, as in generate: {weights: bf16}",
+        ),
+        "handler.openvino.op_mappings": (section.op_mappings, "the model is exported as it is"),
+        "pt2.compile.options.disabled_ops": (options and options.disabled_ops, "the model runs as a whole"),
+        "pt2.compile.options.decompositions": (options and options.decompositions, "the model runs as a whole"),
+        "handler.openvino.compile": (section.compile, "the whole model runs in the engine"),
+        "handler.openvino.verify.shadow": (section.verify.shadow, "answers are compared before READY only"),
+        "handler.openvino.release_weights": (section.release_weights, "eager PyTorch's weights are freed in any case"),
+    }
+    for key, (value, why) in settings.items():
+        if value:
+            raise ConfigError(f"does not belong to text generation: {why}. Remove it.", key=key)
+    for key in ("continuousBatching", "sequenceBatching"):
+        if keys.get(key):
+            raise ConfigError(
+                f"is not used for text generation: requests join in the engine. Set {_ASYNC}: true instead.", key=key
+            )
+    if keys.get(_ASYNC) and batch_size > 1:
+        # AsyncBatchAggregator removes from the map that it iterates over.
+        raise ConfigError(
+            f"is {batch_size}, but with {_ASYNC}: true TorchServe 0.12 loses a worker that gets two requests at once. "
+            "Set batchSize: 1: requests join in the engine.", key="batchSize",
+        )  # fmt: skip

@@ -1,0 +1,229 @@
+"""One request while it is answered: its sequences in the engine, and what became of them."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from torchserve_openvino.errors import GenerationError, ItemError
+from torchserve_openvino.generation.text.engine import Engine, Piece, Sampling, Stream
+from torchserve_openvino.serving.requests.isolation import server_fault
+from torchserve_openvino.tasks.generation.reading import Asked, Prompt
+from torchserve_openvino.tasks.generation.writing import Decode, Delta, Placed, Writer
+
+# Between looks at several sequences, of which any may have something new.
+_LOOK_SECONDS = 0.004
+
+
+@dataclass
+class Choice:
+    """One answer.
+
+    Attributes:
+        index: Its number in the request.
+        prompt: Its prompt's number.
+        stream: Its sequence in the engine.
+        writer: Writes its text.
+        before: What its text begins with, for ``echo``.
+        tokens: Tokens generated.
+        finish: Why it ended, ``stop`` or ``length``; None if it goes on.
+        told: Whether `Exchange.deltas` has said so.
+        started: When it was submitted, in seconds.
+        first: When its first token came.
+        last: When its last one came.
+    """
+
+    index: int
+    prompt: int
+    stream: Stream
+    writer: Writer
+    before: str = ""
+    tokens: int = 0
+    finish: str | None = None
+    told: bool = False
+    started: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
+    # Everything that was taken from the writer, for an answer in one piece.
+    text: str = ""
+    listed: list[Placed] = field(default_factory=list)
+
+    def take(self) -> Delta:
+        """Returns what is new since the last call; the first time with the echo."""
+        found = self.writer.take()
+        delta = Delta(self.before + found.text, found.tokens)
+        self.before = ""
+        self.text += delta.text
+        self.listed += delta.tokens
+        return delta
+
+    def accept(self, piece: Piece) -> None:
+        """Takes a piece from the engine; ends the sequence if its text holds a stop text."""
+        now = time.perf_counter()
+        for token in piece.tokens:
+            self.first = self.first or now
+            self.last = now
+            self.tokens += 1
+            if not self.writer.add(token):
+                self.stream.cancel()
+                self.end("stop")
+                return
+        if piece.finish == "cancelled":
+            raise GenerationError("the engine ended this answer before it was complete; ask again")
+        if piece.finish is not None:
+            self.end(piece.finish)
+
+    def end(self, finish: str) -> None:
+        """Says why it ended."""
+        self.writer.end()
+        self.finish = finish
+
+
+class Exchange:
+    """Generates what one request asks.
+
+    Each answer is a sequence of its own in the engine, so that a stop text in one leaves the others alone, and the
+    seed of the answer number k is the request's seed plus k.
+
+    Args:
+        asked: The request.
+        engine: Generates tokens.
+        decode: Returns the text of tokens.
+        special: Tokens that are no text.
+
+    Raises:
+        ItemError: The engine does not take the request; nothing of it runs on.
+    """
+
+    def __init__(self, asked: Asked, engine: Engine, decode: Decode, special: frozenset[int] = frozenset()) -> None:
+        self.asked = asked
+        self.refused: dict[int, ItemError] = {}
+        self.choices: list[Choice] = []
+        self.error: ItemError | None = None
+        lists_tokens = asked.logprobs is not None
+        for number, prompt in enumerate(asked.prompts):
+            if isinstance(prompt, ItemError):
+                self.refused[number] = prompt
+                continue
+            try:
+                for copy in range(asked.n):
+                    started = time.perf_counter()
+                    writer = Writer(decode, asked.stops, lists_tokens=lists_tokens, special=special)
+                    stream = engine.submit(prompt.tokens, _own_seed(prompt, copy))
+                    choice = Choice(number * asked.n + copy, number, stream, writer, started=started)
+                    choice.before = prompt.text if asked.echo else ""
+                    self.choices.append(choice)
+            except ItemError as error:
+                self._refuse(number, error)
+                if self.error is not None:
+                    raise
+            except Exception:
+                self.cancel()
+                raise
+
+    # --- progress ---------------------------------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more will come."""
+        return self.error is not None or all(choice.finish is not None for choice in self.choices)
+
+    def poll(self, seconds: float) -> bool:
+        """Takes what the engine has for this request; waits for something up to some seconds.
+
+        Returns:
+            Whether there was something.
+        """
+        until = time.perf_counter() + seconds
+        while not self.done:
+            going = self._going()
+            # A single sequence can be waited for; of several, any may be the next.
+            wait = max(0.0, until - time.perf_counter())
+            wait = wait if len(going) == 1 else min(wait, _LOOK_SECONDS)
+            found = [self._next(choice, wait if place == 0 else 0.0) for place, choice in enumerate(going)]
+            if any(found):
+                return True
+            if time.perf_counter() >= until:
+                return False
+        return True
+
+    def _going(self) -> list[Choice]:
+        return [choice for choice in self.choices if choice.finish is None]
+
+    def _next(self, choice: Choice, seconds: float) -> bool:
+        if choice.finish is not None or self.error is not None:
+            return False
+        try:
+            piece = choice.stream.next(seconds)
+            if piece is None:
+                return False
+            # What is there already is sent together.
+            while piece is not None and choice.finish is None:
+                choice.accept(piece)
+                piece = choice.stream.next(0.0) if choice.finish is None else None
+            return True
+        except StopIteration:
+            self._refuse(choice.prompt, GenerationError("the engine ended this answer without a reason"))
+        except ItemError as error:
+            self._refuse(choice.prompt, error)
+        except Exception as error:
+            # Other requests go on, whatever is wrong with this one.
+            self._refuse(choice.prompt, server_fault(error))
+        return True
+
+    def _refuse(self, number: int, error: ItemError) -> None:
+        """Ends the answers to one prompt of a plain list; of any other request, all."""
+        if self.asked.many:
+            self.refused[number] = error
+            ended = [choice for choice in self.choices if choice.prompt == number]
+        else:
+            self.error = error
+            ended = self.choices
+        for choice in ended:
+            choice.stream.cancel()
+        self.choices = [choice for choice in self.choices if choice not in ended]
+
+    def cancel(self) -> None:
+        """Ends what still runs."""
+        for choice in self._going():
+            choice.stream.cancel()
+
+    # --- results ----------------------------------------------------------------------------------------------
+
+    def deltas(self) -> Iterator[tuple[Choice, Delta]]:
+        """Yields what is new, and each end of an answer once."""
+        for choice in self.choices:
+            if choice.told:
+                continue
+            delta = choice.take()
+            choice.told = ended = choice.finish is not None
+            if delta.text or delta.tokens or ended:
+                yield choice, delta
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts that were answered, each counted once."""
+        return sum(len(each.tokens) for each in self._prompts())
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(choice.tokens for choice in self.choices)
+
+    def _prompts(self) -> Sequence[Prompt]:
+        return [each for each in self.asked.prompts if isinstance(each, Prompt)]
+
+
+def _own_seed(prompt: Prompt, copy: int) -> Sampling:
+    """Returns how the answer number ``copy`` to a prompt is chosen."""
+    sampling = replace(prompt.sampling, n=1)
+    return sampling if sampling.seed is None else replace(sampling, seed=(sampling.seed + copy) % 2**63)
+
+
+def wait_for_any(exchanges: Sequence[Exchange], seconds: float) -> None:
+    """Takes what the engine has for any of several requests; waits for something up to some seconds."""
+    until = time.perf_counter() + seconds
+    while going := [exchange for exchange in exchanges if not exchange.done]:
+        alone = len(going) == 1
+        found = [each.poll((seconds if alone else _LOOK_SECONDS) if n == 0 else 0.0) for n, each in enumerate(going)]
+        if any(found) or time.perf_counter() >= until:
+            return

@@ -1,0 +1,233 @@
+"""What a request for text may say: this package's own form, and OpenAI's completions and chats."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from torchserve_openvino.config.spelling import listed, nearest
+from torchserve_openvino.errors import InvalidInputError
+from torchserve_openvino.tasks.asks import Parameters
+
+Tokens = Annotated[int, Field(ge=1)]
+Temperature = Annotated[float, Field(ge=0, le=2)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Penalty = Annotated[float, Field(gt=0, le=10)]
+Top = Annotated[int, Field(ge=0, le=20)]
+Choices = Annotated[int, Field(ge=1, le=64)]
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+_MOST_STOPS = 16
+
+# OpenAI's fields that change nothing here, whatever they say.
+IGNORED = frozenset({"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"})
+# OpenAI's fields that are not supported, with the values that ask for nothing.
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},), "best_of": (1,), "suffix": ("",),
+    "tools": ([],), "tool_choice": ("none", "auto"), "parallel_tool_calls": (True, False), "functions": ([],),
+    "function_call": ("none", "auto"), "response_format": ({"type": "text"},), "modalities": (["text"],),
+    "store": (False,), "audio": (), "prediction": (), "reasoning_effort": (), "verbosity": (), "web_search_options": (),
+}  # fmt: skip
+
+
+class RequestError(InvalidInputError):
+    """A request that asks for what can't be had.
+
+    Args:
+        message: What is wrong, and what to do.
+        param: The field that is wrong, as in ``messages[0].content``; empty if it is none.
+        code: OpenAI's word for the kind of error; empty for none.
+        status: The HTTP status.
+    """
+
+    def __init__(self, message: str, *, param: str = "", code: str = "", status: int = 400) -> None:
+        super().__init__(message)
+        self.param, self.code, self.status = param, code, status
+
+
+def _stops(value: Any) -> Any:
+    """Returns stop texts as a list."""
+    texts = [value] if isinstance(value, str) else value
+    if texts is None:
+        return []
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+        raise ValueError("must be a text or a list of texts, none of them empty")
+    if len(texts) > _MOST_STOPS:
+        raise ValueError(f"has {len(texts)} texts; the most is {_MOST_STOPS}")
+    return texts
+
+
+Stop = list[str]
+
+
+class TextParameters(Parameters):
+    """What a plain request may set."""
+
+    model_config = ConfigDict(strict=True)
+
+    max_tokens: Tokens | None = None
+    """Most tokens to generate; by default and at most ``generate.max_tokens`` of the YAML."""
+    temperature: Temperature = 0.0
+    """Divides the logits before a token is drawn; 0 takes the most probable token."""
+    top_p: Share = 1.0
+    """Draws among the most probable tokens that together have this probability."""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Draws among this many most probable tokens; 0 for all."""
+    repetition_penalty: Penalty = 1.0
+    """Above 1, tokens that were there before become less probable."""
+    seed: Seed | None = None
+    """Equal seeds give equal texts."""
+    stop: str | Stop = Field(default_factory=list)
+    """Texts that end the answer; they are not part of it."""
+    logprobs: Top | None = None
+    """How many of the most probable tokens to list with each token, with log probabilities; 0 for its own only."""
+    ignore_eos: bool = False
+    """Whether to go on after an end-of-text token, up to ``max_tokens``."""
+    stream: bool = False
+    """Whether to send the text piece by piece, as server-sent events."""
+
+    _read_stop = field_validator("stop", mode="before")(_stops)
+
+
+class StreamOptions(BaseModel):
+    """OpenAI's options of a stream."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class OpenAIRequest(BaseModel):
+    """The fields that OpenAI's completions and chats share; top_k, repetition_penalty and ignore_eos are ours."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    model: str | None = None
+    max_tokens: Tokens | None = None
+    temperature: Temperature = 1.0
+    top_p: Share = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    repetition_penalty: Penalty = 1.0
+    seed: Seed | None = None
+    stop: str | Stop = []
+    n: Choices = 1
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    _read_stop = field_validator("stop", mode="before")(_stops)
+
+
+Prompt = str | list[str] | list[int] | list[list[int]]
+
+
+class CompletionRequest(OpenAIRequest):
+    """``POST v1/completions``."""
+
+    prompt: Prompt
+    logprobs: Top | None = None
+    echo: bool = False
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _one_kind(cls, value: Any) -> Any:
+        if isinstance(value, str) and value:
+            return value
+        if isinstance(value, list) and value:
+            kinds = ((str,), (int,), (list,))
+            if any(all(isinstance(each, kind) and not isinstance(each, bool) for each in value) for kind in kinds):
+                return value
+        raise ValueError("must be a text, a list of texts, a list of tokens or a list of lists of tokens, not empty")
+
+
+class Message(BaseModel):
+    """One message of a chat."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    role: Annotated[str, Field(min_length=1)]
+    content: str
+    name: str | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _joined(cls, value: Any) -> Any:
+        """Joins a content of parts, of which only texts are read."""
+        if not isinstance(value, list):
+            return value
+        texts = []
+        for place, part in enumerate(value):
+            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+                raise ValueError(f"part {place} is of type {kind!r}; this model reads parts of type 'text' only")
+            texts.append(part["text"])
+        return "".join(texts)
+
+
+class ChatRequest(OpenAIRequest):
+    """``POST v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Tokens | None = None
+    logprobs: bool = False
+    top_logprobs: Top | None = None
+
+
+_Request = TypeVar("_Request", bound=BaseModel)
+
+
+def request_of(kind: type[_Request], body: Any) -> _Request:
+    """Checks a request of OpenAI's form.
+
+    Args:
+        kind: `CompletionRequest` or `ChatRequest`.
+        body: The parsed JSON.
+
+    Raises:
+        RequestError: A field is unknown, unsupported, missing or has a value that is not valid; the error names it.
+    """
+    if not isinstance(body, Mapping):
+        raise RequestError(f"the body must be a JSON object, not {type(body).__name__}")
+    known = kind.model_fields
+    given: dict[str, Any] = {}
+    for name, value in body.items():
+        if name in known:
+            # As for OpenAI's, null is a field that is left out.
+            given |= {} if value is None and name not in {"prompt", "messages"} else {name: value}
+        elif name not in IGNORED and value is not None:
+            _refuse_other(str(name), value, [*known, *UNSUPPORTED])
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        param = _path(first["loc"], known)
+        said = str(first["msg"]).removeprefix("Value error, ")
+        raise RequestError(f"{param}: {said[:1].lower()}{said[1:]}", param=param, code="invalid_value") from error
+
+
+def _refuse_other(name: str, value: Any, known: list[str]) -> None:
+    """Refuses a field that is unknown, or not supported with this value."""
+    if name not in UNSUPPORTED:
+        hint = nearest(name, known)
+        raise RequestError(
+            f"unknown field {name!r}.{f' Did you mean {hint!r}?' if hint else ''}", param=name, code="unknown_field"
+        )
+    # JSON has no 0 that is not also 0.0; but True equals 1 in Python.
+    neutral = UNSUPPORTED[name]
+    if any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral):
+        return
+    instead = f", or set it to {listed([repr(each) for each in neutral])}" if neutral else ""
+    raise RequestError(f"{name} is not supported here: leave it out{instead}", param=name, code="unsupported_field")
+
+
+def _path(places: tuple[int | str, ...], known: Mapping[str, Any]) -> str:
+    """Returns where a value is wrong, as in ``messages[0].content``; names of types in a union are left out."""
+    path = ""
+    for depth, place in enumerate(places):
+        if isinstance(place, int):
+            path += f"[{place}]"
+        elif depth == 0 and place in known:
+            path = place
+        elif place.isidentifier() and place not in {"str", "int", "float", "bool"}:
+            path += f".{place}"
+    return path

@@ -1,0 +1,318 @@
+"""Generates text: prompts and chats in, text out, whole or piece by piece; in OpenAI's form and in our own."""
+
+import asyncio
+import atexit
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torchserve_openvino.errors import ItemError, NotExplainedError, PayloadTooLargeError
+from torchserve_openvino.generation.text.engine import Engine
+from torchserve_openvino.report import CompileReport
+from torchserve_openvino.serving.base import model_name
+from torchserve_openvino.serving.loading import hub
+from torchserve_openvino.serving.metrics import metrics_of
+from torchserve_openvino.serving.models import Models
+from torchserve_openvino.serving.ready import leave
+from torchserve_openvino.serving.requests.batch_answer import answer_enveloped, explains, set_status, shown
+from torchserve_openvino.serving.requests.envelopes import Envelope, status_of
+from torchserve_openvino.serving.requests.isolation import server_fault
+from torchserve_openvino.serving.threads import ThreadPlan
+from torchserve_openvino.tasks.generation import wire
+from torchserve_openvino.tasks.generation.answers import FORMS, Generated, models_body, openai_error
+from torchserve_openvino.tasks.generation.call import Call
+from torchserve_openvino.tasks.generation.endpoints import MODELS, PROMPT, endpoint_of, unknown_model
+from torchserve_openvino.tasks.generation.engines import Generator, Place, Unloaded, started
+from torchserve_openvino.tasks.generation.exchange import Exchange, wait_for_any
+from torchserve_openvino.tasks.generation.fields import TextParameters
+from torchserve_openvino.tasks.generation.keeping import Kept
+from torchserve_openvino.tasks.generation.measures import Measures
+from torchserve_openvino.tasks.generation.reading import Limits, Reader
+from torchserve_openvino.tasks.hub import HubHandler
+from torchserve_openvino.tasks.items import NO_EXPLANATIONS, body
+
+logger = logging.getLogger(__name__)
+
+# A header that TorchServe adds: what follows model and version in the URL.
+_PATH = "url_path"
+# Requests that one worker holds at once; the engine refuses more before that (generate.max_waiting).
+_THREADS = 512
+_LOOK_SECONDS = 0.5
+
+
+class TextGenerator(HubHandler):
+    """Text that goes on where a prompt ends, by a language model in an engine of its own.
+
+    Attributes:
+        tokenizer: The model's tokenizer.
+        flat: The field of a request whose parameters stand beside it.
+    """
+
+    task = "text_generator"
+    parameters = TextParameters
+    takes = str
+    answers = Generated
+    flat: ClassVar[str] = PROMPT
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokenizer: Any = None
+        self._kept: Kept | None = None
+        self._reader: Reader | None = None
+        self._special: frozenset[int] = frozenset()
+        self._measures: Measures | None = None
+        self._threads = ThreadPoolExecutor(_THREADS, "request")
+        # Several threads may end their requests at once.
+        self._books = threading.Lock()
+        self._loaded = time.time()
+
+    # --- loading ----------------------------------------------------------------------------------------------
+
+    def _until_ready(self, context: Any) -> None:
+        super()._until_ready(context)
+        version = str((context.manifest or {}).get("model", {}).get("modelVersion") or "")
+        if self._kept is not None and (metrics := metrics_of(context)) is not None:
+            self._measures = Measures(metrics, self._kept.load, version)
+
+    def load(self, folder: Path) -> Any:
+        """Loads the tokenizer, and the model if it generates in eager PyTorch; otherwise its engine loads it."""
+        self.tokenizer = hub.load_tokenizer(folder)
+        self._special = frozenset(self.tokenizer.all_special_ids)
+        return Unloaded(hub.load_config(folder)) if self.config.pt2.enabled else super().load(folder)
+
+    def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
+        """Starts the engine, whose answers are compared with eager PyTorch's before READY."""
+        section = self.config.openvino
+        place = Place(self.folder, self.model_dir, self.config, threads, self.tokenizer)
+        self._kept = Kept(partial(started, place, batch_size, self.eager_model), self._started_again)
+        atexit.register(self._kept.close)
+        vocabulary = int(self.eager_model.config.get_text_config().vocab_size)
+        limits = Limits(
+            section.generate.max_tokens, self.engine.max_length, section.text.max_bytes, section.text.max_inputs,
+            vocabulary,
+        )  # fmt: skip
+        self._reader = Reader(self.tokenizer, model_name(self.context), limits)
+        self.report = CompileReport(self._kept.generator.tracker)
+        return None
+
+    def _started_again(self, generator: Generator) -> None:
+        generator.tracker.set_config("threads", self.report.tracker.config.get("threads"))
+        self.report.follow(CompileReport(generator.tracker))
+
+    def _summary(self, models: Models | None) -> str:
+        assert self._kept is not None
+        line = self._kept.generator.summary()
+        return f"{line}; {self.report.summary_line()}" if self.config.pt2.enabled else line
+
+    @property
+    def engine(self) -> Engine:
+        """The engine."""
+        assert self._kept is not None
+        return self._kept.engine
+
+    def describe_handle(self) -> dict[str, Any]:
+        """Returns the report, with what generates and what it does now."""
+        found = super().describe_handle()
+        return found if self._kept is None else {**found, "generate": self._kept.generator.describe()}
+
+    # --- requests ---------------------------------------------------------------------------------------------
+
+    def handle(self, data: list[dict[str, Any]], context: Any) -> Any:
+        """Answers a batch of requests; returns a coroutine where TorchServe awaits it (``asyncCommunication``)."""
+        self.context = context
+        wire.one_at_a_time(context)
+        if self._is_describe():
+            return self._awaited(lambda: [self.describe_handle()])
+        if _in_event_loop():
+            return self._awaited(lambda: self._alone(data, context))
+        state = self.state
+        assert state is not None
+        if self._kept is not None and self._kept.dead:
+            leave(context)
+        state.before_call(context)
+        try:
+            return self._together_in_engine(data, context)
+        finally:
+            state.after_call(context)
+
+    def handle_envelope(self, envelope: Envelope, data: list[dict[str, Any]], context: Any) -> Any:
+        """Answers requests in one of TorchServe's envelopes, which knows neither streams nor OpenAI's endpoints."""
+        self.context = context
+        wire.one_at_a_time(context)
+        if self._is_describe():
+            return self._awaited(lambda: [self.describe_handle()])
+
+        def answer_items(items: list[Any], owners: Sequence[int]) -> list[Any]:
+            return self.answer_items(items, context)
+
+        def answered() -> list[Any]:
+            return answer_enveloped(envelope, data, context, answer_items, self.counters)
+
+        return self._awaited(lambda: self._alone_enveloped(answered, context)) if _in_event_loop() else answered()
+
+    def _alone_enveloped(self, answered: Callable[[], list[Any]], context: Any) -> list[Any]:
+        """Answers the only request of a call, in a thread of its own; raises nothing."""
+        try:
+            (answer,) = answered()
+        except Exception as error:
+            refused = Call()
+            refused.answer = server_fault(error)
+            answer = self._settled(context, 0, refused)
+        return wire.sent(context, answer)
+
+    def _awaited(self, run: Callable[[], list[Any]]) -> list[Any] | Coroutine[Any, Any, list[Any]]:
+        """Returns the result; in an event loop, what waits for it without keeping the loop."""
+        if not _in_event_loop():
+            return run()
+
+        async def wait() -> list[Any]:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, run)
+
+        return wait()
+
+    def answer_items(self, items: list[Any], context: Any) -> list[Any]:
+        """Returns the answer to each item, or its refusal."""
+        return self.predict([self.decode(item) for item in items])
+
+    def decode(self, item: Any) -> Call:
+        """Starts what an item asks; a refusal is kept in what is returned."""
+        # An envelope passes on the request itself, where TorchServe would give it a name.
+        bare = isinstance(item, dict) and not item.keys() & {"data", "body"}
+        return self._called({"body": item} if bare else item, "")
+
+    def predict(self, values: list[Call]) -> list[Any]:
+        """Generates until all are done, and returns their answers."""
+        self._finish(values, self.context, [False] * len(values))
+        return [call.whole() for call in values]
+
+    def run_eager(self, value: Any) -> Any:
+        """Is not called: the engine checks prompts before it takes them."""
+        raise NotImplementedError
+
+    def _together_in_engine(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
+        """Answers a batch: its requests run together in the engine, and the batch ends with the last of them."""
+        calls = [self._request(item, context, place) for place, item in enumerate(data)]
+        self._count(calls)
+        self._finish(calls, context, [call.streams for call in calls])
+        bodies = []
+        for place, call in enumerate(calls):
+            bodies.append(call.pieces() if call.streams else self._settled(context, place, call))
+        return bodies
+
+    def _alone(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
+        """Answers the only request of a call, in a thread of its own; raises nothing."""
+        call = Call()
+        try:
+            call = self._request(data[0], context, 0)
+            self._count([call])
+            self._finish([call], context, [call.streams])
+        except Exception as error:
+            call.fail(server_fault(error))
+        if call.streams:
+            wire.send(context, {0: call.pieces()})
+            ended = wire.ended(context)
+        else:
+            ended = wire.sent(context, self._settled(context, 0, call))
+        with self._books:
+            if self.state is not None:
+                self.state.after_call(context)
+            if self._kept is not None:
+                self._kept.revive()
+        return ended
+
+    def _finish(self, calls: Sequence[Call], context: Any, streams: Sequence[bool]) -> None:
+        """Generates until all requests are done; sends pieces of those that stream."""
+        exchanges = [call.exchange for call in calls if call.exchange is not None]
+        if self._measures is not None:
+            self._measures.began()
+        try:
+            while not all(call.done for call in calls):
+                wait_for_any(exchanges, _LOOK_SECONDS)
+                pieces = {
+                    place: text
+                    for place, call in enumerate(calls)
+                    if streams[place] and call.streams and not call.done and (text := call.pieces())
+                }
+                if pieces:
+                    wire.send(context, pieces)
+        finally:
+            for exchange in exchanges:
+                exchange.cancel()
+        if self._measures is not None and (metrics := metrics_of(context)) is not None:
+            for exchange in exchanges:
+                self._measures.answered(metrics, exchange)
+
+    def _count(self, calls: Sequence[Call]) -> None:
+        self.counters.add("requests", len(calls))
+        self.counters.add("items", len(calls))
+
+    # --- one request ------------------------------------------------------------------------------------------
+
+    def _request(self, item: Any, context: Any, place: int) -> Call:
+        """Starts what a request asks, at the endpoint that its URL names."""
+        path = context.get_request_header(place, _PATH) or ""
+        call = self._called(item, path) if not explains(context, place) else Call()
+        if explains(context, place):
+            call.answer = NotExplainedError(NO_EXPLANATIONS)
+        if call.exchange is not None and call.exchange.asked.stream:
+            context.set_response_content_type(place, "text/event-stream")
+        return call
+
+    def _called(self, item: Any, path: str) -> Call:
+        call = Call()
+        assert self._reader is not None
+        name = model_name(self.context)
+        try:
+            call.openai = bool(path.strip("/"))
+            endpoint = endpoint_of(path)
+            if endpoint.partition("/")[0] == MODELS:
+                call.answer = self._models(endpoint, name)
+                return call
+            asked = self._reader.read(endpoint, body(item))
+            call.exchange = Exchange(asked, self.engine, self._reader.decode, self._special)
+            call.bodies = FORMS[asked.form](asked, name, self._reader.decode)
+        except ItemError as error:
+            call.answer = error
+        except MemoryError:
+            call.answer = PayloadTooLargeError("this worker has not enough memory for this request")
+        except Exception as error:
+            call.answer = server_fault(error)
+        return call
+
+    def _models(self, endpoint: str, name: str) -> dict[str, Any]:
+        own = models_body(name, self._loaded)
+        _, _, wanted = endpoint.partition("/")
+        if not wanted:
+            return {"object": "list", "data": [own]}
+        if wanted != name:
+            raise unknown_model(wanted, name)
+        return own
+
+    def _settled(self, context: Any, place: int, call: Call) -> Any:
+        """Returns the body of an answer in one piece; sets its status and content type in the context."""
+        answer = call.whole()
+        if isinstance(answer, ItemError):
+            self.counters.add(f"refused_{answer.status}")
+            set_status(context, place, answer.status)
+            context.set_response_content_type(place, "application/json")
+            return openai_error(answer) if call.openai else shown(answer)
+        if isinstance(answer, list):
+            for each in answer:
+                if isinstance(each, ItemError):
+                    self.counters.add(f"refused_{each.status}")
+            set_status(context, place, status_of(answer))
+        context.set_response_content_type(place, "application/json")
+        return shown(answer)
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

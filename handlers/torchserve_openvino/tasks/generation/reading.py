@@ -1,0 +1,296 @@
+"""Reads what a request asks to be generated, whatever its form."""
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from torchserve_openvino.errors import InvalidInputError, ItemError, PayloadTooLargeError
+from torchserve_openvino.generation.text.engine import Sampling
+from torchserve_openvino.tasks.asks import ask_of, parameters_of
+from torchserve_openvino.tasks.generation.chat import chat_text
+from torchserve_openvino.tasks.generation.endpoints import COMPLETIONS, PROMPT, unknown_model
+from torchserve_openvino.tasks.generation.fields import (
+    ChatRequest,
+    CompletionRequest,
+    OpenAIRequest,
+    RequestError,
+    TextParameters,
+    request_of,
+)
+
+Form = Literal["plain", "completion", "chat"]
+_PLAIN_KEYS = frozenset({"inputs", "data", "text", "parameters"})
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt.
+
+    Attributes:
+        tokens: Its tokens.
+        sampling: How its answer is chosen.
+        text: Its text, for ``echo``.
+    """
+
+    tokens: tuple[int, ...]
+    sampling: Sampling
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one request asks.
+
+    Attributes:
+        form: The form of the request, and so of its answer.
+        prompts: Its prompts; those of a plain list that can't be read are refused one by one.
+        n: Answers to each prompt.
+        stops: Texts that end an answer.
+        stream: Whether the answer is sent piece by piece.
+        usage: Whether a stream ends with the number of tokens.
+        echo: Whether an answer begins with its prompt.
+        many: Whether a plain request holds a list, and so its answer does.
+    """
+
+    form: Form
+    prompts: tuple[Prompt | ItemError, ...]
+    n: int = 1
+    stops: tuple[str, ...] = ()
+    stream: bool = False
+    usage: bool = False
+    echo: bool = False
+    many: bool = False
+
+    @property
+    def logprobs(self) -> int | None:
+        """How many of the most probable tokens are listed with each token; None for no list."""
+        return next((each.sampling.logprobs for each in self.prompts if isinstance(each, Prompt)), None)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a request may ask.
+
+    Attributes:
+        max_tokens: Most tokens of one answer, and what is generated for a request that names no number.
+        max_length: Most tokens of prompt and answer together.
+        max_bytes: Largest request.
+        max_inputs: Most answers to one request.
+        vocabulary: Number of tokens that the model knows.
+    """
+
+    max_tokens: int
+    max_length: int
+    max_bytes: int
+    max_inputs: int
+    vocabulary: int
+
+
+class Reader:
+    """Reads requests for one model.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        name: The model's name in TorchServe.
+        limits: What a request may ask.
+    """
+
+    def __init__(self, tokenizer: Any, name: str, limits: Limits) -> None:
+        self._tokenizer, self._name, self._limits = tokenizer, name, limits
+        # A tokenizer in Rust fails if two threads change its padding, which it sets with each call.
+        self._lock = threading.Lock()
+
+    def read(self, path: str, body: Any) -> Asked:
+        """Reads a request.
+
+        Args:
+            path: The endpoint: empty for a plain request, `COMPLETIONS` or `CHATS`.
+            body: Bytes, text, or JSON that TorchServe has parsed.
+
+        Raises:
+            ItemError: The request can't be answered; it says which field is wrong.
+        """
+        if not path:
+            return self._plain(body)
+        body = self._parsed(body)
+        if path == COMPLETIONS:
+            return self._completion(request_of(CompletionRequest, body))
+        return self._chat(request_of(ChatRequest, body))
+
+    # --- forms ------------------------------------------------------------------------------------------------
+
+    def _plain(self, body: Any) -> Asked:
+        inputs, given, many = self._inputs(body)
+        asked = parameters_of(TextParameters, given)
+        if asked.stream and many:
+            raise RequestError("a stream has one answer: send one text, or leave out stream", param="stream")
+        sampling = Sampling(
+            0, asked.temperature, asked.top_p, asked.top_k, asked.repetition_penalty, asked.seed,
+            logprobs=asked.logprobs, ignore_eos=asked.ignore_eos,
+        )  # fmt: skip
+        prompts: list[Prompt | ItemError] = []
+        for each in inputs:
+            try:
+                text = _text(each, "inputs")
+                prompts.append(self._prompt(self._tokens(text), asked.max_tokens, sampling))
+            except ItemError as error:
+                prompts.append(error)
+        if not many and isinstance(prompts[0], ItemError):
+            raise prompts[0]
+        return Asked("plain", tuple(prompts), stops=tuple(asked.stop), stream=asked.stream, many=many)
+
+    def _inputs(self, body: Any) -> tuple[list[Any], Mapping[str, Any], bool]:
+        """Returns the inputs of a plain request, its parameters, and whether the inputs are a list."""
+        limits = self._limits
+        value = body
+        if isinstance(body, (bytes, bytearray, str)) and body.lstrip()[:1] in (b"{", "{"):
+            value = self._parsed(body)
+        if isinstance(value, Mapping):
+            if PROMPT in value:
+                rest = {name: each for name, each in value.items() if name != PROMPT}
+                prompt = value[PROMPT]
+                return (prompt, rest, True) if isinstance(prompt, list) and prompt else ([prompt], rest, False)
+            odd = [name for name in value if name not in _PLAIN_KEYS]
+            if odd and value.keys() & (_PLAIN_KEYS - {"parameters"}):
+                raise RequestError(
+                    f"unknown field {odd[0]!r} beside inputs; parameters stand in the object parameters", param=odd[0]
+                )
+        ask = ask_of(value, max_bytes=limits.max_bytes, max_inputs=limits.max_inputs, fields=frozenset({PROMPT}))
+        return ask.inputs, ask.parameters, ask.many
+
+    def _completion(self, asked: CompletionRequest) -> Asked:
+        self._check_model(asked.model)
+        if asked.echo and asked.logprobs is not None:
+            raise RequestError("echo with logprobs is not supported: leave one of them out", param="echo")
+        given = asked.prompt
+        several = isinstance(given, list) and isinstance(given[0], (str, list))
+        sources: Sequence[Any] = given if several else [given]
+        sampling = replace(_sampling(asked), logprobs=asked.logprobs)
+        prompts = []
+        for place, source in enumerate(sources):
+            param = f"prompt[{place}]" if several else "prompt"
+            is_text = isinstance(source, str)
+            tokens = self._tokens(_text(source, param)) if is_text else self._checked(source, param)
+            text = (source if is_text else self.decode(tokens)) if asked.echo else ""
+            prompts.append(self._prompt(tokens, asked.max_tokens, sampling, text))
+        return self._openai("completion", asked, prompts, echo=asked.echo)
+
+    def _chat(self, asked: ChatRequest) -> Asked:
+        self._check_model(asked.model)
+        if asked.top_logprobs is not None and not asked.logprobs:
+            raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+        if asked.max_tokens is not None and asked.max_completion_tokens is not None:
+            raise RequestError(
+                "max_tokens and max_completion_tokens are one setting: leave one of them out", param="max_tokens"
+            )
+        logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
+        # The template writes the special tokens itself.
+        tokens = self._tokens(chat_text(self._tokenizer, asked.messages), special=False)
+        most = asked.max_completion_tokens or asked.max_tokens
+        prompt = self._prompt(tokens, most, replace(_sampling(asked), logprobs=logprobs))
+        return self._openai("chat", asked, [prompt])
+
+    def _openai(self, form: Form, asked: OpenAIRequest, prompts: list[Prompt], *, echo: bool = False) -> Asked:
+        count, most = len(prompts) * asked.n, self._limits.max_inputs
+        if count > most:
+            raise RequestError(
+                f"{len(prompts)} prompt(s) times n = {asked.n} are {count} answers; the most is {most} "
+                "(handler.openvino.text.max_inputs)", param="n", status=413,
+            )  # fmt: skip
+        usage = asked.stream_options is not None and asked.stream_options.include_usage
+        if asked.stream_options is not None and not asked.stream:
+            raise RequestError("stream_options needs stream: true", param="stream_options")
+        return Asked(form, tuple(prompts), asked.n, tuple(asked.stop), asked.stream, usage, echo)
+
+    # --- parts ------------------------------------------------------------------------------------------------
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Returns the text of tokens, without special ones."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def _tokens(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        if len(text) > self._limits.max_bytes:
+            raise PayloadTooLargeError(
+                f"the prompt has {len(text)} characters; the most is {self._limits.max_bytes} "
+                "(handler.openvino.text.max_bytes)"
+            )
+        with self._lock:
+            found = self._tokenizer(text, add_special_tokens=special)["input_ids"]
+        if not found:
+            raise InvalidInputError("the prompt has no token")
+        return tuple(found)
+
+    def _checked(self, tokens: Sequence[int], param: str) -> tuple[int, ...]:
+        """Returns tokens that came as numbers."""
+        if not tokens:
+            raise RequestError(f"{param} is empty", param=param)
+        for place, token in enumerate(tokens):
+            if not 0 <= token < self._limits.vocabulary:
+                raise RequestError(
+                    f"{param}[{place}] is {token}; tokens are numbers from 0 to {self._limits.vocabulary - 1}",
+                    param=param,
+                )
+        return tuple(tokens)
+
+    def _prompt(self, tokens: tuple[int, ...], most: int | None, sampling: Sampling, text: str = "") -> Prompt:
+        """Returns a prompt with the number of tokens that its answer may have."""
+        limits = self._limits
+        if most is not None and most > limits.max_tokens:
+            raise RequestError(
+                f"max_tokens is {most}; the most is {limits.max_tokens} (handler.openvino.generate.max_tokens)",
+                param="max_tokens",
+            )
+        room = limits.max_length - len(tokens)
+        if room < (most or 1):
+            asks = f"{most} token(s) of answer" if most else "one token of answer"
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens; with {asks} that is more than {limits.max_length}, the longest "
+                "sequence (handler.openvino.generate.max_length)",
+                param="prompt", code="context_length_exceeded",
+            )  # fmt: skip
+        return Prompt(tokens, replace(sampling, max_tokens=most or min(limits.max_tokens, room)), text)
+
+    def _parsed(self, body: Any) -> Any:
+        if not isinstance(body, (bytes, bytearray, str)):
+            return body
+        if len(body) > self._limits.max_bytes:
+            raise PayloadTooLargeError(f"the request has {len(body)} bytes; the most is {self._limits.max_bytes}")
+        try:
+            return json.loads(body)
+        except RecursionError as error:
+            raise InvalidInputError("the body is JSON that is nested too deep") from error
+        except ValueError as error:
+            raise InvalidInputError(f"the body is not valid JSON: {error}") from error
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self._name:
+            raise unknown_model(name, self._name)
+
+
+def _sampling(asked: OpenAIRequest) -> Sampling:
+    return Sampling(
+        0, asked.temperature, asked.top_p, asked.top_k, asked.repetition_penalty, asked.seed,
+        ignore_eos=asked.ignore_eos,
+    )  # fmt: skip
+
+
+def _text(value: Any, param: str) -> str:
+    """Returns a value that has to be a text.
+
+    Raises:
+        RequestError: It is something else, empty, or holds half of a surrogate pair.
+    """
+    if not isinstance(value, str):
+        raise RequestError(f"{param} must be a text, not {type(value).__name__}", param=param)
+    if not value:
+        raise RequestError(f"{param} is empty", param=param)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        # JSON can hold one, as an escape, and no tokenizer takes it.
+        raise RequestError(
+            f"{param} holds half of a surrogate pair at {error.start}, which is no character", param=param
+        ) from None
+    return value

@@ -1,0 +1,70 @@
+"""How answers leave a worker: TorchServe's intermediate responses, and its two ways of calling a handler.
+
+With ``asyncCommunication: true`` TorchServe 0.12 awaits the handler once for each request, so that requests join the
+engine as they come. Its frontend and `ts.async_service` have faults that this module goes around; tests/contract pins
+what it relies on:
+
+- Final responses are written to the socket by a thread of their own, intermediate ones by whoever sends them. Two
+  messages that are longer than a socket buffer would mix. `one_at_a_time` puts a lock around each message.
+- The frontend keeps a request until a response says ``ts_stream_next: false``, which an answer in one piece never does:
+  it would be kept forever, and answered again when the model is scaled down. So each answer ends with an empty message
+  that says so.
+- A response whose message has another status than 200 is sent to all requests in flight. So nothing may be raised.
+"""
+
+import socket
+import threading
+from http import HTTPStatus
+from typing import Any
+
+_writing = threading.Lock()
+
+
+class _OneAtATime(socket.socket):
+    """A socket whose messages are not mixed."""
+
+    # Without a layout of its own, so that a socket can become one.
+    __slots__ = ()
+
+    def sendall(self, *arguments: Any) -> None:
+        """Sends everything before another thread's message begins."""
+        with _writing:
+            super().sendall(*arguments)
+
+
+def one_at_a_time(context: Any) -> None:
+    """Lets threads write to the worker's socket one after the other."""
+    connection = getattr(context, "cl_socket", None)
+    if type(connection) is socket.socket:
+        connection.__class__ = _OneAtATime
+
+
+def send(context: Any, bodies: dict[int, Any]) -> None:
+    """Sends the first or the next piece of some requests' answers.
+
+    Args:
+        context: The call's context, with statuses and content types.
+        bodies: Pieces by the place of their request.
+    """
+    from ts.handler_utils.utils import send_intermediate_predict_response
+
+    ids = {place: context.request_ids[place] for place in bodies}
+    send_intermediate_predict_response(bodies, ids, "Prediction", 200, context)
+
+
+def sent(context: Any, body: Any) -> list[Any]:
+    """Sends the answer to the only request of a call; returns what ends it."""
+    from ts.protocol.otf_message_handler import create_predict_response
+
+    if context.get_response_status(0)[0] < HTTPStatus.BAD_REQUEST:
+        send(context, {0: body})
+    else:
+        # TorchServe closes the connection after the head of such a response, so that it has to be one piece.
+        context.cl_socket.sendall(create_predict_response([body], context.request_ids, "Prediction", 200, context))
+    return ended(context)
+
+
+def ended(context: Any) -> list[Any]:
+    """Returns what ends the answer to the only request of a call."""
+    context.stopping_criteria = {0: lambda _: True}
+    return [""]

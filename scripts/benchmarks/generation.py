@@ -1,0 +1,226 @@
+"""Compares ways to generate text: eager PyTorch, this package's engine, OpenVINO GenAI bare on the same model.
+
+The models are Llamas with random weights, which decode as fast as trained ones. All contenders generate the same number
+of tokens after random prompts, and take turns, so that a change in the machine's speed affects all. Needs the extras
+`generate` and `quantize`.
+
+    python scripts/benchmarks/generation.py
+    python scripts/benchmarks/generation.py --models small --tokens 16 --turns 2 --only "eager,engine f32,bare f32"
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import output
+from benchmarks.harness import interleave
+
+VOCABULARY = 8192
+FORMATS = ("f32", "int8", "int4")
+CONTENDERS = ("eager", *(f"engine {form}" for form in FORMATS), *(f"bare {form}" for form in FORMATS))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Layers, features, heads and heads of keys and values of a model."""
+
+    layers: int
+    features: int
+    heads: int
+    shared_heads: int
+
+
+MODELS = {"small": Sizes(4, 512, 8, 8), "grouped": Sizes(12, 1024, 16, 4)}
+Answer = Callable[[], list[list[int]]]
+
+
+def main(
+    models: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(MODELS)}")] = ",".join(MODELS),
+    only: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(CONTENDERS)}")] = ",".join(CONTENDERS),
+    streams: Annotated[str, typer.Option(help="Numbers of prompts at once, by comma.")] = "1,8",
+    prompt: Annotated[int, typer.Option(help="Tokens of each prompt.", min=1)] = 32,
+    tokens: Annotated[int, typer.Option(help="Tokens to generate after each prompt.", min=2)] = 64,
+    turns: Annotated[int, typer.Option(help="Measured turns.", min=1)] = 5,
+    threads: Annotated[int, typer.Option(help="CPU threads of each contender.", min=1)] = 2,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures here.")] = None,
+) -> None:
+    """Measures tokens per second."""
+    warnings.filterwarnings("ignore")
+    import torch
+
+    torch.set_num_threads(threads)
+    names = output.chosen(only, CONTENDERS, "--only")
+    levels = [int(level) for level in streams.split(",")]
+    results = []
+    for name in output.chosen(models, MODELS, "--models"):
+        for level in levels:
+            output.progress.print(f"{name}, {level} prompts", highlight=False)
+            with ExitStack() as stack:
+                calls, seconds = _contenders(stack, MODELS[name], names, level, prompt, tokens, threads)
+                same = _same(calls)
+                times = interleave(calls, turns, warmup=1)
+            rows = [
+                {
+                    "contender": one,
+                    "tokens_per_second": level * tokens / times.median(one) * 1e3,
+                    "over_first": times.ratio(names[0], one),
+                    "same_tokens": same[one],
+                    "start_seconds": seconds[one],
+                    "milliseconds": times.milliseconds[one],
+                }
+                for one in names
+            ]
+            results.append({"model": name, "prompts": level, "rows": rows})
+            output.results().print(_table(f"{name}, {level} prompts, {tokens} tokens each", names[0], rows))
+    output.write_json(json_path, {"prompt": prompt, "tokens": tokens, "threads": threads, "results": results})
+
+
+def _table(title: str, first: str, rows: list[dict[str, Any]]) -> Any:
+    columns = ["contender", "tokens/s", f"x {first}", f"tokens as {first}'s", "start s"]
+    cells = [
+        (
+            row["contender"], f"{row['tokens_per_second']:.1f}", output.number(row["over_first"]),
+            f"{row['same_tokens']:.0%}", f"{row['start_seconds']:.1f}",
+        )
+        for row in rows
+    ]  # fmt: skip
+    return output.table(title, columns, cells)
+
+
+def _contenders(
+    stack: ExitStack, sizes: Sizes, names: list[str], level: int, prompt: int, tokens: int, threads: int
+) -> tuple[dict[str, Answer], dict[str, float]]:
+    """Starts the contenders; returns a call of each, and what its start took in seconds."""
+    import time
+
+    import torch
+
+    place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tsov-bench-")))
+    model = _model(sizes, prompt + tokens)
+    model.save_pretrained(place / "model")
+    prompts = torch.randint(3, VOCABULARY, (level, prompt)).tolist()
+    calls: dict[str, Answer] = {}
+    seconds = {}
+    for name in names:
+        started = time.perf_counter()
+        kind, _, form = name.partition(" ")
+        if kind == "eager":
+            calls[name] = _eager(model, prompts, tokens)
+        else:
+            make = _engine if kind == "engine" else _bare
+            calls[name] = make(stack, place, form, prompts, tokens, threads)
+        seconds[name] = time.perf_counter() - started
+    return calls, seconds
+
+
+def _model(sizes: Sizes, length: int) -> Any:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=sizes.features, intermediate_size=2 * sizes.features,
+        num_hidden_layers=sizes.layers, num_attention_heads=sizes.heads, num_key_value_heads=sizes.shared_heads,
+        max_position_embeddings=max(2048, length), bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def _eager(model: Any, prompts: list[list[int]], tokens: int) -> Answer:
+    import torch
+    from transformers import GenerationConfig
+
+    config = GenerationConfig(max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0)
+    ids = torch.tensor(prompts)
+
+    def call() -> list[list[int]]:
+        with torch.inference_mode():
+            found = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+        return found[:, ids.shape[1] :].tolist()
+
+    return call
+
+
+def _settings(place: Path, form: str, threads: int) -> Any:
+    from torchserve_openvino.config.generate_sections import GenerateSection
+    from torchserve_openvino.config.sections import VerifySection
+    from torchserve_openvino.generation.text.settings import EngineSettings
+
+    section = GenerateSection(weights=form, prefix_caching=False)  # type: ignore[arg-type]
+    # Random weights do not survive 4 bits as trained ones do; here the speed is measured.
+    return EngineSettings(place / "model", section, VerifySection(on_violation="warn"), threads)
+
+
+def _store(place: Path) -> Any:
+    from torchserve_openvino.cache.storage.store import Store
+
+    return Store(place / "cache")
+
+
+def _engine(stack: ExitStack, place: Path, form: str, prompts: list[list[int]], tokens: int, threads: int) -> Answer:
+    from torchserve_openvino.generation.text.engine import Sampling
+    from torchserve_openvino.generation.text.opening import open_engine
+
+    opened = open_engine(_settings(place, form, threads), _store(place))
+    stack.callback(opened.engine.close)
+    sampling = Sampling(tokens, ignore_eos=True)
+
+    def call() -> list[list[int]]:
+        streams = [opened.engine.submit(prompt, sampling) for prompt in prompts]
+        return [[token.id for piece in stream for token in piece.tokens] for stream in streams]
+
+    return call
+
+
+def _bare(stack: ExitStack, place: Path, form: str, prompts: list[list[int]], tokens: int, threads: int) -> Answer:
+    """OpenVINO GenAI by its own batch call, on the model that this package exported."""
+    import numpy as np
+    import openvino as ov
+    import openvino_genai as genai
+
+    from torchserve_openvino.generation.text.making import Making
+    from torchserve_openvino.generation.text.settings import properties
+
+    settings = _settings(place, form, threads)
+    scheduler = genai.SchedulerConfig()
+    scheduler.cache_size, scheduler.num_kv_blocks = 0, 512
+    scheduler.max_num_batched_tokens = settings.section.step_tokens
+    with Making(settings, _store(place)).ready() as (folder, _):
+        pipe = genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", properties(settings))
+    config = genai.GenerationConfig()
+    config.max_new_tokens, config.ignore_eos, config.do_sample = tokens, True, False
+    config.eos_token_id, config.stop_token_ids = 2, {2}
+    ids = [ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
+
+    def call() -> list[list[int]]:
+        found = pipe.generate(ids, [config] * len(ids))
+        return [list(one.m_generation_ids[0]) for one in found]
+
+    return call
+
+
+def _same(calls: dict[str, Answer]) -> dict[str, float]:
+    """Share of tokens that are those of the first contender."""
+    answers = {name: call() for name, call in calls.items()}
+    first = next(iter(answers.values()))
+
+    def share(answer: list[list[int]]) -> float:
+        pairs = [pair for one, other in zip(first, answer, strict=True) for pair in zip(one, other, strict=True)]
+        return sum(a == b for a, b in pairs) / len(pairs)
+
+    return {name: share(answer) for name, answer in answers.items()}
+
+
+if __name__ == "__main__":
+    typer.run(main)

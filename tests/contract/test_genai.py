@@ -1,0 +1,187 @@
+"""Pins what the engine relies on in OpenVINO GenAI 2026.4 and in transformers' cache."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+genai = pytest.importorskip("openvino_genai")
+transformers = pytest.importorskip("transformers")
+
+
+def test_the_tested_version() -> None:
+    assert genai.__version__.startswith("2026.4."), "read in GenAI 2026.4"
+
+
+def test_names_of_the_pipeline() -> None:
+    names = {"add_request", "step", "has_non_finished_requests", "get_metrics"}
+    assert names <= set(dir(genai.ContinuousBatchingPipeline))
+    scheduler = genai.SchedulerConfig()
+    assert {"num_kv_blocks", "cache_size", "max_num_batched_tokens", "dynamic_split_fuse"} <= set(dir(scheduler))
+    config = genai.GenerationConfig()
+    for name in ("ignore_eos", "eos_token_id", "stop_token_ids", "logprobs", "rng_seed", "repetition_penalty"):
+        assert hasattr(config, name)
+
+
+def test_finish_reasons_and_statuses() -> None:
+    assert {"NONE", "STOP", "LENGTH"} <= set(dir(genai.GenerationFinishReason))
+    assert {"RUNNING", "FINISHED", "IGNORED", "CANCEL"} <= set(dir(genai.GenerationStatus))
+
+
+def test_a_cache_layer_can_be_made_of_given_tensors() -> None:
+    """What `exporting/export.py` does while torch.export traces."""
+    from transformers.cache_utils import DynamicCache, DynamicLayer
+
+    keys, values = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)
+    layer = DynamicLayer()
+    layer.lazy_initialization(keys, values)
+    layer.keys, layer.values = keys, values
+    cache = DynamicCache()
+    cache.layers.append(layer)
+    assert cache.get_seq_length() == 3
+    got, _ = cache.update(torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 4), 0)
+    assert got.shape == (1, 2, 4, 4) and "layer_idx" in inspect.signature(cache.update).parameters
+
+
+def saved_export(folder: Path, **changes: Any) -> Path:
+    import openvino as ov
+
+    from language_models import tiny
+    from torchserve_openvino.generation.text.exporting.export import export
+
+    ov.save_model(export(tiny("llama", **changes)).model, folder / "openvino_model.xml", compress_to_fp16=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_export(tmp_path_factory.mktemp("llama"))
+
+
+def pipeline(folder: Path, pages: int, **given: Any) -> Any:
+    scheduler = genai.SchedulerConfig()
+    scheduler.cache_size, scheduler.num_kv_blocks = 0, pages
+    for name, value in given.items():
+        setattr(scheduler, name, value)
+    return genai.ContinuousBatchingPipeline(
+        str(folder), scheduler, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+    )
+
+
+def config(count: int) -> Any:
+    found = genai.GenerationConfig()
+    found.max_new_tokens, found.ignore_eos = count, True
+    found.eos_token_id, found.stop_token_ids = 2, {2}
+    return found
+
+
+def run(pipe: Any, *handles: Any) -> list[list[int]]:
+    got: list[list[int]] = [[] for _ in handles]
+    while pipe.has_non_finished_requests():
+        pipe.step()
+        for tokens, handle in zip(got, handles, strict=True):
+            while handle.can_read():
+                for output in handle.read().values():
+                    tokens.extend(output.generated_ids)
+    return got
+
+
+def ids(count: int) -> Any:
+    import numpy as np
+    import openvino as ov
+
+    return ov.Tensor(np.full((1, count), 5, dtype=np.int64))
+
+
+def test_no_tokenizer_is_needed_and_a_page_has_32_tokens(exported: Path) -> None:
+    """Why `genai/pipeline.py` gives no tokenizer, and admits prompts by pages of 32 tokens."""
+    pipe = pipeline(exported, pages=2)
+    (tokens,) = run(pipe, pipe.add_request(0, ids(60), config(4)))
+    assert len(tokens) == 4
+    # One token more needs a third page: the sequence is dropped, with no error.
+    handle = pipe.add_request(1, ids(60), config(8))
+    (tokens,) = run(pipe, handle)
+    assert len(tokens) < 8 and handle.get_status() == genai.GenerationStatus.IGNORED
+
+
+def test_a_stop_token_is_demanded(exported: Path) -> None:
+    """Why a model without an end-of-text token gets one that it does not have."""
+    found = config(4)
+    found.eos_token_id, found.stop_token_ids = -1, set()
+    with pytest.raises(RuntimeError, match="must be non-negative"):
+        pipeline(exported, pages=2).add_request(0, ids(3), found)
+
+
+def test_sequences_that_need_more_pages_than_there_are_may_be_dropped_or_delayed(exported: Path) -> None:
+    """Why a prompt is admitted only when its longest answer has room."""
+    pipe = pipeline(exported, pages=4)
+    handles = [pipe.add_request(number, ids(30), config(60)) for number in range(3)]
+    run(pipe, *handles)
+    assert {handle.get_status() for handle in handles} <= {
+        genai.GenerationStatus.FINISHED, genai.GenerationStatus.IGNORED,
+    }  # fmt: skip
+
+
+def test_a_cancelled_sequence_is_gone_after_one_step(exported: Path) -> None:
+    pipe = pipeline(exported, pages=8)
+    handle = pipe.add_request(0, ids(20), config(100))
+    pipe.step()
+    handle.cancel()
+    pipe.step()
+    assert not pipe.has_non_finished_requests()
+    pipe.step()
+
+
+def test_a_step_holds_the_interpreter(tmp_path: Path) -> None:
+    """Why other threads of a worker run between two steps only; a version that changes this is faster."""
+    import threading
+    import time
+
+    pipe = pipeline(saved_export(tmp_path, hidden_size=256, num_hidden_layers=4), pages=64, max_num_batched_tokens=2048)
+    # A handle that nobody keeps ends its sequence.
+    handle = pipe.add_request(0, ids(400), config(1))
+    gaps: list[float] = []
+    stop = threading.Event()
+
+    def tick() -> None:
+        last = time.perf_counter()
+        while not stop.is_set():
+            now = time.perf_counter()
+            gaps.append(now - last)
+            last = now
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    started = time.perf_counter()
+    pipe.step()
+    took = time.perf_counter() - started
+    stop.set()
+    thread.join()
+    assert handle.get_status() == genai.GenerationStatus.FINISHED
+    assert max(gaps) > took / 2
+
+
+def test_a_cache_of_another_precision_than_the_computation_is_refused(exported: Path) -> None:
+    """Why `generate.kv_cache` follows `generate.weights`."""
+    with pytest.raises(RuntimeError, match="expect kvcache type"):
+        genai.ContinuousBatchingPipeline(
+            str(exported), genai.SchedulerConfig(), "CPU",
+            {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "bf16"},
+        )  # fmt: skip
+
+
+def test_attention_is_paged_without_mask_and_state(exported: Path) -> None:
+    """What `exporting/export.py` tries on a copy."""
+    import openvino as ov
+    from openvino._offline_transformations import paged_attention_transformation
+
+    model = ov.Core().read_model(exported / "openvino_model.xml")
+    before = [operation.get_type_name() for operation in model.get_ops()]
+    assert before.count("ReadValue") == 4 and "PagedAttentionExtension" not in before
+    paged_attention_transformation(model)
+    after = [operation.get_type_name() for operation in model.get_ops()]
+    assert after.count("PagedAttentionExtension") == 2 and "ReadValue" not in after
+    names = {name for port in model.inputs for name in port.get_names()}
+    assert "attention_mask" not in names and "beam_idx" not in names

@@ -1,0 +1,66 @@
+"""Tiny language models with random weights, one of each architecture that the engines are tested with."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCABULARY = 96
+EOS = 2
+_USUAL: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": EOS,
+    "pad_token_id": 0, "initializer_range": 0.3,
+}  # fmt: skip
+# Of the fields above, those that an architecture names differently or lacks, and its own.
+_CHANGES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.3},
+    "llama": {"num_key_value_heads": 2},
+    "qwen2": {"num_key_value_heads": 1},
+    "mistral": {"num_key_value_heads": 2, "sliding_window": 256},
+    "gemma": {"num_key_value_heads": 1, "head_dim": 16},
+    "phi": {"partial_rotary_factor": 0.5},
+}
+_CLASSES = {
+    "gpt2": "GPT2", "opt": "OPT", "llama": "Llama", "qwen2": "Qwen2", "mistral": "Mistral", "gemma": "Gemma",
+    "phi": "Phi",
+}  # fmt: skip
+KINDS = tuple(_CLASSES)
+_RENAMED = {
+    "gpt2": ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),
+    "opt": ("intermediate_size", "initializer_range"),
+}
+
+
+def tiny(kind: str, **changes: Any) -> Any:
+    """Returns a model in evaluation mode; the same weights at each call."""
+    import transformers
+
+    fields = {name: value for name, value in _USUAL.items() if name not in _RENAMED.get(kind, ())}
+    config = getattr(transformers, f"{_CLASSES[kind]}Config")(**{**fields, **_CHANGES[kind], **changes})
+    torch.manual_seed(0)
+    name = "GPT2LMHeadModel" if kind == "gpt2" else f"{_CLASSES[kind]}ForCausalLM"
+    return getattr(transformers, name)(config).eval()
+
+
+def saved(folder: Path, kind: str, **changes: Any) -> Any:
+    """Saves a tiny model as `save_pretrained` does, and returns it."""
+    model = tiny(kind, **changes)
+    model.save_pretrained(folder)
+    return model
+
+
+def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
+    """What transformers' own ``generate`` gives, without an end."""
+    from transformers import GenerationConfig
+
+    config = GenerationConfig(max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0)
+    found = model.generate(torch.tensor([prompt]), generation_config=config, eos_token_id=None)
+    return found[0, len(prompt) :].tolist()
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    """Random prompts."""
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(3, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]

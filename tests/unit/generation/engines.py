@@ -1,0 +1,37 @@
+"""Opens engines over tiny models for the tests of text generation."""
+
+from pathlib import Path
+from typing import Any
+
+from torchserve_openvino.cache.storage.store import Store
+from torchserve_openvino.config.generate_sections import GenerateSection
+from torchserve_openvino.config.sections import VerifySection
+from torchserve_openvino.generation.text.engine import Engine, Piece, Sampling
+from torchserve_openvino.generation.text.opening import Opened, open_engine
+from torchserve_openvino.generation.text.settings import EngineSettings
+
+
+def settings(folder: Path, *, verify: dict[str, Any] | None = None, threads: int = 1, **section: Any) -> EngineSettings:
+    given = {"max_tokens": 64, **section}
+    return EngineSettings(folder, GenerateSection(**given), VerifySection(**(verify or {})), threads)
+
+
+def opened(folder: Path, store: Store | None = None, **given: Any) -> Opened:
+    return open_engine(settings(folder, **given), store)
+
+
+def answers(engine: Engine, prompts: list[list[int]], sampling: Sampling) -> list[list[list[int]]]:
+    """Generates for all prompts at once; for each prompt, the tokens of each of its sequences."""
+    streams = [engine.submit(prompt, sampling) for prompt in prompts]
+    return [by_choice(list(stream), sampling.n) for stream in streams]
+
+
+def by_choice(pieces: list[Piece], n: int = 1) -> list[list[int]]:
+    return [[token.id for piece in pieces if piece.choice == choice for token in piece.tokens] for choice in range(n)]
+
+
+def finishes(pieces: list[Piece]) -> dict[int, str]:
+    """The end of each sequence, each of which has exactly one."""
+    found = [(piece.choice, piece.finish) for piece in pieces if piece.finish is not None]
+    assert len(dict(found)) == len(found)
+    return {choice: str(finish) for choice, finish in found}

@@ -1,0 +1,72 @@
+"""Attention in which several heads of queries share one head of keys and values, against eager PyTorch."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import torchserve_openvino as tov
+from helpers import check
+
+B, HEADS, LENGTH, FEATURES = 2, 6, 9, 16
+PAD = torch.arange(LENGTH) < torch.tensor([LENGTH, 5])[:, None]
+MASKS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "causal": {"is_causal": True},
+    "bool": {"attn_mask": PAD[:, None, None, :].expand(B, 1, LENGTH, LENGTH)},
+    "float": {"attn_mask": torch.randn(B, 1, LENGTH, LENGTH)},
+    "scaled": {"is_causal": True, "scale": 0.5},
+}
+
+
+def grouped(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **how: Any) -> torch.Tensor:
+    return F.scaled_dot_product_attention(query * 2, key, value, enable_gqa=True, **how) + 1
+
+
+class Grouped(nn.Module):
+    def __init__(self, how: dict[str, Any]) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return grouped(query, key, value, **self.how)
+
+
+def inputs(shared: int, length: int = LENGTH) -> tuple[torch.Tensor, ...]:
+    shapes = [(B, heads, length, FEATURES) for heads in (HEADS, shared, shared)]
+    return tuple(torch.randn(shape) for shape in shapes)
+
+
+@pytest.mark.many(5)
+@pytest.mark.parametrize("shared", [1, 2, 3, HEADS])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("backend", ["openvino", "openvino_ts", "export"])
+def test_shared_heads_run_on_openvino(mask: str, shared: int, backend: str) -> None:
+    model = Grouped(MASKS[mask]).eval()
+    check(model, *inputs(shared), compiled=tov.compile(model, options={"min_partition_us": 0}, backend=backend))
+
+
+def test_shared_heads_of_any_length() -> None:
+    compiled = None
+    for length in (LENGTH, 17, 5):
+        compiled = check(
+            lambda q, k, v: grouped(q, k, v, is_causal=True), *inputs(2, length), compiled=compiled, dynamic=True,
+            options={"min_partition_us": 0},
+        )  # fmt: skip
+
+
+def test_a_llama_prefill_is_one_partition() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+
+    def prefill(tokens: torch.Tensor) -> torch.Tensor:
+        return model(input_ids=tokens, use_cache=False).logits
+
+    compiled = check(prefill, torch.randint(0, 64, (1, 12)))
+    assert compiled.report.summary.partitions == 1, compiled.report.to_text()

@@ -1,0 +1,117 @@
+"""Text as it is generated: no half characters, and nothing of a stop text, however tokens cut them."""
+
+import itertools
+import random
+
+import pytest
+
+from chat_models import PROMPTS, tokenizer
+from torchserve_openvino.generation.text.engine import Token
+from torchserve_openvino.tasks.generation.writing import Detokenizer, Writer
+
+WORDS = tokenizer()
+TEXT = "A model 🙂 is served — ünïcode, 数字 and 👩‍👩‍👧, once more."
+
+
+def decode(tokens: list[int]) -> str:
+    return WORDS.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def ids(text: str) -> list[int]:
+    return WORDS(text, add_special_tokens=False)["input_ids"]
+
+
+def bytes_of(text: str) -> list[int]:
+    """The tokens of a text's single bytes, as a model may choose them."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    letters = "".join(piece for piece, _ in ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text))
+    return [WORDS.convert_tokens_to_ids(letter) for letter in letters]
+
+
+def written(tokens: list[int], *stops: str) -> tuple[str, list[str], Writer]:
+    """The text, its pieces, and the writer."""
+    writer = Writer(decode, stops, lists_tokens=True, special=frozenset(WORDS.all_special_ids))
+    pieces = []
+    for token in tokens:
+        goes_on = writer.add(Token(token))
+        pieces.append(writer.take().text)
+        if not goes_on:
+            break
+    writer.end()
+    pieces.append(writer.take().text)
+    return "".join(pieces), pieces, writer
+
+
+@pytest.mark.parametrize("text", [TEXT, *PROMPTS])
+@pytest.mark.parametrize("tokens_of", [ids, bytes_of])
+def test_pieces_are_whole_characters_and_make_the_text(text: str, tokens_of) -> None:
+    whole, pieces, _ = written(tokens_of(text))
+    assert whole == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_a_byte_that_is_no_character_is_shown_once_it_is_certain() -> None:
+    broken = bytes_of("é")[:1]
+    assert written([*broken, *ids(" a")])[0] == "\ufffd a"
+    # At the end it may be the first half of one.
+    assert written([*ids("a"), *broken])[0] == "a"
+
+
+def test_tokens_without_sense_decode_as_they_do_together() -> None:
+    draw = random.Random(3)
+    for _ in range(200):
+        tokens = [draw.randrange(6, len(WORDS)) for _ in range(draw.randint(1, 60))]
+        assert written(tokens)[0] == decode(tokens).removesuffix("\ufffd")
+
+
+def test_endless_nonsense_is_not_kept_forever() -> None:
+    detokenizer = Detokenizer(decode)
+    (half,) = bytes_of("é")[:1]
+    pieces = [detokenizer.add(half) for _ in range(500)]
+    assert len("".join(pieces)) >= 499
+
+
+def test_special_tokens_are_no_text_and_are_not_listed_at_the_end() -> None:
+    tokens = [*ids("a model"), WORDS.eos_token_id]
+    writer = Writer(decode, (), lists_tokens=True, special=frozenset(WORDS.all_special_ids))
+    for token in tokens:
+        writer.add(Token(token))
+    writer.end()
+    delta = writer.take()
+    assert delta.text == "a model" and [each.token.id for each in delta.tokens] == tokens[:-1]
+
+
+@pytest.mark.parametrize("stop", ["served", " is ser", "🙂", "d — ü", "字 and 👩", "A", ", once more."])
+@pytest.mark.parametrize("tokens_of", [ids, bytes_of])
+def test_nothing_of_a_stop_text_is_written(stop: str, tokens_of) -> None:
+    whole, pieces, writer = written(tokens_of(TEXT), stop, "never there")
+    assert whole == TEXT[: TEXT.index(stop)] and writer.stopped
+    # Not even a part of it, which would have to be taken back.
+    for piece in itertools.accumulate(pieces):
+        assert whole.startswith(piece)
+
+
+def test_the_first_of_several_stop_texts_counts() -> None:
+    assert written(ids("one two three four"), "three", "two t", "four")[0] == "one "
+
+
+def test_the_beginning_of_a_stop_text_that_does_not_go_on_is_text() -> None:
+    whole, pieces, writer = written(ids("a mod"), "model")
+    assert whole == "a mod" and not writer.stopped and pieces[-1] == "mod"
+    assert written(ids("abc abc abd"), "abcd")[0] == "abc abc abd"
+
+
+def test_tokens_come_with_their_text() -> None:
+    writer = Writer(decode, ("served",), lists_tokens=True)
+    listed = []
+    for token in ids(TEXT):
+        goes_on = writer.add(Token(token))
+        delta = writer.take()
+        listed += delta.tokens
+        if not goes_on:
+            break
+    kept = TEXT[: TEXT.index("served")]
+    assert all(each.offset < len(kept) for each in listed)
+    assert [each.offset for each in listed] == sorted(each.offset for each in listed)
+    assert decode([each.token.id for each in listed]).startswith(kept.rstrip())
