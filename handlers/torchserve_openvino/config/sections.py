@@ -27,7 +27,14 @@ from torchserve_openvino.config.fields import (
     Threads,
 )  # fmt: skip
 from torchserve_openvino.config.spelling import listed, nearest
-from torchserve_openvino.config.task_sections import SECTION, AudioSection, ImageSection, TensorSection, TextSection
+from torchserve_openvino.config.task_sections import (
+    SECTION,
+    AudioSection,
+    ImageGenerationSection,
+    ImageSection,
+    TensorSection,
+    TextSection,
+)
 
 # The name that a shape may begin with; batching.buckets defines its sizes.
 BATCH = "batch"
@@ -232,6 +239,8 @@ class OpenVINOSection(Section):
     """Limits and lengths of the text tasks."""
     audio: AudioSection = AudioSection()
     """Limits and lengths of the audio tasks."""
+    image_generation: ImageGenerationSection = ImageGenerationSection()
+    """Sizes and limits of image_generator."""
 
     @model_validator(mode="after")
     def _folded_photos_have_one_input(self) -> "OpenVINOSection":

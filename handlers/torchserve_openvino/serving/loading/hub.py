@@ -67,7 +67,7 @@ def load_model(folder: Path, loader: str, may_lack: str = "") -> "nn.Module":
     Raises:
         ModelLoadError: transformers is not installed, has no such model, or weights are missing or do not fit.
     """
-    with _offline():
+    with offline():
         classes = _transformers()
         safe = any(folder.glob("*.safetensors"))
         try:
@@ -102,7 +102,7 @@ def load_tokenizer(folder: Path, *, fast: bool = True) -> Any:
     Raises:
         ModelLoadError: There is none, or none in Rust though that is needed.
     """
-    with _offline():
+    with offline():
         classes = _transformers()
         try:
             tokenizer = classes.AutoTokenizer.from_pretrained(
@@ -127,7 +127,7 @@ def load_feature_extractor(folder: Path) -> Any:
     Raises:
         ModelLoadError: There is none.
     """
-    with _offline():
+    with offline():
         classes = _transformers()
         try:
             return classes.AutoFeatureExtractor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -149,7 +149,7 @@ def load_image_processor(folder: Path) -> Any:
             f"{folder.name} has no {_PROCESSORS[0]}, which says how pictures are resized: save the model's image "
             "processor with save_pretrained."
         )
-    with _offline():
+    with offline():
         classes = _transformers()
         try:
             return classes.AutoImageProcessor.from_pretrained(
@@ -207,7 +207,7 @@ def _transformers() -> Any:
 
 
 @contextlib.contextmanager
-def _offline() -> Iterator[None]:
+def offline() -> Iterator[None]:
     """Keeps the hub's client from the network; a name in a file of the model could otherwise be looked up there."""
     before = {name: os.environ.get(name) for name in _OFFLINE}
     os.environ.update(_OFFLINE)
