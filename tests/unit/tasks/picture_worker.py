@@ -37,9 +37,11 @@ def eager(folder: Path, kind: str, seed: int, **given: Any) -> Image.Image:
     """The picture that a pipeline of diffusers makes."""
     import diffusers
 
-    pipe = getattr(diffusers, kind).from_pretrained(folder, feature_extractor=None, safety_checker=None) if (
-        "StableDiffusionXL" not in kind and "StableDiffusion3" not in kind
-    ) else getattr(diffusers, kind).from_pretrained(folder)
+    pipe = (
+        getattr(diffusers, kind).from_pretrained(folder, feature_extractor=None, safety_checker=None)
+        if ("StableDiffusionXL" not in kind and "StableDiffusion3" not in kind)
+        else getattr(diffusers, kind).from_pretrained(folder)
+    )
     pipe.set_progress_bar_config(disable=True)
     with torch.no_grad():
         return pipe(**given, generator=torch.Generator().manual_seed(seed)).images[0]

@@ -25,7 +25,7 @@ OPENAI = "v1/images/generations"
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory) -> Any:
     place = tmp_path_factory.mktemp("sd")
-    return started(place, pipeline_folder("sd", place / "saved"), max_images=3)
+    return started(place, pipeline_folder("sd", place / "saved"), max_images=3, guided="always")
 
 
 def headed(worker: Any, *requests: tuple[Any, dict[str, str]]) -> list[Any]:
@@ -68,7 +68,7 @@ def test_a_seed_makes_the_same_picture_in_any_company(worker) -> None:
 PHOTO = text(photo(32, 32))
 REFUSED = [
     ({"prompt": "a", "steps": 9}, "steps is 9; the most is 8 (handler.openvino.image_generation.max_steps)"),
-    ({"prompt": "a", "n": 4}, "n is 4; one request gets 3 at most"),
+    ({"prompt": "a", "n": 4}, "n is 4; one request gets 3 pictures at most"),
     ({"prompt": "a", "size": "64x64"}, "size is 64x64; this model makes 32x32, 48x32"),
     ({"prompt": "a", "size": "big"}, "a size is width x height in pixels, such as 512x512, not 'big'"),
     ({"prompt": "a", "width": 32}, "width and height belong together"),
@@ -79,7 +79,7 @@ REFUSED = [
     ({"prompt": "a", "scheduler": "eulr"}, "Did you mean 'euler'?"),
     ({"prompt": "a", "steps": 2, "num_inference_steps": 2}, "are the same; send one"),
     ({"prompt": "a", "steps": 2, "parameters": {"steps": 3}}, "'steps' stands both beside the prompt"),
-    ({"prompt": "a", "guidance": 1, "negative_prompt": "b"}, "negative_prompt needs guidance above 1"),
+    ({"prompt": "a", "guidance": 1}, "this model is compiled for guidance above 1"),
     ({"prompt": "a", "strength": 0.5}, "strength needs image"),
     ({"prompt": "a", "mask_image": PHOTO}, "mask_image needs image"),
     ({"prompt": "a", "image": PHOTO, "strength": 0.01}, "strength 0.01 of 3 steps makes no step"),

@@ -54,9 +54,9 @@ class XLUnetGraph(UnetGraph):
     ) -> Tensor:
         """As `UnetGraph.forward`, with ``text_embeds`` ``[batch, width]`` and ``time_ids`` ``[batch, 6]``."""
         added = {"text_embeds": text_embeds, "time_ids": time_ids}
-        noise: Tensor = self.unet(
-            sample, timestep, encoder_hidden_states, added_cond_kwargs=added, return_dict=False
-        )[0]
+        noise: Tensor = self.unet(sample, timestep, encoder_hidden_states, added_cond_kwargs=added, return_dict=False)[
+            0
+        ]
         return noise
 
 
@@ -146,7 +146,9 @@ class Calls:
         if not self._compiled:
             return self.graph(**inputs)
         first = next(iter(inputs.values()))
-        return self._compiled[tuple(first.shape[1:])](**inputs)
+        # Pixels of a picture file lie in another order, for which a graph would be compiled anew.
+        ordered = {name: tensor.contiguous() for name, tensor in inputs.items()}
+        return self._compiled[tuple(first.shape[1:])](**ordered)
 
 
 class StandIn:
@@ -201,7 +203,7 @@ class UnetStandIn(StandIn):
         return_dict: bool = False,
     ) -> tuple[Tensor]:
         """Returns the noise. Schedulers count time in integers or floats; the unet computes in floats in any case."""
-        times = timestep.to(torch.float32).expand(sample.shape[0]).contiguous()
+        times = timestep.to(torch.float32).expand(sample.shape[0])
         added = dict(added_cond_kwargs or {})
         return (
             self._calls["denoiser"](
@@ -225,7 +227,7 @@ class TransformerStandIn(StandIn):
         """Returns the noise."""
         return (
             self._calls["denoiser"](
-                sample=hidden_states, timestep=timestep.to(torch.float32).contiguous(),
+                sample=hidden_states, timestep=timestep.to(torch.float32),
                 encoder_hidden_states=encoder_hidden_states, pooled_projections=pooled_projections,
             ),
         )  # fmt: skip

@@ -101,7 +101,7 @@ class PictureMaker:
             "requires_safety_checker": False,
         }
         taken = inspect.signature(kind.__init__).parameters
-        needed = {name: None for name in ("safety_checker", "feature_extractor", "image_encoder")}
+        needed = dict.fromkeys(("safety_checker", "feature_extractor", "image_encoder"))
         pipe = kind(**{name: value for name, value in {**needed, **given}.items() if name in taken})
         pipe.set_progress_bar_config(disable=True)
         return pipe

@@ -60,6 +60,8 @@ def compile_parts(
         }
         logger.info("%s is compiled: %s", part.name, facts[part.name])
     tracker.set_config("components", facts)
+    if config.openvino.verify.against != "off":
+        tracker.verify.state({**tracker.verify.to_dict(), "passed": tracker.verify.passed})
     return models
 
 

@@ -26,7 +26,7 @@ from torchserve_openvino.serving.requests.isolation import server_fault
 from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.tasks.catalog import TASKS
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, body
-from torchserve_openvino.tasks.pictures import answers
+from torchserve_openvino.tasks.pictures.answers import DONE, Events, Pictures, event, made, openai_error, png, together
 from torchserve_openvino.tasks.pictures.compiled import compile_parts
 from torchserve_openvino.tasks.pictures.orders import Limits, Order
 from torchserve_openvino.tasks.pictures.parameters import (
@@ -56,7 +56,7 @@ class ImageGenerator(OpenVINOHandler):
     task: ClassVar[str] = "image_generator"
     parameters = PictureParameters
     takes: ClassVar[Any] = str
-    answers: ClassVar[Any] = answers.Pictures
+    answers: ClassVar[Any] = Pictures
     explanation_parameters = None
     explanations: ClassVar[Any] = None
     fields: ClassVar[frozenset[str]] = frozenset()
@@ -158,7 +158,7 @@ class ImageGenerator(OpenVINOHandler):
             plain: Whether the request is the item, and not an envelope around several.
         """
         path = str(context.get_request_header(place, _PATH) or "").strip("/") if plain else ""
-        events = answers.Events(context, place)
+        events = Events(context, place)
         try:
             return self._asked(item, context, place, path, events, plain=plain)
         except ItemError as error:
@@ -170,16 +170,14 @@ class ImageGenerator(OpenVINOHandler):
         if events.begun:
             # The status is sent already, so the last event says what happened.
             self.counters.add(f"refused_{refused.status}")
-            return answers.event("error", answers.openai_error(refused)) + answers.DONE
+            return event("error", openai_error(refused)) + DONE
         if path == _OPENAI:
             self.counters.add(f"refused_{refused.status}")
             context.set_response_status(refused.status, HTTPStatus(refused.status).phrase, place)
-            return answers.openai_error(refused)
+            return openai_error(refused)
         return refused
 
-    def _asked(
-        self, item: Any, context: Any, place: int, path: str, events: answers.Events, *, plain: bool
-    ) -> Any:
+    def _asked(self, item: Any, context: Any, place: int, path: str, events: Events, *, plain: bool) -> Any:
         if explains(context, place):
             raise NotExplainedError(NO_EXPLANATIONS)
         if path not in {"", _OPENAI}:
@@ -191,23 +189,21 @@ class ImageGenerator(OpenVINOHandler):
             raise InvalidInputError("stream: true needs HTTP, without an envelope")
         return self.watched(lambda: self._made(order, context, place, path, events, plain=plain))
 
-    def _made(
-        self, order: Order, context: Any, place: int, path: str, events: answers.Events, *, plain: bool
-    ) -> Any:
+    def _made(self, order: Order, context: Any, place: int, path: str, events: Events, *, plain: bool) -> Any:
         entries: list[dict[str, Any]] = []
         count = len(order.seeds)
         for number, seed in enumerate(order.seeds, 1):
             told = (lambda step, steps, at=number: events.progress(at, count, step, steps)) if order.stream else None
-            data = answers.png(self.maker.make(order.wanted, seed, told), seed)
+            data = png(self.maker.make(order.wanted, seed, told), seed)
             if order.png and plain and path != _OPENAI:
                 context.set_response_content_type(place, "image/png")
                 return data
-            entries.append(answers.made(data, seed))
+            entries.append(made(data, seed))
             if order.stream and number < count:
-                events.send(answers.event("completed", entries[-1]))
+                events.send(event("completed", entries[-1]))
         if order.stream:
-            return answers.event("completed", entries[-1]) + answers.DONE
-        return answers.together(entries)
+            return event("completed", entries[-1]) + DONE
+        return together(entries)
 
 
 def _sent(item: Any, *, plain: bool) -> Any:
