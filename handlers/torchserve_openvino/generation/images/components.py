@@ -186,7 +186,7 @@ class Components:
         length = self._tokens("text_encoder")
         if self._transformer is not None:
             # T5's states follow CLIP's; without T5, diffusers passes as many zeros.
-            texts = [length + T5_TOKENS, int(config["joint_attention_dim"])]
+            texts: list[int | str] = [length + T5_TOKENS, int(config["joint_attention_dim"])]
             pooled = WarmupInput(name="pooled_projections", shape=[int(config["pooled_projection_dim"])])
             return [sample, timestep, WarmupInput(name="encoder_hidden_states", shape=texts), pooled]
         inner = config["cross_attention_dim"]

@@ -170,7 +170,7 @@ def _tokenizer(folder: Path, encoder: Any) -> Any:
 
 def _scheduler(folder: Path, kind: str) -> Any:
     library = diffusers()
-    found = getattr(library, kind, None)
+    found: Any = getattr(library, kind, None)
     if not (isinstance(found, type) and issubclass(found, library.SchedulerMixin)):
         raise ModelLoadError(f"{INDEX} names the scheduler {kind}, which diffusers does not have.")
     with hub.offline():

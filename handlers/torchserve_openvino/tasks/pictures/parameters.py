@@ -60,7 +60,7 @@ class OpenAIParameters(PictureParameters):
     """Not read."""
     size: str | None = None
     """Width x height, or `auto`."""
-    response_format: Literal["b64_json"] | None = None  # type: ignore[assignment]
+    response_format: Literal["b64_json"] | None = None
     """Pictures come as base64; there are no URLs."""
     output_format: Literal["png"] | None = None
     """The format of the pictures."""
