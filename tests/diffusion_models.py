@@ -97,6 +97,7 @@ def safety_checker(threshold: float) -> Any:
         checker.concept_embeds.normal_()
         checker.special_care_embeds.normal_()
         checker.concept_embeds_weights.fill_(threshold)
+        checker.special_care_embeds_weights.fill_(0.3)
     return checker
 
 

@@ -109,7 +109,7 @@ def _is_used(path: Path) -> bool:
     """Whether a worker reads a file of a pipeline's component: no variants such as model.fp16.safetensors."""
     if path.suffix == ".safetensors":
         return "." not in path.stem
-    if path.name.endswith(_INDEX):
+    if ".index." in path.name:
         return path.name.endswith(f".safetensors{_INDEX}")
     return path.suffix in _PLAIN and path.is_file() and path.stat().st_size <= _MAX_PLAIN_BYTES
 

@@ -1,10 +1,12 @@
 """A worker for a small diffusion pipeline in this process, and the pictures that diffusers makes by itself."""
 
 import base64
+import functools
 import io
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import numpy as np
 import torch
 from PIL import Image
@@ -35,13 +37,14 @@ def farthest(one: Image.Image, other: Image.Image) -> int:
 
 def eager(folder: Path, kind: str, seed: int, **given: Any) -> Image.Image:
     """The picture that a pipeline of diffusers makes."""
-    import diffusers
+    return eager_pipeline(folder, kind)(**given, generator=torch.Generator().manual_seed(seed)).images[0]
 
-    pipe = (
-        getattr(diffusers, kind).from_pretrained(folder, feature_extractor=None, safety_checker=None)
-        if ("StableDiffusionXL" not in kind and "StableDiffusion3" not in kind)
-        else getattr(diffusers, kind).from_pretrained(folder)
-    )
+
+@functools.cache
+def eager_pipeline(folder: Path, kind: str) -> Any:
+    """A pipeline of diffusers, loaded once."""
+    checks = not kind.startswith(("StableDiffusionXL", "StableDiffusion3"))
+    without = {"feature_extractor": None, "safety_checker": None} if checks else {}
+    pipe = getattr(diffusers, kind).from_pretrained(folder, **without)
     pipe.set_progress_bar_config(disable=True)
-    with torch.no_grad():
-        return pipe(**given, generator=torch.Generator().manual_seed(seed)).images[0]
+    return pipe

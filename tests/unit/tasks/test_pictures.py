@@ -4,11 +4,14 @@ import io
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
-from picture_worker import eager, farthest, opened, started
+import torch
+from picture_worker import eager, eager_pipeline, farthest, opened, started
 from vision_worker import encoded, photo, text
 
 from diffusion_models import pipeline_folder
+from torchserve_openvino.generation.images.pictures import SCHEDULERS
 
 PIPELINES = {"sd": "StableDiffusion", "xl": "StableDiffusionXL", "sd3": "StableDiffusion3"}
 GRAPHS = {
@@ -21,8 +24,7 @@ GRAPHS = {
 @pytest.fixture(scope="module", params=PIPELINES)
 def served(request, tmp_path_factory) -> tuple[str, Any]:
     place = tmp_path_factory.mktemp(request.param)
-    sizes = ["32x32", "48x32"] if request.param == "sd" else ["32x32"]
-    return request.param, started(place, pipeline_folder(request.param, place / "saved"), sizes=sizes)
+    return request.param, started(place, pipeline_folder(request.param, place / "saved"), sizes=["32x32"])
 
 
 def made(worker: Any, **body: Any) -> Any:
@@ -33,13 +35,11 @@ def made(worker: Any, **body: Any) -> Any:
 
 def test_a_picture_is_eagers(served) -> None:
     kind, worker = served
-    other = "48x32" if kind == "sd" else "32x32"
-    for size, guidance, more in (("32x32", 5.0, {"negative_prompt": "a dog"}), (other, 1.0, {})):
-        picture = made(worker, prompt="a cat", seed=7, steps=4, guidance=guidance, size=size, **more)
-        width, height = map(int, size.split("x"))
+    for guidance, more in ((5.0, {"negative_prompt": "a dog"}), (1.0, {})):
+        picture = made(worker, prompt="a cat", seed=7, steps=4, guidance=guidance, **more)
         expected = eager(
             worker.folder, f"{PIPELINES[kind]}Pipeline", 7, prompt="a cat", num_inference_steps=4,
-            guidance_scale=guidance, width=width, height=height, **more,
+            guidance_scale=guidance, width=32, height=32, **more,
         )  # fmt: skip
         assert farthest(picture, expected) <= 1
 
@@ -81,21 +81,13 @@ def test_a_picture_of_a_picture_is_eagers(served) -> None:
     assert worker.report()["serving"]["compiles_after_ready"] == 0
 
 
+@pytest.mark.slow
 def test_each_scheduler_makes_eagers_picture(served) -> None:
-    import diffusers
-
-    from torchserve_openvino.generation.images.pictures import SCHEDULERS
-
     kind, worker = served
     names = worker.report()["task"]["limits"]["schedulers"]
     assert len(names) == (1 if kind == "sd3" else 8)
-    pipe = getattr(diffusers, f"{PIPELINES[kind]}Pipeline").from_pretrained(
-        worker.folder, **({"safety_checker": None} if kind == "sd" else {})
-    )
-    pipe.set_progress_bar_config(disable=True)
+    pipe = eager_pipeline(worker.folder, f"{PIPELINES[kind]}Pipeline")
     own = pipe.scheduler.config
-    import torch
-
     for name in names:
         pipe.scheduler = getattr(diffusers, SCHEDULERS[name]).from_config(own)
         picture = made(worker, prompt="a cat", seed=1, steps=4, guidance=3.0, scheduler=name)
@@ -107,6 +99,7 @@ def test_each_scheduler_makes_eagers_picture(served) -> None:
     assert worker.report()["serving"]["compiles_after_ready"] == 0
 
 
+@pytest.mark.slow
 def test_stable_diffusion_3_without_t5(tmp_path: Path) -> None:
     worker = started(tmp_path, pipeline_folder("sd3", tmp_path / "saved", with_t5=False), sizes="auto", guided="never")
     picture = made(worker, prompt="a cat", seed=2, steps=2)
@@ -118,6 +111,7 @@ def test_stable_diffusion_3_without_t5(tmp_path: Path) -> None:
     worker.ran_compiled()
 
 
+@pytest.mark.slow
 def test_a_denoiser_that_reads_masks_only_fills_them(tmp_path: Path) -> None:
     worker = started(tmp_path, pipeline_folder("inpaint", tmp_path / "saved"), sizes="auto", guided="always")
     start, mask = photo(32, 32), photo(32, 32, 1).convert("L").point(lambda value: 255 * (value > 127))

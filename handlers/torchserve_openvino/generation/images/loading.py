@@ -171,7 +171,7 @@ def _tokenizer(folder: Path, encoder: Any) -> Any:
 def _scheduler(folder: Path, kind: str) -> Any:
     library = diffusers()
     found: Any = getattr(library, kind, None)
-    if not (isinstance(found, type) and issubclass(found, library.SchedulerMixin)):
+    if library.SchedulerMixin not in getattr(found, "__mro__", ()):
         raise ModelLoadError(f"{INDEX} names the scheduler {kind}, which diffusers does not have.")
     with hub.offline():
         try:

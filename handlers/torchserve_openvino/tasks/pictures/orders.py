@@ -84,7 +84,7 @@ class Limits:
         steps = self._steps(asked.steps)
         if asked.n > self._own.max_images:
             raise InvalidInputError(
-                f"n is {asked.n}; one request gets {self._own.max_images} at most ({KEY}.max_images)"
+                f"n is {asked.n}; one request gets {self._own.max_images} pictures at most ({KEY}.max_images)"
             )
         guidance = self._guidance(asked)
         if asked.scheduler is not None and asked.scheduler not in (known := self._maker.schedulers):
