@@ -45,6 +45,8 @@ def eager_pipeline(folder: Path, kind: str) -> Any:
     """A pipeline of diffusers, loaded once."""
     checks = not kind.startswith(("StableDiffusionXL", "StableDiffusion3"))
     without = {"feature_extractor": None, "safety_checker": None} if checks else {}
+    if kind.startswith("StableDiffusion3") and not (folder / "text_encoder_3").exists():
+        without = {"text_encoder_3": None, "tokenizer_3": None}
     pipe = getattr(diffusers, kind).from_pretrained(folder, **without)
     pipe.set_progress_bar_config(disable=True)
     return pipe
