@@ -1,7 +1,10 @@
 """`package --hf` with a diffusers pipeline: which files go into an archive, and what is refused."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -122,3 +125,30 @@ def test_another_models_folder_is_no_pipeline(tmp_path: Path) -> None:
     folder = text_model("token_classifier", tmp_path / "ner")
     with pytest.raises(PackagingError, match="model_index.json cannot be read"):
         check_loads(hub_model(folder, "text-to-image"))
+
+
+FINGERPRINTS = """
+import sys
+from pathlib import Path
+from torchserve_openvino.cache.identity.fingerprint import fingerprint
+from torchserve_openvino.config.task_sections import ImageGenerationSection
+from torchserve_openvino.generation.images.components import Components
+from torchserve_openvino.generation.images.loading import load
+found = Components(load(Path(sys.argv[1])))
+for part in found.parts([found.own_size], ImageGenerationSection()):
+    seen = fingerprint(part.calls.graph)
+    print(part.name, seen.code, seen.weights, seen.unknown)
+"""
+
+
+def test_the_cache_knows_a_pipeline_in_another_folder_and_process(folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(folder, tmp_path / "other")
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", FINGERPRINTS, str(each)], capture_output=True, text=True, check=True,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+        ).stdout.splitlines()[-4:]
+        for each, seed in ((folder, "1"), (other, "2"))
+    ]  # fmt: skip
+    assert found[0] == found[1] and all(line.endswith("()") for line in found[0])
+    assert [line.partition(" ")[0] for line in found[0]] == ["text_encoder", "unet", "vae.decode", "vae.encode"]

@@ -155,8 +155,22 @@ def _model(folder: Path, kind: str) -> nn.Module:
             f"{folder.name} has no weights for {', '.join(map(str, missing[:3]))}, so {kind} would compute with random "
             "numbers."
         )
+    _make_steady(model)
     found: nn.Module = model.eval()
     return found
+
+
+def _make_steady(model: nn.Module) -> None:
+    """Removes from a model of diffusers what differs between processes, so that the cache knows it again.
+
+    Its configuration has the folder's path, and a list in the random order of a set.
+    """
+    for module in model.modules():
+        # A configuration can't be written to.
+        register, config = getattr(module, "register_to_config", None), getattr(module, "config", {})
+        if register is not None:
+            known = {"_name_or_path": "", "_use_default_values": sorted(config.get("_use_default_values", ()))}
+            register(**{name: value for name, value in known.items() if name in config})
 
 
 def _tokenizer(folder: Path, encoder: Any) -> Any:

@@ -89,7 +89,19 @@ def load_model(folder: Path, loader: str, may_lack: str = "") -> "nn.Module":
             f"{folder.name} has {kind} {listed}, so {type(model).__name__} would compute with random numbers. Name the "
             "task for which the model was trained."
         )
+    _forget_place(model)
     return model.eval()
+
+
+def _forget_place(model: "nn.Module") -> None:
+    """Removes the folder's path from a model: each registration has another, and the cache would not know it."""
+    module: Any
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if hasattr(module, "name_or_path"):
+            module.name_or_path = ""
+        if hasattr(config, "_name_or_path"):
+            config._name_or_path = ""
 
 
 def load_tokenizer(folder: Path, *, fast: bool = True) -> Any:
