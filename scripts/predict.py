@@ -64,6 +64,8 @@ def main(
     if answer.is_error:
         _fail(f"{answer.status_code}: {_message(answer)}")
     if answer.headers.get("content-type") == "image/png":
+        if as_json:
+            _fail('the answer is a picture; ask for JSON by --parameters \'{"response_format": "b64_json"}\'')
         _save(answer.content, out or Path(f"{model.replace('/', '-')}.png"))
         return
     console = Console(highlight=False)

@@ -12,7 +12,7 @@ _BLOCKS = (16, 32)
 
 
 def pipeline_folder(kind: str, folder: Path, **changes: Any) -> Path:
-    """Saves a pipeline of a kind: ``sd``, ``inpaint``, ``xl`` or ``sd3``."""
+    """Saves a pipeline of a kind: ``sd``, ``sd2``, ``inpaint``, ``xl`` or ``sd3``."""
     torch.manual_seed(0)
     pipe = _MAKERS[kind](**changes)
     pipe.save_pretrained(folder)
@@ -115,6 +115,17 @@ def stable_diffusion(threshold: float | None = None, **more: Any) -> Any:
     return StableDiffusionPipeline(**(parts | more), requires_safety_checker=threshold is not None)
 
 
+def stable_diffusion_2() -> Any:
+    """One with the heads, projections and predictions of version 2."""
+    from diffusers import DDIMScheduler
+
+    own = scheduler()
+    return stable_diffusion(
+        unet=unet(32, use_linear_projection=True, attention_head_dim=(2, 4), upcast_attention=True),
+        scheduler=DDIMScheduler.from_config(own.config, prediction_type="v_prediction"),
+    )
+
+
 def inpainting() -> Any:
     """One whose denoiser also reads the mask and the masked picture."""
     from diffusers import StableDiffusionInpaintPipeline
@@ -162,5 +173,5 @@ def stable_diffusion_3(with_t5: bool = True, **more: Any) -> Any:
 
 
 _MAKERS: dict[str, Callable[..., Any]] = {
-    "sd": stable_diffusion, "inpaint": inpainting, "xl": stable_diffusion_xl, "sd3": stable_diffusion_3,
+    "sd": stable_diffusion, "sd2": stable_diffusion_2, "inpaint": inpainting, "xl": stable_diffusion_xl, "sd3": stable_diffusion_3,
 }  # fmt: skip

@@ -104,6 +104,19 @@ def test_a_stream(server: TorchServeProcess, folder: Path) -> None:
     assert np.array_equal(pixels(base64.b64decode(told[-1]["b64_json"])), pixels(alone.content))
 
 
+def test_streams_and_pictures_share_a_batch(server: TorchServeProcess, folder: Path) -> None:
+    bodies = [{"prompt": "a cat", "seed": 7, "steps": 4, "stream": place % 2 == 0} for place in range(8)]
+    with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:
+        answers = list(pool.map(lambda body: post(server, body), bodies))
+    assert [each.status_code for each in answers] == [200] * 8
+    pictures = [each.content for each in answers[1::2]]
+    assert all(each == pictures[0] for each in pictures)
+    for each in answers[::2]:
+        told = [json.loads(line[6:]) for line in each.text.splitlines() if line.startswith("data: {")]
+        assert [fact.get("step") for fact in told] == [1, 2, 3, 4, None]
+        assert np.array_equal(pixels(base64.b64decode(told[-1]["b64_json"])), pixels(pictures[0]))
+
+
 def test_a_picture_that_holds_nan_is_an_error(server: TorchServeProcess, folder: Path) -> None:
     answer = post(server, {"prompt": "a", "guidance": 1e38})
     assert answer.status_code == 500 and "NaN" in answer.json()["message"]

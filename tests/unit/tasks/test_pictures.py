@@ -100,6 +100,18 @@ def test_each_scheduler_makes_eagers_picture(served) -> None:
 
 
 @pytest.mark.slow
+def test_stable_diffusion_2(tmp_path: Path) -> None:
+    folder = pipeline_folder("sd2", tmp_path / "saved")
+    worker = started(tmp_path, folder, sizes="auto", guided="always", image_to_image=False)
+    picture = made(worker, prompt="a cat", seed=2, steps=4)
+    expected = eager(folder, "StableDiffusionPipeline", 2, prompt="a cat", num_inference_steps=4, width=32, height=32)
+    assert farthest(picture, expected) <= 1
+    worker.ran_compiled()
+    refused = worker.one({"prompt": "a cat", "image": text(photo(32, 32))})
+    assert worker.status() == 400 and "image_to_image: false" in refused["message"]
+
+
+@pytest.mark.slow
 def test_stable_diffusion_3_without_t5(tmp_path: Path) -> None:
     worker = started(tmp_path, pipeline_folder("sd3", tmp_path / "saved", with_t5=False), sizes="auto", guided="never")
     picture = made(worker, prompt="a cat", seed=2, steps=2)

@@ -207,7 +207,9 @@ def _picture(pixels: torch.Tensor) -> Image.Image:
         BlankPictureError: It holds NaN, or is black all over.
     """
     if not bool(pixels.isfinite().all()):
-        raise BlankPictureError("the model made NaN instead of a picture; set handler.openvino.precision: f32")
+        raise BlankPictureError(
+            "the model made NaN instead of a picture: lower the guidance, or compute in handler.openvino.precision: f32"
+        )
     values = (pixels[0].permute(1, 2, 0).float().numpy() * 255).round().astype(np.uint8)
     if not values.any():
         raise BlankPictureError("the model made a picture that is black all over; try other steps or guidance")
