@@ -173,5 +173,6 @@ def stable_diffusion_3(with_t5: bool = True, **more: Any) -> Any:
 
 
 _MAKERS: dict[str, Callable[..., Any]] = {
-    "sd": stable_diffusion, "sd2": stable_diffusion_2, "inpaint": inpainting, "xl": stable_diffusion_xl, "sd3": stable_diffusion_3,
+    "sd": stable_diffusion, "sd2": stable_diffusion_2, "inpaint": inpainting, "xl": stable_diffusion_xl,
+    "sd3": stable_diffusion_3,
 }  # fmt: skip

@@ -121,3 +121,14 @@ def test_a_picture_that_holds_nan_is_an_error(server: TorchServeProcess, folder:
     answer = post(server, {"prompt": "a", "guidance": 1e38})
     assert answer.status_code == 500 and "NaN" in answer.json()["message"]
     assert post(server, {"prompt": "a"}).status_code == 200
+
+
+def test_openais_own_client(server: TorchServeProcess, folder: Path) -> None:
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"{server.inference_url}/predictions/{NAME}/1.0/v1", api_key="none", max_retries=0)
+    answer = client.images.generate(model=NAME, prompt="a cat", n=2, size="32x32", extra_body={"seed": 7})
+    assert [each.model_extra for each in answer.data] == [{"seed": 7}, {"seed": 8}]
+    alone = post(server, {"prompt": "a cat", "seed": 7})
+    assert np.array_equal(pixels(base64.b64decode(answer.data[0].b64_json)), pixels(alone.content))
+    with pytest.raises(openai.BadRequestError, match="this model makes 32x32, 48x32"):
+        client.images.generate(model=NAME, prompt="a cat", size="1024x1024")

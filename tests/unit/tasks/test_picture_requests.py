@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from picture_worker import farthest, opened, started
+from task_worker import Worker
 from vision_worker import photo, text
 
 from diffusion_models import pipeline_folder, safety_checker
@@ -18,6 +19,7 @@ from documents import python_answer, same_form, schema_problems, task_examples
 from torchserve_openvino.errors import BlankPictureError, ModelLoadError
 from torchserve_openvino.generation.images.graphs import Calls, SafetyGraph, SafetyStandIn
 from torchserve_openvino.generation.images.pictures import _picture
+from torchserve_openvino.tasks.pictures.handler import ImageGenerator
 
 OPENAI = "v1/images/generations"
 
@@ -282,6 +284,12 @@ def test_the_report_states_that_there_is_no_safety_checker(worker) -> None:
     assert any("no safety checker" in note for note in report["notes"])
     assert report["config"]["image_generation"]["sizes"] == ["32x32", "48x32"]
     assert "guidance" in report["task"]["parameters"]["properties"]
+
+
+def test_settings_of_other_tasks_are_refused(tmp_path: Path, worker) -> None:
+    openvino = {"release_weights": True}
+    with pytest.raises(ModelLoadError, match="handler.openvino.release_weights has no use here"):
+        Worker(tmp_path / "archive", ImageGenerator, worker.folder, openvino)
 
 
 @pytest.mark.parametrize(

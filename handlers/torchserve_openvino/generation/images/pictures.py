@@ -208,7 +208,7 @@ def _picture(pixels: torch.Tensor) -> Image.Image:
     """
     if not bool(pixels.isfinite().all()):
         raise BlankPictureError(
-            "the model made NaN instead of a picture: lower the guidance, or compute in handler.openvino.precision: f32"
+            "the model made NaN instead of a picture: lower the guidance, or set handler.openvino.precision: f32"
         )
     values = (pixels[0].permute(1, 2, 0).float().numpy() * 255).round().astype(np.uint8)
     if not values.any():

@@ -91,12 +91,14 @@ class ImageGenerator(OpenVINOHandler):
         for key, is_set in {
             "warmup.inputs": bool(section.warmup.inputs),
             "warmup.samples": bool(section.warmup.samples),
+            "warmup.batch_sizes": section.warmup.batch_sizes != "auto",
             "compile": bool(section.compile),
             "release_weights": section.release_weights,
         }.items():
             if is_set:
                 raise ModelLoadError(
-                    f"handler.openvino.{key} has no use here: image_generator knows its graphs, which share weights."
+                    f"handler.openvino.{key} has no use here: image_generator knows its graphs, which share weights, and "
+                    "their inputs."
                 )
 
     def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
