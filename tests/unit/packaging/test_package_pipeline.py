@@ -51,6 +51,18 @@ def test_an_archive_without_code(saved: Path, tmp_path: Path, task: tuple[str, .
     assert check_archive(tmp_path / "tiny-sd.mar", check_device=True).problems == []
 
 
+@pytest.mark.slow
+def test_an_archive_with_its_compiled_graphs_starts_warm(saved: Path, tmp_path: Path) -> None:
+    config = tmp_path / "model-config.yaml"
+    config.write_text("handler: {openvino: {image_generation: {sizes: [32x32], image_to_image: false}}}\n")
+    arguments = ["--hf", str(saved), "--config-file", str(config), "--export-path", str(tmp_path), "--precompile"]
+    done = CliRunner().invoke(app, ["package", *arguments])
+    assert done.exit_code == 0, done.output
+    assert "3 graph(s), 100% on OpenVINO" in done.output and "starts cold" not in done.output
+    checked = CliRunner().invoke(app, ["package", "--check", str(tmp_path / "tiny-sd.mar")])
+    assert checked.exit_code == 0 and "starts warm here" in checked.output, checked.output
+
+
 def test_variants_pickles_and_code_are_left_out(folder: Path) -> None:
     unwanted = (
         "unet/diffusion_pytorch_model.fp16.safetensors", "unet/diffusion_pytorch_model.bin", "unet/own.py",

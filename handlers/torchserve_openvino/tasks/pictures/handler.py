@@ -97,8 +97,8 @@ class ImageGenerator(OpenVINOHandler):
         }.items():
             if is_set:
                 raise ModelLoadError(
-                    f"handler.openvino.{key} has no use here: image_generator knows its graphs, which share weights, and "
-                    "their inputs."
+                    f"handler.openvino.{key} has no use here: image_generator knows its graphs and their inputs, and "
+                    "they share weights."
                 )
 
     def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
