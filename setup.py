@@ -66,6 +66,8 @@ HF = ["transformers>=5,<6"]
 # The three match one another and OpenVINO: GenAI refuses another version.
 GENERATE = [*HF, "jinja2>=3.1,<4", "openvino-genai>=2026.4,<2026.5", "openvino-tokenizers>=2026.4,<2026.5"]
 QUANTIZE = ["nncf>=3.4,<3.5"]
+# The stand-ins for diffusers' models follow how its pipelines call these, so this range is the tested one, too.
+DIFFUSION = ["diffusers>=0.42,<0.43", *HF]
 SOUND = ["soundfile>=0.13,<1", "soxr>=0.5,<2"]
 # What scripts/benchmarks/serving.py loads servers with, compares with, and draws with.
 BENCH = [
@@ -79,6 +81,7 @@ DEV = [
     *DOCTOR,
     *GENERATE,
     *QUANTIZE,
+    *DIFFUSION,
     *SOUND,
     # Imported by torch's op_db.
     "expecttest>=0.2,<1",
@@ -119,6 +122,7 @@ setup(
         "audio": [*SOUND, *HF],
         "generate": GENERATE,
         "quantize": QUANTIZE,
+        "diffusion": DIFFUSION,
         "bench": BENCH,
         "doctor": DOCTOR,
         "serve-java": SERVE_JAVA,

@@ -7,6 +7,7 @@ python scripts/predict.py detr street.jpg --out boxes.png
 from __future__ import annotations
 
 import base64
+import io
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,6 +51,8 @@ def main(
         predict.py segformer street.jpg --parameters '{"format": "png"}'
 
         predict.py bert texts.json --json
+
+        predict.py painter "a cat" --parameters '{"seed": 7}' --out cat.png
     """
     if out is not None:
         _check_out(out, content)
@@ -60,6 +63,11 @@ def main(
         _fail(f"{url} does not answer: {error}. Is TorchServe running? torchserve --start")
     if answer.is_error:
         _fail(f"{answer.status_code}: {_message(answer)}")
+    if answer.headers.get("content-type") == "image/png":
+        if as_json:
+            _fail('the answer is a picture; ask for JSON by --parameters \'{"response_format": "b64_json"}\'')
+        _save(answer.content, out or Path(f"{model.replace('/', '-')}.png"))
+        return
     console = Console(highlight=False)
     value = _value(answer)
     # JSON is for programs, which get a picture only if they ask for one.
@@ -78,6 +86,15 @@ def main(
         typer.echo(f"wrote {place}", err=as_json)
     elif out is not None:
         _fail(f"this answer holds nothing to draw, so {out} is not written")
+
+
+def _save(picture: bytes, place: Path) -> None:
+    """Writes a picture that is the whole answer, as it came where the file is to be a PNG."""
+    if place.suffix.lower() == ".png":
+        place.write_bytes(picture)
+    else:
+        Image.open(io.BytesIO(picture)).save(place)
+    typer.echo(f"wrote {place}")
 
 
 def _is_file(content: str) -> bool:

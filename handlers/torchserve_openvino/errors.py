@@ -168,3 +168,21 @@ class ForbiddenFallbackError(ItemError):
         self.by_request = by_request
         self.status = 422 if by_request else 503
         super().__init__(f"handler.openvino.fallback does not allow it: {message}")
+
+
+class BlankPictureError(ItemError):
+    """A generated picture that is no picture: it holds NaN, or is black all over."""
+
+    status = 500
+
+
+class WithheldPictureError(ItemError):
+    """A generated picture that the model's own safety checker does not let out."""
+
+    status = 422
+
+
+class UnknownPathError(ItemError):
+    """A request to a path below the model's, under which nothing is served."""
+
+    status = 404

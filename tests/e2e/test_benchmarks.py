@@ -162,3 +162,14 @@ def test_benchmark_memory(tmp_path: Path) -> None:
     assert rows["ours-all-warm"]["graphs"] == 2 and rows["each-all"]["graphs"] == 3
     assert rows["ours-all-warm"]["cache"]["calls"] == {"hits": 3, "misses": 0}
     assert all(row["rss"] > 200 for row in rows.values())
+
+
+@pytest.mark.slow
+def test_benchmark_diffusion(tmp_path: Path) -> None:
+    pytest.importorskip("diffusers")
+    figures = tmp_path / "diffusion.json"
+    arguments = ("--width", "16", "--size", "32x32", "--steps", "2", "--pictures", "2", "--json", str(figures))
+    assert "largest difference" in run("benchmarks/diffusion.py", *arguments)
+    result = json.loads(figures.read_text())
+    assert result["largest_difference"] <= 1 and result["coverage"] == 1.0 and result["fallbacks"] == 0
+    assert set(result["components"]) == {"text_encoder", "unet", "vae.decode", "vae.encode"}

@@ -31,8 +31,9 @@ from torchserve_openvino.tasks.catalog import TASKS
 
 pytestmark = pytest.mark.slow
 
-# Text generation has an engine and answers of its own: test_text_generation.py.
-SERVED = [name for name, task in TASKS.items() if task.loader and name != "text_generator"]
+# Those with answers of their own forms: test_text_generation.py and test_image_generation.py.
+OTHERS = {"text_generator", "image_generator"}
+SERVED = [name for name, task in TASKS.items() if task.loader and name not in OTHERS]
 CLASSES = {"audio_classifier": "Wav2Vec2ForSequenceClassification", "speech_recognizer": "Wav2Vec2ForCTC"}
 TEXTS = [
     "Ada Lovelace lived in London.",

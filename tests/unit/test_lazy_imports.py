@@ -11,11 +11,12 @@ import pytest
 PACKAGE = "torchserve_openvino"
 SOURCE = Path(__file__).resolve().parents[2] / "handlers" / PACKAGE
 # Slow or unwanted imports: ts where archives are only inspected; tracing modules in a worker that starts from the
-# cache; OpenVINO's frontends where nothing is converted; filelock where a cache is only read.
+# cache; OpenVINO's frontends where nothing is converted; filelock where a cache is only read; diffusers, which takes
+# seconds, in all workers but those of image_generator.
 HEAVY = {
     "torch", "torch._dynamo", "torch._functorch", "torch._decomp", "torch.export", "openvino", "openvino.frontend",
     "openvino.torch", "ts", "safetensors", "jinja2", "filelock", "transformers", "timm",
-    "openvino_genai", "nncf",
+    "openvino_genai", "nncf", "diffusers",
 }  # fmt: skip
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
 

@@ -53,7 +53,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
 
         def post(url: str, **how: Any) -> httpx.Response:
             sent.update(how, url=url)
-            return httpx.Response(status, json=answer)
+            return answer if isinstance(answer, httpx.Response) else httpx.Response(status, json=answer)
 
         monkeypatch.setattr(httpx, "post", post)
         app = typer.Typer()
@@ -182,3 +182,17 @@ def test_a_refusal_is_an_error(ask, photo, tmp_path) -> None:
 def test_the_help_has_examples(ask) -> None:
     shown = ask(None, "--help")[0].output
     assert "predict.py detr street.jpg --out boxes.png" in shown and "PHOTO-MODEL.png" in shown
+
+
+def test_a_picture_that_is_the_answer_is_written(ask, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = base64.b64decode(png(np.full((8, 8, 3), 90)))
+    answer = httpx.Response(200, content=content, headers={"content-type": "image/png"})
+    done, sent = ask(answer, "painter", "a cat", "--parameters", '{"seed": 7}')
+    assert done.exit_code == 0 and "wrote painter.png" in done.stdout, done.output
+    assert (tmp_path / "painter.png").read_bytes() == content
+    assert json.loads(sent["content"]) == {"inputs": "a cat", "parameters": {"seed": 7}}
+    done, _ = ask(answer, "painter", "a cat", "--out", tmp_path / "cat.jpg")
+    assert done.exit_code == 0 and Image.open(tmp_path / "cat.jpg").format == "JPEG"
+    done, _ = ask(answer, "painter", "a cat", "--json")
+    assert done.exit_code == 1 and "b64_json" in done.output

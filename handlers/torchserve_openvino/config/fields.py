@@ -13,6 +13,9 @@ from torchserve_openvino.config.vocabulary import FALLBACK_KINDS, FallbackKind
 # Path from a handler to a module: attribute names and list indices.
 _PATH = re.compile(r"(self\.)?[A-Za-z_]\w*(\.\w+|\[\d+\])*")
 
+# Width and height of a picture in pixels.
+PICTURE_SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
+
 DTYPES = (
     "float32",
     "float16",
@@ -140,6 +143,17 @@ def _lengths(value: Any) -> Any:
     return sorted(set(value))
 
 
+def _picture_sizes(value: Any) -> Any:
+    """Returns `auto`, or the sizes as ``WIDTHxHEIGHT``, in the order in which they are given."""
+    if value == "auto":
+        return value
+    sizes = value if isinstance(value, (list, tuple)) else [value]
+    if not sizes or not all(isinstance(size, str) and PICTURE_SIZE.fullmatch(size) for size in sizes):
+        message = f"must be auto or a list of sizes such as 512x512 (width x height), not {shown(value)}."
+        raise Misspelt(message, nearest(str(value), ["auto"]))
+    return list(dict.fromkeys(sizes))
+
+
 def _files(value: Any) -> Any:
     """Returns a list of file names in the archive, from one name or a list."""
     names = value if isinstance(value, (list, tuple)) else [value]
@@ -190,6 +204,7 @@ Integer = Annotated[int, BeforeValidator(_integer)]
 Count = Annotated[Integer, Field(ge=1)]
 Number = Annotated[float, BeforeValidator(_number)]
 Positive = Annotated[Number, Field(gt=0.0)]
+NotNegative = Annotated[Number, Field(ge=0.0)]
 Boolean = Annotated[bool, BeforeValidator(_boolean)]
 # JSON schema of a value that is one string or a list of strings.
 _Names = list[str] | str
@@ -202,10 +217,15 @@ Kinds = Annotated[
     Literal["all"] | list[str],
     PlainValidator(_kinds, json_schema_input_type=Literal["all"] | list[FallbackKind] | FallbackKind),
 ]
+_PictureSize = Annotated[str, Field(pattern=f"^{PICTURE_SIZE.pattern}$")]
 _DTypeName = Annotated[str, Field(pattern=rf"^(torch\.)?({'|'.join(DTYPES)})$")]
 DType = Annotated[str, PlainValidator(_dtype, json_schema_input_type=_DTypeName)]
 Axis = Annotated[int | str, PlainValidator(_axis, json_schema_input_type=Count | str)]
 Lengths = Annotated[list[int], PlainValidator(_lengths, json_schema_input_type=Count | list[Count])]
+PictureSizes = Annotated[
+    Literal["auto"] | list[str],
+    PlainValidator(_picture_sizes, json_schema_input_type=Literal["auto"] | list[_PictureSize] | _PictureSize),
+]
 Files = Annotated[list[str], PlainValidator(_files, json_schema_input_type=_Names)]
 HandlerFile = Annotated[str, PlainValidator(_handler_file, json_schema_input_type=str)]
 Paths = Annotated[list[str], PlainValidator(_paths, json_schema_input_type=_Names)]

@@ -28,7 +28,14 @@ from torchserve_openvino.config.fields import (
 )  # fmt: skip
 from torchserve_openvino.config.generate_sections import GenerateSection
 from torchserve_openvino.config.spelling import listed, nearest
-from torchserve_openvino.config.task_sections import SECTION, AudioSection, ImageSection, TensorSection, TextSection
+from torchserve_openvino.config.task_sections import (
+    SECTION,
+    AudioSection,
+    ImageGenerationSection,
+    ImageSection,
+    TensorSection,
+    TextSection,
+)
 
 # The name that a shape may begin with; batching.buckets defines its sizes.
 BATCH = "batch"
@@ -235,6 +242,8 @@ class OpenVINOSection(Section):
     """Limits and lengths of the audio tasks."""
     generate: GenerateSection = GenerateSection()
     """How a language model generates text."""
+    image_generation: ImageGenerationSection = ImageGenerationSection()
+    """Sizes and limits of image_generator."""
 
     @model_validator(mode="after")
     def _folded_photos_have_one_input(self) -> "OpenVINOSection":

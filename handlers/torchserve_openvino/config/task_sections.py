@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
-from torchserve_openvino.config.fields import Boolean, Channels, Count, Positive, Sizes
+from torchserve_openvino.config.fields import Boolean, Channels, Count, NotNegative, PictureSizes, Positive, Sizes
 
 # Immutable, without unknown keys; the docstring of a field is its help.
 SECTION = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -74,3 +74,36 @@ class AudioSection(TaskSection):
     `max_seconds`."""
     max_bytes: Count = 32 * 1024 * 1024
     """Largest recording to accept, in bytes as sent."""
+
+
+class ImageGenerationSection(TaskSection):
+    """Requests of image_generator."""
+
+    sizes: PictureSizes = "auto"
+    """Sizes of pictures in pixels, width x height: `[512x512, 768x512]`. All are compiled before READY, others answer
+    400; the first is the default. `auto`: the one that the model was made for."""
+    guided: Literal["always", "never", "both"] = "always"
+    """`always`: only pictures with guidance above 1, for which the denoiser runs on a batch of two. `never`: only those
+    without, as distilled models need. `both` compiles it for both."""
+    guidance: NotNegative | None = None
+    """Guidance of a request that names none. Unset: the default of diffusers, or 1 with `guided: never`."""
+    default_steps: Count | None = None
+    """Steps of a request that names none. Unset: the default of diffusers, at most `max_steps`."""
+    max_steps: Count = 100
+    """Most steps of one picture."""
+    max_images: Count = 4
+    """Most pictures of one request. They are made one after another."""
+    image_to_image: Boolean = True
+    """Whether a request may bring a picture to start from, or one and a mask; compiles the encoder of the VAE."""
+    too_long: Literal["refuse", "truncate"] = "refuse"
+    """What happens to a prompt with more tokens than the model takes: `refuse` answers 400 with their number,
+    `truncate` drops its end."""
+
+    @model_validator(mode="after")
+    def _defaults_are_possible(self) -> "ImageGenerationSection":
+        if self.guidance is not None and self.guided != "both" and (self.guidance > 1) != (self.guided == "always"):
+            wanted = "above 1" if self.guided == "always" else "at most 1"
+            raise ValueError(f"guided: {self.guided} needs a guidance {wanted}; it is {self.guidance:g}.")
+        if self.default_steps is not None and self.default_steps > self.max_steps:
+            raise ValueError(f"default_steps is {self.default_steps}, more than max_steps {self.max_steps}.")
+        return self

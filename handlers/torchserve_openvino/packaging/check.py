@@ -104,6 +104,12 @@ def _pretrained(folder: Path, model: Mapping[str, Any], config: ServingConfig) -
     if task is None or not task.loader or config.openvino.wrap is not None:
         return
     try:
+        if task.handler == "image_generator":
+            # Imported here: it imports torch, which this check does without.
+            from torchserve_openvino.generation.images.loading import pipeline_folder
+
+            pipeline_folder(folder)
+            return
         hub_folder(folder)
     except ModelLoadError as error:
         yield str(error).removesuffix(".")

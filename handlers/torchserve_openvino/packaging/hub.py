@@ -9,6 +9,7 @@ from typing import Any
 
 from torchserve_openvino.config.spelling import listed, nearest
 from torchserve_openvino.errors import ModelLoadError, PackagingError
+from torchserve_openvino.generation.images.families import INDEX
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.tasks.catalog import TASKS, Task, guessed, named
 
@@ -48,6 +49,8 @@ def hub_model(folder: Path, task: str | None) -> HubModel:
     Raises:
         PackagingError: The folder holds no such model, needs code of its own, or its task can't be told.
     """
+    if (folder / INDEX).is_file():
+        return _pipeline(folder, task)
     try:
         config = hub.read_config(folder)
     except ModelLoadError as error:
@@ -75,6 +78,40 @@ def _task(folder: Path, config: dict[str, Any], name: str | None) -> tuple[Task,
     if guess.task is None:
         raise PackagingError(f"the task of {folder} is not clear: {guess.why}. Name it: --task {listed(known)}.")
     return guess.task, guess.why
+
+
+def _pipeline(folder: Path, task: str | None) -> HubModel:
+    """Looks at the folder of a diffusers pipeline.
+
+    Raises:
+        PackagingError: The pipeline is not served, is not for this task, or has weights that are no safetensors.
+    """
+    # Imported here: it imports torch, which other models need only to be loaded.
+    from torchserve_openvino.generation.images.loading import family_of, read_index
+
+    pictures = TASKS["image_generator"]
+    if task is not None and named(task) is not pictures:
+        raise PackagingError(f"--hf {folder}: {INDEX} is that of a pipeline for {pictures.handler}, not for {task}.")
+    try:
+        index = read_index(folder)
+        family_of(index)
+    except ModelLoadError as error:
+        raise PackagingError(f"--hf {folder}: {error}") from error
+    files = [Path(INDEX)]
+    for name, entry in index.items():
+        if isinstance(entry, list) and entry[-1] and (folder / name).is_dir():
+            files += [path.relative_to(folder) for path in sorted((folder / name).iterdir()) if _is_used(path)]
+    why = "--task" if task is not None else f"the pipeline {index['_class_name']}"
+    return HubModel(folder, pictures, why, tuple(files))
+
+
+def _is_used(path: Path) -> bool:
+    """Whether a worker reads a file of a pipeline's component: no variants such as model.fp16.safetensors."""
+    if path.suffix == ".safetensors":
+        return "." not in path.stem
+    if ".index." in path.name:
+        return path.name.endswith(f".safetensors{_INDEX}")
+    return path.suffix in _PLAIN and path.is_file() and path.stat().st_size <= _MAX_PLAIN_BYTES
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -112,6 +149,11 @@ def check_loads(model: HubModel) -> str:
         "feature_extractor": hub.load_feature_extractor,
     }
     try:
+        if model.task.handler == "image_generator":
+            # Imported here for the same reason as above.
+            from torchserve_openvino.generation.images.loading import load
+
+            return load(model.folder).family.modes["text"]
         loaded = hub.load_model(model.folder, model.task.loader, model.task.may_lack)
         for name in model.task.prepared_by:
             loaders[name](model.folder)

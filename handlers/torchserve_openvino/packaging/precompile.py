@@ -62,13 +62,14 @@ class Precompiled:
     def guarded(self) -> list[str]:
         """Why a worker traces the model nevertheless; empty if it does not."""
         shapes = self.report["serving"]["shapes"]
-        # Without shapes there are no calls of a model: a language model has an engine, which traces nothing.
-        if shapes.get("frozen", True):
-            return []
-        return list(shapes["guarded"]) or [
+        # A handler of several models may have no `self.model`; a language model has an engine, which traces nothing.
+        models = [*([shapes] if "frozen" in shapes else []), *shapes.get("parts", {}).values()]
+        why = (
             "calls are guarded, because a handler of your own may change the weights; if it does not, set "
             "handler.openvino.freeze: true"
-        ]
+        )
+        reasons = [reason for model in models if not model["frozen"] for reason in (model["guarded"] or [why])]
+        return list(dict.fromkeys(reasons))
 
 
 def check_levels(names: Sequence[str]) -> None:

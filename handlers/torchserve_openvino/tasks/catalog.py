@@ -200,6 +200,16 @@ _ALL = (
         **_AUDIO,
         prepared_by=("feature_extractor", "ctc_tokenizer"),
     ),
+    Task(
+        "image_generator",
+        "a prompt, and a picture to change",
+        "PNG, or {created, data: [{b64_json, seed}]}",
+        "text-to-image",
+        "DiffusionPipeline",
+        modules=("diffusers", "transformers", "tokenizers"),
+        extra="diffusion",
+        template="image-generation",
+    ),
 )
 
 TASKS: Mapping[str, Task] = {task.handler: task for task in _ALL}

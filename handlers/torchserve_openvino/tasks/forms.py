@@ -39,7 +39,10 @@ class Scored(Answer):
 
 
 class HasForms(Protocol):
-    """A task's class, as far as its schema is made of it; see `HubHandler`."""
+    """A task's class, as far as its schema is made of it; see `HubHandler`.
+
+    A task whose requests have another form than ``{"inputs": ..., "parameters": ...}`` has a type ``request`` besides.
+    """
 
     task: str
     parameters: type[Parameters]
@@ -59,7 +62,11 @@ def schema_of(handler: type[HasForms]) -> dict[str, Any]:
         ``explanation_request`` and ``explanation`` where the task has explanations.
     """
     forms = [
-        ("request", "validation", TypeAdapter(_request("", handler, handler.parameters))),
+        (
+            "request",
+            "validation",
+            TypeAdapter(getattr(handler, "request", None) or _request("", handler, handler.parameters)),
+        ),
         ("answer", "serialization", TypeAdapter(handler.answers)),
         ("refusal", "serialization", TypeAdapter(Refusal)),
     ]

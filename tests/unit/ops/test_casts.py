@@ -114,3 +114,28 @@ def test_a_number_that_is_copied(kind, backend) -> None:
             assert x.item() == value
             compiled(x, x)
             assert x.item() == value
+
+
+def test_a_cast_that_depends_on_no_input_is_computed_in_torch() -> None:
+    """As in T5's relative positions: the logarithm of 0 becomes an integer that is not used."""
+
+    def forward(x):
+        distance = torch.arange(20)[:, None] - torch.arange(20)[None, :]
+        far = 4 + (torch.log(distance.abs().float() / 4) / 2 * 4).to(torch.long)
+        near = torch.where(distance.abs() < 4, distance.abs(), torch.clamp(far, max=7))
+        return x[near] * 2
+
+    compiled, x = tov.compile(forward, options=OPTIONS), torch.randn(8, 5)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), forward(x))
+    assert compiled.report.fallback_counts() == {} and compiled.report.summary.coverage == 1.0
+
+
+def test_a_cast_of_random_numbers_is_not_computed_beforehand() -> None:
+    def forward(x):
+        return x + (torch.rand(50) * 1000).to(torch.long)
+
+    compiled, x = tov.compile(forward, options=OPTIONS), torch.zeros(50)
+    with torch.no_grad():
+        assert not torch.equal(compiled(x), compiled(x))

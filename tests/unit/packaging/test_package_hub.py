@@ -11,10 +11,12 @@ import torch
 from typer.testing import CliRunner
 
 from hub_models import text_model
+from torchserve_openvino.cache.identity.fingerprint import fingerprint
 from torchserve_openvino.cli import app
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.check import check_archive
 from torchserve_openvino.packaging.hub import check_loads, hub_model
+from torchserve_openvino.serving.loading import hub
 
 
 @pytest.fixture(scope="module")
@@ -149,3 +151,10 @@ def test_a_wrapped_handler_comes_along(tmp_path: Path) -> None:
     config.write_text("handler: {openvino: {wrap: image_segmenter}}\n")
     done = package(*arguments, "--force")
     assert done.exit_code == 0, done.output
+
+
+def test_the_cache_knows_a_model_in_another_folder(folder: Path, tmp_path: Path) -> None:
+    """Each registration unpacks an archive into a folder of its own."""
+    other = Path(shutil.copytree(folder, tmp_path / "other"))
+    first, second = (fingerprint(hub.load_model(each, "AutoModelForTokenClassification")) for each in (folder, other))
+    assert first == second and first.unknown == ()

@@ -18,6 +18,7 @@ from torchserve_openvino.backend.conversion.mapped_ops import Mapped, replace_ma
 from torchserve_openvino.backend.conversion.same_results import refuse_other_results
 from torchserve_openvino.backend.conversion.weight_packing import keep_orientations_apart
 from torchserve_openvino.backend.lowering.checks import add_checks
+from torchserve_openvino.backend.lowering.folding import fold_casts
 from torchserve_openvino.backend.lowering.index_range import index_bounds
 from torchserve_openvino.backend.lowering.int_range import Limits, input_limits
 from torchserve_openvino.backend.lowering.rewrite import rewrite
@@ -185,6 +186,7 @@ def _with_constants(
     for node in graph.find_nodes(op="get_attr"):
         if node.target not in root:
             root[str(node.target)] = getattr(gm, str(node.target))
+    fold_casts(graph, root)
     values = {node.name: root[str(node.target)] for node in graph.find_nodes(op="get_attr")}
     ranges = ValueRanges(graph, {name: (each.low, each.high) for name, each in limits.values.items()}, values)
     checks = add_checks(graph, ranges, limits.values)

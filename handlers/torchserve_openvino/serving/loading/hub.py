@@ -67,7 +67,7 @@ def load_model(folder: Path, loader: str, may_lack: str = "") -> "nn.Module":
     Raises:
         ModelLoadError: transformers is not installed, has no such model, or weights are missing or do not fit.
     """
-    with _offline():
+    with offline():
         classes = _transformers()
         safe = any(folder.glob("*.safetensors"))
         try:
@@ -89,6 +89,7 @@ def load_model(folder: Path, loader: str, may_lack: str = "") -> "nn.Module":
             f"{folder.name} has {kind} {listed}, so {type(model).__name__} would compute with random numbers. Name the "
             "task for which the model was trained."
         )
+    _forget_place(model)
     return model.eval()
 
 
@@ -99,7 +100,7 @@ def load_config(folder: Path) -> Any:
         ModelLoadError: transformers is not installed, or does not know the architecture.
     """
     read_config(folder)
-    with _offline():
+    with offline():
         classes = _transformers()
         try:
             return classes.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -107,6 +108,17 @@ def load_config(folder: Path) -> Any:
             raise ModelLoadError(
                 f"{folder / CONFIG} is of no model that can be loaded: {_first_line(error)}"
             ) from error
+
+
+def _forget_place(model: "nn.Module") -> None:
+    """Removes the folder's path from a model: each registration has another, and the cache would not know it."""
+    module: Any
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if hasattr(module, "name_or_path"):
+            module.name_or_path = ""
+        if hasattr(config, "_name_or_path"):
+            config._name_or_path = ""
 
 
 def load_tokenizer(folder: Path, *, fast: bool = True) -> Any:
@@ -119,7 +131,7 @@ def load_tokenizer(folder: Path, *, fast: bool = True) -> Any:
     Raises:
         ModelLoadError: There is none, or none in Rust though that is needed.
     """
-    with _offline():
+    with offline():
         classes = _transformers()
         try:
             tokenizer = classes.AutoTokenizer.from_pretrained(
@@ -144,7 +156,7 @@ def load_feature_extractor(folder: Path) -> Any:
     Raises:
         ModelLoadError: There is none.
     """
-    with _offline():
+    with offline():
         classes = _transformers()
         try:
             return classes.AutoFeatureExtractor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -166,7 +178,7 @@ def load_image_processor(folder: Path) -> Any:
             f"{folder.name} has no {_PROCESSORS[0]}, which says how pictures are resized: save the model's image "
             "processor with save_pretrained."
         )
-    with _offline():
+    with offline():
         classes = _transformers()
         try:
             return classes.AutoImageProcessor.from_pretrained(
@@ -224,7 +236,7 @@ def _transformers() -> Any:
 
 
 @contextlib.contextmanager
-def _offline() -> Iterator[None]:
+def offline() -> Iterator[None]:
     """Keeps the hub's client from the network; a name in a file of the model could otherwise be looked up there."""
     before = {name: os.environ.get(name) for name in _OFFLINE}
     os.environ.update(_OFFLINE)

@@ -1,0 +1,1 @@
+"""Image generation with diffusers' pipelines; knows nothing of TorchServe."""

@@ -1,0 +1,94 @@
+"""The forms in which pictures go out: PNG, JSON with base64, and server-sent events."""
+
+import base64
+import io
+import json
+import time
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+from ts.handler_utils.utils import send_intermediate_predict_response
+
+from torchserve_openvino.errors import ItemError
+from torchserve_openvino.tasks.forms import Answer
+
+_EVENT = "image_generation"
+DONE = "data: [DONE]\n\n"
+
+
+class Made(Answer):
+    """One picture."""
+
+    b64_json: str
+    """The picture: PNG in base64."""
+    seed: int
+    """Makes the same picture again."""
+
+
+class Pictures(Answer):
+    """The pictures of one request, as OpenAI answers them, with their seeds."""
+
+    created: int
+    """When, in seconds since 1970."""
+    data: list[Made]
+    """The pictures, in the order of their seeds."""
+
+
+def png(picture: Image.Image, seed: int) -> bytes:
+    """Encodes a picture, with its seed as a text in the file; equal pictures give equal bytes."""
+    buffer, info = io.BytesIO(), PngInfo()
+    info.add_text("seed", str(seed))
+    picture.save(buffer, "PNG", pnginfo=info)
+    return buffer.getvalue()
+
+
+def made(data: bytes, seed: int) -> dict[str, Any]:
+    """Returns the entry of one picture."""
+    return {"b64_json": base64.b64encode(data).decode(), "seed": seed}
+
+
+def together(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the answer with all pictures."""
+    return {"created": int(time.time()), "data": list(entries)}
+
+
+def openai_error(error: ItemError) -> dict[str, Any]:
+    """Returns the body that OpenAI's clients read an error from."""
+    kind = "invalid_request_error" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+    return {"error": {"message": str(error), "type": kind, "param": None, "code": type(error).__name__}}
+
+
+class Events:
+    """Sends server-sent events to one request of a batch, before the batch is answered.
+
+    Args:
+        context: TorchServe's context.
+        place: The request's place in the batch.
+    """
+
+    def __init__(self, context: Any, place: int) -> None:
+        self._context, self._place = context, place
+        self.begun = False
+
+    def progress(self, number: int, count: int, step: int, steps: int) -> None:
+        """Tells that picture ``number`` of ``count``, from 1, has made ``step`` of ``steps``."""
+        facts = {"picture": number, "pictures": count, "step": step, "steps": steps}
+        self.send(event("progress", facts))
+
+    def send(self, text: str) -> None:
+        """Sends some events; the first one opens the stream."""
+        if not self.begun:
+            self._context.set_response_content_type(self._place, "text/event-stream")
+            self.begun = True
+        ids = {self._place: self._context.get_request_id(self._place)}
+        # TorchServe looks each id's body up by its place; other requests of the batch go on waiting.
+        send_intermediate_predict_response({self._place: text}, ids, "Progress", HTTPStatus.OK.value, self._context)
+
+
+def event(kind: str, facts: dict[str, Any]) -> str:
+    """Returns one server-sent event, of the type ``image_generation.KIND`` as OpenAI names them."""
+    name = f"{_EVENT}.{kind}"
+    return f"event: {name}\ndata: {json.dumps({'type': name, **facts})}\n\n"
