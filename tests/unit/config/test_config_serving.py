@@ -287,7 +287,18 @@ def test_fallback_to_in_either_place():
 
 @pytest.mark.parametrize(
     "name",
-    ["cpu-latency", "cpu-throughput", "cpu-text", "auto", "strict", "text", "vision", "audio", "text-generation"],
+    [
+        "cpu-latency",
+        "cpu-throughput",
+        "cpu-text",
+        "auto",
+        "strict",
+        "text",
+        "vision",
+        "audio",
+        "text-generation",
+        "image-generation",
+    ],  # fmt: skip
 )
 def test_shipped_configurations_on_this_machine(name):
     path = MODEL_CONFIGS / f"{name}.yaml"
@@ -323,6 +334,7 @@ def test_every_shipped_configuration_is_tested():
         "cpu-throughput",
         "cpu-text",
         "text-generation",
+        "image-generation",
         "gpu",
         "npu",
         "auto",
