@@ -180,9 +180,3 @@ class WithheldPictureError(ItemError):
     """A generated picture that the model's own safety checker does not let out."""
 
     status = 422
-
-
-class UnknownPathError(ItemError):
-    """A request to a path below the model's, under which nothing is served."""
-
-    status = 404

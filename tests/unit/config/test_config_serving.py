@@ -298,7 +298,7 @@ def test_fallback_to_in_either_place():
         "audio",
         "text-generation",
         "image-generation",
-    ],  # fmt: skip
+    ],
 )
 def test_shipped_configurations_on_this_machine(name):
     path = MODEL_CONFIGS / f"{name}.yaml"

@@ -6,10 +6,9 @@ import pytest
 
 from chat_models import tokenizer
 from torchserve_openvino.errors import InvalidInputError, ItemError, PayloadTooLargeError
-from torchserve_openvino.tasks.generation.answers import openai_error
 from torchserve_openvino.tasks.generation.endpoints import CHATS, COMPLETIONS, endpoint_of
-from torchserve_openvino.tasks.generation.fields import RequestError
 from torchserve_openvino.tasks.generation.reading import Asked, Limits, Prompt, Reader
+from torchserve_openvino.tasks.openai import RequestError, openai_error
 
 LIMITS = Limits(max_tokens=50, max_length=100, max_bytes=10_000, max_inputs=8, vocabulary=len(tokenizer()))
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -174,7 +173,7 @@ def test_what_is_too_large() -> None:
 @pytest.mark.parametrize(
     ("path", "endpoint"),
     [("", ""), ("v1/completions", COMPLETIONS), ("completions", COMPLETIONS), ("v1/chat/completions", CHATS),
-     ("/v1/models/", "models"), ("models/net", "models/net"), ("v1", "")],
+     ("v1/models", "models"), ("models/net", "models/net"), ("v1", "")],
 )  # fmt: skip
 def test_endpoints(path: str, endpoint: str) -> None:
     assert endpoint_of(path) == endpoint

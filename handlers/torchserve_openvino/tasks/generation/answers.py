@@ -6,15 +6,14 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torchserve_openvino.errors import BusyError, ItemError
+from torchserve_openvino.errors import ItemError
 from torchserve_openvino.serving.requests.batch_answer import Several, refusal
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.generation.exchange import Choice, Exchange
-from torchserve_openvino.tasks.generation.fields import RequestError
 from torchserve_openvino.tasks.generation.reading import Asked
 from torchserve_openvino.tasks.generation.writing import Decode, Delta, Placed
+from torchserve_openvino.tasks.openai import openai_error
 
-DONE = "data: [DONE]\n\n"
 # JSON has no infinity; OpenAI writes this for a token that can't be drawn.
 _IMPOSSIBLE = -9999.0
 
@@ -53,15 +52,6 @@ class Generated(Answer):
 def event(data: Any) -> str:
     """Returns a server-sent event."""
     return f"data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
-
-
-def openai_error(error: ItemError) -> dict[str, Any]:
-    """Returns the body of a refusal as OpenAI's clients read it."""
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
-    about = error if isinstance(error, RequestError) else None
-    code = about.code if about is not None else "overloaded" if isinstance(error, BusyError) else ""
-    param = about.param if about is not None else ""
-    return {"error": {"message": str(error), "type": kind, "param": param or None, "code": code or None}}
 
 
 class Plain:

@@ -4,8 +4,9 @@ from typing import Any
 
 from torchserve_openvino.errors import ItemError
 from torchserve_openvino.serving.requests.isolation import server_fault
-from torchserve_openvino.tasks.generation.answers import DONE, Plain, event
+from torchserve_openvino.tasks.generation.answers import Plain, event
 from torchserve_openvino.tasks.generation.exchange import Exchange
+from torchserve_openvino.tasks.openai import LAST_EVENT
 
 
 class Call:
@@ -64,7 +65,7 @@ class Call:
             return "".join(map(event, events))
         self.ended = True
         events += bodies.end(exchange) if exchange.error is None else [bodies.error(exchange.error)]
-        return "".join(map(event, events)) + DONE
+        return "".join(map(event, events)) + LAST_EVENT
 
     def whole(self) -> Any:
         """Returns the answer, or its refusal, once it is done."""

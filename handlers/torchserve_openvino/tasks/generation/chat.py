@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from torchserve_openvino.tasks.generation.fields import Message, RequestError
+from torchserve_openvino.tasks.generation.fields import Message
+from torchserve_openvino.tasks.openai import RequestError
 
 
 def chat_text(tokenizer: Any, messages: Sequence[Message]) -> str:

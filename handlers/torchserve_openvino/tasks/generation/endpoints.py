@@ -1,7 +1,7 @@
 """Where a request was sent: what follows the model and its version in the URL."""
 
 from torchserve_openvino.config.spelling import listed
-from torchserve_openvino.tasks.generation.fields import RequestError
+from torchserve_openvino.tasks.openai import RequestError, unknown_path
 
 COMPLETIONS, CHATS, MODELS = "completions", "chat/completions", "models"
 # The field that holds the prompt of a plain request whose parameters stand beside it.
@@ -22,10 +22,9 @@ def endpoint_of(path: str) -> str:
     Raises:
         RequestError: There is no such endpoint.
     """
-    path = path.strip("/")
     # The model's own version may be called v1; then the URL names it once.
     name = path.removeprefix("v1/") if path != "v1" else ""
     if name in {"", COMPLETIONS, CHATS, MODELS} or name.startswith(f"{MODELS}/"):
         return name
     known = listed([f"v1/{each}" for each in (COMPLETIONS, CHATS, MODELS)])
-    raise RequestError(f"there is no endpoint {path!r}; there are {known}", code="unknown_url", status=404)
+    raise unknown_path(path, known)

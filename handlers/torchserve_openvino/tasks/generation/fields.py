@@ -6,8 +6,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from torchserve_openvino.config.spelling import listed, nearest
-from torchserve_openvino.errors import InvalidInputError
 from torchserve_openvino.tasks.asks import Parameters
+from torchserve_openvino.tasks.openai import RequestError
 
 Tokens = Annotated[int, Field(ge=1)]
 Temperature = Annotated[float, Field(ge=0, le=2)]
@@ -27,21 +27,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"), "response_format": ({"type": "text"},), "modalities": (["text"],),
     "store": (False,), "audio": (), "prediction": (), "reasoning_effort": (), "verbosity": (), "web_search_options": (),
 }  # fmt: skip
-
-
-class RequestError(InvalidInputError):
-    """A request that asks for what can't be had.
-
-    Args:
-        message: What is wrong, and what to do.
-        param: The field that is wrong, as in ``messages[0].content``; empty if it is none.
-        code: OpenAI's word for the kind of error; empty for none.
-        status: The HTTP status.
-    """
-
-    def __init__(self, message: str, *, param: str = "", code: str = "", status: int = 400) -> None:
-        super().__init__(message)
-        self.param, self.code, self.status = param, code, status
 
 
 def _stops(value: Any) -> Any:

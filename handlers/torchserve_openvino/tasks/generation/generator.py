@@ -24,7 +24,7 @@ from torchserve_openvino.serving.requests.envelopes import Envelope, status_of
 from torchserve_openvino.serving.requests.isolation import server_fault
 from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.tasks.generation import wire
-from torchserve_openvino.tasks.generation.answers import FORMS, Generated, models_body, openai_error
+from torchserve_openvino.tasks.generation.answers import FORMS, Generated, models_body
 from torchserve_openvino.tasks.generation.call import Call
 from torchserve_openvino.tasks.generation.endpoints import MODELS, PROMPT, endpoint_of, unknown_model
 from torchserve_openvino.tasks.generation.engines import Generator, Place, Unloaded, started
@@ -35,11 +35,10 @@ from torchserve_openvino.tasks.generation.measures import Measures
 from torchserve_openvino.tasks.generation.reading import Limits, Reader
 from torchserve_openvino.tasks.hub import HubHandler
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, body
+from torchserve_openvino.tasks.openai import openai_error, path_of
 
 logger = logging.getLogger(__name__)
 
-# A header that TorchServe adds: what follows model and version in the URL.
-_PATH = "url_path"
 # Requests that one worker holds at once; the engine refuses more before that (generate.max_waiting).
 _THREADS = 512
 _LOOK_SECONDS = 0.5
@@ -255,7 +254,7 @@ class TextGenerator(HubHandler):
 
     def _request(self, item: Any, context: Any, place: int) -> Call:
         """Starts what a request asks, at the endpoint that its URL names."""
-        path = context.get_request_header(place, _PATH) or ""
+        path = path_of(context, place)
         call = self._called(item, path) if not explains(context, place) else Call()
         if explains(context, place):
             call.answer = NotExplainedError(NO_EXPLANATIONS)
@@ -268,7 +267,7 @@ class TextGenerator(HubHandler):
         assert self._reader is not None
         name = model_name(self.context)
         try:
-            call.openai = bool(path.strip("/"))
+            call.openai = bool(path)
             endpoint = endpoint_of(path)
             if endpoint.partition("/")[0] == MODELS:
                 call.answer = self._models(endpoint, name)

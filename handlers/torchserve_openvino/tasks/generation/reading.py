@@ -15,10 +15,10 @@ from torchserve_openvino.tasks.generation.fields import (
     ChatRequest,
     CompletionRequest,
     OpenAIRequest,
-    RequestError,
     TextParameters,
     request_of,
 )
+from torchserve_openvino.tasks.openai import RequestError
 
 Form = Literal["plain", "completion", "chat"]
 _PLAIN_KEYS = frozenset({"inputs", "data", "text", "parameters"})

@@ -12,11 +12,9 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from ts.handler_utils.utils import send_intermediate_predict_response
 
-from torchserve_openvino.errors import ItemError
 from torchserve_openvino.tasks.forms import Answer
 
 _EVENT = "image_generation"
-DONE = "data: [DONE]\n\n"
 
 
 class Made(Answer):
@@ -53,12 +51,6 @@ def made(data: bytes, seed: int) -> dict[str, Any]:
 def together(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Returns the answer with all pictures."""
     return {"created": int(time.time()), "data": list(entries)}
-
-
-def openai_error(error: ItemError) -> dict[str, Any]:
-    """Returns the body that OpenAI's clients read an error from."""
-    kind = "invalid_request_error" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
-    return {"error": {"message": str(error), "type": kind, "param": None, "code": type(error).__name__}}
 
 
 class Events:

@@ -14,7 +14,6 @@ from torchserve_openvino.errors import (
     ModelLoadError,
     NotExplainedError,
     PayloadTooLargeError,
-    UnknownPathError,
 )
 from torchserve_openvino.generation.images.loading import load, pipeline_folder
 from torchserve_openvino.generation.images.pictures import PictureMaker, rehearse
@@ -26,7 +25,8 @@ from torchserve_openvino.serving.requests.isolation import server_fault
 from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.tasks.catalog import TASKS
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, body
-from torchserve_openvino.tasks.pictures.answers import DONE, Events, Pictures, event, made, openai_error, png, together
+from torchserve_openvino.tasks.openai import LAST_EVENT, openai_error, path_of, unknown_path
+from torchserve_openvino.tasks.pictures.answers import Events, Pictures, event, made, png, together
 from torchserve_openvino.tasks.pictures.compiled import compile_parts
 from torchserve_openvino.tasks.pictures.orders import Limits, Order
 from torchserve_openvino.tasks.pictures.parameters import (
@@ -39,7 +39,6 @@ from torchserve_openvino.tasks.pictures.parameters import (
 
 # What follows the model's path in a request's URL, in OpenAI's protocol; TorchServe passes it as a header.
 _OPENAI = "v1/images/generations"
-_PATH = "url_path"
 # Enough to run each graph; schedulers of higher order need two.
 _REHEARSED_STEPS = 2
 
@@ -159,7 +158,7 @@ class ImageGenerator(OpenVINOHandler):
             place: The request's place in the batch.
             plain: Whether the request is the item, and not an envelope around several.
         """
-        path = str(context.get_request_header(place, _PATH) or "").strip("/") if plain else ""
+        path = path_of(context, place) if plain else ""
         events = Events(context, place)
         try:
             return self._asked(item, context, place, path, events, plain=plain)
@@ -172,7 +171,7 @@ class ImageGenerator(OpenVINOHandler):
         if events.begun:
             # The status is sent already, so the last event says what happened.
             self.counters.add(f"refused_{refused.status}")
-            return event("error", openai_error(refused)) + DONE
+            return event("error", openai_error(refused)) + LAST_EVENT
         if path == _OPENAI:
             self.counters.add(f"refused_{refused.status}")
             context.set_response_status(refused.status, HTTPStatus(refused.status).phrase, place)
@@ -183,7 +182,7 @@ class ImageGenerator(OpenVINOHandler):
         if explains(context, place):
             raise NotExplainedError(NO_EXPLANATIONS)
         if path not in {"", _OPENAI}:
-            raise UnknownPathError(f"nothing is served at {path!r}; ask the model itself, or {_OPENAI}")
+            raise unknown_path(path, f"{_OPENAI}, and the model itself")
         reader = read_openai if path == _OPENAI else read
         prompt, parameters = reader(_sent(item, plain=plain), self.limits.max_bytes)
         order = self.limits.order(prompt, parameters)
@@ -204,7 +203,7 @@ class ImageGenerator(OpenVINOHandler):
             if order.stream and number < count:
                 events.send(event("completed", entries[-1]))
         if order.stream:
-            return event("completed", entries[-1]) + DONE
+            return event("completed", entries[-1]) + LAST_EVENT
         return together(entries)
 
 
