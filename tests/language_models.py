@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 VOCABULARY = 96
@@ -27,6 +28,10 @@ _CLASSES = {
     "phi": "Phi",
 }  # fmt: skip
 KINDS = tuple(_CLASSES)
+# Each takes seconds: the quick suite has one with learned positions, and one with rotated ones and shared heads.
+each_kind = pytest.mark.parametrize(
+    "kind", [kind if kind in {"gpt2", "llama"} else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 _RENAMED = {
     "gpt2": ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),
     "opt": ("intermediate_size", "initializer_range"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from engines import answers, by_choice, finishes, opened
 
-from language_models import EOS, KINDS, VOCABULARY, greedy, prompts, saved
+from language_models import EOS, VOCABULARY, each_kind, greedy, prompts, saved
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.errors import BusyError, GenerationError, InvalidInputError
 from torchserve_openvino.generation.text.engine import Piece, Sampling
@@ -53,7 +53,7 @@ def until(condition: Any, seconds: float = 20.0) -> None:
 
 
 @pytest.mark.many(3)
-@pytest.mark.parametrize("kind", KINDS)
+@each_kind
 def test_greedy_tokens_of_each_architecture(kind: str, served: Any) -> None:
     _, model, found = served(kind)
     given = prompts(3, 40, 17, 1)

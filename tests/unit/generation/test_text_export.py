@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from language_models import KINDS, VOCABULARY, prompts, tiny
+from language_models import VOCABULARY, each_kind, prompts, tiny
 from torchserve_openvino.backend.upstream._openvino_private import core
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config.generate_sections import GenerateSection
@@ -37,7 +37,7 @@ def started(model: ov.Model | Path) -> ov.InferRequest:
 
 
 @pytest.mark.many(3)
-@pytest.mark.parametrize("kind", KINDS)
+@each_kind
 def test_logits_of_a_padded_batch_and_of_the_tokens_after_it(kind: str, served: Any, exports: Store) -> None:
     folder, model, _ = served(kind)
     found = load(exports, fields_of(folder_digest(folder), GenerateSection()))

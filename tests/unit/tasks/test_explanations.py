@@ -74,7 +74,7 @@ def test_importances_are_those_of_the_formula(worker) -> None:
     start = end.clone()
     start[0, 1:-1] = embed(torch.tensor(tokenizer.pad_token_id))
     places = (torch.arange(400) + 0.5).view(-1, 1, 1) / 400
-    path = (start + places * (end - start)).requires_grad_()
+    path = (start + places * (end - start)).detach().requires_grad_()
     model(inputs_embeds=path, attention_mask=given.attention_mask.expand(400, -1)).logits[:, 1].sum().backward()
     assert path.grad is not None
     expected = ((end - start) * path.grad.mean(0)).sum(-1)[0]

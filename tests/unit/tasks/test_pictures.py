@@ -21,7 +21,8 @@ GRAPHS = {
 }
 
 
-@pytest.fixture(scope="module", params=PIPELINES)
+# Each takes half a minute to start.
+@pytest.fixture(scope="module", params=["sd", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("xl", "sd3"))])
 def served(request, tmp_path_factory) -> tuple[str, Any]:
     place = tmp_path_factory.mktemp(request.param)
     return request.param, started(place, pipeline_folder(request.param, place / "saved"), sizes=["32x32"])
