@@ -10,21 +10,12 @@ import pytest
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "scripts")]
 
 
-# Tests of these share models that take seconds to make, file by file or all together, so that they run in one process.
-ALONE = {"tasks": "each file", "packaging": "each file", "generation": "all"}
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the tests that the quick suite leaves out")
 
 
-# First, since pytest-xdist reads the groups in a hook of its own.
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The quick suite: no slow tests, and a fixed sample of those marked `many`. A file given by name runs whole."""
-    for item in items:
-        if (how := ALONE.get(item.path.parent.name)) is not None:
-            item.add_marker(pytest.mark.xdist_group(item.path.name if how == "each file" else item.path.parent.name))
     if config.getoption("--all") or any("::" in each or each.endswith(".py") for each in config.args):
         return
     kept: list[pytest.Item] = []
