@@ -1,6 +1,5 @@
 """Loads a diffusers pipeline's folder: known classes only, safetensors only, no code from the folder, no network."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,9 +39,8 @@ def pipeline_folder(model_dir: Path) -> Path:
     Raises:
         ModelLoadError: There is no model_index.json in either.
     """
-    for folder in (model_dir / hub.FOLDER, model_dir):
-        if (folder / INDEX).is_file():
-            return folder
+    if (folder := hub.folder_with(model_dir, INDEX)) is not None:
+        return folder
     raise ModelLoadError(
         f"the archive has no {INDEX} of a diffusers pipeline: make it with torchserve-openvino package --hf FOLDER, "
         "where FOLDER is what pipeline.save_pretrained wrote."
@@ -55,13 +53,7 @@ def read_index(folder: Path) -> dict[str, Any]:
     Raises:
         ModelLoadError: It can't be read, or holds no JSON object.
     """
-    try:
-        found = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{folder / INDEX} cannot be read: {error}.") from error
-    if not isinstance(found, dict):
-        raise ModelLoadError(f"{folder / INDEX} holds no JSON object.")
-    return found
+    return hub.read_object(folder / INDEX)
 
 
 def family_of(index: Mapping[str, Any]) -> Family:

@@ -30,13 +30,32 @@ def hub_folder(model_dir: Path) -> Path:
     Raises:
         ModelLoadError: There is no config.json in either.
     """
-    for folder in (model_dir / FOLDER, model_dir):
-        if (folder / CONFIG).is_file():
-            return folder
+    if (folder := folder_with(model_dir, CONFIG)) is not None:
+        return folder
     raise ModelLoadError(
         f"the archive has no {CONFIG} of a Hugging Face model: make it with torchserve-openvino package --hf FOLDER, "
         "or add the files that save_pretrained wrote with --extra-files."
     )
+
+
+def folder_with(model_dir: Path, name: str) -> Path | None:
+    """Returns where an unpacked archive has a file: in ``hub``, or in the archive itself; None if in neither."""
+    return next((folder for folder in (model_dir / FOLDER, model_dir) if (folder / name).is_file()), None)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Returns the JSON object in a file.
+
+    Raises:
+        ModelLoadError: The file can't be read, or holds no JSON object.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(found, dict):
+        raise ModelLoadError(f"{path} holds no JSON object.")
+    return found
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -45,15 +64,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         ModelLoadError: It is missing, or no JSON object.
     """
-    try:
-        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelLoadError(f"{folder} has no {CONFIG}.") from error
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{folder / CONFIG} cannot be read: {error}.") from error
-    if not isinstance(found, dict):
-        raise ModelLoadError(f"{folder / CONFIG} holds no JSON object.")
-    return found
+    if not (folder / CONFIG).exists():
+        raise ModelLoadError(f"{folder} has no {CONFIG}.")
+    return read_object(folder / CONFIG)
 
 
 def load_model(folder: Path, loader: str, may_lack: str = "") -> "nn.Module":
