@@ -107,7 +107,7 @@ def _contenders(
     import torch
 
     place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tsov-bench-")))
-    model = _model(sizes, prompt + tokens)
+    model = random_model(sizes, prompt + tokens)
     model.save_pretrained(place / "model")
     prompts = torch.randint(3, VOCABULARY, (level, prompt)).tolist()
     calls: dict[str, Answer] = {}
@@ -124,7 +124,13 @@ def _contenders(
     return calls, seconds
 
 
-def _model(sizes: Sizes, length: int) -> Any:
+def random_model(sizes: Sizes, length: int) -> Any:
+    """A Llama with random weights, in eval mode.
+
+    Args:
+        sizes: Of the model.
+        length: Longest sequence in tokens.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -5,7 +5,7 @@ It serves `pt2.compile.enable: false`, to compare with and to look for faults; i
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -116,6 +116,14 @@ class EagerEngine:
     def max_length(self) -> int:
         """Most tokens of one sequence, prompt and answer together."""
         return self._max_length
+
+    @property
+    def dead(self) -> str | None:
+        """None: a step that fails ends its own sequence only."""
+        return None
+
+    def when_dead(self, call: Callable[[], None]) -> None:
+        """Does nothing: see `dead`."""
 
     def submit(self, prompt: Sequence[int], sampling: Sampling) -> PromptStream:
         """Starts a prompt of at least one token.

@@ -14,7 +14,8 @@ from torchserve_openvino.errors import ConfigError, ModelLoadError, Verification
 from torchserve_openvino.generation.text.exporting.architecture import length_of
 from torchserve_openvino.generation.text.exporting.artifact import Facts
 from torchserve_openvino.generation.text.genai.batching import GenAIEngine
-from torchserve_openvino.generation.text.genai.pipeline import PAGE, Pipeline, PipelineSettings
+from torchserve_openvino.generation.text.genai.pipeline import PAGE, PipelineSettings
+from torchserve_openvino.generation.text.genai.process import start
 from torchserve_openvino.generation.text.genai.prompts import EngineLimits
 from torchserve_openvino.generation.text.making import Making
 from torchserve_openvino.generation.text.proof import Proof, prove
@@ -74,9 +75,9 @@ def open_engine(settings: EngineSettings, store: Store | None) -> Opened:
         paged = PipelineSettings(
             settings.device, properties(settings), pages, section.step_tokens, section.prefix_caching
         )
-        pipeline = Pipeline(folder, paged)
-    limits = EngineLimits(length, pages, section.max_waiting, facts.vocabulary, end_tokens(settings.folder))
-    engine = GenAIEngine(pipeline, limits)
+        link = start(folder, paged, sorted(end_tokens(settings.folder)))
+    limits = EngineLimits(length, pages, section.max_waiting, facts.vocabulary)
+    engine = GenAIEngine(link, limits)
     try:
         loaded = time.perf_counter()
         proof = _proven(engine, making, settings)
@@ -84,7 +85,8 @@ def open_engine(settings: EngineSettings, store: Store | None) -> Opened:
         engine.close()
         raise
     seconds = {"prepare": made - started, "load": loaded - made, "proof": time.perf_counter() - loaded}
-    return Opened(engine, _report(settings, facts, limits, making, proof, seconds), proof)
+    report = _report(settings, facts, limits, making, proof, seconds)
+    return Opened(engine, {**report, "process": link.pid}, proof)
 
 
 def _pages(section: GenerateSection, facts: Facts, length: int) -> int:

@@ -49,7 +49,7 @@ class Generator:
     @property
     def dead(self) -> str | None:
         """Why the engine generates no more; None while it does."""
-        return getattr(self.engine, "dead", None)
+        return self.engine.dead
 
     def summary(self) -> str:
         """Returns what generates, on one line for the log."""

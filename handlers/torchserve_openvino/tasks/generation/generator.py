@@ -11,14 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torchserve_openvino.errors import ItemError, NotExplainedError, PayloadTooLargeError
+from torchserve_openvino.errors import BusyError, ItemError, NotExplainedError, PayloadTooLargeError
 from torchserve_openvino.generation.text.engine import Engine
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.base import model_name
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.metrics import metrics_of
 from torchserve_openvino.serving.models import Models
-from torchserve_openvino.serving.ready import leave
 from torchserve_openvino.serving.requests.batch_answer import answer_enveloped, explains, set_status, shown
 from torchserve_openvino.serving.requests.envelopes import Envelope, status_of
 from torchserve_openvino.serving.requests.isolation import server_fault
@@ -131,8 +130,6 @@ class TextGenerator(HubHandler):
             return self._awaited(lambda: self._alone(data, context))
         state = self.state
         assert state is not None
-        if self._kept is not None and self._kept.dead:
-            leave(context)
         state.before_call(context)
         try:
             return self._together_in_engine(data, context)
@@ -220,8 +217,6 @@ class TextGenerator(HubHandler):
         with self._books:
             if self.state is not None:
                 self.state.after_call(context)
-            if self._kept is not None:
-                self._kept.revive()
         return ended
 
     def _finish(self, calls: Sequence[Call], context: Any, streams: Sequence[bool]) -> None:
@@ -264,7 +259,7 @@ class TextGenerator(HubHandler):
 
     def _called(self, item: Any, path: str) -> Call:
         call = Call()
-        assert self._reader is not None
+        assert self._reader is not None and self._kept is not None
         name = model_name(self.context)
         try:
             call.openai = bool(path)
@@ -273,6 +268,10 @@ class TextGenerator(HubHandler):
                 call.answer = self._models(endpoint, name)
                 return call
             asked = self._reader.read(endpoint, body(item))
+            if dead := self._kept.dead:
+                # It starts again by itself, unless that failed.
+                self._kept.revive()
+                raise BusyError(f"{dead}. The engine starts again; try again later.")
             call.exchange = Exchange(asked, self.engine, self._reader.decode, self._special)
             call.bodies = FORMS[asked.form](asked, name, self._reader.decode)
         except ItemError as error:

@@ -3,9 +3,10 @@
 import math
 from dataclasses import dataclass, field
 
-from torchserve_openvino.errors import InvalidInputError
+from torchserve_openvino.errors import GenerationError, InvalidInputError
 from torchserve_openvino.generation.text.engine import Finish, Piece, Sampling, Token
-from torchserve_openvino.generation.text.genai.pipeline import PAGE, End, News, Running
+from torchserve_openvino.generation.text.genai.messages import End, News
+from torchserve_openvino.generation.text.genai.pipeline import PAGE
 from torchserve_openvino.generation.text.stream import PromptStream
 
 
@@ -18,22 +19,26 @@ class EngineLimits:
         pages: Pages of the cache.
         max_waiting: Most prompts that wait for pages.
         vocabulary: Token ids are less than this.
-        eos: Tokens that end a sequence.
     """
 
     max_length: int
     pages: int
     max_waiting: int
     vocabulary: int
-    eos: frozenset[int]
 
 
 @dataclass(eq=False)
 class Live:
-    """A sequence in the pipeline, and the choices that get its tokens: several if all choose the best token."""
+    """A sequence in the pipeline.
 
+    Attributes:
+        number: Its number there.
+        choices: The choices that get its tokens: several if all choose the best token.
+        ended: Whether it has ended.
+    """
+
+    number: int
     choices: tuple[int, ...]
-    running: Running
     ended: bool = False
 
 
@@ -47,7 +52,7 @@ class Prompt:
         pages: Pages that its sequences need at most.
         stream: Where its pieces go.
         live: Its sequences in the pipeline.
-        cancelled: Whether its sequences have to end.
+        failed: Whether its stream has ended with an error.
     """
 
     tokens: tuple[int, ...]
@@ -55,7 +60,7 @@ class Prompt:
     pages: int
     stream: PromptStream = field(init=False)
     live: list[Live] = field(default_factory=list)
-    cancelled: bool = False
+    failed: bool = False
 
 
 def checked(prompt: tuple[int, ...], sampling: Sampling, limits: EngineLimits) -> Prompt:
@@ -111,26 +116,28 @@ def _check_sampling(sampling: Sampling) -> None:
 
 def pass_on(prompt: Prompt, live: Live, news: News) -> None:
     """Puts new tokens of a sequence, and its end, into the stream."""
-    finish: Finish | None = None
-    if news.end in {End.STOP, End.LENGTH}:
-        finish = "stop" if news.end is End.STOP else "length"
-        live.ended = True
-    if not news.tokens and finish is None:
+    live.ended = news.end is not None
+    if prompt.failed:
         return
-    logprobs = prompt.sampling.logprobs
-    tokens = tuple(
-        Token(token) if logprobs is None else Token(token, logprob, ((token, logprob),) if logprobs else ())
-        for token, logprob in zip(news.tokens, news.logprobs, strict=True)
-    )
-    for choice in live.choices:
-        prompt.stream.put(Piece(choice, tokens, finish))
-
-
-def stop(prompt: Prompt) -> None:
-    """Cancels the sequences that have not ended."""
-    for live in prompt.live:
-        if not live.ended:
-            live.running.cancel()
+    finish: Finish | None = None
+    match news.end:
+        case End.STOP:
+            finish = "stop"
+        case End.LENGTH:
+            finish = "length"
+        case End.CANCELLED:
+            finish = "cancelled"
+    if news.tokens or finish is not None:
+        logprobs = prompt.sampling.logprobs
+        tokens = tuple(
+            Token(token) if logprobs is None else Token(token, logprob, ((token, logprob),) if logprobs else ())
+            for token, logprob in zip(news.tokens, news.logprobs, strict=True)
+        )
+        for choice in live.choices:
+            prompt.stream.put(Piece(choice, tokens, finish))
+    if news.end in {End.NO_ROOM, End.FAILED}:
+        prompt.failed = True
+        prompt.stream.fail(GenerationError(news.reason or "the cache of keys and values is full."))
 
 
 def end_all(prompt: Prompt, finish: Finish) -> None:
