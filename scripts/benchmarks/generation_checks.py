@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 
 from benchmarks import output
-from benchmarks.servers.generators import Served, Tokens, drawn, greedy, model_of, served, tokens_of
+from benchmarks.servers.generators import Served, Tokens, answer_of, drawn, greedy, model_of, served
 from benchmarks.startups.generation import starts
 
 KINDS = ("llama", "qwen2", "gpt2")
@@ -62,7 +62,7 @@ def tokens(work: Path, count: int) -> dict[str, Any]:
             answers = list(pool.map(lambda prompt: one.ask(prompt, 256), prompts))
             report = one.describe()
         wanted = [greedy(model, prompt, 256) for prompt in prompts]
-        got = [tokens_of(answer.json()["text"]) for answer in answers]
+        got = [answer_of(answer) for answer in answers]
         equal = [sum(a == b for a, b in zip(*pair, strict=True)) for pair in zip(got, wanted, strict=True)]
         found[kind] = {"equal_of_256": equal, "coverage": report["summary"]["coverage"]}
     return found
@@ -157,7 +157,7 @@ class _Soak:
         answer = self.one.ask(prompt, _ANSWER)
         if answer.status_code != 200:
             return f"failed {answer.status_code}"
-        return "right" if tokens_of(answer.json()["text"]) == self.known[prompt] else "wrong answer"
+        return "right" if answer_of(answer) == self.known[prompt] else "wrong answer"
 
     def _sampled(self, prompt: Tokens, draw: random.Random) -> str:
         answer = self.one.ask(prompt, _ANSWER, temperature=0.8, n=draw.randint(1, 3), seed=draw.randrange(100))

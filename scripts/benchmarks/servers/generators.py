@@ -47,7 +47,11 @@ def model_of(kind: str, *, features: int = 64, layers: int = 2, length: int = 20
             num_key_value_heads=2, max_position_embeddings=length, **common,
         )  # fmt: skip
     torch.manual_seed(0)
-    return transformers.AutoModelForCausalLM.from_config(config).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        # The special tokens, which an answer's text does not show, are never the most probable ones.
+        model.get_output_embeddings().weight[:_SPECIAL] = 0
+    return model
 
 
 def save(model: Any, folder: Path) -> None:
@@ -70,6 +74,13 @@ def word_of(token: int) -> str:
 def tokens_of(text: str) -> Tokens:
     """The tokens of a text."""
     return tuple(int(word.removeprefix("w")) for word in text.split())
+
+
+def answer_of(answer: httpx.Response) -> Tokens:
+    """The tokens of an answer. Raises RuntimeError for a refusal."""
+    if answer.status_code != 200:
+        raise RuntimeError(f"status {answer.status_code}: {answer.text[:500]}")
+    return tokens_of(answer.json()["text"])
 
 
 def drawn(draw: Any, length: int) -> Tokens:
