@@ -137,7 +137,10 @@ def save_quantized(folder: Path, model: Any, packing: Packing) -> Any:
     from safetensors.torch import save_file
     from transformers.pytorch_utils import Conv1D
 
-    stands_for = copy.deepcopy(model).half().float()
+    stands_for = copy.deepcopy(model)
+    for weight in stands_for.parameters():
+        # Buffers stay: positions are computed in float32 from the configuration.
+        weight.data = weight.data.half().float()
     tensors = {name: tensor.half() for name, tensor in model.state_dict().items()}
     for seed, (name, layer) in enumerate(stands_for.named_modules()):
         if isinstance(layer, (nn.Linear, Conv1D)) and name.rpartition(".")[2] not in packing.skip:

@@ -96,4 +96,5 @@ def packed(values: Integers, bits: int) -> Integers:
         return flat
     if len(flat) % 2:
         flat = np.append(flat, np.uint8(0))
-    return flat[0::2] | (flat[1::2] << 4)
+    low, high = flat[0::2], flat[1::2] << np.uint8(4)
+    return np.bitwise_or(low, high, dtype=np.uint8)

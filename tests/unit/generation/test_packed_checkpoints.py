@@ -20,7 +20,9 @@ from torchserve_openvino.errors import ConfigError, ModelLoadError
 from torchserve_openvino.generation.text import making
 from torchserve_openvino.generation.text.engine import Sampling
 from torchserve_openvino.generation.text.exporting.artifact import as_folder, fields_of, folder_digest, load, model_path
-from torchserve_openvino.serving.loading.hub import load_model
+from torchserve_openvino.quantized.scheme import scheme_of
+from torchserve_openvino.serving.loading.hub import load_config, load_model, read_config
+from torchserve_openvino.serving.loading.packed import load_dequantized
 
 pytest.importorskip("transformers")
 pytest.importorskip("openvino_genai")
@@ -230,11 +232,31 @@ class TestLoading:
         with pytest.raises(ModelLoadError, match="weights of another shape for model.layers.0.mlp.down_proj.weight"):
             load_model(folder, "AutoModelForCausalLM")
 
-    def test_a_packed_layer_that_shares_its_weight_is_refused(self, tmp_path: Path) -> None:
-        saved(tmp_path, "gptq whole rows, lm_head")
+    def test_a_packed_last_layer_is_not_tied_to_the_embeddings(self, tmp_path: Path) -> None:
+        model = saved(tmp_path, "gptq whole rows, lm_head")
         configure(tmp_path, tie_word_embeddings=True)
-        with pytest.raises(ModelLoadError, match="lm_head is packed, but the model takes another weight"):
-            load_model(tmp_path, "AutoModelForCausalLM")
+        found = load_model(tmp_path, "AutoModelForCausalLM").state_dict()
+        assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
+
+    def test_a_layer_with_the_weight_of_another_is_refused(self, folder: Path) -> None:
+        from transformers import LlamaForCausalLM
+
+        class Shares(LlamaForCausalLM):
+            @classmethod
+            def from_config(cls, config: Any) -> Any:
+                return cls(config)
+
+            @classmethod
+            def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+                model, info = super().from_pretrained(*args, **kwargs)
+                first, second = model.model.layers
+                second.mlp.up_proj.weight = first.mlp.up_proj.weight
+                return model, info
+
+        config, scheme = load_config(folder), scheme_of(read_config(folder))
+        assert scheme is not None
+        with pytest.raises(ModelLoadError, match=r"layers.1.mlp.up_proj is packed, but the model takes another weight"):
+            load_dequantized(folder, scheme, config, Shares, {"output_loading_info": True})
 
     def test_biases_of_zero_and_scales_of_one_do_not_matter(self, folder: Path) -> None:
         self.change(folder, **{f"{self.LAYER}.bias": torch.zeros(64), "model.layers.0.mlp.act.scales": torch.ones(3)})
