@@ -7,6 +7,7 @@ A weight is a chain, which the plugin makes part of the matrix product:
 It is in float32 from the Convert on, so that the product is the same where the plugin computes it beforehand.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -112,8 +113,12 @@ def _products(model: ov.Model) -> dict[tuple[Any, ...], list[Any]]:
 
 
 def _identity(weight: NDArray[Any], *, by_row: bool) -> tuple[Any, ...]:
-    content = blake3(max_threads=blake3.AUTO).update(np.ascontiguousarray(weight).reshape(-1).view(np.uint8).data)
-    return by_row, weight.shape, content.digest()
+    return by_row, *_digest(weight)
+
+
+def _digest(weight: NDArray[Any]) -> tuple[tuple[int, ...], bytes]:
+    content = np.ascontiguousarray(weight).reshape(-1).view(np.uint8).data
+    return weight.shape, blake3(max_threads=blake3.AUTO).update(content).digest()
 
 
 def _bytes(order: NDArray[np.int64] | None) -> bytes:
@@ -125,13 +130,43 @@ def _constant(values: Integers, bits: int, shape: list[int]) -> Any:
     return ops.constant(data, shared_memory=False)
 
 
-def formats_of(model: ov.Model) -> dict[str, int]:
-    """Returns how many weights of linear layers and embeddings a model has in each format, such as ``u4``."""
-    return dict(sorted(Counter(form for _, form in weight_formats(model)).items()))
+def name_weights(model: ov.Model, named: Iterable[tuple[str, NDArray[Any]]]) -> None:
+    """Gives the weights of linear layers and embeddings names that mean something; in place.
+
+    Args:
+        model: Has them as float32.
+        named: Names and weights, of which the model may have the transposed ones.
+    """
+    found = {_digest(node.data): node for node in _weights(model) if node.get_element_type() == ov.Type.f32}
+    for name, weight in named:
+        for each in (weight, weight.T):
+            if (node := found.get(_digest(each))) is not None:
+                node.set_friendly_name(name)
+
+
+def formats_of(model: ov.Model) -> dict[str, Any]:
+    """Returns the formats of linear layers and embeddings: their numbers as ``layers``, by format, and ``names``.
+
+    Layers with the same name but for numbers are named once, with ``*``.
+    """
+    layers: Counter[str] = Counter()
+    names: dict[str, set[str]] = {}
+    for name, form in weight_formats(model):
+        layers[form] += 1
+        names.setdefault(form, set()).add(re.sub(r"\b\d+\b", "*", name.removesuffix(".weight")))
+    return {
+        "layers": dict(sorted(layers.items())),
+        "names": {form: sorted(names[form]) for form in sorted(names)},
+    }
 
 
 def weight_formats(model: ov.Model) -> Iterator[tuple[str, str]]:
     """Yields the name and the format of each weight of linear layers and embeddings."""
+    for node in _weights(model):
+        yield node.get_friendly_name(), node.get_element_type().get_type_name()
+
+
+def _weights(model: ov.Model) -> Iterator[Any]:
     seen = set()
     for operation in model.get_ops():
         kind = operation.get_type_name()
@@ -143,4 +178,4 @@ def weight_formats(model: ov.Model) -> Iterator[tuple[str, str]]:
         is_weight = node.get_type_name() == "Constant" and len(node.get_output_shape(0)) >= 2
         if is_weight and node.get_name() not in seen:
             seen.add(node.get_name())
-            yield node.get_friendly_name(), node.get_element_type().get_type_name()
+            yield node

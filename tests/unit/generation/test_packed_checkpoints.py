@@ -8,7 +8,7 @@ from typing import Any
 import openvino as ov
 import pytest
 import torch
-from engines import answers, opened
+from engines import answers, opened, settings
 from safetensors.torch import load_file, save_file
 
 from language_models import greedy, prompts, tiny
@@ -38,9 +38,10 @@ PACKINGS = {
     "awq": ("qwen2", Packing("awq", symmetric=False)),
     "Conv1D": ("gpt2", Packing(symmetric=False)),
 }
+# The one of the quick suite; the tests share its folder and what is exported of it.
+SHARED = "gptq act-order"
 each_packing = pytest.mark.parametrize(
-    "name",
-    [name if number == 0 else pytest.param(name, marks=pytest.mark.slow) for number, name in enumerate(PACKINGS)],
+    "name", [each if each == SHARED else pytest.param(each, marks=pytest.mark.slow) for each in PACKINGS]
 )
 
 
@@ -52,7 +53,7 @@ def saved(folder: Path, name: str) -> Any:
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("packed")
-    return folder, saved(folder, "gptq act-order")
+    return folder, saved(folder, SHARED)
 
 
 @pytest.fixture
@@ -70,10 +71,12 @@ def as_it_is(folder: Path, store: Store, place: Path, form: str) -> ov.Model:
 
 
 @each_packing
-def test_tokens_are_those_of_the_dequantized_model(name: str, tmp_path: Path) -> None:
-    folder, store = tmp_path / "model", Store(tmp_path / "cache")
-    model, packing = saved(folder, name), PACKINGS[name][1]
-    found = opened(folder, store)
+def test_tokens_are_those_of_the_dequantized_model(
+    name: str, checkpoint: tuple[Path, Any], exports: Store, tmp_path: Path
+) -> None:
+    packing = PACKINGS[name][1]
+    folder, model = checkpoint if name == SHARED else (tmp_path / "model", saved(tmp_path / "model", name))
+    found = opened(folder, exports)
     given = prompts(3, 40, 17, 1)
     got = answers(found.engine, given, Sampling(24, ignore_eos=True))
     found.engine.close()
@@ -86,9 +89,12 @@ def test_tokens_are_those_of_the_dequantized_model(name: str, tmp_path: Path) ->
     assert facts["logits"]["least_cosine"] > 0.9999
     linears = sum(isinstance(each, torch.nn.Linear) or type(each).__name__ == "Conv1D" for each in model.modules())
     plain = sum(each.rpartition(".")[2] in packing.skip for each, _ in model.named_modules())
-    layers = facts["compression"]["layers"]
+    layers, names = facts["compression"]["layers"], facts["compression"]["names"]
+    if name == SHARED:
+        assert names["f32"] == ["lm_head", "model.embed_tokens"] and len(names["u4"]) == 7
+        assert "model.layers.*.self_attn.q_proj" in names["u4"]
     assert layers[f"u{packing.bits}"] == linears - plain and facts["compression"]["group_size"] == packing.group_size
-    stored = as_it_is(folder, store, tmp_path, form)
+    stored = as_it_is(folder, exports, tmp_path, form)
     _check_size(stored, tmp_path / "model.bin", packing)
     runtime = core().compile_model(stored, "CPU", EXACT).get_runtime_model()
     kernels = [
@@ -133,22 +139,14 @@ def test_a_warm_start_does_not_unpack(checkpoint: Any, exports: Store, monkeypat
 
 
 def test_what_the_checkpoint_says_is_part_of_the_key(folder: Path) -> None:
-    def fields() -> dict[str, Any]:
-        return making.Making(settings_of(folder), None)._fields
+    def fields(**section: Any) -> dict[str, Any]:
+        return making.Making(settings(folder, **section), None)._fields
 
     before = fields()
+    assert before["weights"] == "gptq-int4" and fields(weights="f32")["weights"] == "f32"
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     configure(folder, quantization_config={**config, "checkpoint_format": "gptq_v2"})
     assert fields() != before
-    configure(folder, quantization_config=config)
-    assert fields()["model"] == before["model"] or fields() != before
-    assert before != making.Making(settings_of(folder, weights="f32"), None)._fields
-
-
-def settings_of(folder: Path, **section: Any) -> Any:
-    from engines import settings
-
-    return settings(folder, **section)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from quantized_folders import Packing, packed, quantized
 from torchserve_openvino.backend.upstream._openvino_private import core
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.quantized.formats import read
-from torchserve_openvino.quantized.graph import formats_of, pack_linears, product, weight_formats
+from torchserve_openvino.quantized.graph import formats_of, name_weights, pack_linears, product, weight_formats
 from torchserve_openvino.quantized.layer import QuantizedLinear
 from torchserve_openvino.quantized.scheme import scheme_of
 
@@ -79,12 +79,12 @@ def test_weights_of_a_model_are_replaced(by_row: bool, tmp_path: Path) -> None:
     model = plain(layers, by_row=by_row)
     given = np.random.default_rng(0).standard_normal((3, 128), dtype=np.float32)
     wanted = list(compiled(model)(given).values())
-    assert formats_of(model) == {"f32": 3}
+    assert formats_of(model)["layers"] == {"f32": 3}
     pack_linears(model, [(f"layer{place}", layer) for place, layer in enumerate(layers)])
     found = compiled(model)
     for place, each in enumerate(wanted):
         np.testing.assert_allclose(found(given)[f"y{place}"], each, rtol=1e-5, atol=1e-4)
-    assert formats_of(model) == {"u4": 3}
+    assert formats_of(model) == {"layers": {"u4": 3}, "names": {"u4": ["layer0", "layer1"]}}
     kinds = [operation.get_type_name() for operation in model.get_ops()]
     assert kinds.count("Gather") == 2, "layers with the same input and order share one"
     ov.save_model(model, tmp_path / "model.xml", compress_to_fp16=False)
@@ -97,6 +97,17 @@ def test_names_of_weights() -> None:
     model = plain(layers)
     pack_linears(model, [("first", layers[0]), ("second", layers[1])])
     assert dict(weight_formats(model)) == {"first.weight": "u4", "second.weight": "u8"}
+
+
+@pytest.mark.parametrize("by_row", [True, False])
+def test_names_of_weights_that_are_not_packed(by_row: bool) -> None:
+    layers = [layer_of(Packing()), layer_of(Packing(bits=8), seed=1), layer_of(Packing(), rows=32)]
+    model = plain(layers, by_row=by_row)
+    name_weights(
+        model, [("layers.0.up.weight", layers[0].dequantized()), ("layers.1.up.weight", layers[1].dequantized())]
+    )
+    formats = formats_of(model)
+    assert formats["layers"] == {"f32": 3} and formats["names"]["f32"][1:] == ["layers.*.up"]
 
 
 def test_a_weight_that_the_model_does_not_have_is_refused() -> None:

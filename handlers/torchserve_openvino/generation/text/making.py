@@ -22,7 +22,7 @@ from torchserve_openvino.generation.text.exporting.weight_format import format_o
 from torchserve_openvino.generation.text.exporting.weights import compressed
 from torchserve_openvino.generation.text.settings import EngineSettings, end_tokens, properties
 from torchserve_openvino.quantized.checkpoint import Checkpoint
-from torchserve_openvino.quantized.graph import formats_of, pack_linears
+from torchserve_openvino.quantized.graph import formats_of, name_weights, pack_linears
 from torchserve_openvino.quantized.scheme import scheme_of
 from torchserve_openvino.serving.loading.hub import load_config, load_model, read_config
 
@@ -100,10 +100,11 @@ class Making:
             return None
 
     def _made(self, stack: contextlib.ExitStack) -> tuple[Path, Facts]:
-        exported = export(self._eager_model())
+        eager = self._eager_model()
+        exported = export(eager)
+        name_weights(exported.model, ((name, each.detach().numpy()) for name, each in eager.named_parameters()))
         smaller, how = self._compressed(exported.model)
-        how = {**how, "layers": formats_of(smaller)}
-        facts = Facts(exported.layers, exported.vocabulary, exported.operators, how)
+        facts = Facts(exported.layers, exported.vocabulary, exported.operators, {**how, **formats_of(smaller)})
         folder = stack.enter_context(artifact.temporary_folder())
         ov.save_model(smaller, artifact.model_path(folder), compress_to_fp16=False)
         artifact.save(self._store, self._fields, folder, facts)
