@@ -76,11 +76,8 @@ def pack_linears(model: ov.Model, layers: Iterable[tuple[str, QuantizedLinear]])
     for name, layer in layers:
         weight = layer.dequantized()
         # Layers may be equal, so that one's products are the other's, too.
-        found = [
-            *products.get(_identity(weight, by_row=True), ()),
-            *products.get(_identity(np.ascontiguousarray(weight.T), by_row=False), ()),
-        ]
-        if not found:
+        found = products.get(_identity(weight, by_row=True)) or products.get(_identity(weight.T, by_row=False))
+        if found is None:
             raise ModelLoadError(
                 f"the exported model does not multiply by the weight of {name} as the checkpoint has it, so that it "
                 "cannot be kept in few bits; set generate.weights: f32."
@@ -142,6 +139,7 @@ def name_weights(model: ov.Model, named: Iterable[tuple[str, NDArray[Any]]]) -> 
         for each in (weight, weight.T):
             if (node := found.get(_digest(each))) is not None:
                 node.set_friendly_name(name)
+                break
 
 
 def formats_of(model: ov.Model) -> dict[str, Any]:

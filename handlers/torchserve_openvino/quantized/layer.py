@@ -29,10 +29,17 @@ class QuantizedLinear:
 
     def dequantized(self) -> NDArray[np.float32]:
         """Returns the weight, ``[out, in]``: exact, but rounded to float32 once where the scales are float32."""
-        weight = self.values.astype(np.float32)
-        weight -= self.zero_points.astype(np.float32)[:, self.groups]
-        weight *= self.scales.astype(np.float32)[:, self.groups]
-        return weight
+        # By blocks, since NumPy is slow to repeat a zero point and a scale for each column.
+        blocked = self.blocked()
+        weight = blocked.values.astype(np.float32)
+        weight -= blocked.zero_points.astype(np.float32)[..., None]
+        weight *= blocked.scales.astype(np.float32)[..., None]
+        weight = weight.reshape(self.values.shape)
+        if blocked.order is None:
+            return weight
+        found = np.empty_like(weight)
+        found[:, blocked.order] = weight
+        return found
 
     def blocked(self) -> "Blocked":
         """Returns the weight with the columns of each group side by side, in blocks of equal size."""

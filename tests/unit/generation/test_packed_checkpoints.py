@@ -1,6 +1,7 @@
 """GPTQ and AWQ checkpoints in the engine: the tokens of the dequantized model, from weights that stay packed."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -87,34 +88,45 @@ def test_tokens_are_those_of_the_dequantized_model(
     # The proof is that of f32: each token, and the least cosine of the logits.
     assert facts["passed"] and facts["first_difference"] is None and facts["tokens_compared"] == 4 * 24
     assert facts["logits"]["least_cosine"] > 0.9999
-    linears = sum(isinstance(each, torch.nn.Linear) or type(each).__name__ == "Conv1D" for each in model.modules())
-    plain = sum(each.rpartition(".")[2] in packing.skip for each, _ in model.named_modules())
+    count = sum(_is_packed(each, layer, packing) for each, layer in model.named_modules())
     layers, names = facts["compression"]["layers"], facts["compression"]["names"]
     if name == SHARED:
         assert names["f32"] == ["lm_head", "model.embed_tokens"] and len(names["u4"]) == 7
         assert "model.layers.*.self_attn.q_proj" in names["u4"]
-    assert layers[f"u{packing.bits}"] == linears - plain and facts["compression"]["group_size"] == packing.group_size
+    assert layers[f"u{packing.bits}"] == count and facts["compression"]["group_size"] == packing.group_size
     stored = as_it_is(folder, exports, tmp_path, form)
-    _check_size(stored, tmp_path / "model.bin", packing)
+    _check_size(stored, tmp_path / "model.bin", model, packing)
     runtime = core().compile_model(stored, "CPU", EXACT).get_runtime_model()
     kernels = [
         node.input(1).get_source_output().get_node().get_rt_info()["outputPrecisions"].astype(str)
         for node in runtime.get_ordered_ops()
         if node.get_rt_info()["layerType"].astype(str) == "FullyConnected"
     ]
-    assert kernels.count(f"u{packing.bits}") == linears - plain
+    assert kernels.count(f"u{packing.bits}") == count
 
 
-def _check_size(model: ov.Model, weights: Path, packing: Packing) -> None:
-    """Packed weights take their bits, and some more for scales and zero points; nothing is there twice."""
+def _check_size(exported: ov.Model, weights: Path, model: Any, packing: Packing) -> None:
+    """Packed weights take their bits, and little more for scales and zero points; they are not there twice."""
     sizes: dict[str, int] = {}
-    for operation in model.get_ops():
+    for operation in exported.get_ops():
         if operation.get_type_name() == "Constant":
             kind = operation.get_element_type()
-            count = int(torch.tensor([*operation.get_output_shape(0), 1]).prod())
+            count = math.prod(operation.get_output_shape(0))
             sizes[kind.get_type_name()] = sizes.get(kind.get_type_name(), 0) + -(-count * kind.bitwidth // 8)
+    everything = sum(weight.numel() for weight in model.parameters())
+    inside = sum(
+        layer.weight.numel() for name, layer in model.named_modules() if _is_packed(name, layer, packing)
+    )  # fmt: skip
+    form = f"u{packing.bits}"
+    assert inside * packing.bits / 8 <= sizes[form] <= inside * packing.bits / 8 * (1 + 1 / 16)
+    # A scale for each group of at least 32; tied weights may be there twice.
+    assert sizes["f32"] <= 4 * (2 * (everything - inside) + inside / 32) + 2048
     assert weights.stat().st_size <= sum(sizes.values())
-    assert sizes[f"u{packing.bits}"] > 2 * (32 * 32) * 4 * packing.bits / 8
+
+
+def _is_packed(name: str, layer: Any, packing: Packing) -> bool:
+    linear = isinstance(layer, torch.nn.Linear) or type(layer).__name__ == "Conv1D"
+    return linear and name.rpartition(".")[2] not in packing.skip
 
 
 def test_a_warm_start_does_not_unpack(checkpoint: Any, exports: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +202,9 @@ class TestLoading:
         state, wanted = found.state_dict(), model.state_dict()
         assert state.keys() == wanted.keys() and not hasattr(found.config, "quantization_config")
         assert all(state[name].dtype == torch.float32 and torch.equal(state[name], wanted[name]) for name in wanted)
-        assert torch.equal(found(torch.tensor([[5, 6, 7]])).logits, model(torch.tensor([[5, 6, 7]])).logits)
+        ids = torch.tensor([[5, 6, 7]])
+        # Where weights lie in memory decides the last digits.
+        torch.testing.assert_close(found(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
 
     def test_square_weights_by_column(self, tmp_path: Path) -> None:
         model = saved(tmp_path, "Conv1D")
