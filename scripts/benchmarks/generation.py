@@ -1,8 +1,8 @@
 """Compares ways to generate text: eager PyTorch, this package's engine, OpenVINO GenAI bare on the same model.
 
-The models are Llamas with random weights, which decode as fast as trained ones. All contenders generate the same number
-of tokens after random prompts, and take turns, so that a change in the machine's speed affects all. Needs the extras
-`generate` and `quantize`.
+The models are Llamas with random weights, which decode as fast as trained ones. `gptq` is a checkpoint of 4 bits made
+of the same weights, by rounding. All contenders generate the same number of tokens after random prompts, and take
+turns, so that a change in the machine's speed affects all. Needs the extras `generate` and `quantize`.
 
     python scripts/benchmarks/generation.py
     python scripts/benchmarks/generation.py --models small --tokens 16 --turns 2 --only "eager,engine f32,bare f32"
@@ -24,10 +24,11 @@ import typer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import output
+from benchmarks.gptq_folder import save_gptq
 from benchmarks.harness import interleave
 
 VOCABULARY = 8192
-FORMATS = ("f32", "int8", "int4")
+FORMATS = ("f32", "int8", "int4", "gptq")
 CONTENDERS = ("eager", *(f"engine {form}" for form in FORMATS), *(f"bare {form}" for form in FORMATS))
 
 
@@ -109,6 +110,8 @@ def _contenders(
     place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tsov-bench-")))
     model = random_model(sizes, prompt + tokens)
     model.save_pretrained(place / "model")
+    if any(name.endswith("gptq") for name in names):
+        save_gptq(place / "gptq", model)
     prompts = torch.randint(3, VOCABULARY, (level, prompt)).tolist()
     calls: dict[str, Answer] = {}
     seconds = {}
@@ -163,9 +166,10 @@ def _settings(place: Path, form: str, threads: int) -> Any:
     from torchserve_openvino.config.sections import VerifySection
     from torchserve_openvino.generation.text.settings import EngineSettings
 
-    section = GenerateSection(weights=form, prefix_caching=False)  # type: ignore[arg-type]
+    packed = form == "gptq"
+    section = GenerateSection(weights="auto" if packed else form, prefix_caching=False)  # type: ignore[arg-type]
     # Random weights do not survive 4 bits as trained ones do; here the speed is measured.
-    return EngineSettings(place / "model", section, VerifySection(on_violation="warn"), threads)
+    return EngineSettings(place / ("gptq" if packed else "model"), section, VerifySection(on_violation="warn"), threads)
 
 
 def _store(place: Path) -> Any:

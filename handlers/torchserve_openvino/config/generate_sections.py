@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from torchserve_openvino.config.fields import Boolean, Count, Positive
 from torchserve_openvino.config.task_sections import TaskSection
 
-WeightFormat = Literal["f32", "bf16", "int8", "int4"]
+WeightFormat = Literal["auto", "f32", "bf16", "int8", "int4"]
 CachePrecision = Literal["f32", "bf16", "u8"]
 
 
@@ -17,9 +17,10 @@ class GenerateSection(TaskSection):
     engine: Literal["genai", "compile"] = "genai"
     """`genai` generates with OpenVINO GenAI: prompts of different lengths share each step. `compile` is not available
     yet."""
-    weights: WeightFormat = "f32"
-    """Format of the weights. `bf16` also computes in bf16; `int8` and `int4` compress the weights of linear layers
-    (NNCF) and compute in f32."""
+    weights: WeightFormat = "auto"
+    """Format of the weights. `auto` keeps those of a GPTQ or AWQ checkpoint as they are, and is `f32` for others. `f32`
+    dequantizes such a checkpoint. `bf16` also computes in bf16; `int8` and `int4` compress the weights of linear layers
+    (NNCF). All but `bf16` compute in f32."""
     group_size: Annotated[int, Field(ge=-1)] | None = None
     """For `weights: int4`: how many weights of a row share a scale; -1 for the whole row. Unset: 64, or the largest
     power of two from 16 that divides all rows."""

@@ -10,10 +10,12 @@ from typing import Any
 
 from torchserve_openvino.config import ServingConfig, load_serving_config
 from torchserve_openvino.config.fields import is_handler_file
-from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.errors import ConfigError, ModelLoadError
+from torchserve_openvino.generation.text.exporting.weight_format import format_of
 from torchserve_openvino.packaging.archive import extract
+from torchserve_openvino.quantized.scheme import scheme_of
 from torchserve_openvino.serving.loading.archive import model_of
-from torchserve_openvino.serving.loading.hub import hub_folder
+from torchserve_openvino.serving.loading.hub import hub_folder, read_config
 from torchserve_openvino.tasks.catalog import TASKS
 
 
@@ -110,8 +112,10 @@ def _pretrained(folder: Path, model: Mapping[str, Any], config: ServingConfig) -
 
             pipeline_folder(folder)
             return
-        hub_folder(folder)
-    except ModelLoadError as error:
+        scheme = scheme_of(read_config(hub_folder(folder)))
+        if task.handler == "text_generator":
+            format_of(config.openvino.generate, scheme)
+    except (ModelLoadError, ConfigError) as error:
         yield str(error).removesuffix(".")
 
 

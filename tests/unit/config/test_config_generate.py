@@ -14,7 +14,7 @@ def loaded(**section: Any) -> Any:
 
 def test_defaults_are_exact() -> None:
     found = loaded()
-    assert (found.engine, found.weights, found.kv_cache, found.dynamic_quantization) == ("genai", "f32", None, False)
+    assert (found.engine, found.weights, found.kv_cache, found.dynamic_quantization) == ("genai", "auto", None, False)
     assert (found.computation, found.cached) == ("f32", "f32")
     assert found.max_length is None and found.cache_gb is None and found.proof_prompts == ()
 
@@ -33,13 +33,13 @@ def test_values() -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"weights": "int2"}, "generate.weights"),
     ({"kv_cache": "int8"}, "generate.kv_cache"),
-    ({"kv_cache": "bf16"}, "kv_cache: bf16 does not go with weights: f32, .* set kv_cache: f32 or u8"),
+    ({"kv_cache": "bf16"}, "kv_cache: bf16 does not go with weights: auto, .* set kv_cache: f32 or u8"),
     ({"weights": "bf16", "kv_cache": "f32"}, "kv_cache: f32 does not go with weights: bf16"),
     ({"engine": "vllm"}, "generate.engine"),
     ({"max_token": 5}, "generate.max_token: .*Did you mean 'max_tokens'"),
     ({"max_tokens": 0}, "generate.max_tokens"),
     ({"max_tokens": 64, "max_length": 64}, r"max_tokens \(64\) must be less than max_length \(64\)"),
-    ({"group_size": 64}, "group_size belongs to weights: int4, not f32"),
+    ({"group_size": 64}, "group_size belongs to weights: int4, not auto"),
     ({"weights": "int4", "group_size": 0}, "group_size must be -1 or at least 1, not 0"),
     ({"cache_gb": 0}, "generate.cache_gb"),
     ({"prefix_caching": "yes"}, "generate.prefix_caching: .*true or false"),

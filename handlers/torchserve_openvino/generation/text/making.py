@@ -18,9 +18,13 @@ from torchserve_openvino.generation.text.expected import Expected, Nearness, exp
 from torchserve_openvino.generation.text.exporting import artifact
 from torchserve_openvino.generation.text.exporting.artifact import Facts
 from torchserve_openvino.generation.text.exporting.export import export
+from torchserve_openvino.generation.text.exporting.weight_format import format_of
 from torchserve_openvino.generation.text.exporting.weights import compressed
 from torchserve_openvino.generation.text.settings import EngineSettings, end_tokens, properties
-from torchserve_openvino.serving.loading.hub import load_config, load_model
+from torchserve_openvino.quantized.checkpoint import Checkpoint
+from torchserve_openvino.quantized.graph import formats_of, name_weights, pack_linears
+from torchserve_openvino.quantized.scheme import scheme_of
+from torchserve_openvino.serving.loading.hub import load_config, load_model, read_config
 
 logger = logging.getLogger(__name__)
 
@@ -34,24 +38,44 @@ class Making:
 
     Attributes:
         config: The model's configuration, from transformers.
+        weights: The format of the weights, as the report names it: ``f32``, ``int8``, ``gptq-int4`` and so on.
         model_from_cache: Whether nothing was traced or converted.
         proof_from_cache: Whether eager PyTorch did not run.
         expected: What eager PyTorch generated; empty if nothing is compared.
         nearness: How near the exported model's logits come; None if nothing is compared.
 
     Raises:
-        ModelLoadError: The folder has no configuration that can be read.
+        ModelLoadError: The folder's configuration can't be read, or names a way to quantize that is not supported.
+        ConfigError: Its weights are quantized, and should be so again.
     """
 
     def __init__(self, settings: EngineSettings, store: Store | None) -> None:
         self.config = load_config(settings.folder)
         self._settings, self._store = settings, store
-        self._fields = artifact.fields_of(artifact.folder_digest(settings.folder), settings.section)
+        self._scheme = scheme_of(read_config(settings.folder))
+        self.weights = format_of(settings.section, self._scheme)
+        own = self.weights if self._keeps_packed else ""
+        self._fields = artifact.fields_of(artifact.folder_digest(settings.folder), settings.section, own)
         self._key = make_key(artifact.KIND, self._fields)
         self._model: nn.Module | None = None
         self.model_from_cache = self.proof_from_cache = False
         self.expected: list[Expected] = []
         self.nearness: Nearness | None = None
+
+    @property
+    def _keeps_packed(self) -> bool:
+        """Whether the weights stay as the checkpoint packs them."""
+        return self._scheme is not None and self.weights == self._scheme.name
+
+    @property
+    def rounded_to(self) -> str:
+        """The format that makes the model differ from its reference in eager PyTorch.
+
+        That has the very weights of a packed checkpoint, so that nothing is rounded but the inputs of layers.
+        """
+        if not self._keeps_packed:
+            return self.weights
+        return "int8" if self._settings.section.dynamic_quantization else "f32"
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[tuple[Path, Facts]]:
@@ -76,14 +100,22 @@ class Making:
             return None
 
     def _made(self, stack: contextlib.ExitStack) -> tuple[Path, Facts]:
-        section = self._settings.section
-        exported = export(self._eager_model())
-        smaller, how = compressed(exported.model, section.weights, section.group_size)
-        facts = Facts(exported.layers, exported.vocabulary, exported.operators, how)
+        eager = self._eager_model()
+        exported = export(eager)
+        name_weights(exported.model, ((name, each.detach().numpy()) for name, each in eager.named_parameters()))
+        smaller, how = self._compressed(exported.model)
+        facts = Facts(exported.layers, exported.vocabulary, exported.operators, {**how, **formats_of(smaller)})
         folder = stack.enter_context(artifact.temporary_folder())
         ov.save_model(smaller, artifact.model_path(folder), compress_to_fp16=False)
         artifact.save(self._store, self._fields, folder, facts)
         return folder, facts
+
+    def _compressed(self, model: ov.Model) -> tuple[ov.Model, dict[str, Any]]:
+        settings, scheme = self._settings, self._scheme
+        if scheme is None or not self._keeps_packed:
+            return compressed(model, self.weights, settings.section.group_size)
+        pack_linears(model, Checkpoint(settings.folder, scheme).layers())
+        return model, {"group_size": scheme.group_size}
 
     def refer(self, folder: Path, facts: Facts, length: int) -> None:
         """Finds or makes the reference of the proof, then frees the eager model.

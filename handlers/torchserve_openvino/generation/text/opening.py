@@ -121,7 +121,7 @@ def _proven(engine: GenAIEngine, making: Making, settings: EngineSettings) -> Pr
     if making.nearness is None:
         return None
     used = properties(settings)
-    forms = (settings.section.weights, used["INFERENCE_PRECISION_HINT"], used["KV_CACHE_PRECISION"])
+    forms = (making.rounded_to, used["INFERENCE_PRECISION_HINT"], used["KV_CACHE_PRECISION"])
     proof = prove(engine, making.expected, making.nearness, map(str, forms), settings.verify)
     if proof.passed:
         return proof
@@ -139,7 +139,7 @@ def _report(
     section = settings.section
     return {
         "engine": section.engine,
-        "weights": section.weights,
+        "weights": making.weights,
         "compression": dict(facts.compression),
         "kv_cache": section.cached,
         "dynamic_quantization": section.dynamic_quantization,

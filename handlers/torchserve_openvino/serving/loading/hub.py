@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.quantized.scheme import scheme_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -72,22 +73,33 @@ def read_config(folder: Path) -> dict[str, Any]:
 def load_model(folder: Path, loader: str, may_lack: str = "") -> "nn.Module":
     """Loads a model in evaluation mode, in float32 unless its configuration says otherwise.
 
+    Quantized weights (GPTQ, AWQ) become the float32 numbers that they stand for.
+
     Args:
         folder: What `save_pretrained` wrote.
         loader: A class of transformers, such as ``AutoModelForTokenClassification``.
         may_lack: A submodule that is removed, instead of being random, if the folder has no weights for it.
 
     Raises:
-        ModelLoadError: transformers is not installed, has no such model, or weights are missing or do not fit.
+        ModelLoadError: transformers is not installed, has no such model, weights are missing or do not fit, or they
+            are quantized in a way that is not supported.
     """
+    scheme = scheme_of(read_config(folder))
     with offline():
         classes = _transformers()
         safe = any(folder.glob("*.safetensors"))
+        how = {
+            "local_files_only": True, "trust_remote_code": False, "weights_only": True, "output_loading_info": True,
+            "ignore_mismatched_sizes": True,
+        }  # fmt: skip
         try:
-            model, info = getattr(classes, loader).from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False, use_safetensors=safe, weights_only=True,
-                output_loading_info=True, ignore_mismatched_sizes=True,
-            )  # fmt: skip
+            if scheme is None:
+                model, info = getattr(classes, loader).from_pretrained(folder, use_safetensors=safe, **how)
+            else:
+                # Imported here: it imports torch.
+                from torchserve_openvino.serving.loading.packed import load_dequantized
+
+                model, info = load_dequantized(folder, scheme, load_config(folder), getattr(classes, loader), how)
         except (OSError, ValueError, RuntimeError, ImportError, KeyError, pickle.UnpicklingError) as error:
             raise ModelLoadError(f"{loader} cannot load {folder.name}: {_first_line(error)}") from error
     missing = sorted(info.get("missing_keys", ()))

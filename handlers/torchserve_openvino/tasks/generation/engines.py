@@ -15,8 +15,10 @@ from torchserve_openvino.generation.text.engine import Engine
 from torchserve_openvino.generation.text.exporting.architecture import length_of
 from torchserve_openvino.generation.text.opening import Opened, open_engine
 from torchserve_openvino.generation.text.settings import EngineSettings, end_tokens, properties
+from torchserve_openvino.quantized.scheme import scheme_of
 from torchserve_openvino.report import Tracker
 from torchserve_openvino.report.tracker import GraphRecord, PartitionRecord
+from torchserve_openvino.serving.loading.hub import read_config
 from torchserve_openvino.serving.threads import ThreadPlan
 
 _ASYNC = "asyncCommunication"
@@ -175,7 +177,9 @@ def _in_eager(model: Any, place: Place) -> Generator:
     engine = EagerEngine(
         model, max_length=max_length, max_waiting=section.max_waiting, eos=end_tokens(place.folder)
     )  # fmt: skip
-    return Generator(engine, tracker, {"engine": "eager", "max_length": max_length})
+    scheme = scheme_of(read_config(place.folder))
+    weights = {} if scheme is None else {"weights": f"f32 (dequantized {scheme.name})"}
+    return Generator(engine, tracker, {"engine": "eager", **weights, "max_length": max_length})
 
 
 def check(config: ServingConfig, batch_size: int) -> None:

@@ -35,7 +35,7 @@ class Facts:
         layers: What each layer caches.
         vocabulary: How many tokens it knows.
         operators: ATen operators of the exported graph, all of them converted.
-        compression: What was chosen for compressed weights.
+        compression: What was chosen for compressed weights, and how many weights have which format.
     """
 
     layers: tuple[CacheShape, ...]
@@ -73,18 +73,19 @@ def folder_digest(folder: Path) -> str:
     return found.hexdigest()
 
 
-def fields_of(model: str, section: GenerateSection) -> dict[str, Any]:
+def fields_of(model: str, section: GenerateSection, own: str = "") -> dict[str, Any]:
     """Returns the fields of an exported model's key.
 
     Args:
         model: The result of `folder_digest`.
         section: `handler.openvino.generate`.
+        own: The checkpoint's own format, if its packed weights are kept.
     """
     # bf16 is a precision of computation: OpenVINO rounds the weights while it compiles.
-    form = "f32" if section.weights == "bf16" else section.weights
+    form = own or ("f32" if section.weights in {"auto", "bf16"} else section.weights)
     return {
         **versions(),
-        "exporter": source_digest("generation/text/exporting"),
+        "exporter": source_digest("generation/text/exporting", "quantized"),
         "transformers": metadata.version("transformers"),
         "model": model,
         "weights": form,

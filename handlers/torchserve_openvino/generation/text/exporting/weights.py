@@ -5,14 +5,13 @@ from typing import Any
 
 import openvino as ov
 
-from torchserve_openvino.config.generate_sections import WeightFormat
 from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.generation.text.exporting.weight_format import COMPRESSED
 
-COMPRESSED = ("int8", "int4")
 _GROUPS = (64, 32, 16)
 
 
-def compressed(model: ov.Model, weights: WeightFormat, group_size: int | None) -> tuple[ov.Model, dict[str, Any]]:
+def compressed(model: ov.Model, weights: str, group_size: int | None) -> tuple[ov.Model, dict[str, Any]]:
     """Compresses the weights of linear layers and embeddings, symmetrically around 0.
 
     ``int8`` has a scale for each row. ``int4`` has one for each group of a row; embeddings and the last layer stay in
@@ -20,7 +19,7 @@ def compressed(model: ov.Model, weights: WeightFormat, group_size: int | None) -
 
     Args:
         model: Changed where its format is compressed.
-        weights: `generate.weights`.
+        weights: The format, as `weight_format.format_of` gives it.
         group_size: `generate.group_size`.
 
     Returns:
