@@ -6,7 +6,6 @@ them into the memory that the next call takes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,32 +15,29 @@ from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 from torchserve_openvino.errors import GenerationError
 
 
-@dataclass(frozen=True)
 class Written:
     """Where new tokens go among the places of a cache.
 
-    Attributes:
+    Args:
         start: Place of the first, int64 scalar; those before it hold tokens.
-        inside: Which places get a new token, bool ``[places, 1]``.
-        index: Which new token each place gets, int64 ``[places]``; None for a single token.
+        count: How many there are.
+        places: How many places.
+
+    Attributes:
+        start: As above.
     """
 
-    start: Tensor
-    inside: Tensor
-    index: Tensor | None
-
-    @classmethod
-    def of(cls, start: Tensor, count: int, places: int) -> "Written":
-        """For ``count`` new tokens from the place ``start`` on."""
+    def __init__(self, start: Tensor, count: int, places: int) -> None:
         which = torch.arange(places) - start
-        inside = (which >= 0) & (which < count)
-        # Places outside get any token, and then keep their own.
-        return cls(start, inside[:, None], which.clamp(0, count - 1) if count > 1 else None)
+        self.start = start
+        self._inside = ((which >= 0) & (which < count))[:, None]
+        # Which new token each place gets; places outside get any, and then keep their own.
+        self._index = which.clamp(0, count - 1) if count > 1 else None
 
     def into(self, old: Tensor, new: Tensor) -> Tensor:
         """Returns ``[batch, heads, places, features]`` with the new tokens' in their places."""
-        spread = new if self.index is None else new.index_select(2, self.index)
-        return torch.where(self.inside, spread, old)
+        spread = new if self._index is None else new.index_select(2, self._index)
+        return torch.where(self._inside, spread, old)
 
 
 class _Layer(CacheLayerMixin):

@@ -57,7 +57,7 @@ class EagerWork:
         return logits
 
     def _begun(self) -> dict[str, Any]:
-        """Returns the arguments that hold what was computed; the cache's name depends on the version of transformers."""
+        """Returns the arguments that hold what was computed; the cache's name depends on transformers' version."""
         # Imported here: it takes seconds, which only workers of models of transformers need.
         from transformers import DynamicCache, EncoderDecoderCache
 
