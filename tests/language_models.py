@@ -62,7 +62,7 @@ def seq2seq(kind: str, **changes: Any) -> Any:
     common = {"vocab_size": VOCABULARY, "eos_token_id": EOS, "pad_token_id": 0}
     if kind == "t5":
         common |= {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "initializer_factor": 3.0}
-        config: Any = transformers.T5Config(**common, decoder_start_token_id=0, **changes)
+        config: Any = transformers.T5Config(**{**common, "decoder_start_token_id": 0, **changes})
         kind = "T5"
     else:
         common |= {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,

@@ -22,6 +22,7 @@ class Task:
         prepared_by: What turns inputs into tensors, or tensors into texts: ``tokenizer``, ``ctc_tokenizer``,
             ``image_processor``, ``feature_extractor``.
         may_lack: A submodule that the task can do without, if a model's folder has no weights for it.
+        encoder_loader: The class of transformers that loads its models with an encoder and a decoder, if it takes them.
     """
 
     handler: str
@@ -35,6 +36,7 @@ class Task:
     template: str = "cpu-latency"
     prepared_by: tuple[str, ...] = ()
     may_lack: str = ""
+    encoder_loader: str = ""
 
 
 _TEXT: Mapping[str, Any] = {
@@ -161,6 +163,7 @@ _ALL = (
         extra="generate",
         template="text-generation",
         prepared_by=("tokenizer",),
+        encoder_loader="AutoModelForSeq2SeqLM",
     ),
     Task("sentence_embedder", "a text", "[numbers]", "sentence-similarity", "AutoModel", ("Model",), **_TEXT),
     Task(
@@ -250,6 +253,16 @@ _SYNONYMS = {
 }
 
 
+def loader_of(task: Task, config: Mapping[str, Any]) -> str:
+    """Returns the class of transformers that loads a model for a task.
+
+    Args:
+        task: The task.
+        config: Content of the model's ``config.json``.
+    """
+    return task.encoder_loader if task.encoder_loader and config.get("is_encoder_decoder") else task.loader
+
+
 def guessed(config: Mapping[str, Any], *, pools: bool = False) -> Guess:
     """Guesses a model's task from its ``config.json``.
 
@@ -271,9 +284,18 @@ def guessed(config: Mapping[str, Any], *, pools: bool = False) -> Guess:
             return Guess(TASKS["zero_shot_classifier"], "its label 'entailment'")
         if len(labels) == 1 or config.get("num_labels") == 1:
             return Guess(TASKS["reranker"], "its only label")
+    if name.endswith("ForConditionalGeneration"):
+        return _guessed_conditional(name, config)
     for task in TASKS.values():
         if name.endswith(task.heads) and task.heads:
             return Guess(task, f"the architecture {name}")
+    return Guess(None, f"no task of this package is known for the architecture {name}")
+
+
+def _guessed_conditional(name: str, config: Mapping[str, Any]) -> Guess:
+    """Guesses for a model with an encoder; that of pictures and sounds has the same name."""
+    if config.get("is_encoder_decoder") and not config.keys() & {"vision_config", "audio_config"}:
+        return Guess(TASKS["text_generator"], f"the architecture {name}")
     return Guess(None, f"no task of this package is known for the architecture {name}")
 
 

@@ -43,6 +43,9 @@ class Written:
 class _Layer(CacheLayerMixin):
     """What the layers below share: memory that is there from the start."""
 
+    keys: Any
+    values: Any
+
     def __init__(self, keys: Tensor | None, values: Tensor | None) -> None:
         super().__init__()
         self.keys, self.values = keys, values

@@ -6,7 +6,6 @@ once for each distance, by the model itself.
 """
 
 import copy
-import functools
 import inspect
 from typing import Any
 
@@ -35,7 +34,6 @@ class _ByTable:
         return found.permute(2, 0, 1)[None]
 
 
-@functools.cache
 def _tabled(kind: type) -> type:
     return type(f"{kind.__name__}ByTable", (_ByTable, kind), {"__module__": __name__})
 

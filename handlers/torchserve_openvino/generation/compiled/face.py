@@ -7,13 +7,14 @@ long recordings). Its own cache is replaced at the first call of a sequence, thr
 import copy
 import functools
 import inspect
+import types
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchserve_openvino.errors import InvalidInputError
-from torchserve_openvino.generation.compiled.layout import IDS, encoder_of
+from torchserve_openvino.generation.compiled.layout import IDS, encoder_of, model_input
 from torchserve_openvino.generation.compiled.model import CompiledGeneration
 
 # Arguments of forward that ask for what the graphs do not give.
@@ -37,7 +38,7 @@ def generating(compiled: CompiledGeneration) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return forward(*args, **kwargs)
 
-    face.forward = call.__get__(face)
+    face.forward = types.MethodType(call, face)
     if compiled.layout.encodes:
         encoder = _Encoder(compiled)
         face.get_encoder = lambda modality=None: encoder
@@ -61,7 +62,7 @@ class _Encoder:
         given = inspect.signature(self._original.forward).bind(*args, **kwargs).arguments
         given |= given.pop("kwargs", {})
         _refuse(given)
-        values = given[self._compiled.model.main_input_name]
+        values = given[model_input(self._compiled.model)]
         texts = not values.is_floating_point()
         return BaseModelOutput(self._compiled.encode(values, given.get("attention_mask") if texts else None))
 
@@ -111,7 +112,7 @@ class _Forward:
         if outputs is not None:
             found: Tensor = outputs[0]
             return found
-        values = given.get(self._compiled.model.main_input_name)
+        values = given.get(model_input(self._compiled.model))
         if values is None:
             raise InvalidInputError("a model with an encoder needs its input, or encoder_outputs")
         texts = not values.is_floating_point()

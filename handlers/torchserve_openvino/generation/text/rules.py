@@ -14,7 +14,7 @@ _UNSUPPORTED = (
     "encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "exponential_decay_length_penalty", "guidance_scale",
     "sequence_bias", "watermarking_config",
 )  # fmt: skip
-_NEUTRAL = (None, 0, 1, 1.0, [], {})
+_NEUTRAL: tuple[Any, ...] = (None, 0, 1, 1.0, [], {})
 
 
 class Rules:
@@ -23,12 +23,11 @@ class Rules:
     Args:
         config: The model's generation configuration.
         eos: Tokens that end a sequence.
-        first: How many of a sequence's tokens are the model's own beginning (an encoder's model has one); None where
-            they are the prompt.
+        encodes: Whether the prompt goes to an encoder, so that the decoder's first token may be forced.
     """
 
-    def __init__(self, config: Any, eos: frozenset[int], first: int | None) -> None:
-        self._config, self._eos, self._first = config, sorted(eos), first
+    def __init__(self, config: Any, eos: frozenset[int], *, encodes: bool) -> None:
+        self._config, self._eos, self._encodes = config, sorted(eos), encodes
         self.unsupported = tuple(name for name in _UNSUPPORTED if getattr(config, name, None) not in _NEUTRAL)
         self._made = _made(config, self._eos)
 
@@ -47,7 +46,7 @@ class Rules:
         for rule in self._made:
             scores = rule(ids, scores)
         forced = getattr(self._config, "forced_bos_token_id", None)
-        if forced is not None and self._first is not None and generated == 0:
+        if forced is not None and self._encodes and generated == 0:
             return _only(scores[0], [forced])
         last = getattr(self._config, "forced_eos_token_id", None)
         if last is not None and generated == most - 1:
