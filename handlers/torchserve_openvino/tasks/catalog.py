@@ -223,6 +223,12 @@ AUDIO_MODELS = frozenset({
     "data2vec-audio", "audio-spectrogram-transformer", "whisper",
 })  # fmt: skip
 
+# Models with an encoder and a decoder of texts.
+TEXT_TO_TEXT_MODELS = frozenset({
+    "t5", "mt5", "umt5", "longt5", "switch_transformers", "bart", "mbart", "plbart", "led", "pegasus", "pegasus_x",
+    "bigbird_pegasus", "marian", "m2m_100", "blenderbot", "blenderbot-small", "prophetnet", "fsmt",
+})  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Guess:
@@ -260,7 +266,8 @@ def loader_of(task: Task, config: Mapping[str, Any]) -> str:
         task: The task.
         config: Content of the model's ``config.json``.
     """
-    return task.encoder_loader if task.encoder_loader and config.get("is_encoder_decoder") else task.loader
+    encodes = config.get("is_encoder_decoder", config.get("model_type") in TEXT_TO_TEXT_MODELS)
+    return task.encoder_loader if task.encoder_loader and encodes else task.loader
 
 
 def guessed(config: Mapping[str, Any], *, pools: bool = False) -> Guess:
@@ -284,7 +291,7 @@ def guessed(config: Mapping[str, Any], *, pools: bool = False) -> Guess:
             return Guess(TASKS["zero_shot_classifier"], "its label 'entailment'")
         if len(labels) == 1 or config.get("num_labels") == 1:
             return Guess(TASKS["reranker"], "its only label")
-    if name.endswith("ForConditionalGeneration"):
+    if name.endswith(("ForConditionalGeneration", "MTModel")):
         return _guessed_conditional(name, config)
     for task in TASKS.values():
         if name.endswith(task.heads) and task.heads:
@@ -293,8 +300,8 @@ def guessed(config: Mapping[str, Any], *, pools: bool = False) -> Guess:
 
 
 def _guessed_conditional(name: str, config: Mapping[str, Any]) -> Guess:
-    """Guesses for a model with an encoder; that of pictures and sounds has the same name."""
-    if config.get("is_encoder_decoder") and not config.keys() & {"vision_config", "audio_config"}:
+    """Guesses for a model with an encoder and a decoder; those of pictures and sounds have such names, too."""
+    if config.get("model_type") in TEXT_TO_TEXT_MODELS:
         return Guess(TASKS["text_generator"], f"the architecture {name}")
     return Guess(None, f"no task of this package is known for the architecture {name}")
 

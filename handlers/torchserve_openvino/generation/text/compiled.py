@@ -15,6 +15,7 @@ from torchserve_openvino.generation.text.eager import EagerSteps, first_token
 from torchserve_openvino.generation.text.engine import Sampling, Stream
 from torchserve_openvino.generation.text.expected import RIVALS, Expected, Nearness, nearness_of
 from torchserve_openvino.generation.text.exporting.architecture import USUAL_LENGTH, bounds
+from torchserve_openvino.generation.text.settings import check_device
 from torchserve_openvino.generation.text.stepping import SteppingEngine, Steps
 
 _KEY = "handler.openvino.generate"
@@ -111,8 +112,7 @@ def check(section: GenerateSection, device: str) -> None:
     Raises:
         ConfigError: With the key, and what to do.
     """
-    if device != "CPU":
-        raise ConfigError(f"is {device}; text generation is tested on CPU only. Set CPU.", key="options.device")
+    check_device(section, device)
     for key, wrong in {
         "weights": section.weights in {"int8", "int4"},
         "kv_cache": section.kv_cache not in {None, "f32"},
