@@ -56,7 +56,8 @@ def test_prompts_streams_and_openai(served: str, server: TorchServeProcess, fold
     whole = client.completions.create(model=served, prompt=PROMPTS[2], max_tokens=MOST, temperature=0, logprobs=3)
     assert whole.choices[0].text == text_of(wanted[2]) and whole.usage is not None
     assert whole.usage.completion_tokens == len(wanted[2])
-    assert whole.choices[0].logprobs is not None and len(whole.choices[0].logprobs.top_logprobs[0]) == 3
+    # Two tokens may have the same text.
+    assert whole.choices[0].logprobs is not None and 1 <= len(whole.choices[0].logprobs.top_logprobs[0]) <= 3
     with pytest.raises(openai.BadRequestError, match="template"):
         client.chat.completions.create(model=served, messages=[{"role": "user", "content": "Hello"}])
     assert httpx.post(url, json={"prompt": "x " * 200}, timeout=120).status_code == 400
@@ -65,5 +66,5 @@ def test_prompts_streams_and_openai(served: str, server: TorchServeProcess, fold
     assert generate["engine"] == "compile" and "has an encoder" in generate["why"]
     assert generate["passed"] and generate["tokens_compared"] == generate["tokens_equal"] > 0
     assert report["summary"]["coverage"] == 1 and report["summary"]["fallbacks"] == 0
-    assert report["compiles_after_ready"] == 0
+    assert report["serving"]["compiles_after_ready"] == 0
     assert report["cache"]["traces"] == report["cache"]["compiles"] == 0, "the archive holds the graphs"

@@ -13,7 +13,9 @@ from torchserve_openvino.errors import BusyError, ConfigError, GenerationError, 
 from torchserve_openvino.generation.compiled.face import generating
 from torchserve_openvino.generation.text.choosing import choose
 from torchserve_openvino.generation.text.compiled import places_of
+from torchserve_openvino.generation.text.eager import EagerEngine
 from torchserve_openvino.generation.text.engine import Piece, Sampling
+from torchserve_openvino.generation.text.rules import Rules
 from torchserve_openvino.serving.threads import plan_threads
 from torchserve_openvino.tasks.generation.compiling import Compiled, open_compiled
 
@@ -115,13 +117,35 @@ def test_transformers_generate_by_the_same_graphs(kind: str, served: Callable[[s
     assert one.opened.tracker.builds == one.builds, "nothing is compiled after the start"
     with pytest.raises(InvalidInputError, match="41 tokens; (at most 40 were compiled|the encoder takes 1 to 40)"):
         one.face.generate(torch.ones(1, 41, dtype=torch.int64), max_new_tokens=2)
-    with pytest.raises(InvalidInputError, match="without cache_implementation"):
-        one.face.generate(ids, attention_mask=mask, max_new_tokens=2, cache_implementation="static")
+    if kind != "bloom":
+        with pytest.raises(InvalidInputError, match="without cache_implementation"):
+            one.face.generate(ids, attention_mask=mask, max_new_tokens=2, cache_implementation="static")
     with pytest.raises(InvalidInputError, match="output_attentions is not supported"):
         one.face.generate(
             ids, attention_mask=mask, max_new_tokens=2, output_attentions=True, return_dict_in_generate=True
         )
     assert "forward" not in vars(one.model), "the original is as it was"
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_what_the_model_demands_of_its_tokens(kind: str) -> None:
+    model = seq2seq(kind)
+    config = model.generation_config
+    demands: list[dict[str, Any]] = [
+        {"forced_bos_token_id": 7, "forced_eos_token_id": EOS, "no_repeat_ngram_size": 2},
+        {"suppress_tokens": [5, 6, 8], "begin_suppress_tokens": [EOS, 9], "min_length": 6},
+        {"bad_words_ids": [[11], [12, 13]], "min_new_tokens": 4},
+    ]
+    for given in demands:
+        config.update(**given)
+        rule = Rules(config, frozenset({EOS}), encodes=True)
+        engine = EagerEngine(model, max_length=64, max_waiting=9, eos=frozenset({EOS}), rule=rule)
+        for prompt in prompts(9, 4):
+            assert tokens(list(engine.submit(prompt, Sampling(8)))) == written(model, prompt, max_new_tokens=8), given
+        engine.close()
+        config.update(**dict.fromkeys(given))
+    config.update(encoder_no_repeat_ngram_size=2)
+    assert Rules(config, frozenset(), encodes=True).unsupported == ("encoder_no_repeat_ngram_size",)
 
 
 def test_choices_seeds_and_log_probabilities(served: Callable[[str], Served]) -> None:
@@ -153,9 +177,10 @@ def test_limits_cancelling_and_the_end(served: Callable[[str], Served]) -> None:
     ):
         with pytest.raises(InvalidInputError, match=message):
             engine.submit(wrong, sampling)
-    streams = [engine.submit(prompt, Sampling(30, ignore_eos=True))]
+    streams = []
     with pytest.raises(BusyError, match="already wait"):
-        streams += [engine.submit(prompt, Sampling(30, ignore_eos=True)) for _ in range(50)]
+        while True:
+            streams.append(engine.submit(prompt, Sampling(30, ignore_eos=True)))
     streams[-1].cancel()
     assert list(streams[-1])[-1].finish == "cancelled"
     assert len(tokens(list(streams[0]))) == 30
@@ -239,7 +264,7 @@ def test_the_engine_is_chosen_by_the_model() -> None:
         (tiny("bloom"), "BloomForCausalLM"),
     ):
         assert chosen(model).engine == "compile" and why in chosen(model).why
-    assert chosen(tiny("mistral"), max_length=400).engine == "compile"
+    assert chosen(tiny("mistral"), max_length=400, max_tokens=9).engine == "compile"
 
 
 def test_lengths() -> None:

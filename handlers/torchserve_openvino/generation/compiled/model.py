@@ -149,7 +149,8 @@ class CompiledGeneration:
         count = min(size, asked)
         given: list[Tensor] = [_widened(ids[:, :count], size)]
         if layout.mask:
-            given.append(_widened(mask.to(torch.int64) if mask is not None else ids[:, :0], places, fill=1))
+            seen = ids[:, :0] if mask is None else mask[:, : past + asked].to(torch.int64)
+            given.append(_widened(seen, places, fill=1))
         if layout.positions:
             counted = torch.arange(past, past + count).expand(batch, count) if positions is None else positions
             given.append(_widened(counted[:, :count], size))

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.generation.text.exporting.export import cache_argument
-from torchserve_openvino.generation.text.stepping import Rule, StepLimits, SteppingEngine
+from torchserve_openvino.generation.text.limits import StepLimits
+from torchserve_openvino.generation.text.stepping import Rule, SteppingEngine
 
 
 class EagerSteps:

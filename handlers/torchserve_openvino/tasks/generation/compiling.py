@@ -13,10 +13,11 @@ from torchserve_openvino.generation.text import compiled
 from torchserve_openvino.generation.text.compiled import CompiledSteps, Whole
 from torchserve_openvino.generation.text.eager import EagerSteps
 from torchserve_openvino.generation.text.expected import proof_prompts
+from torchserve_openvino.generation.text.limits import StepLimits
 from torchserve_openvino.generation.text.proof import Proof, prove
 from torchserve_openvino.generation.text.rules import Rules
 from torchserve_openvino.generation.text.settings import end_tokens
-from torchserve_openvino.generation.text.stepping import StepLimits, SteppingEngine
+from torchserve_openvino.generation.text.stepping import SteppingEngine
 from torchserve_openvino.report import Tracker
 from torchserve_openvino.serving.loading.hub import load_config, load_model
 from torchserve_openvino.serving.policy import admit

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from torchserve_openvino.errors import InvalidInputError
 from torchserve_openvino.generation.text.engine import Finish, Piece, Sampling, Token
 from torchserve_openvino.generation.text.genai.pipeline import PAGE, End, News, Running
-from torchserve_openvino.generation.text.stepping import check_sampling
+from torchserve_openvino.generation.text.limits import check_sampling
 from torchserve_openvino.generation.text.stream import PromptStream
 
 
