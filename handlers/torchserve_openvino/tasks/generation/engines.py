@@ -207,7 +207,11 @@ def _in_eager(model: Any, place: Place) -> Generator:
     tracker.add_note("pt2.compile.enable is false: the model generates in eager PyTorch, one sequence after the other")
     section, eos = place.config.openvino.generate, end_tokens(place.folder)
     encodes = bool(getattr(model.config, "is_encoder_decoder", False))
-    max_length = (places_of if encodes else length_of)(model.config, section.max_length)
+    try:
+        max_length = length_of(model.config, section.max_length)
+    except ModelLoadError:
+        # What OpenVINO GenAI does not compute, eager PyTorch does.
+        max_length = places_of(model.config, section.max_length)
     rule = Rules(model.generation_config, eos, encodes=True) if encodes else None
     engine = EagerEngine(model, max_length=max_length, max_waiting=section.max_waiting, eos=eos, rule=rule)
     return Generator(engine, tracker, {"engine": "eager", "max_length": max_length})

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torchserve_openvino.errors import ItemError, NotExplainedError, PayloadTooLargeError
+from torchserve_openvino.errors import ForbiddenFallbackError, ItemError, NotExplainedError, PayloadTooLargeError
 from torchserve_openvino.generation.text.engine import Engine
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.base import model_name
@@ -198,6 +198,7 @@ class TextGenerator(HubHandler):
         calls = [self._request(item, context, place) for place, item in enumerate(data)]
         self._count(calls)
         self._finish(calls, context, [call.streams for call in calls])
+        self._check_policy(calls)
         bodies = []
         for place, call in enumerate(calls):
             bodies.append(call.pieces() if call.streams else self._settled(context, place, call))
@@ -210,6 +211,7 @@ class TextGenerator(HubHandler):
             call = self._request(data[0], context, 0)
             self._count([call])
             self._finish([call], context, [call.streams])
+            self._check_policy([call])
         except Exception as error:
             call.fail(server_fault(error))
         if call.streams:
@@ -245,6 +247,16 @@ class TextGenerator(HubHandler):
         if self._measures is not None and (metrics := metrics_of(context)) is not None:
             for exchange in exchanges:
                 self._measures.answered(metrics, exchange)
+
+    def _check_policy(self, calls: Sequence[Call]) -> None:
+        """Refuses requests during which something fell back that the policy refuses; whose it was, no one can tell."""
+        if self.state is None:
+            return
+        try:
+            self.state.watch.check()
+        except ForbiddenFallbackError as error:
+            for call in calls:
+                call.fail(error)
 
     def _count(self, calls: Sequence[Call]) -> None:
         self.counters.add("requests", len(calls))
