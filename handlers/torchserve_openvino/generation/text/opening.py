@@ -10,7 +10,7 @@ import psutil
 
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config.generate_sections import GenerateSection
-from torchserve_openvino.errors import ConfigError, ModelLoadError, VerificationError
+from torchserve_openvino.errors import ConfigError, VerificationError
 from torchserve_openvino.generation.text.exporting.architecture import length_of
 from torchserve_openvino.generation.text.exporting.artifact import Facts
 from torchserve_openvino.generation.text.genai.batching import GenAIEngine
@@ -46,7 +46,7 @@ class Opened:
 
 
 def open_engine(settings: EngineSettings, store: Store | None) -> Opened:
-    """Makes the engine of `generate.engine`, and proves it.
+    """Makes the engine `genai`, and proves it.
 
     Args:
         settings: What to open.
@@ -58,11 +58,6 @@ def open_engine(settings: EngineSettings, store: Store | None) -> Opened:
         VerificationError: It generates something else than eager PyTorch, and `verify.on_violation` is ``refuse``.
     """
     section = settings.section
-    if section.engine != "genai":
-        raise ModelLoadError(
-            "generate.engine: compile is not available yet: it needs a cache of fixed size, a compiled prefill for "
-            "each length and a compiled step. Use generate.engine: genai."
-        )
     started = time.perf_counter()
     check_device(section, settings.device)
     making = Making(settings, store)
@@ -138,7 +133,7 @@ def _report(
 ) -> dict[str, Any]:  # fmt: skip
     section = settings.section
     return {
-        "engine": section.engine,
+        "engine": "genai",
         "weights": making.weights,
         "compression": dict(facts.compression),
         "kv_cache": section.cached,

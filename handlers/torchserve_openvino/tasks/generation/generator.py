@@ -11,7 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torchserve_openvino.errors import BusyError, ItemError, NotExplainedError, PayloadTooLargeError
+from torchserve_openvino.errors import (
+    BusyError,
+    ForbiddenFallbackError,
+    ItemError,
+    NotExplainedError,
+    PayloadTooLargeError,
+)
 from torchserve_openvino.generation.text.engine import Engine
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.base import model_name
@@ -126,7 +132,7 @@ class TextGenerator(HubHandler):
         wire.one_at_a_time(context)
         if self._is_describe():
             return self._awaited(lambda: [self.describe_handle()])
-        if _in_event_loop():
+        if wire.awaits():
             return self._awaited(lambda: self._alone(data, context))
         state = self.state
         assert state is not None
@@ -149,7 +155,7 @@ class TextGenerator(HubHandler):
         def answered() -> list[Any]:
             return answer_enveloped(envelope, data, context, answer_items, self.counters)
 
-        return self._awaited(lambda: self._alone_enveloped(answered, context)) if _in_event_loop() else answered()
+        return self._awaited(lambda: self._alone_enveloped(answered, context)) if wire.awaits() else answered()
 
     def _alone_enveloped(self, answered: Callable[[], list[Any]], context: Any) -> list[Any]:
         """Answers the only request of a call, in a thread of its own; raises nothing."""
@@ -163,7 +169,7 @@ class TextGenerator(HubHandler):
 
     def _awaited(self, run: Callable[[], list[Any]]) -> list[Any] | Coroutine[Any, Any, list[Any]]:
         """Returns the result; in an event loop, what waits for it without keeping the loop."""
-        if not _in_event_loop():
+        if not wire.awaits():
             return run()
 
         async def wait() -> list[Any]:
@@ -195,6 +201,7 @@ class TextGenerator(HubHandler):
         calls = [self._request(item, context, place) for place, item in enumerate(data)]
         self._count(calls)
         self._finish(calls, context, [call.streams for call in calls])
+        self._check_policy(calls)
         bodies = []
         for place, call in enumerate(calls):
             bodies.append(call.pieces() if call.streams else self._settled(context, place, call))
@@ -207,6 +214,7 @@ class TextGenerator(HubHandler):
             call = self._request(data[0], context, 0)
             self._count([call])
             self._finish([call], context, [call.streams])
+            self._check_policy([call])
         except Exception as error:
             call.fail(server_fault(error))
         if call.streams:
@@ -240,6 +248,16 @@ class TextGenerator(HubHandler):
         if self._measures is not None and (metrics := metrics_of(context)) is not None:
             for exchange in exchanges:
                 self._measures.answered(metrics, exchange)
+
+    def _check_policy(self, calls: Sequence[Call]) -> None:
+        """Refuses requests during which something fell back that the policy refuses; whose it was, no one can tell."""
+        if self.state is None:
+            return
+        try:
+            self.state.watch.check()
+        except ForbiddenFallbackError as error:
+            for call in calls:
+                call.fail(error)
 
     def _count(self, calls: Sequence[Call]) -> None:
         self.counters.add("requests", len(calls))
@@ -306,11 +324,3 @@ class TextGenerator(HubHandler):
             set_status(context, place, status_of(answer))
         context.set_response_content_type(place, "application/json")
         return shown(answer)
-
-
-def _in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -13,6 +13,7 @@ what it relies on:
 - A response whose message has another status than 200 is sent to all requests in flight. So nothing may be raised.
 """
 
+import asyncio
 import socket
 import threading
 from http import HTTPStatus
@@ -33,6 +34,15 @@ class _OneAtATime(socket.socket):
         """Sends everything before another thread's message begins."""
         with _writing:
             super().sendall(*arguments)
+
+
+def awaits() -> bool:
+    """Whether TorchServe awaits the handler: it is called in an event loop (``asyncCommunication``)."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def one_at_a_time(context: Any) -> None:

@@ -7,6 +7,7 @@ from torchserve_openvino.errors import GenerationError, InvalidInputError
 from torchserve_openvino.generation.text.engine import Finish, Piece, Sampling, Token
 from torchserve_openvino.generation.text.genai.messages import End, News
 from torchserve_openvino.generation.text.genai.pipeline import PAGE
+from torchserve_openvino.generation.text.limits import check_sampling
 from torchserve_openvino.generation.text.stream import PromptStream
 
 
@@ -76,7 +77,8 @@ def checked(prompt: tuple[int, ...], sampling: Sampling, limits: EngineLimits) -
         raise InvalidInputError(
             f"token {wrong} of the prompt is {prompt[wrong]}; tokens are 0 to {limits.vocabulary - 1}."
         )
-    _check_sampling(sampling)
+    most = 1 if sampling.temperature == 0 and sampling.repetition_penalty == 1 else 0
+    check_sampling(sampling, most, ": OpenVINO GenAI gives the chosen token's log probability, no others")
     length = len(prompt) + sampling.max_tokens
     if length > limits.max_length:
         raise InvalidInputError(
@@ -91,27 +93,6 @@ def checked(prompt: tuple[int, ...], sampling: Sampling, limits: EngineLimits) -
             f"which has {limits.pages * PAGE} (generate.cache_gb)."
         )
     return Prompt(prompt, sampling, pages)
-
-
-def _check_sampling(sampling: Sampling) -> None:
-    """Raises InvalidInputError for a parameter out of range."""
-    most = 1 if sampling.temperature == 0 and sampling.repetition_penalty == 1 else 0
-    rules = {
-        "max_tokens must be at least 1": sampling.max_tokens >= 1,
-        "n must be at least 1": sampling.n >= 1,
-        "temperature must be 0 (greedy) or more": 0 <= sampling.temperature < math.inf,
-        "top_p must be above 0, and at most 1": 0 < sampling.top_p <= 1,
-        "top_k must be 0 (all) or more": sampling.top_k >= 0,
-        "repetition_penalty must be above 0": 0 < sampling.repetition_penalty < math.inf,
-        "logprobs must be 0 or more": sampling.logprobs is None or sampling.logprobs >= 0,
-        f"logprobs can be at most {most} here: OpenVINO GenAI gives the chosen token's log probability, no others": (
-            sampling.logprobs is None or sampling.logprobs <= most
-        ),
-    }
-    for rule, holds in rules.items():
-        if not holds:
-            name = rule.split()[0]
-            raise InvalidInputError(f"{rule}; it is {getattr(sampling, name)}.")
 
 
 def pass_on(prompt: Prompt, live: Live, news: News) -> None:
