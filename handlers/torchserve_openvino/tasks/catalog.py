@@ -22,6 +22,7 @@ class Task:
         prepared_by: What turns inputs into tensors, or tensors into texts: ``tokenizer``, ``ctc_tokenizer``,
             ``image_processor``, ``feature_extractor``.
         may_lack: A submodule that the task can do without, if a model's folder has no weights for it.
+        writer: The class that loads those of its models that write text token by token; empty if ``loader`` does.
     """
 
     handler: str
@@ -35,6 +36,7 @@ class Task:
     template: str = "cpu-latency"
     prepared_by: tuple[str, ...] = ()
     may_lack: str = ""
+    writer: str = ""
 
 
 _TEXT: Mapping[str, Any] = {
@@ -193,12 +195,13 @@ _ALL = (
     Task(
         "speech_recognizer",
         "a recording: WAV, FLAC",
-        "{text}",
+        "{text, chunks}, or OpenAI's form",
         "automatic-speech-recognition",
         "AutoModelForCTC",
-        ("ForCTC",),
+        ("ForCTC", "WhisperForConditionalGeneration"),
         **_AUDIO,
         prepared_by=("feature_extractor", "ctc_tokenizer"),
+        writer="AutoModelForSpeechSeq2Seq",
     ),
     Task(
         "image_generator",
@@ -232,6 +235,21 @@ class Guess:
 
     task: Task | None
     why: str = field(default="")
+
+
+def writes(config: Mapping[str, Any]) -> bool:
+    """Whether a model, by its ``config.json``, writes text token by token, as Whisper does."""
+    return config.get("model_type") == "whisper" or bool(config.get("is_encoder_decoder"))
+
+
+def loader_of(task: Task, config: Mapping[str, Any]) -> str:
+    """Returns the class of transformers that loads a model for a task.
+
+    Args:
+        task: The task.
+        config: Content of ``config.json``.
+    """
+    return task.writer if task.writer and writes(config) else task.loader
 
 
 def named(name: str) -> Task | None:
@@ -279,7 +297,5 @@ def guessed(config: Mapping[str, Any], *, pools: bool = False) -> Guess:
 
 def _guessed_audio(name: str) -> Guess:
     """Guesses among the audio tasks, whose models' heads have the names of text models' heads."""
-    if name == "WhisperForConditionalGeneration":
-        return Guess(None, f"{name} generates its text token by token, which is not served yet")
     found = next((task for task in TASKS.values() if task.extra == "audio" and name.endswith(task.heads)), None)
     return Guess(found, f"the architecture {name}" if found else f"no audio task is known for the architecture {name}")
