@@ -99,7 +99,7 @@ WANTED = {
     "beams": Wanted(num_beams=3, timestamps=True),
     "prompt": Wanted(prompt=(37, 9, 0, 8, *range(5, 18))),
 }
-QUICK = {("short", "plain"), ("long", "times"), ("short", "beams"), ("short", "prompt")}
+QUICK = {("short", "plain"), ("long", "times"), ("short", "prompt")}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.generation.speech.listener import Heard, Segment
 from torchserve_openvino.tasks.asks import parameters_of
 from torchserve_openvino.tasks.audio.recognizer import SpeechRecognizer
-from torchserve_openvino.tasks.catalog import guessed
 from torchserve_openvino.tasks.speech import endpoints
 from torchserve_openvino.tasks.speech.parameters import SpeechParameters, flattened
 from torchserve_openvino.tasks.speech.transcriber import Transcriber
@@ -38,6 +37,7 @@ def started(place: Path, folder: Path, *, batching: Any = None, **section: Any) 
         "audio": {"max_seconds": 5.0, "max_bytes": 200_000},
         "batching": batching if batching is not None else {"buckets": [2]},
         "fallback": {"allow": [], "on_violation": "refuse"},
+        "threads": 1,
         **section,
     }
     return Worker(place / "archive", SpeechRecognizer, folder, openvino, batch_size=2)
@@ -213,13 +213,14 @@ def test_a_warm_start_compiles_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("changes", [{}, {"return_timestamps": True}], ids=["one language", "always times"])
 def test_batches_and_models_of_other_kinds(tmp_path: Path, changes: dict[str, Any]) -> None:
     folder = whisper(tmp_path / "saved", multilingual=bool(changes), **changes)
-    worker = started(tmp_path, folder, batching={"buckets": [1, 2], "one_graph": True})
+    worker = started(tmp_path, folder, batching={"buckets": [1, 2], "one_graph": True}, threads="auto")
     reference = transformers.pipeline("automatic-speech-recognition", model=str(folder), device="cpu")
     wanted = [reference(array.copy(), generate_kwargs={"num_beams": 1}) for array in ARRAYS]
     assert plain(worker(*FILES)) == plain(wanted)
     worker.ran_compiled()
     # One graph for both sizes of a batch.
-    assert worker.report()["summary"]["graphs"] == 4
+    report = worker.report()
+    assert report["summary"]["graphs"] == 4 and report["config"]["threads"]["torch_threads"] == 1
 
 
 @pytest.mark.slow
@@ -249,12 +250,6 @@ def test_settings_and_models_that_are_not_served(tmp_path: Path) -> None:
     path.write_text(json.dumps({"model_type": "t5", "is_encoder_decoder": True}))
     with pytest.raises(ModelLoadError, match="AutoModelForSpeechSeq2Seq cannot load"):
         started(tmp_path / "t5", folder)
-
-
-def test_the_task_is_guessed() -> None:
-    config = {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"]}
-    found = guessed(config).task
-    assert found is not None and found.handler == "speech_recognizer"
 
 
 # --- forms --------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class SpeechParameters(Parameters):
     @field_validator("return_timestamps", mode="before")
     @classmethod
     def _of_segments(cls, value: Any) -> Any:
-        if value in {"word", "char"}:
+        if value in ("word", "char"):
             raise ValueError(f"times of each {value} are not served; true gives those of segments")
         return value
 
@@ -56,6 +56,13 @@ class OpenAIAudio(Parameters):
     """Times are those of segments."""
     stream: Literal["false", "False"] | None = None
     """Answers come whole."""
+
+    @field_validator("timestamp_granularities", mode="before")
+    @classmethod
+    def _of_segments(cls, value: Any) -> Any:
+        if value == "word":
+            raise ValueError("times of each word are not served; segment gives those of segments")
+        return value
 
 
 class Chunk(Answer):

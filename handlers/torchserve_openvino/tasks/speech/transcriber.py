@@ -123,6 +123,7 @@ class Transcriber(RecordingHandler):
         self.batches = tuple(sorted(batch_sizes(self.config.openvino, batch_size, threads.streams)))
         pieces = Pieces(self.model, self.batches)
         models = compile_parts(pieces.parts(), self.config, threads, self.counters, self.model_dir)
+        models.loops = True
         self.report = self._own_code.report = models.report
         self.listener = self._eager.like(stand_in(self.model, pieces), pieces.forget)
         self._prove()
