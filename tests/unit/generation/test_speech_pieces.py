@@ -13,9 +13,10 @@ from hub_audio_models import recording
 from speech_models import WINDOW, whisper
 from torchserve_openvino.config.sections import VerifySection
 from torchserve_openvino.errors import GenerationError, InvalidInputError, ModelLoadError, NonFiniteOutputError
-from torchserve_openvino.generation.speech.listener import Listener, Wanted, _Passes
+from torchserve_openvino.generation.speech.listener import Listener
 from torchserve_openvino.generation.speech.pieces import WIDTH, Pieces
 from torchserve_openvino.generation.speech.proof import made_up, prove
+from torchserve_openvino.generation.speech.recordings import Passes, Wanted
 from torchserve_openvino.generation.speech.stand_in import CompiledWhisper, stand_in
 from torchserve_openvino.generation.text.expected import Nearness
 from torchserve_openvino.serving.loading import hub
@@ -161,7 +162,7 @@ def test_languages_tasks_and_prompts(eager: Listener, tmp_path: Path) -> None:
 
 
 def test_a_recording_that_takes_too_many_passes() -> None:
-    passes = _Passes(1.0)
+    passes = Passes(1.0)
     for _ in range(22):
         passes(torch.tensor([[7, 100]]))
     with pytest.raises(GenerationError, match="after 22 passes it is at frame 7 of 100"):

@@ -16,7 +16,7 @@ from documents import schema_problems
 from hub_audio_models import encoded, recording
 from speech_models import whisper
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.generation.speech.listener import Heard, Segment
+from torchserve_openvino.generation.speech.recordings import Heard, Segment
 from torchserve_openvino.tasks.asks import parameters_of
 from torchserve_openvino.tasks.audio.recognizer import SpeechRecognizer
 from torchserve_openvino.tasks.speech import endpoints

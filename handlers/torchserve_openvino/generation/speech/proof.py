@@ -5,7 +5,7 @@ Made-up recordings (tones, noise, silence; shorter and longer than the model's w
 equal is said in `generation/text/proof.py`; after a token that differs, a recording is not compared further.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchserve_openvino.config.sections import VerifySection
+from torchserve_openvino.generation.speech.recordings import QUIET
 from torchserve_openvino.generation.text.expected import Expected, Nearness
 from torchserve_openvino.generation.text.proof import Count, Proof, compare, least_exact, problems_of
 
@@ -152,14 +153,9 @@ def _written(model: Any, each: Recorded, tokens: int) -> _Written:
             monitor_progress=written.begins,
             max_new_tokens=tokens,
             num_beams=1,
-            **quiet(),
+            **QUIET,
         )
     return written
-
-
-def quiet() -> Mapping[str, Any]:
-    """Returns arguments of ``generate`` that leave out what a compiled model does not return."""
-    return {"return_dict_in_generate": False, "temperature": 0.0}
 
 
 def _expected(written: Sequence[tuple[int, Tensor]]) -> Expected:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchserve_openvino.errors import InvalidInputError
-from torchserve_openvino.generation.speech.listener import Heard, Segment
+from torchserve_openvino.generation.speech.recordings import Heard, Segment
 from torchserve_openvino.tasks.asks import parameters_of
 from torchserve_openvino.tasks.openai import RequestError, unknown_path
 from torchserve_openvino.tasks.speech.parameters import OpenAIAudio

@@ -11,9 +11,10 @@ from typing import Any
 from torch import nn
 
 from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError, VerificationError
-from torchserve_openvino.generation.speech.listener import Heard, Listener, Sound, Wanted
+from torchserve_openvino.generation.speech.listener import Listener
 from torchserve_openvino.generation.speech.pieces import Pieces
 from torchserve_openvino.generation.speech.proof import made_up, prove
+from torchserve_openvino.generation.speech.recordings import Heard, Sound, Wanted
 from torchserve_openvino.generation.text.proof import Proof
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.models import Models
