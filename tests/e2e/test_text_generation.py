@@ -225,7 +225,7 @@ def test_the_documented_commands(server: TorchServeProcess, folder: Path) -> Non
             else:
                 answer = json.loads(done.stdout)
                 assert "text" in answer or "choices" in answer, answer
-        (code,) = [block.text for block in blocks("python") if "openai" in block.text]
+        (code,) = [block.text for block in blocks("python") if "chat.completions" in block.text]
         here = code.replace("http://127.0.0.1:8080", server.inference_url)
         done = subprocess.run([sys.executable, "-c", here], capture_output=True, text=True, check=False, timeout=120)
         assert done.returncode == 0 and done.stdout.strip(), done.stderr

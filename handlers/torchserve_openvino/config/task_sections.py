@@ -67,11 +67,12 @@ class TextSection(TaskSection):
 class AudioSection(TaskSection):
     """Requests of the audio tasks."""
 
-    max_seconds: Positive = 30.0
-    """Longest recording, in seconds; longer ones answer 413."""
+    max_seconds: Positive | None = None
+    """Longest recording, in seconds; longer ones answer 413. Unset: 30, or 600 for Whisper, which hears it window by
+    window."""
     lengths: Sizes = "auto"
     """Compiled lengths, in whole seconds; a recording is padded to the next one. `auto`: powers of two up to
-    `max_seconds`."""
+    `max_seconds`. Whisper has one length, its window."""
     max_bytes: Count = 32 * 1024 * 1024
     """Largest recording to accept, in bytes as sent."""
 

@@ -22,11 +22,13 @@ class Models:
         root: ``self.model``; None if that is not a module.
         parts: Modules that the handler calls directly, by path.
         report: One report about all of them.
+        loops: Whether the parts do all the work, and only a loop around them is left to PyTorch.
     """
 
     root: Prepared | None
     report: CompileReport
     parts: dict[str, Prepared] = field(default_factory=dict)
+    loops: bool = False
 
     @property
     def ran(self) -> bool:
@@ -36,6 +38,8 @@ class Models:
     @property
     def needs_no_torch(self) -> bool:
         """Whether every declared call runs on OpenVINO only."""
+        if self.loops:
+            return all(prepared.needs_no_torch for prepared in self._all)
         return self.root is not None and self.root.needs_no_torch and not self.parts
 
     @property

@@ -22,7 +22,8 @@ class Task:
         prepared_by: What turns inputs into tensors, or tensors into texts: ``tokenizer``, ``ctc_tokenizer``,
             ``image_processor``, ``feature_extractor``.
         may_lack: A submodule that the task can do without, if a model's folder has no weights for it.
-        encoder_loader: The class of transformers that loads its models with an encoder and a decoder, if it takes them.
+        encoder_loader: The class that loads those of its models that have an encoder and a decoder, and so write text
+            token by token; empty if there are none.
     """
 
     handler: str
@@ -196,12 +197,13 @@ _ALL = (
     Task(
         "speech_recognizer",
         "a recording: WAV, FLAC",
-        "{text}",
+        "{text, chunks}, or OpenAI's form",
         "automatic-speech-recognition",
         "AutoModelForCTC",
-        ("ForCTC",),
+        ("ForCTC", "WhisperForConditionalGeneration"),
         **_AUDIO,
         prepared_by=("feature_extractor", "ctc_tokenizer"),
+        encoder_loader="AutoModelForSpeechSeq2Seq",
     ),
     Task(
         "image_generator",
@@ -243,6 +245,12 @@ class Guess:
     why: str = field(default="")
 
 
+def encodes(config: Mapping[str, Any]) -> bool:
+    """Whether a model, by its ``config.json``, has an encoder and a decoder, and so writes text token by token."""
+    known = config.get("model_type") in TEXT_TO_TEXT_MODELS | {"whisper"}
+    return bool(config.get("is_encoder_decoder", known))
+
+
 def named(name: str) -> Task | None:
     """Finds a task by its handler's name or by Hugging Face's name of the task."""
     plain = name.removesuffix(".py").replace("-", "_")
@@ -266,8 +274,7 @@ def loader_of(task: Task, config: Mapping[str, Any]) -> str:
         task: The task.
         config: Content of the model's ``config.json``.
     """
-    encodes = config.get("is_encoder_decoder", config.get("model_type") in TEXT_TO_TEXT_MODELS)
-    return task.encoder_loader if task.encoder_loader and encodes else task.loader
+    return task.encoder_loader if task.encoder_loader and encodes(config) else task.loader
 
 
 def guessed(config: Mapping[str, Any], *, pools: bool = False) -> Guess:
@@ -308,7 +315,5 @@ def _guessed_conditional(name: str, config: Mapping[str, Any]) -> Guess:
 
 def _guessed_audio(name: str) -> Guess:
     """Guesses among the audio tasks, whose models' heads have the names of text models' heads."""
-    if name == "WhisperForConditionalGeneration":
-        return Guess(None, f"{name} generates its text token by token, which is not served yet")
     found = next((task for task in TASKS.values() if task.extra == "audio" and name.endswith(task.heads)), None)
     return Guess(found, f"the architecture {name}" if found else f"no audio task is known for the architecture {name}")

@@ -82,11 +82,15 @@ class Archive:
 
     def handle_with(self, handler: Any, bodies: Sequence[Any], headers: Sequence[dict[str, Any]]) -> list[Any]:
         """Handles a batch of requests, each with its own headers; TorchServe sets `explain` only for HTTP requests."""
+        return self.handle_rows(handler, [{"body": body} for body in bodies], headers)
+
+    def handle_rows(self, handler: Any, rows: Sequence[dict[str, Any]], headers: Sequence[dict[str, Any]]) -> list[Any]:
+        """Handles a batch of requests as TorchServe passes them: forms have a row with their fields."""
         self.context.request_processor = [RequestProcessor(dict(each)) for each in headers]
-        ids = {i: f"request-{i}" for i in range(len(bodies))}
+        ids = {i: f"request-{i}" for i in range(len(rows))}
         self.context.request_ids = ids
         self.metrics.set_request_ids(ids)
-        return handler.handle([{"body": body} for body in bodies], self.context)
+        return handler.handle(list(rows), self.context)
 
     def status(self, position: int) -> int:
         return self.context.get_response_status(position)[0]

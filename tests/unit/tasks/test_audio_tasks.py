@@ -270,11 +270,12 @@ def test_padding_that_changes_answers_is_refused(tmp_path) -> None:
         started(tmp_path, "speech_recognizer", folder)
 
 
-def test_models_that_generate_text_are_refused(tmp_path) -> None:
-    folder = tmp_path / "saved"
-    transformers.WhisperConfig(architectures=["WhisperForConditionalGeneration"]).save_pretrained(folder)
-    with pytest.raises(ModelLoadError, match="whisper model.*not served yet"):
-        started(tmp_path, "speech_recognizer", folder)
+def test_parameters_of_models_that_write_token_by_token_are_refused(serve) -> None:
+    worker = serve("speech_recognizer")
+    text = base64.b64encode(FILES[0]).decode()
+    answer, refused = worker(FILES[0], {"inputs": text, "parameters": {"language": "en"}})
+    assert answer["text"] and worker.status(1) == 400
+    assert "language is for models that write text token by token (Whisper)" in refused["message"]
 
 
 def test_lengths_beyond_the_limit_are_refused(tmp_path) -> None:
@@ -291,7 +292,7 @@ def test_lengths_beyond_the_limit_are_refused(tmp_path) -> None:
         ("audio-spectrogram-transformer", "ASTForAudioClassification", "audio_classifier"),
         ("wavlm", "WavLMForCTC", "speech_recognizer"),
         ("wav2vec2", "Wav2Vec2Model", None),
-        ("whisper", "WhisperForConditionalGeneration", None),
+        ("whisper", "WhisperForConditionalGeneration", "speech_recognizer"),
         ("whisper", "WhisperForAudioClassification", "audio_classifier"),
         ("bert", "BertForSequenceClassification", "text_classifier"),
         ("bert", "BertModel", "sentence_embedder"),

@@ -82,7 +82,9 @@ class Proof:
 
 
 @dataclass
-class _Count:
+class Count:
+    """What comparisons have found so far; see `Proof`."""
+
     compared: int = 0
     equal: int = 0
     ties: int = 0
@@ -107,7 +109,7 @@ def prove(
         verify: `handler.openvino.verify`: the tolerances.
     """
     form = least_exact(forms)
-    count = _Count()
+    count = Count()
     # The prompts that are compared, with how many of their tokens were.
     going = {number: 0 for number, one in enumerate(expected) if one.tokens}
     while going:
@@ -115,9 +117,9 @@ def prove(
         going = {
             number: after
             for (number, done), answer in zip(going.items(), answers, strict=True)
-            if (after := _compare(number, expected[number], done, answer, count, form == "f32")) is not None
+            if (after := compare(number, expected[number], done, answer, count, form == "f32")) is not None
         }
-    problems = _problems(form, count, logits, verify)
+    problems = problems_of(form, count, logits, verify)
     return Proof(
         len(expected), count.compared, count.equal, count.ties, count.first, count.drift, logits, tuple(problems)
     )
@@ -150,10 +152,22 @@ def _all_of(stream: Stream) -> list[tuple[int, float]]:
     return [(token.id, token.logprob or 0.0) for piece in stream for token in piece.tokens]
 
 
-def _compare(
-    number: int, expected: Expected, done: int, answer: Sequence[tuple[int, float]], count: _Count, exact: bool
+def compare(
+    number: int, expected: Expected, done: int, answer: Sequence[tuple[int, float]], count: Count, exact: bool
 ) -> int | None:
-    """Compares an answer; returns from which token on to generate again, after a tie, or None if it is done."""
+    """Compares an answer with what eager PyTorch generated.
+
+    Args:
+        number: The prompt's number.
+        expected: What eager PyTorch generated.
+        done: How many of its tokens were compared before.
+        answer: Tokens with their log probabilities, from that place on.
+        count: Counts what is found.
+        exact: Whether ties are told from other differences.
+
+    Returns:
+        From which token on to generate again, after a tie; None if the comparison is done.
+    """
     for place, (token, logprob) in enumerate(answer, done):
         wanted = expected.tokens[place]
         count.compared += 1
@@ -172,7 +186,15 @@ def _compare(
     return None
 
 
-def _problems(form: str, count: _Count, logits: Nearness, verify: VerifySection) -> list[str]:
+def problems_of(form: str, count: Count, logits: Nearness, verify: VerifySection) -> list[str]:
+    """Returns why an engine must not serve; see `Proof.problems`.
+
+    Args:
+        form: The least exact of its precisions.
+        count: What was found in the tokens.
+        logits: How near the logits come.
+        verify: The tolerances.
+    """
     found = []
     least = verify.min_cosine if verify.min_cosine is not None else LEAST_COSINE.get(form, _LEAST_OF_OTHERS)
     # A cosine that is not a number is below any bound.

@@ -5,11 +5,10 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import nn
 
 from torchserve_openvino.config import ServingConfig
@@ -17,20 +16,18 @@ from torchserve_openvino.config.sections import WarmupInput
 from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.shapes.input_spec import Inputs
-from torchserve_openvino.tasks.asks import Ask
 from torchserve_openvino.tasks.audio.masked import mask_group_norm
+from torchserve_openvino.tasks.audio.requests import RecordingHandler
 from torchserve_openvino.tasks.audio.sound import SECTION, Limits, samples_of
-from torchserve_openvino.tasks.hub import HubHandler, Part
+from torchserve_openvino.tasks.hub import Part
 from torchserve_openvino.tasks.text.rows import by_length
 
 LENGTH = "samples"
 FEATURES, MASK = "input_values", "attention_mask"
-# Most recordings in one request.
-MAX_INPUTS = 16
+# The longest recording where the YAML does not say; docs/configuration.md states it.
+_MAX_SECONDS = 30.0
 # The shortest recording where features have a fixed shape: one window of the usual spectrograms.
 _WINDOW_SECONDS = 0.025
-# How a body begins that is JSON; no audio file begins like this.
-_JSON = (b"{", b"[")
 
 
 class Head(nn.Module):
@@ -80,7 +77,7 @@ class Recording:
         return self.samples
 
 
-class AudioHandler(HubHandler):
+class AudioHandler(RecordingHandler):
     """An audio task: `answer` reads the model's logits.
 
     The answer is always that to the recording alone. Models are of two kinds, told apart by what their feature
@@ -105,9 +102,6 @@ class AudioHandler(HubHandler):
         masks: Whether recordings are padded, and the model gets a mask.
     """
 
-    # libsndfile, soxr and NumPy release the interpreter's lock for most of their work.
-    decodes_in_parallel = True
-    takes = Annotated[str, Field(description="A recording: base64, or a data: URL.")]
     head: ClassVar[type[Head]] = Head
 
     def __init__(self) -> None:
@@ -168,13 +162,13 @@ class AudioHandler(HubHandler):
                 "handler.openvino.warmup.inputs and batching.dims are for models without a feature extractor of ours; "
                 f"this handler knows its inputs: set {SECTION}.lengths instead."
             )
-        seconds = [float(each) for each in audio.lengths] if audio.lengths != "auto" else _powers(audio.max_seconds)
-        if seconds[-1] > audio.max_seconds:
+        longest = audio.max_seconds if audio.max_seconds is not None else _MAX_SECONDS
+        seconds = [float(each) for each in audio.lengths] if audio.lengths != "auto" else _powers(longest)
+        if seconds[-1] > longest:
             raise ModelLoadError(
-                f"{SECTION}.lengths has {seconds[-1]:g} s; the longest recording has {audio.max_seconds:g} s "
-                "(audio.max_seconds)."
+                f"{SECTION}.lengths has {seconds[-1]:g} s; the longest recording has {longest:g} s (audio.max_seconds)."
             )
-        key = "lengths" if seconds[-1] < audio.max_seconds else "max_seconds"
+        key = "lengths" if seconds[-1] < longest else "max_seconds"
         self.allowed = Limits(seconds[-1], audio.max_bytes, f"{SECTION}.{key}")
         lengths = [math.ceil(each * self.rate) for each in seconds]
         if self.shortest > lengths[-1]:
@@ -206,16 +200,6 @@ class AudioHandler(HubHandler):
         return (), self._batch(made)
 
     # --- requests ---------------------------------------------------------------------------------------------
-
-    def limits(self) -> tuple[int, int]:
-        """Returns the largest JSON body in bytes, for recordings of ``max_bytes`` in base64, and the most inputs."""
-        return self.config.openvino.audio.max_bytes * 4 // 3 + 4096, MAX_INPUTS
-
-    def ask(self, value: Any, max_bytes: int, max_inputs: int) -> Ask:
-        """Reads what one request asks: a body that is not JSON is a recording as it is, never text."""
-        if isinstance(value, (bytes, bytearray)) and not value[:64].lstrip().startswith(_JSON):
-            return Ask([bytes(value)], {}, many=False)
-        return super().ask(value, max_bytes, max_inputs)
 
     def decode(self, item: Part) -> Recording:
         """Decodes one recording, and extracts its features."""

@@ -1,4 +1,4 @@
-"""Writes down what is said in a recording, with models that name a character for each frame (CTC)."""
+"""Writes down what is said in a recording, with models that name a character for each frame (CTC), or with Whisper."""
 
 from pathlib import Path
 from typing import Any
@@ -6,10 +6,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchserve_openvino.errors import ModelLoadError, NonFiniteOutputError
+from torchserve_openvino.errors import InvalidInputError, ModelLoadError, NonFiniteOutputError
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.tasks.audio.base import LENGTH, AudioHandler, Head, Recording
-from torchserve_openvino.tasks.forms import Answer
+from torchserve_openvino.tasks.catalog import encodes
+from torchserve_openvino.tasks.hub import Part
+from torchserve_openvino.tasks.speech.parameters import SpeechParameters, Spoken
+from torchserve_openvino.tasks.speech.transcriber import Transcriber
 
 
 class FramesHead(Head):
@@ -39,16 +42,10 @@ class FramesHead(Head):
         return nn.functional.pad(found.masked_fill(padding[..., None], 0.0), (0, 0, 0, self._most - found.shape[1]))
 
 
-class Spoken(Answer):
-    """What is said."""
-
-    text: str
-    """Its text."""
-
-
 class SpeechRecognizer(AudioHandler):
     """The text of a recording: the best character of each frame, joined by the model's tokenizer.
 
+    A handler for a model that writes token by token becomes a `Transcriber` before it loads anything.
     A language model in the folder (`Wav2Vec2ProcessorWithLM`) is not used.
 
     Attributes:
@@ -56,24 +53,25 @@ class SpeechRecognizer(AudioHandler):
     """
 
     task = "speech_recognizer"
+    parameters = SpeechParameters
     answers = Spoken
 
     def __init__(self) -> None:
         super().__init__()
         self.tokenizer: Any = None
 
-    def load(self, folder: Path) -> nn.Module:
-        """Loads model, feature extractor and tokenizer.
+    def initialize(self, context: Any) -> None:
+        """Loads the model; of one that writes token by token, as a `Transcriber`."""
+        if not encodes(hub.read_config(hub.hub_folder(self.model_dir))):
+            super().initialize(context)
+            return
+        # TorchServe keeps this object's `handle`, so that it stays the same object, as with `handler.openvino.wrap`.
+        handler: Any = self
+        handler.__class__ = Transcriber
+        Transcriber.initialize(handler, context)
 
-        Raises:
-            ModelLoadError: The model writes its text token by token, as Whisper does.
-        """
-        config = hub.read_config(folder)
-        if config.get("model_type") == "whisper" or config.get("is_encoder_decoder"):
-            raise ModelLoadError(
-                f"{folder.name} is a {config.get('model_type')} model, whose text is generated token by token; text "
-                "generation is not served yet. Models for CTC are, such as Wav2Vec2ForCTC."
-            )
+    def load(self, folder: Path) -> nn.Module:
+        """Loads model, feature extractor and tokenizer."""
         model: Any = super().load(folder)
         if self.fixed is not None or not hasattr(model, "_get_feat_extract_output_lengths"):
             raise ModelLoadError(f"{type(model).__name__} does not take samples, as the CTC models served here do.")
@@ -83,6 +81,15 @@ class SpeechRecognizer(AudioHandler):
     def servable(self, model: Any) -> Any:
         """Returns the model inside its head."""
         return FramesHead(model, masks=self.masks, longest=self.config.openvino.batching.dims[LENGTH][-1])
+
+    def decode(self, item: Part) -> Recording:
+        """Decodes one recording."""
+        if given := sorted(item.parameters.model_fields_set):
+            raise InvalidInputError(
+                f"{given[0]} is for models that write text token by token (Whisper); this one is for CTC, and takes no "
+                "parameters"
+            )
+        return super().decode(item)
 
     def answer(self, asked: Recording, logits: torch.Tensor) -> dict[str, str]:
         """Returns ``{"text": ...}``."""

@@ -1,0 +1,253 @@
+"""Transcribes recordings with a Whisper model: samples to spectrograms, through ``generate``, to text and times."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from torchserve_openvino.config.spelling import listed, nearest
+from torchserve_openvino.errors import InvalidInputError, ModelLoadError
+from torchserve_openvino.generation.speech.recordings import Heard, Passes, Segment, Sound, Wanted
+from torchserve_openvino.generation.speech.upstream import language_names, pipeline_text, prompt_ids
+
+# Tokens at the beginning of a text: start, language, task, no timestamps.
+_BEGINNING = 4
+
+
+class Listener:
+    """A Whisper model with its feature extractor and its tokenizer.
+
+    Args:
+        model: The model, or its stand-in.
+        extractor: Its feature extractor.
+        tokenizer: Its tokenizer.
+        forget: Called after each transcription, to free what the model kept for it.
+
+    Attributes:
+        rate: The model's sampling rate in Hz.
+        window: How much it hears at once, in seconds.
+
+    Raises:
+        ModelLoadError: They do not fit together.
+    """
+
+    def __init__(self, model: Any, extractor: Any, tokenizer: Any, forget: Callable[[], object] | None = None) -> None:
+        self.model, self._extractor, self._tokenizer = model, extractor, tokenizer
+        self._forget = forget
+        self._settings = model.generation_config
+        self.rate = int(extractor.sampling_rate)
+        config = model.config
+        frames, bins = 2 * int(config.max_source_positions), int(config.num_mel_bins)
+        made = int(extractor.nb_max_frames), int(extractor.feature_size)
+        if made != (frames, bins):
+            raise ModelLoadError(
+                f"preprocessor_config.json makes {made[0]} frames of {made[1]} mel bins; the model takes {frames} of "
+                f"{bins}."
+            )
+        self.window = float(extractor.chunk_length)
+
+    def like(self, model: Any, forget: Callable[[], object]) -> "Listener":
+        """Returns the same with a stand-in for the model."""
+        return Listener(model, self._extractor, self._tokenizer, forget)
+
+    # --- what the model can do --------------------------------------------------------------------------------
+
+    @property
+    def timed(self) -> bool:
+        """Whether it writes times, which it also needs for recordings longer than its window."""
+        return hasattr(self._settings, "no_timestamps_token_id")
+
+    @property
+    def timed_always(self) -> bool:
+        """Whether its own settings ask for times."""
+        return bool(getattr(self._settings, "return_timestamps", False))
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens that it writes for one window."""
+        return int(self.model.config.max_target_positions) - _BEGINNING
+
+    @property
+    def languages(self) -> dict[str, int]:
+        """Its languages' tokens, such as ``<|en|>``; empty for a model of one language."""
+        if not getattr(self._settings, "is_multilingual", True):
+            return {}
+        return dict(getattr(self._settings, "lang_to_id", None) or {})
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Its tasks; empty for a model that only transcribes."""
+        if not getattr(self._settings, "is_multilingual", True):
+            return ()
+        return tuple(getattr(self._settings, "task_to_id", None) or ())
+
+    def joins(self, wanted: Wanted, *, short: bool) -> bool:
+        """Whether a recording may be transcribed with others, and the text is the one that it has alone."""
+        beams = wanted.num_beams or getattr(self._settings, "num_beams", None) or 1
+        # Longer recordings that go on from their own text are padded to each other's.
+        alone = not short and bool(getattr(self._settings, "condition_on_prev_tokens", None))
+        return beams == 1 and wanted.temperature == 0 and not alone
+
+    def language(self, name: str) -> str:
+        """Returns a language's token.
+
+        Args:
+            name: As ``en``, ``English`` or ``<|en|>``.
+
+        Raises:
+            InvalidInputError: The model does not know it.
+        """
+        if not self.languages:
+            raise InvalidInputError("language: this model knows one language only; leave it out")
+        codes = {full: code for code, full in language_names().items()}
+        plain = name.strip().lower()
+        token = plain if plain.startswith("<|") else f"<|{codes.get(plain, plain)}|>"
+        if token in self.languages:
+            return token
+        known = sorted(each[2:-2] for each in self.languages)
+        hint = nearest(plain, [*known, *codes])
+        raise InvalidInputError(
+            f"language is {name!r}; this model knows {listed(known)}.{f' Did you mean {hint!r}?' if hint else ''}"
+        )
+
+    def task(self, name: str) -> str | None:
+        """Returns a task as ``generate`` takes it.
+
+        Raises:
+            InvalidInputError: The model does not have it.
+        """
+        if name in self.tasks:
+            return name
+        if name == "transcribe" and not self.tasks:
+            return None
+        raise InvalidInputError(f"task is {name!r}; this model has {listed(self.tasks or ('transcribe',))} only")
+
+    def prompt(self, text: str) -> tuple[int, ...]:
+        """Returns the tokens of a text that comes before; of a long one, as many of the last as the model reads.
+
+        Raises:
+            InvalidInputError: It holds a special token.
+        """
+        try:
+            first, *rest = prompt_ids(self._tokenizer, text)
+        except ValueError as error:
+            raise InvalidInputError(f"prompt: {error}") from error
+        most = int(self.model.config.max_target_positions) // 2 - 2
+        return (first, *rest[-most:])
+
+    def check(self, wanted: Wanted, sound: Sound) -> None:
+        """Checks that a recording can be transcribed so.
+
+        Raises:
+            InvalidInputError: It can't; the message says why.
+        """
+        if not self.timed and (wanted.timestamps or not self._short(sound)):
+            asked = "return_timestamps" if wanted.timestamps else f"a recording of more than {self.window:g} s"
+            raise InvalidInputError(
+                f"{asked} needs a model that writes times; generation_config.json of this one has no "
+                "no_timestamps_token_id"
+            )
+        most = int(self.model.config.max_target_positions)
+        begin = _BEGINNING + len(wanted.prompt)
+        if begin + (wanted.max_new_tokens or 1) > most:
+            raise InvalidInputError(
+                f"max_new_tokens is {wanted.max_new_tokens}; this model writes {most} tokens for each window of "
+                f"{self.window:g} s, of which {begin} are its beginning: at most {most - begin}"
+            )
+
+    # --- recordings -------------------------------------------------------------------------------------------
+
+    def extract(self, samples: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Returns the spectrogram and its mask, as transformers' pipeline makes them.
+
+        Args:
+            samples: float32 ``[samples]`` at the model's rate.
+        """
+        long = len(samples) > self._extractor.n_samples
+        how = {"truncation": False, "padding": "longest"} if long else {}
+        made = self._extractor(
+            samples, sampling_rate=self.rate, return_tensors="pt", return_attention_mask=True, **how
+        )  # fmt: skip
+        return made["input_features"], made["attention_mask"].to(torch.int64)
+
+    def sound(self, samples: np.ndarray) -> Sound:
+        """Makes a recording ready."""
+        return Sound(*self.extract(samples), len(samples) / self.rate)
+
+    def groups(self, sounds: Sequence[tuple[Sound, Wanted]], most: int) -> list[list[int]]:
+        """Returns which recordings are transcribed together, by their places.
+
+        Args:
+            sounds: Recordings, and how each is transcribed.
+            most: Most recordings of one group.
+        """
+        found: dict[Any, list[int]] = {}
+        for place, (sound, wanted) in enumerate(sounds):
+            short = self._short(sound)
+            found.setdefault((wanted, short) if self.joins(wanted, short=short) else place, []).append(place)
+        return [group[start : start + most] for group in found.values() for start in range(0, len(group), most)]
+
+    def hear(self, sounds: Sequence[Sound], wanted: Wanted) -> list[Heard]:
+        """Transcribes recordings together: all within a window, or all longer than one.
+
+        Raises:
+            GenerationError: The model goes over a recording again and again.
+        """
+        frames = max(sound.features.shape[-1] for sound in sounds)
+        # Each is cut at its own end before it is encoded.
+        features, mask = (
+            torch.cat([nn.functional.pad(tensor, (0, frames - tensor.shape[-1])) for tensor in column])
+            for column in zip(*((sound.features, sound.mask) for sound in sounds), strict=True)
+        )
+        passes = Passes(max(sound.seconds for sound in sounds))
+        # Not in inference mode, whose tensors the compiled model would copy.
+        try:
+            with torch.no_grad():
+                found = self.model.generate(
+                    input_features=features,
+                    attention_mask=mask,
+                    return_segments=True,
+                    monitor_progress=passes,
+                    **wanted.arguments(),
+                )
+        finally:
+            if self._forget is not None:
+                self._forget()
+        return [self._heard(sound, row, wanted) for sound, row in zip(sounds, found["segments"], strict=True)]
+
+    def _short(self, sound: Sound) -> bool:
+        return sound.features.shape[-1] <= int(self._extractor.nb_max_frames)
+
+    def _heard(self, sound: Sound, segments: Sequence[Mapping[str, Any]], wanted: Wanted) -> Heard:
+        tokens = [token for segment in segments for token in segment["tokens"].tolist()]
+        precision = self.window / int(self.model.config.max_source_positions)
+        text, chunks = pipeline_text(self._tokenizer, tokens, wanted.timestamps, precision)
+        return Heard(
+            text, chunks, tuple(self._segment(each, sound.seconds) for each in segments),
+            self._language(segments, wanted), sound.seconds,
+        )  # fmt: skip
+
+    def _segment(self, segment: Mapping[str, Any], seconds: float) -> Segment:
+        first = self._settings.no_timestamps_token_id if self.timed else self.model.config.vocab_size
+        tokens = tuple(token for token in segment["tokens"].tolist() if token < first)
+        # A segment without times of its own ends with its window.
+        start, end = (min(float(segment[name]), seconds) for name in ("start", "end"))
+        return Segment(round(start, 3), round(end, 3), self._tokenizer.decode(tokens, skip_special_tokens=True), tokens)
+
+    def _language(self, segments: Sequence[Mapping[str, Any]], wanted: Wanted) -> str:
+        names = language_names()
+        if wanted.language is not None:
+            return names.get(wanted.language[2:-2], "")
+        if not self.languages:
+            return "english"
+        written = segments[0]["result"].tolist() if segments else []
+        found = next((self._by_token[token] for token in written if token in self._by_token), "")
+        return names.get(found, "")
+
+    @cached_property
+    def _by_token(self) -> dict[int, str]:
+        """Codes of languages by their tokens."""
+        return {token: name[2:-2] for name, token in self.languages.items()}

@@ -1,0 +1,1 @@
+"""Speech recognition by models that write text token by token (Whisper)."""

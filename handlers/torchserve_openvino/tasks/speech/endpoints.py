@@ -1,0 +1,135 @@
+"""OpenAI's endpoints for speech: forms with a file in; JSON, text or subtitles out."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchserve_openvino.errors import InvalidInputError
+from torchserve_openvino.generation.speech.recordings import Heard, Segment
+from torchserve_openvino.tasks.asks import parameters_of
+from torchserve_openvino.tasks.openai import RequestError, unknown_path
+from torchserve_openvino.tasks.speech.parameters import OpenAIAudio
+
+# What follows model and version in the URL.
+TRANSCRIPTIONS, TRANSLATIONS = "v1/audio/transcriptions", "v1/audio/translations"
+_TASKS = {TRANSCRIPTIONS: "transcribe", TRANSLATIONS: "translate"}
+_TIMED = frozenset({"srt", "vtt", "verbose_json"})
+_FILE = "file"
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form in which an answer goes out.
+
+    Attributes:
+        name: OpenAI's name of it.
+        task: ``transcribe`` or ``translate``.
+        temperature: The temperature that was asked for.
+    """
+
+    name: str
+    task: str
+    temperature: float
+
+
+def read(item: Any, path: str) -> tuple[dict[str, Any], Form]:
+    """Reads a request.
+
+    Args:
+        item: The form's fields, as TorchServe passes them: files as bytes.
+        path: What follows model and version in the URL.
+
+    Returns:
+        The same request in Hugging Face's form, and the form of its answer.
+
+    Raises:
+        InvalidInputError: It is no such request; the message names the field.
+    """
+    if path not in _TASKS:
+        raise unknown_path(path, f"{TRANSCRIPTIONS}, {TRANSLATIONS}, and the model itself")
+    if not isinstance(item, Mapping) or _FILE not in item:
+        raise RequestError("send a form (multipart/form-data) with the recording as the field file", param=_FILE)
+    file = item[_FILE]
+    if not isinstance(file, (bytes, bytearray)):
+        raise RequestError("the field file must be a recording (WAV, FLAC, ...), not text", param=_FILE)
+    fields = {name.removesuffix("[]"): _text(name, value) for name, value in item.items() if name != _FILE}
+    asked = parameters_of(OpenAIAudio, fields)
+    task, name = _TASKS[path], asked.response_format
+    parameters = {
+        "language": asked.language or None, "prompt": asked.prompt or None, "temperature": asked.temperature,
+        "task": task, "return_timestamps": name in _TIMED or None,
+    }  # fmt: skip
+    given = {key: value for key, value in parameters.items() if value is not None}
+    return {"body": {"inputs": bytes(file), "parameters": given}}, Form(name, task, asked.temperature)
+
+
+def _text(name: str, value: Any) -> str:
+    try:
+        return value.decode("utf-8") if isinstance(value, (bytes, bytearray)) else str(value)
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"the field {name} is not UTF-8 text: {error}") from error
+
+
+def body(heard: Heard, form: Form) -> tuple[Any, str]:
+    """Returns the body of an answer, and its content type."""
+    if form.name == "json":
+        return {"text": heard.text}, "application/json"
+    if form.name == "verbose_json":
+        return _verbose(heard, form), "application/json"
+    if form.name == "srt":
+        return _subtitles(_said(heard), ",", ""), "text/plain"
+    if form.name == "vtt":
+        return _subtitles(_said(heard), ".", "WEBVTT\n\n"), "text/vtt"
+    return heard.text + "\n", "text/plain"
+
+
+def _said(heard: Heard) -> list[Segment]:
+    """Returns the segments that say something."""
+    return [segment for segment in heard.segments if segment.text.strip()]
+
+
+def _verbose(heard: Heard, form: Form) -> dict[str, Any]:
+    segments = [
+        {
+            "id": number,
+            "start": segment.start,
+            "end": segment.end,
+            "text": segment.text,
+            "tokens": list(segment.tokens),
+            "temperature": form.temperature,
+            "compression_ratio": _compression(segment.text),
+        }
+        for number, segment in enumerate(_said(heard))
+    ]
+    # A translation is in English, whatever was spoken.
+    language = "english" if form.task == "translate" else heard.language
+    return {
+        "task": form.task,
+        "language": language,
+        "duration": round(heard.seconds, 3),
+        "text": heard.text,
+        "segments": segments,
+    }
+
+
+def _compression(text: str) -> float:
+    """Returns how much smaller a text becomes by zlib: high where it repeats itself."""
+    data = text.encode("utf-8", errors="replace")
+    return len(data) / len(zlib.compress(data))
+
+
+def _subtitles(segments: Sequence[Segment], point: str, head: str) -> str:
+    """Returns SubRip or WebVTT."""
+    numbered = not head
+    cues = [
+        (f"{number}\n" if numbered else "")
+        + f"{_time(each.start, point)} --> {_time(each.end, point)}\n{each.text.strip().replace('-->', '->')}\n\n"
+        for number, each in enumerate(segments, 1)
+    ]
+    return head + "".join(cues)
+
+
+def _time(seconds: float, point: str) -> str:
+    whole = round(seconds * 1000)
+    return f"{whole // 3_600_000:02}:{whole // 60_000 % 60:02}:{whole // 1000 % 60:02}{point}{whole % 1000:03}"

@@ -1,0 +1,270 @@
+"""Writes down what is said in a recording, with Whisper: token by token, window by window."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError, VerificationError
+from torchserve_openvino.generation.speech.listener import Listener
+from torchserve_openvino.generation.speech.pieces import Pieces
+from torchserve_openvino.generation.speech.proof import made_up, prove
+from torchserve_openvino.generation.speech.recordings import Heard, Sound, Wanted
+from torchserve_openvino.generation.text.proof import Proof
+from torchserve_openvino.serving.loading import hub
+from torchserve_openvino.serving.models import Models
+from torchserve_openvino.serving.policy import admit
+from torchserve_openvino.serving.requests.batch_answer import Several
+from torchserve_openvino.serving.shapes.plan import batch_sizes
+from torchserve_openvino.serving.threads import ThreadPlan
+from torchserve_openvino.tasks.asks import Ask
+from torchserve_openvino.tasks.audio.requests import RecordingHandler
+from torchserve_openvino.tasks.audio.sound import Limits, samples_of
+from torchserve_openvino.tasks.hub import Part
+from torchserve_openvino.tasks.openai import openai_error, path_of
+from torchserve_openvino.tasks.parts import compile_parts
+from torchserve_openvino.tasks.speech import endpoints
+from torchserve_openvino.tasks.speech.parameters import SpeechParameters, Spoken, flattened
+
+logger = logging.getLogger(__name__)
+
+LOADER = "AutoModelForSpeechSeq2Seq"
+# The longest recording where the YAML does not say; docs/configuration.md states it.
+_MAX_SECONDS = 600.0
+# One window of the spectrogram.
+_SHORTEST_SECONDS = 0.025
+
+
+@dataclass(frozen=True)
+class Order:
+    """A recording, and how it is transcribed."""
+
+    sound: Sound
+    wanted: Wanted
+
+
+class Transcriber(RecordingHandler):
+    """The text of a recording, by Whisper.
+
+    Recordings longer than the model's window are transcribed window by window, as transformers' ``generate`` does:
+    each begins where the last complete segment ended.
+
+    Attributes:
+        listener: The model with its feature extractor and tokenizer.
+        allowed: The largest recording.
+        batches: How many recordings run together: the compiled batch sizes.
+    """
+
+    task = "speech_recognizer"
+    parameters = SpeechParameters
+    answers = Spoken
+
+    # Not in `__init__`: a handler becomes one after it was made (`SpeechRecognizer`).
+    listener: Any = None
+    allowed = Limits(0.0, 0)
+    batches: tuple[int, ...] = (1,)
+    _eager: Any = None
+    _proof: Proof | None = None
+
+    # --- loading ----------------------------------------------------------------------------------------------
+
+    def load(self, folder: Path) -> nn.Module:
+        """Loads model, feature extractor and tokenizer.
+
+        Raises:
+            ModelLoadError: It is no Whisper model, its files do not fit together, or a setting has no use here.
+        """
+        self._check_section()
+        model: Any = hub.load_model(folder, LOADER)
+        if type(model).__name__ != "WhisperForConditionalGeneration":
+            raise ModelLoadError(
+                f"{type(model).__name__} writes text token by token; of such models, Whisper is served "
+                "(WhisperForConditionalGeneration)."
+            )
+        # Checkpoints in 16 bits are served in 32.
+        model = model.float()
+        self._eager = Listener(model, hub.load_feature_extractor(folder), hub.load_tokenizer(folder, fast=False))
+        self.listener = self._eager
+        audio = self.config.openvino.audio
+        longest = audio.max_seconds if audio.max_seconds is not None else _MAX_SECONDS
+        self.allowed = Limits(longest if self._eager.timed else min(longest, self._eager.window), audio.max_bytes)
+        return model
+
+    def _check_section(self) -> None:
+        """Refuses settings that would have no effect here."""
+        section = self.config.openvino
+        for key, is_set in {
+            "warmup.inputs": bool(section.warmup.inputs),
+            "warmup.samples": bool(section.warmup.samples),
+            "batching.dims": bool(section.batching.dims),
+            "compile": bool(section.compile),
+            "release_weights": section.release_weights,
+            "audio.lengths": section.audio.lengths != "auto",
+            "verify.shadow": bool(section.verify.shadow),
+        }.items():
+            if is_set:
+                raise ModelLoadError(
+                    f"handler.openvino.{key} has no use for Whisper, whose graphs and windows of sound are known. "
+                    "Remove it."
+                )
+
+    def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
+        """Compiles and verifies encoder and decoder, and compares what they write with eager PyTorch."""
+        if not self.config.pt2.enabled:
+            self.batches = (batch_size,)
+            return super()._prepare(threads, batch_size)
+        # Imported here: it imports transformers.
+        from torchserve_openvino.generation.speech.stand_in import stand_in
+
+        self.batches = tuple(sorted(batch_sizes(self.config.openvino, batch_size, threads.streams)))
+        pieces = Pieces(self.model, self.batches)
+        models = compile_parts(pieces.parts(), self.config, threads, self.counters, self.model_dir)
+        models.loops = True
+        self.report = self._own_code.report = models.report
+        self.listener = self._eager.like(stand_in(self.model, pieces), pieces.forget)
+        self._prove()
+        admit(self.report, self.config.openvino.fallback)
+        return models
+
+    def _prove(self) -> None:
+        """Compares what the compiled pieces write with eager PyTorch.
+
+        Raises:
+            VerificationError: It differs, and ``verify.on_violation`` is ``refuse``.
+        """
+        section = self.config.openvino
+        if section.verify.against == "off":
+            return
+        start = time.perf_counter()
+        recorded = made_up(
+            self.listener.rate, self.listener.window, self.listener.extract, timed=self.listener.timed,
+            together=self.batches[-1] > 1,
+        )  # fmt: skip
+        tokens = min(section.generate.proof_tokens, self.listener.most_tokens)
+        precision = self.report.summary.precision or "f32"
+        proof = prove(
+            self._eager.model, self.listener.model, recorded, tokens, [precision], section.verify
+        )  # fmt: skip
+        self._proof = proof
+        tracker = self.report.tracker
+        tracker.add_timing("proof_seconds", time.perf_counter() - start)
+        if proof.passed:
+            return
+        message = f"what is written differs from eager PyTorch: {'; '.join(proof.problems)}."
+        if section.verify.on_violation == "refuse":
+            raise VerificationError(message)
+        logger.warning("%s", message)
+        tracker.add_note(message)
+
+    def describe_handle(self) -> dict[str, Any]:
+        """Returns the report, with how the written tokens compare with eager PyTorch's, and what requests may ask."""
+        found = super().describe_handle()
+        if self.listener is None:
+            return found
+        limits = {
+            "max_seconds": self.allowed.seconds, "window_seconds": self.listener.window,
+            "timestamps": self.listener.timed, "tasks": list(self.listener.tasks),
+            "languages": sorted(name[2:-2] for name in self.listener.languages), "batches": list(self.batches),
+        }  # fmt: skip
+        proof = self._proof.to_dict() if self._proof is not None else {"tokens_compared": 0, "passed": None}
+        engine = "compile" if self.config.pt2.enabled else "eager"
+        return {
+            **found,
+            "task": {**found["task"], "limits": limits},
+            "generate": {"engine": engine, **proof},
+        }
+
+    # --- requests ---------------------------------------------------------------------------------------------
+
+    def ask(self, value: Any, max_bytes: int, max_inputs: int) -> Ask:
+        """Reads what one request asks."""
+        found = super().ask(value, max_bytes, max_inputs)
+        return Ask(found.inputs, flattened(found.parameters), found.many)
+
+    def decode(self, item: Part) -> Order:
+        """Decodes one recording, and extracts its spectrogram."""
+        wanted = self._wanted(item.parameters)
+        samples = samples_of(item.input, self.listener.rate, self.allowed)
+        least = int(_SHORTEST_SECONDS * self.listener.rate)
+        if len(samples) < least:
+            raise InvalidInputError(
+                f"the recording has {len(samples)} samples at {self.listener.rate} Hz; this model needs {least}"
+            )
+        sound = self.listener.sound(samples)
+        self.listener.check(wanted, sound)
+        return Order(sound, wanted)
+
+    def _wanted(self, asked: SpeechParameters) -> Wanted:
+        listener = self.listener
+        return Wanted(
+            language=listener.language(asked.language) if asked.language is not None else None,
+            task=listener.task(asked.task) if asked.task is not None else None,
+            timestamps=bool(asked.return_timestamps) or listener.timed_always,
+            max_new_tokens=asked.max_new_tokens,
+            num_beams=asked.num_beams,
+            temperature=asked.temperature,
+            prompt=listener.prompt(asked.prompt) if asked.prompt else (),
+        )
+
+    def predict(self, values: list[Order]) -> list[Any]:
+        """Transcribes recordings that may be transcribed together, group by group."""
+        answers: list[Any] = [None] * len(values)
+        for group in self.listener.groups([(each.sound, each.wanted) for each in values], self.batches[-1]):
+            heard = self.listener.hear([values[place].sound for place in group], values[group[0]].wanted)
+            for place, answer in zip(group, heard, strict=True):
+                answers[place] = answer
+        return answers
+
+    def run_eager(self, value: Order) -> Any:
+        """Transcribes one recording in eager PyTorch."""
+        return self._eager.hear([value.sound], value.wanted)
+
+    def _answered(self, items: list[Any], context: Any, owners: Sequence[int] | None = None) -> list[Any]:
+        """Answers a batch: requests in OpenAI's form are transcribed together with others."""
+        if owners is not None:
+            return [_plain(answer) for answer in super()._answered(items, context, owners)]
+        answers: list[Any] = [None] * len(items)
+        forms: dict[int, endpoints.Form | None] = {}
+        asked: dict[int, Any] = {}
+        for place, item in enumerate(items):
+            path = path_of(context, place)
+            if not path:
+                asked[place] = item
+                continue
+            try:
+                asked[place], forms[place] = endpoints.read(item, path)
+            except ItemError as error:
+                answers[place], forms[place] = error, None
+        found = super()._answered(list(asked.values()), context, list(asked)) if asked else []
+        for place, answer in zip(asked, found, strict=True):
+            answers[place] = answer
+        return [
+            self._sent(answer, context, place, forms[place]) if place in forms else _plain(answer)
+            for place, answer in enumerate(answers)
+        ]
+
+    def _sent(self, answer: Any, context: Any, place: int, form: endpoints.Form | None) -> Any:
+        """Returns the body of an answer in OpenAI's form; sets its status and content type."""
+        if isinstance(answer, ItemError):
+            self.counters.add(f"refused_{answer.status}")
+            context.set_response_status(answer.status, HTTPStatus(answer.status).phrase, place)
+            context.set_response_content_type(place, "application/json")
+            return openai_error(answer)
+        assert form is not None
+        made, kind = endpoints.body(answer, form)
+        context.set_response_content_type(place, kind)
+        return made
+
+
+def _plain(answer: Any) -> Any:
+    """Returns an answer in Hugging Face's form."""
+    if isinstance(answer, Several):
+        return Several(map(_plain, answer))
+    if not isinstance(answer, Heard):
+        return answer
+    return {"text": answer.text} if answer.chunks is None else {"text": answer.text, "chunks": answer.chunks}
