@@ -206,6 +206,17 @@ class TestLoading:
         # Where weights lie in memory decides the last digits.
         torch.testing.assert_close(found(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
 
+    def test_the_bare_model_and_other_tasks(self, checkpoint: Any, tmp_path: Path) -> None:
+        from transformers import LlamaForSequenceClassification
+
+        wanted = checkpoint[1].model.state_dict()
+        found = load_model(checkpoint[0], "AutoModel").state_dict()
+        assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+        classifier = LlamaForSequenceClassification(checkpoint[1].config).eval()
+        model = save_quantized(tmp_path, classifier, Packing("awq", symmetric=False, skip=("score",)))
+        found = load_model(tmp_path, "AutoModelForSequenceClassification").state_dict()
+        assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
+
     def test_square_weights_by_column(self, tmp_path: Path) -> None:
         model = saved(tmp_path, "Conv1D")
         wanted = model.state_dict()
