@@ -45,16 +45,16 @@ for argument in "$@"; do
     exec "$PY" -m pytest --timeout=900 "$@"
   fi
 done
-# mypy runs beside the tests. These sometimes wait, so three processes keep two cores busy. Tests that start servers
-# use two processes and keep each file in one, since a file's tests share fixtures. tests/contract comes after
-# tests/unit: its imports leave traces in the process.
+# mypy runs beside the tests. These sometimes wait, so three processes keep two cores busy; two where tests start servers.
+# A file stays in one process, since its tests share models and servers. The longest tests, those of conformance, come
+# first, and tests/contract comes after tests/unit: its imports leave traces in the process.
 title "mypy, beside the tests" && say ""
 "$PY" -m mypy >"$LOG" 2>&1 &
 types=$!
 # An interrupt ends it too.
 CHILD=$types
 first=0 second=0
-"$PY" -m pytest --timeout=900 -n 3 tests/unit tests/contract tests/conformance "$@" || first=$?
+"$PY" -m pytest --timeout=900 -n 3 --dist loadfile --no-loadscope-reorder tests/conformance tests/unit tests/contract "$@" || first=$?
 "$PY" -m pytest --timeout=900 -n 2 --dist loadfile tests/e2e "$@" || second=$?
 wait "$types" || types_failed
 CHILD=""

@@ -67,16 +67,29 @@ def language_model(folder: Path, kind: str = "llama", *, chats: bool = True) -> 
     return folder
 
 
+def text_to_text_model(folder: Path) -> Path:
+    """Saves a tiny T5, whose prompt goes to an encoder, and a tokenizer without a template for chats."""
+    from language_models import seq2seq
+
+    words = tokenizer(chats=False)
+    seq2seq("t5", vocab_size=len(words), d_model=64, d_kv=16).save_pretrained(folder)
+    words.save_pretrained(folder)
+    return folder
+
+
 def eager_tokens(folder: Path, prompt: str, most: int, *, ignore_eos: bool = False, **how: Any) -> list[int]:
     """What transformers' own generate adds to a prompt, greedily."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-    model, words = _loaded(str(folder), AutoModelForCausalLM), _loaded(str(folder), AutoTokenizer)
+    encodes = _loaded(str(folder), AutoConfig).is_encoder_decoder
+    model = _loaded(str(folder), AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM)
+    words = _loaded(str(folder), AutoTokenizer)
     ids = words(prompt, return_tensors="pt", **how).input_ids
     end = {"eos_token_id": -1} if ignore_eos else {}
     with torch.no_grad():
         found = model.generate(ids, max_new_tokens=most, do_sample=False, pad_token_id=0, **end)
-    return found[0, ids.shape[1] :].tolist()
+    # The answer of a model with an encoder begins with a token of its own, not with the prompt.
+    return found[0, 1 if encodes else ids.shape[1] :].tolist()
 
 
 @functools.cache

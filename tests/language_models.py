@@ -22,12 +22,17 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "mistral": {"num_key_value_heads": 2, "sliding_window": 256},
     "gemma": {"num_key_value_heads": 1, "head_dim": 16},
     "phi": {"partial_rotary_factor": 0.5},
+    # Every other layer sees 16 tokens; scores are limited.
+    "gemma2": {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 16},
+    "bloom": {"n_layer": 2, "n_head": 4},
 }
 _CLASSES = {
     "gpt2": "GPT2", "opt": "OPT", "llama": "Llama", "qwen2": "Qwen2", "mistral": "Mistral", "gemma": "Gemma",
     "phi": "Phi",
 }  # fmt: skip
+# For OpenVINO GenAI; it takes none of the others.
 KINDS = tuple(_CLASSES)
+_CLASSES |= {"gemma2": "Gemma2", "bloom": "Bloom"}
 # Each takes seconds: the quick suite has one with learned positions, and one with rotated ones and shared heads.
 each_kind = pytest.mark.parametrize(
     "kind", [kind if kind in {"gpt2", "llama"} else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
@@ -35,6 +40,7 @@ each_kind = pytest.mark.parametrize(
 _RENAMED = {
     "gpt2": ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),
     "opt": ("intermediate_size", "initializer_range"),
+    "bloom": ("intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),
 }
 
 
@@ -47,6 +53,26 @@ def tiny(kind: str, **changes: Any) -> Any:
     torch.manual_seed(0)
     name = "GPT2LMHeadModel" if kind == "gpt2" else f"{_CLASSES[kind]}ForCausalLM"
     return getattr(transformers, name)(config).eval()
+
+
+def seq2seq(kind: str, **changes: Any) -> Any:
+    """Returns a model with an encoder and a decoder, in evaluation mode; the same weights at each call."""
+    import transformers
+
+    common = {"vocab_size": VOCABULARY, "eos_token_id": EOS, "pad_token_id": 0}
+    if kind == "t5":
+        common |= {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "initializer_factor": 3.0}
+        config: Any = transformers.T5Config(**{**common, "decoder_start_token_id": 0, **changes})
+        kind = "T5"
+    else:
+        common |= {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+                   "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "init_std": 0.3,
+                   "max_position_embeddings": 64}  # fmt: skip
+        tokens = {"bos_token_id": 1, "decoder_start_token_id": 2, "forced_eos_token_id": 2}
+        config = transformers.BartConfig(**{**common, **tokens, **changes})
+        kind = "Bart"
+    torch.manual_seed(0)
+    return getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
 
 
 def saved(folder: Path, kind: str, **changes: Any) -> Any:

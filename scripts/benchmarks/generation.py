@@ -108,7 +108,7 @@ def _contenders(
     import torch
 
     place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tsov-bench-")))
-    model = _model(sizes, prompt + tokens)
+    model = random_model(sizes, prompt + tokens)
     model.save_pretrained(place / "model")
     if any(name.endswith("gptq") for name in names):
         save_gptq(place / "gptq", model)
@@ -127,7 +127,13 @@ def _contenders(
     return calls, seconds
 
 
-def _model(sizes: Sizes, length: int) -> Any:
+def random_model(sizes: Sizes, length: int) -> Any:
+    """A Llama with random weights, in eval mode.
+
+    Args:
+        sizes: Of the model.
+        length: Longest sequence in tokens.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -105,7 +105,7 @@ def raw(buckets: list[int], length: int) -> Any:
 
 def handler(buckets: list[int], length: int, one_graph: bool | str, cache: Path | None) -> Any:
     """The tensor handler on a random BERT, initialized as by TorchServe's worker and called at each batch size."""
-    from benchmarks.workers import context_for
+    from benchmarks.workers import context_for, expect
     from torchserve_openvino.entrypoints.tensor import OpenVINOTensorHandler
 
     class Entry(OpenVINOTensorHandler):
@@ -135,6 +135,7 @@ def handler(buckets: list[int], length: int, one_graph: bool | str, cache: Path 
         entry.context = context
         for size in buckets:
             item = {"inputs": {"input_ids": [[1] * length], "attention_mask": [[1] * length]}}
+            expect(context, size)
             answers = entry.handle([{"body": item}] * size, context)
             assert len(answers[0][0]) == 512, answers
     return entry

@@ -14,7 +14,7 @@ from benchmarks.models import BenchModel
 
 def context_for(folder: Path, settings: dict[str, Any]) -> Any:
     """The context that TorchServe gives a worker for an unpacked archive with this model-config.yaml."""
-    from ts.context import Context, RequestProcessor
+    from ts.context import Context
     from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 
     (folder / "model-config.yaml").write_text(yaml.safe_dump(settings))
@@ -27,8 +27,16 @@ def context_for(folder: Path, settings: dict[str, Any]) -> Any:
     context = Context(
         "bench", str(folder), manifest, settings.get("batchSize", 1), None, "0.12", True, metrics, settings
     )
-    context.request_processor, context.request_ids = [RequestProcessor({})], {0: "request"}
+    expect(context, 1)
     return context
+
+
+def expect(context: Any, requests: int) -> None:
+    """Makes the context that of a batch of requests."""
+    from ts.context import RequestProcessor
+
+    context.request_processor = [RequestProcessor({}) for _ in range(requests)]
+    context.request_ids = {place: f"request {place}" for place in range(requests)}
 
 
 def started(model: BenchModel, folder: Path, options: dict[str, Any]) -> Any:

@@ -74,6 +74,19 @@ def test_benchmark_serving(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
+def test_generation_checks(tmp_path: Path) -> None:
+    figures = tmp_path / "checks.json"
+    run("benchmarks/generation_checks.py", "--only", "tokens,lengths,soak", "--requests", "60", "--json", str(figures))
+    found = json.loads(figures.read_text())
+    for kind in ("llama", "qwen2", "gpt2"):
+        assert found["tokens"][kind] == {"equal_of_256": [256] * 8, "coverage": 1.0}
+    assert found["lengths"]["statuses"] == {"200": 60} and found["lengths"]["compiles_after_ready"] == 0
+    soak = found["soak"]
+    assert soak["same_worker"] and soak["right"] and soak["refused"] and soak["now"]["running"] == 0
+    assert not [name for name in soak if name.startswith(("lost", "wrong", "failed"))], soak
+
+
 def test_the_litserve_contender_finds_its_imports() -> None:
     pytest.importorskip("litserve")
     assert "--state" in run("benchmarks/servers/litserve_app.py", "--help")

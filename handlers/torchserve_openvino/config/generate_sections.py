@@ -14,9 +14,10 @@ CachePrecision = Literal["f32", "bf16", "u8"]
 class GenerateSection(TaskSection):
     """Text generation: the engine, its precision and its limits."""
 
-    engine: Literal["genai", "compile"] = "genai"
-    """`genai` generates with OpenVINO GenAI: prompts of different lengths share each step. `compile` is not available
-    yet."""
+    engine: Literal["genai", "compile"] | None = None
+    """`genai` generates with OpenVINO GenAI: prompts of different lengths share each step. `compile` compiles the
+    model's own graphs, for encoders with decoders and for whatever else GenAI does not take; each step computes one
+    sequence. Unset: `genai` where openvino-genai is installed and takes the model, else `compile`."""
     weights: WeightFormat = "auto"
     """Format of the weights. `auto` keeps those of a GPTQ or AWQ checkpoint as they are, and is `f32` for others. `f32`
     dequantizes such a checkpoint. `bf16` also computes in bf16; `int8` and `int4` compress the weights of linear layers
@@ -33,7 +34,8 @@ class GenerateSection(TaskSection):
     max_tokens: Count = 512
     """Most tokens of one answer; also the number for a request that names none."""
     max_length: Count | None = None
-    """Longest sequence in tokens, prompt and answer together. Unset: what the model was made for, up to 4,096."""
+    """Longest sequence in tokens, prompt and answer together. Unset: what the model was made for, up to 4,096; with
+    `compile`, which computes with the whole length at each step, up to 1,024."""
     cache_gb: Positive | None = None
     """Memory for cached keys and values, in 10^9 bytes. Unset: eight sequences of `max_length`, up to a quarter of the
     free memory, at least one."""
@@ -42,7 +44,7 @@ class GenerateSection(TaskSection):
     step_tokens: Count = 256
     """Most tokens that one step computes. A longer prompt takes several steps, between which others go on."""
     prefix_caching: Boolean = True
-    """Whether prompts that begin alike share what was computed for their common beginning."""
+    """Whether prompts that begin alike share what was computed for their common beginning; not with `compile`."""
     proof_tokens: Count = 24
     """Tokens that are compared with eager PyTorch before READY, for each of the prompts."""
     proof_prompts: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from torchserve_openvino.config.spelling import listed, nearest
 from torchserve_openvino.errors import ModelLoadError, PackagingError
 from torchserve_openvino.generation.images.families import INDEX
 from torchserve_openvino.serving.loading import hub
-from torchserve_openvino.tasks.catalog import TASKS, Task, guessed, named
+from torchserve_openvino.tasks.catalog import TASKS, Task, guessed, loader_of, named
 
 _WEIGHTS = (".safetensors", ".bin")
 _INDEX = ".index.json"
@@ -154,7 +154,7 @@ def check_loads(model: HubModel) -> str:
             from torchserve_openvino.generation.images.loading import load
 
             return load(model.folder).family.modes["text"]
-        loaded = hub.load_model(model.folder, model.task.loader, model.task.may_lack)
+        loaded = hub.load_model(model.folder, loader_of(model.task, hub.read_config(model.folder)), model.task.may_lack)
         for name in model.task.prepared_by:
             loaders[name](model.folder)
     except ModelLoadError as error:

@@ -1,5 +1,6 @@
 """The report as TorchServe metrics; metrics.yaml must name them, or TorchServe drops them."""
 
+import io
 import itertools
 import os
 import re
@@ -7,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from torchserve_openvino.config.vocabulary import FALLBACK_KINDS
 from torchserve_openvino.report import CompileReport
@@ -49,6 +50,60 @@ def worker_name(arguments: Sequence[str]) -> str:
         if option in {"--sock-name", "--port"} and (number := re.search(r"\d+$", value)):
             return number.group()
     return str(os.getpid())
+
+
+class WholeLines(io.TextIOBase):
+    """Text output that passes on each thread's lines whole.
+
+    TorchServe takes a metric from a line of the worker's output that begins with ``[METRICS]``, and its own
+    ``async_service`` prints a line for each request. ``print`` writes a line and its end separately: a metric that
+    another thread sends in between would end up in the middle of a line, and be lost.
+
+    Args:
+        target: Gets the lines.
+    """
+
+    def __init__(self, target: TextIO) -> None:
+        self._target = target
+        self._begun = threading.local()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The target's."""
+        return self._target.encoding
+
+    def write(self, text: str) -> int:
+        """Passes on what is complete, and keeps the rest for this thread's next call."""
+        whole, end, rest = (getattr(self._begun, "text", "") + text).rpartition("\n")
+        self._begun.text = rest
+        if end:
+            self._target.write(whole + end)
+        return len(text)
+
+    def flush(self) -> None:
+        """Passes on this thread's line, complete or not."""
+        if begun := getattr(self._begun, "text", ""):
+            self._begun.text = ""
+            self._target.write(begun)
+        self._target.flush()
+
+    def isatty(self) -> bool:
+        """Returns the target's."""
+        return self._target.isatty()
+
+    def fileno(self) -> int:
+        """Returns the target's."""
+        return self._target.fileno()
+
+    def writable(self) -> bool:
+        """Returns True."""
+        return True
+
+
+def keep_metrics_apart() -> None:
+    """Lets no thread's ``print`` tear the lines in which metrics reach TorchServe."""
+    if not isinstance(sys.stdout, WholeLines):
+        sys.stdout = WholeLines(sys.stdout)
 
 
 class MetricsEmitter:

@@ -23,7 +23,7 @@ from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.streams import Streams
 from torchserve_openvino.serving.shapes import one_graph
 from torchserve_openvino.serving.shapes.input_spec import Inputs
-from torchserve_openvino.serving.shapes.plan import shapes_of
+from torchserve_openvino.serving.shapes.plan import Shapes, shapes_of
 from torchserve_openvino.serving.shapes.warmup import run_case
 from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.serving.verification import verify
@@ -46,6 +46,7 @@ class Preparation:
         part: Path of a module that the handler calls directly; empty for the model.
         learns: Whether samples define the inputs where nothing is declared; else every call is taken as it comes.
         tracker: Records everything for the report; a new one if None.
+        shapes: What to compile, where that is known; then ``declared`` and ``samples`` are not read.
         counters: Counts what happens to requests.
         freezes: Whether calls run without guards, where the YAML says ``freeze: auto``.
         model_dir: The unpacked archive, with the compiled graphs that came with it.
@@ -67,6 +68,7 @@ class Preparation:
         part: str = "",
         learns: bool = False,
         tracker: Tracker | None = None,
+        shapes: Shapes | None = None,
     ) -> None:
         self._eager = eager
         self._part = part
@@ -75,7 +77,7 @@ class Preparation:
         self._threads = threads
         self._freezes = freezes if self._section.freeze == "auto" else self._section.freeze
         self._model_dir = model_dir
-        self._shapes = shapes_of(
+        self._shapes = shapes or shapes_of(
             eager, self._section, batch_size=batch_size, streams=threads.streams, declared=declared, samples=samples,
             learns=learns, modes_for=modes_for,
         )  # fmt: skip

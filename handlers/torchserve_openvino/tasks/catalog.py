@@ -22,6 +22,7 @@ class Task:
         prepared_by: What turns inputs into tensors, or tensors into texts: ``tokenizer``, ``ctc_tokenizer``,
             ``image_processor``, ``feature_extractor``.
         may_lack: A submodule that the task can do without, if a model's folder has no weights for it.
+        encoder_loader: The class of transformers that loads its models with an encoder and a decoder, if it takes them.
     """
 
     handler: str
@@ -35,6 +36,7 @@ class Task:
     template: str = "cpu-latency"
     prepared_by: tuple[str, ...] = ()
     may_lack: str = ""
+    encoder_loader: str = ""
 
 
 _TEXT: Mapping[str, Any] = {
@@ -161,6 +163,7 @@ _ALL = (
         extra="generate",
         template="text-generation",
         prepared_by=("tokenizer",),
+        encoder_loader="AutoModelForSeq2SeqLM",
     ),
     Task("sentence_embedder", "a text", "[numbers]", "sentence-similarity", "AutoModel", ("Model",), **_TEXT),
     Task(
@@ -220,6 +223,12 @@ AUDIO_MODELS = frozenset({
     "data2vec-audio", "audio-spectrogram-transformer", "whisper",
 })  # fmt: skip
 
+# Models with an encoder and a decoder of texts.
+TEXT_TO_TEXT_MODELS = frozenset({
+    "t5", "mt5", "umt5", "longt5", "switch_transformers", "bart", "mbart", "plbart", "led", "pegasus", "pegasus_x",
+    "bigbird_pegasus", "marian", "m2m_100", "blenderbot", "blenderbot-small", "prophetnet", "fsmt",
+})  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Guess:
@@ -250,6 +259,17 @@ _SYNONYMS = {
 }
 
 
+def loader_of(task: Task, config: Mapping[str, Any]) -> str:
+    """Returns the class of transformers that loads a model for a task.
+
+    Args:
+        task: The task.
+        config: Content of the model's ``config.json``.
+    """
+    encodes = config.get("is_encoder_decoder", config.get("model_type") in TEXT_TO_TEXT_MODELS)
+    return task.encoder_loader if task.encoder_loader and encodes else task.loader
+
+
 def guessed(config: Mapping[str, Any], *, pools: bool = False) -> Guess:
     """Guesses a model's task from its ``config.json``.
 
@@ -271,9 +291,18 @@ def guessed(config: Mapping[str, Any], *, pools: bool = False) -> Guess:
             return Guess(TASKS["zero_shot_classifier"], "its label 'entailment'")
         if len(labels) == 1 or config.get("num_labels") == 1:
             return Guess(TASKS["reranker"], "its only label")
+    if name.endswith(("ForConditionalGeneration", "MTModel")):
+        return _guessed_conditional(name, config)
     for task in TASKS.values():
         if name.endswith(task.heads) and task.heads:
             return Guess(task, f"the architecture {name}")
+    return Guess(None, f"no task of this package is known for the architecture {name}")
+
+
+def _guessed_conditional(name: str, config: Mapping[str, Any]) -> Guess:
+    """Guesses for a model with an encoder and a decoder; those of pictures and sounds have such names, too."""
+    if config.get("model_type") in TEXT_TO_TEXT_MODELS:
+        return Guess(TASKS["text_generator"], f"the architecture {name}")
     return Guess(None, f"no task of this package is known for the architecture {name}")
 
 

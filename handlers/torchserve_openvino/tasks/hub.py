@@ -13,7 +13,7 @@ from torchserve_openvino.errors import InvalidInputError, ItemError, NotExplaine
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.requests.batch_answer import Several
 from torchserve_openvino.tasks.asks import Ask, Parameters, ask_of, parameters_of
-from torchserve_openvino.tasks.catalog import TASKS, Task
+from torchserve_openvino.tasks.catalog import TASKS, Task, loader_of
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, ItemHandler, body
 
 
@@ -79,7 +79,7 @@ class HubHandler(ItemHandler):
 
     def load(self, folder: Path) -> nn.Module:
         """Loads the model, and what else the task needs."""
-        return hub.load_model(folder, self.about.loader, self.about.may_lack)
+        return hub.load_model(folder, loader_of(self.about, hub.read_config(folder)), self.about.may_lack)
 
     def limits(self) -> tuple[int, int]:
         """Returns the largest body in bytes, and the most inputs in one request."""

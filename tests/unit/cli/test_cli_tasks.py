@@ -57,6 +57,8 @@ def test_an_unknown_name_is_no_task() -> None:
         ({"architectures": ["BertForTokenClassification"]}, "token_classifier"),
         ({"architectures": ["LlamaForCausalLM"]}, "text_generator"),
         ({"architectures": ["GPT2LMHeadModel"]}, "text_generator"),
+        ({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}, "text_generator"),
+        ({"architectures": ["MarianMTModel"], "model_type": "marian"}, "text_generator"),
         ({"architectures": ["RobertaForSequenceClassification"], "id2label": {"0": "a", "1": "b"}}, "text_classifier"),
         ({"architectures": ["RobertaForSequenceClassification"], "id2label": {"0": "ENTAILMENT", "1": "x"}},
          "zero_shot_classifier"),

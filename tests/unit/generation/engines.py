@@ -1,5 +1,8 @@
 """Opens engines over tiny models for the tests of text generation."""
 
+import multiprocessing
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +10,9 @@ from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config.generate_sections import GenerateSection
 from torchserve_openvino.config.sections import VerifySection
 from torchserve_openvino.generation.text.engine import Engine, Piece, Sampling
+from torchserve_openvino.generation.text.genai.pipeline import Pipeline, PipelineSettings
+from torchserve_openvino.generation.text.genai.process import Link
+from torchserve_openvino.generation.text.genai.stepping import serve
 from torchserve_openvino.generation.text.opening import Opened, open_engine
 from torchserve_openvino.generation.text.settings import EngineSettings
 
@@ -18,6 +24,19 @@ def settings(folder: Path, *, verify: dict[str, Any] | None = None, threads: int
 
 def opened(folder: Path, store: Store | None = None, **given: Any) -> Opened:
     return open_engine(settings(folder, **given), store)
+
+
+def start_nearby(folder: Path, settings: PipelineSettings, eos: Sequence[int]) -> Link:
+    """Stands for `process.start`: a thread does what the process does, so that a test can change its pipeline."""
+    ours, theirs = multiprocessing.Pipe()
+    pipeline = Pipeline(folder, settings)
+
+    def run() -> None:
+        with theirs:
+            serve(pipeline, frozenset(eos), theirs)
+
+    threading.Thread(target=run, daemon=True).start()
+    return Link(ours, None)
 
 
 def answers(engine: Engine, prompts: list[list[int]], sampling: Sampling) -> list[list[list[int]]]:

@@ -1,22 +1,26 @@
 """The engine on OpenVINO GenAI: many prompts at once, their ends, limits, failures; against transformers' generate."""
 
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
-from engines import answers, by_choice, finishes, opened
+from engines import answers, by_choice, finishes, opened, start_nearby
 
 from language_models import EOS, VOCABULARY, each_kind, greedy, prompts, saved
 from torchserve_openvino.cache.storage.store import Store
-from torchserve_openvino.errors import BusyError, GenerationError, InvalidInputError
+from torchserve_openvino.errors import BusyError, GenerationError, InvalidInputError, ModelLoadError
 from torchserve_openvino.generation.text.engine import Piece, Sampling
 from torchserve_openvino.generation.text.genai.batching import GenAIEngine
-from torchserve_openvino.generation.text.genai.pipeline import PAGE, Pipeline
+from torchserve_openvino.generation.text.genai.pipeline import PAGE, Pipeline, PipelineSettings
+from torchserve_openvino.generation.text.genai.process import start
 
 pytest.importorskip("transformers")
 pytest.importorskip("openvino_genai")
@@ -31,6 +35,19 @@ def llama(served: Any) -> tuple[Path, Any]:
 @pytest.fixture(scope="session")
 def engine(served: Any) -> GenAIEngine:
     return served("llama").opened.engine
+
+
+@pytest.fixture
+def nearby(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets engines that a test opens run in its own process."""
+    monkeypatch.setattr("torchserve_openvino.generation.text.opening.start", start_nearby)
+
+
+@pytest.fixture
+def own(nearby: None, llama: tuple[Path, Any], exports: Store) -> Iterator[GenAIEngine]:
+    found = opened(llama[0], exports, verify=OFF).engine
+    yield found
+    found.close()
 
 
 @pytest.fixture
@@ -119,8 +136,8 @@ def test_pieces_come_one_token_after_the_other(engine: GenAIEngine) -> None:
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_waiting_for_a_piece_has_a_limit(engine: GenAIEngine) -> None:
-    stream = engine.submit(prompts(400)[0], Sampling(100, ignore_eos=True))
+def test_waiting_for_a_piece_has_a_limit(own: GenAIEngine) -> None:
+    stream = own.submit(prompts(400)[0], Sampling(100, ignore_eos=True))
     assert stream.next(0.0) is None
     stream.cancel()
     list(stream)
@@ -229,25 +246,25 @@ def test_bad_input_is_refused_and_hurts_nobody(
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_cancelling_frees_the_cache(engine: GenAIEngine) -> None:
-    stream = engine.submit(prompts(10)[0], Sampling(400, ignore_eos=True))
+def test_cancelling_frees_the_cache(own: GenAIEngine) -> None:
+    stream = own.submit(prompts(10)[0], Sampling(400, ignore_eos=True))
     assert stream.next(10.0) is not None
-    assert engine.load().running == 1 and engine.load().cache_usage > 0
+    assert own.load().running == 1 and own.load().cache_usage > 0
     stream.cancel()
     stream.cancel()
     pieces = list(stream)
     assert finishes(pieces) == {0: "cancelled"} and sum(len(piece.tokens) for piece in pieces) < 399
-    until(lambda: engine.load().running == 0)
-    assert engine.load().cache_usage == 0.0
+    until(lambda: own.load().running == 0)
+    assert own.load().cache_usage == 0.0
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_some_of_several_sequences_may_have_ended_when_cancelled(engine: GenAIEngine) -> None:
-    stream = engine.submit(prompts(3)[0], Sampling(200, temperature=1.0, n=4, seed=0))
+def test_some_of_several_sequences_may_have_ended_when_cancelled(own: GenAIEngine) -> None:
+    stream = own.submit(prompts(3)[0], Sampling(200, temperature=1.0, n=4, seed=0))
     stream.next(10.0)
     stream.cancel()
     assert set(finishes(list(stream))) <= {0, 1, 2, 3}
-    until(lambda: engine.load().running == 0)
+    until(lambda: own.load().running == 0)
 
 
 def test_an_idle_engine_computes_nothing(engine: GenAIEngine) -> None:
@@ -269,7 +286,7 @@ def test_counts(llama: tuple[Path, Any], exports: Store) -> None:
         found.submit([5], Sampling(1))
 
 
-@pytest.mark.usefixtures("unhurried")
+@pytest.mark.usefixtures("nearby", "unhurried")
 class TestAFullCache:
     """The cache has room for one sequence of 64 tokens."""
 
@@ -310,12 +327,6 @@ class TestAFullCache:
 
 
 class TestFailures:
-    @pytest.fixture
-    def own(self, llama: tuple[Path, Any], exports: Store) -> Iterator[GenAIEngine]:
-        found = opened(llama[0], exports, verify=OFF).engine
-        yield found
-        found.close()
-
     def test_a_failed_step_fails_its_prompts_and_the_next_go_on(
         self, own: GenAIEngine, llama: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -347,7 +358,7 @@ class TestFailures:
         with pytest.raises(GenerationError, match="the device is gone"):
             list(own.submit([5], Sampling(3)))
         until(lambda: own.dead)
-        with pytest.raises(GenerationError, match="stopped after an error: the device is gone"):
+        with pytest.raises(GenerationError, match="stopped after an error: .*the device is gone"):
             own.submit([5], Sampling(3))
 
     def test_a_fault_of_the_engine_itself_hangs_nobody(self, own: GenAIEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,13 +389,83 @@ def test_many_threads(llama: tuple[Path, Any], engine: GenAIEngine) -> None:
     assert engine._free_pages == 512 * 8 // PAGE
 
 
+class TestItsProcess:
+    @pytest.fixture
+    def apart(self, llama: tuple[Path, Any], exports: Store) -> Iterator[tuple[GenAIEngine, psutil.Process]]:
+        found = opened(llama[0], exports, verify=OFF)
+        yield found.engine, psutil.Process(found.facts["process"])
+        found.engine.close()
+
+    def test_it_loads_no_torch_and_prints_where_no_metrics_are(self, apart: tuple[GenAIEngine, psutil.Process]) -> None:
+        maps = {Path(each.path).name for each in apart[1].memory_maps()}
+        assert not any(name.startswith("libtorch") for name in maps)
+        output, errors = (Path(f"/proc/{apart[1].pid}/fd/{number}").readlink() for number in (1, 2))
+        assert output == errors
+
+    def test_closing_ends_it(self, apart: tuple[GenAIEngine, psutil.Process]) -> None:
+        stream = apart[0].submit([5] * 20, Sampling(400, ignore_eos=True))
+        apart[0].close()
+        assert set(finishes(list(stream)).values()) <= {"cancelled", "length"}
+        assert not apart[1].is_running() and apart[0].dead is None
+
+    def test_one_that_is_killed_fails_its_prompts_and_says_why(self, apart: tuple[GenAIEngine, psutil.Process]) -> None:
+        died = threading.Event()
+        apart[0].when_dead(died.set)
+        streams = [apart[0].submit(prompt, Sampling(450, ignore_eos=True)) for prompt in prompts(4, 40)]
+        assert streams[1].next(30.0) is not None
+        apart[1].kill()
+        for stream in streams:
+            with pytest.raises(GenerationError, match=r"ended by SIGKILL.*memory"):
+                list(stream)
+        assert died.wait(10)
+        with pytest.raises(GenerationError, match="SIGKILL"):
+            apart[0].submit([5], Sampling(3))
+        again = threading.Event()
+        apart[0].when_dead(again.set)
+        assert again.is_set() and not apart[1].is_running()
+
+    def test_one_that_hangs_is_ended(
+        self, apart: tuple[GenAIEngine, psutil.Process], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("torchserve_openvino.generation.text.genai.batching._CLOSE_SECONDS", 0.2)
+        apart[1].suspend()
+        stream = apart[0].submit([5], Sampling(3))
+        apart[0].close()
+        assert finishes(list(stream)) == {0: "cancelled"} and not apart[1].is_running()
+
+    def test_it_ends_with_its_worker(self, llama: tuple[Path, Any], exports: Store) -> None:
+        """Even with one that is killed."""
+        code = f"""
+import sys, time
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from engines import opened
+from torchserve_openvino.cache.storage.store import Store
+from torchserve_openvino.generation.text.engine import Sampling
+found = opened(Path({str(llama[0])!r}), Store(Path({str(exports.root)!r})), verify={OFF!r})
+found.engine.submit([5], Sampling(400, ignore_eos=True)).next(10.0)
+print(found.facts["process"], flush=True)
+time.sleep(60)
+"""
+        worker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert worker.stdout is not None
+        child = psutil.Process(int(worker.stdout.readline()))
+        worker.kill()
+        worker.communicate()
+        child.wait(20)
+
+    def test_a_model_that_it_cannot_load(self, tmp_path: Path) -> None:
+        (tmp_path / "openvino_model.xml").write_text("no model")
+        settings = PipelineSettings("CPU", {}, 8, 64, False)
+        with pytest.raises(ModelLoadError, match="cannot load the exported model"):
+            start(tmp_path, settings, [2])
+
+
 @pytest.mark.slow
 def test_a_thousand_random_prompts_a_third_of_them_bad(llama: tuple[Path, Any], exports: Store) -> None:
     """No answer is lost, pages and memory are back where they were."""
-    import psutil
-
-    found = opened(llama[0], exports, verify=OFF, max_waiting=2000).engine
-    draw, process = random.Random(5), psutil.Process()
+    made = opened(llama[0], exports, verify=OFF, max_waiting=2000)
+    found, draw, process = made.engine, random.Random(5), psutil.Process(made.facts["process"])
     wanted: dict[tuple[int, ...], list[int]] = {}
     memory = 0
     for turn in range(1000):

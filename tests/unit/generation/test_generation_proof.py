@@ -13,7 +13,7 @@ from language_models import EOS, VOCABULARY, greedy, prompts, saved, tiny
 from torchserve_openvino.backend.runtime.build import device_capabilities
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config.sections import VerifySection
-from torchserve_openvino.errors import BusyError, ConfigError, ModelLoadError, VerificationError
+from torchserve_openvino.errors import BusyError, ConfigError, VerificationError
 from torchserve_openvino.generation.text.engine import Load, Piece, Sampling, Token
 from torchserve_openvino.generation.text.expected import Expected, Nearness, expect, made_up
 from torchserve_openvino.generation.text.opening import open_engine
@@ -213,11 +213,6 @@ class TestOpening:
             found.engine.close()
             assert found.facts["passed"] and 0.995 <= found.facts["logits"]["cosine"] < 0.999999
             assert found.facts["model_from_cache"], "the precision of computation is none of the model"
-
-    def test_the_engine_compile_is_refused(self, tmp_path: Path) -> None:
-        saved(tmp_path, "gpt2")
-        with pytest.raises(ModelLoadError, match="compile is not available yet.*Use generate.engine: genai"):
-            opened(tmp_path, engine="compile")
 
     def test_another_device_is_refused(self, served: Any, exports: Store) -> None:
         with pytest.raises(ConfigError, match=r"options.device.*is GPU; text generation is tested on CPU only"):

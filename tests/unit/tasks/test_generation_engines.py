@@ -1,8 +1,11 @@
 """Text generation on OpenVINO in a worker of this process: its report, its cache, its end."""
 
 import json
+import os
 import re
+import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,46 +129,39 @@ def test_what_is_refused(served: Any, how: Any, error: Any, said: str) -> None:
         served(**how)
 
 
-def kill(worker: Served) -> None:
-    """Lets each step of the engine fail from now on."""
-
-    def fail() -> None:
-        raise RuntimeError("the model is gone")
-
-    worker.handler.engine._pipeline.step = fail
-
-
-def closes(worker: Served) -> bool:
-    worker.theirs.settimeout(5)
-    while received := worker.theirs.recv(1 << 16):
-        assert received
-    return True
-
-
-def test_a_worker_whose_engine_died_answers_and_is_replaced(served: Any) -> None:
+def test_an_engine_that_is_killed_starts_again(served: Any, folder: Path) -> None:
     worker = served()
-    kill(worker)
-    answer = worker({"prompt": "Hello"})
-    assert worker.made.status(0) == 500 and "the model is gone" in answer["message"]
-    with pytest.raises(SystemExit):
-        worker({"prompt": "Hello"})
-    assert closes(worker)
-
-
-def test_with_asynchronous_communication_the_engine_starts_again(served: Any, folder: Path) -> None:
-    worker = served(asyncCommunication=True)
-    kill(worker)
-    ask = [("", b'{"prompt": "Hello", "max_tokens": 6}')]
-    # TorchServe can't replace such a worker under traffic, so it has to live on.
-    for _ in range(3):
-        (end,) = Frontend.ends(worker, ask)
-        assert int.from_bytes(end[:4], "big") == 200 and b"false" in end
+    wanted = text_of(eager_tokens(folder, "Hello", 6))
+    before = worker.handler.describe_handle()["generate"]["process"]
+    os.kill(before, signal.SIGSTOP)
+    # It is in the middle of this answer.
+    asking = threading.Timer(0.5, os.kill, (before, signal.SIGKILL))
+    asking.start()
+    answer = worker({"prompt": "Hello", "max_tokens": 6})
+    assert worker.made.status(0) == 500 and "ended by SIGKILL" in answer["message"]
+    refused = worker({"prompt": "Hello", "max_tokens": 6})
+    assert worker.made.status(0) == 503 and "starts again" in refused["message"]
+    # By itself: no request has to come.
     for _ in range(300):
         if worker.handler._kept.dead is None:
             break
         time.sleep(0.1)
-    assert worker({"prompt": "Hello", "max_tokens": 6})["text"] == text_of(eager_tokens(folder, "Hello", 6))
-    assert worker.handler.describe_handle()["verify"]["passed"]
+    assert worker({"prompt": "Hello", "max_tokens": 6})["text"] == wanted
+    report = worker.handler.describe_handle()
+    assert report["verify"]["passed"] and report["generate"]["process"] != before
+
+
+def test_with_asynchronous_communication_it_starts_again_too(served: Any) -> None:
+    worker = served(asyncCommunication=True)
+    os.kill(worker.handler.describe_handle()["generate"]["process"], signal.SIGKILL)
+    ask = [("", b'{"prompt": "Hello", "max_tokens": 6}')]
+    for _ in range(300):
+        (end,) = Frontend.ends(worker, ask)
+        assert int.from_bytes(end[:4], "big") == 200 and b"false" in end
+        if worker.handler._kept.dead is None:
+            break
+        time.sleep(0.1)
+    assert worker({"prompt": "Hello", "max_tokens": 6})["text"]
 
 
 def test_an_archive_starts_with_what_was_exported_for_it(folder: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from torchserve_openvino.errors import ConfigError, ModelLoadError
 from torchserve_openvino.tasks.generation.generator import TextGenerator
 
 EAGER: dict[str, Any] = {"pt2": {"compile": {"enable": False}}}
+REFUSES = {"allow": [], "on_violation": "refuse"}
 HELLO = [{"role": "user", "content": "Hello"}]
 CHAT, COMPLETION = "v1/chat/completions", "v1/completions"
 
@@ -241,6 +242,25 @@ def test_the_report(worker: Talker) -> None:
     assert report["task"]["name"] == "text_generator" and "max_tokens" in report["task"]["parameters"]["properties"]
     assert any("eager PyTorch" in note for note in report["notes"])
     jsonschema.Draft202012Validator.check_schema(report["task"]["parameters"])
+
+
+def test_a_fallback_that_the_policy_refuses(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = {"handler": {"openvino": {"fallback": REFUSES}}}
+    talker = Talker(tmp_path / "archive", folder, **policy)
+    submit, tracker = talker.handler.engine.submit, talker.handler.report.tracker
+
+    def falls_back(*given: Any) -> Any:
+        tracker.add_fallback("runtime_failed", "aten.mm.default", reason="as the test wants", caused_by_request=True)
+        return submit(*given)
+
+    monkeypatch.setattr(talker.handler.engine, "submit", falls_back)
+    try:
+        (answer,) = talker.ask(COMPLETION, {"prompt": "Hello", "max_tokens": 3})
+        assert answer["error"]["type"] and "fallback does not allow it" in answer["error"]["message"]
+        monkeypatch.undo()
+        assert talker.ask(COMPLETION, {"prompt": "Hello", "max_tokens": 3})[0]["choices"]
+    finally:
+        talker.close()
 
 
 def test_metrics(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,14 +1,14 @@
 """Which graphs a pipeline has, and the inputs that each is compiled for."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torchserve_openvino.config.sections import WarmupInput
 from torchserve_openvino.config.task_sections import ImageGenerationSection
 from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.generation.calls import Calls, Part
 from torchserve_openvino.generation.images import graphs
-from torchserve_openvino.generation.images.graphs import Calls, StandIn
+from torchserve_openvino.generation.images.graphs import StandIn
 from torchserve_openvino.generation.images.loading import Loaded
 from torchserve_openvino.generation.images.sizes import Size
 
@@ -16,28 +16,6 @@ from torchserve_openvino.generation.images.sizes import Size
 T5_TOKENS = 256
 # Longest time that schedulers pass, unless their configuration says otherwise.
 _TIMES = 1000
-
-
-@dataclass(frozen=True)
-class Part:
-    """One graph for one size.
-
-    Attributes:
-        name: For the report, with the size where there are several.
-        calls: The graph, whose calls the compiled one takes over.
-        inputs: Its inputs, one item each.
-        batches: Batch sizes that it is called with.
-    """
-
-    name: str
-    calls: Calls
-    inputs: Sequence[WarmupInput]
-    batches: tuple[int, ...] = (1,)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the first input, without the batch."""
-        return tuple(int(size) for size in self.inputs[0].shape)
 
 
 class Components:

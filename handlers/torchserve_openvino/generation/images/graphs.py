@@ -1,10 +1,12 @@
 """The parts of a pipeline that are compiled, each as a module that takes and returns tensors only."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+
+from torchserve_openvino.generation.calls import Calls
 
 Tensor = torch.Tensor
 
@@ -120,35 +122,6 @@ class SafetyGraph(nn.Module):
         special = nn.functional.normalize(checker.special_care_embeds)
         concepts = nn.functional.normalize(checker.concept_embeds)
         return vectors @ special.t(), vectors @ concepts.t()
-
-
-class Calls:
-    """Calls of a graph: in eager PyTorch until compiled ones take their place.
-
-    Args:
-        graph: The module.
-    """
-
-    def __init__(self, graph: nn.Module) -> None:
-        self.graph = graph.eval()
-        self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {}
-
-    def use(self, shape: Sequence[int], compiled: Callable[..., Any]) -> None:
-        """Runs calls whose first input has this shape, without the batch, by ``compiled`` from now on."""
-        self._compiled[tuple(shape)] = compiled
-
-    def __call__(self, **inputs: Tensor) -> Any:
-        """Runs a call.
-
-        Raises:
-            KeyError: Graphs are compiled, but none for this shape. Requests of such sizes are refused before.
-        """
-        if not self._compiled:
-            return self.graph(**inputs)
-        first = next(iter(inputs.values()))
-        # Pixels of a picture file lie in another order, for which a graph would be compiled anew.
-        ordered = {name: tensor.contiguous() for name, tensor in inputs.items()}
-        return self._compiled[tuple(first.shape[1:])](**ordered)
 
 
 class StandIn:

@@ -1,6 +1,6 @@
 """The interface of an engine: it takes prompts as tokens, and gives back tokens as they are generated."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -114,6 +114,15 @@ class Engine(Protocol):
     @property
     def max_length(self) -> int:
         """Most tokens of one sequence, prompt and answer together."""
+        ...
+
+    @property
+    def dead(self) -> str | None:
+        """Why the engine generates no more; None while it does."""
+        ...
+
+    def when_dead(self, call: Callable[[], None]) -> None:
+        """Calls something once the engine generates no more, unless it was closed; at once if that is so already."""
         ...
 
     def submit(self, prompt: Sequence[int], sampling: Sampling) -> Stream:

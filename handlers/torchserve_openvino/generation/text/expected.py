@@ -1,7 +1,7 @@
 """What eager PyTorch generates, and how near an exported model's logits come: the reference of the proof."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 from torchserve_openvino.backend.upstream._openvino_private import core
+from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.generation.text.exporting.export import cache_argument
 from torchserve_openvino.generation.text.exporting.stateful import TOKENS
 
 # Lengths of made-up prompts: shorter than a page of the cache, across one, several pages, several steps.
 LENGTHS = (3, 17, 40, 300)
 # How many of the most probable tokens of each step are kept, to judge a difference by.
-_RIVALS = 8
+RIVALS = 8
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,32 @@ def made_up(vocabulary: int, special: frozenset[int], longest: int) -> list[tupl
     return [tuple(draw.choices(usual, k=length)) for length in lengths]
 
 
+def proof_prompts(
+    given: Sequence[Sequence[int]], wanted: int, length: int, vocabulary: int, special: frozenset[int]
+) -> tuple[list[tuple[int, ...]], int]:
+    """Returns the prompts of a proof, and how many tokens each generates.
+
+    Args:
+        given: Prompts of the configuration; made up if there are none.
+        wanted: `generate.proof_tokens`.
+        length: Longest sequence of the engine.
+        vocabulary: Token ids are less than this.
+        special: Tokens that do not occur in made-up prompts.
+
+    Raises:
+        ConfigError: A given prompt is too long.
+    """
+    count = min(wanted, length - 1)
+    prompts = [tuple(prompt) for prompt in given if prompt] or made_up(vocabulary, special, length - count)
+    if (longest := max(map(len, prompts))) + count > length:
+        raise ConfigError(
+            f"has a prompt of {longest} tokens, which with {count} more (generate.proof_tokens) exceeds "
+            f"{length} (generate.max_length).",
+            key="handler.openvino.generate.proof_prompts",
+        )
+    return prompts, count
+
+
 def expect(model: nn.Module, prompts: Sequence[Sequence[int]], tokens: int) -> list[Expected]:
     """Generates with eager PyTorch, prompt by prompt, without an end-of-text token's effect.
 
@@ -110,7 +137,7 @@ def _generated(model: nn.Module, prompt: tuple[int, ...], count: int) -> Expecte
         for _ in range(count):
             found = model(input_ids=ids, use_cache=True, **{name: past})
             past = found[name]
-            best = torch.log_softmax(found.logits[0, -1].float(), -1).topk(min(_RIVALS, found.logits.shape[-1]))
+            best = torch.log_softmax(found.logits[0, -1].float(), -1).topk(min(RIVALS, found.logits.shape[-1]))
             rivals.append(tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
             tokens.append(rivals[-1][0][0])
             ids = torch.tensor([tokens[-1:]])
@@ -133,10 +160,7 @@ def nearness(
         properties: With which it is compiled.
     """
     request = core().compile_model(exported, device, dict(properties)).create_infer_request()
-    cosines: list[float] = []
-    differences: list[float] = []
-    scales: list[float] = []
-    same: list[bool] = []
+    pairs = []
     for prompt in prompts:
         request.reset_state()
         ids, half = np.array([prompt], dtype=np.int64), -(-len(prompt) // 2)
@@ -146,6 +170,21 @@ def nearness(
         got = np.concatenate(parts, axis=1)[0]
         with torch.inference_mode():
             wanted = model(input_ids=torch.tensor([list(prompt)]), use_cache=False).logits[0].float().numpy()
+        pairs.append((got, wanted))
+    return nearness_of(pairs)
+
+
+def nearness_of(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> Nearness:
+    """Compares logits.
+
+    Args:
+        pairs: Logits to judge, and those of eager PyTorch, float32 ``[tokens, vocabulary]`` each.
+    """
+    cosines: list[float] = []
+    differences: list[float] = []
+    scales: list[float] = []
+    same: list[bool] = []
+    for got, wanted in pairs:
         norms = np.linalg.norm(got, axis=-1) * np.linalg.norm(wanted, axis=-1)
         cosines += ((got * wanted).sum(-1) / np.maximum(norms, 1e-30)).tolist()
         differences.append(float(np.abs(got - wanted).max()))

@@ -13,8 +13,8 @@ from torchserve_openvino.backend.runtime.build import device_facts
 from torchserve_openvino.cache.identity.key import RUN_PROPERTIES, digest, make_key
 from torchserve_openvino.cache.identity.versions import versions
 from torchserve_openvino.cache.storage.store import Store
-from torchserve_openvino.errors import ConfigError, DamagedEntryError
-from torchserve_openvino.generation.text.expected import Expected, Nearness, expect, made_up, nearness
+from torchserve_openvino.errors import DamagedEntryError
+from torchserve_openvino.generation.text.expected import Expected, Nearness, expect, nearness, proof_prompts
 from torchserve_openvino.generation.text.exporting import artifact
 from torchserve_openvino.generation.text.exporting.artifact import Facts
 from torchserve_openvino.generation.text.exporting.export import export
@@ -136,17 +136,9 @@ class Making:
 
     def _refer(self, folder: Path, facts: Facts, length: int) -> None:
         settings = self._settings
-        count = min(settings.section.proof_tokens, length - 1)
-        special = end_tokens(settings.folder)
-        prompts = [tuple(prompt) for prompt in settings.prompts if prompt] or made_up(
-            facts.vocabulary, special, length - count
+        prompts, count = proof_prompts(
+            settings.prompts, settings.section.proof_tokens, length, facts.vocabulary, end_tokens(settings.folder)
         )
-        if (longest := max(map(len, prompts))) + count > length:
-            raise ConfigError(
-                f"has a prompt of {longest} tokens, which with {count} more (generate.proof_tokens) exceeds "
-                f"{length} (generate.max_length).",
-                key="handler.openvino.generate.proof_prompts",
-            )
         fields = self._proof_fields(prompts, count)
         proof_key = make_key("proof", fields)
         entry = self._store.get("proof", proof_key) if self._store is not None else None

@@ -10,11 +10,12 @@ import psutil
 
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config.generate_sections import GenerateSection
-from torchserve_openvino.errors import ConfigError, ModelLoadError, VerificationError
+from torchserve_openvino.errors import ConfigError, VerificationError
 from torchserve_openvino.generation.text.exporting.architecture import length_of
 from torchserve_openvino.generation.text.exporting.artifact import Facts
 from torchserve_openvino.generation.text.genai.batching import GenAIEngine
-from torchserve_openvino.generation.text.genai.pipeline import PAGE, Pipeline, PipelineSettings
+from torchserve_openvino.generation.text.genai.pipeline import PAGE, PipelineSettings
+from torchserve_openvino.generation.text.genai.process import start
 from torchserve_openvino.generation.text.genai.prompts import EngineLimits
 from torchserve_openvino.generation.text.making import Making
 from torchserve_openvino.generation.text.proof import Proof, prove
@@ -45,7 +46,7 @@ class Opened:
 
 
 def open_engine(settings: EngineSettings, store: Store | None) -> Opened:
-    """Makes the engine of `generate.engine`, and proves it.
+    """Makes the engine `genai`, and proves it.
 
     Args:
         settings: What to open.
@@ -57,11 +58,6 @@ def open_engine(settings: EngineSettings, store: Store | None) -> Opened:
         VerificationError: It generates something else than eager PyTorch, and `verify.on_violation` is ``refuse``.
     """
     section = settings.section
-    if section.engine != "genai":
-        raise ModelLoadError(
-            "generate.engine: compile is not available yet: it needs a cache of fixed size, a compiled prefill for "
-            "each length and a compiled step. Use generate.engine: genai."
-        )
     started = time.perf_counter()
     check_device(section, settings.device)
     making = Making(settings, store)
@@ -74,9 +70,9 @@ def open_engine(settings: EngineSettings, store: Store | None) -> Opened:
         paged = PipelineSettings(
             settings.device, properties(settings), pages, section.step_tokens, section.prefix_caching
         )
-        pipeline = Pipeline(folder, paged)
-    limits = EngineLimits(length, pages, section.max_waiting, facts.vocabulary, end_tokens(settings.folder))
-    engine = GenAIEngine(pipeline, limits)
+        link = start(folder, paged, sorted(end_tokens(settings.folder)))
+    limits = EngineLimits(length, pages, section.max_waiting, facts.vocabulary)
+    engine = GenAIEngine(link, limits)
     try:
         loaded = time.perf_counter()
         proof = _proven(engine, making, settings)
@@ -84,7 +80,8 @@ def open_engine(settings: EngineSettings, store: Store | None) -> Opened:
         engine.close()
         raise
     seconds = {"prepare": made - started, "load": loaded - made, "proof": time.perf_counter() - loaded}
-    return Opened(engine, _report(settings, facts, limits, making, proof, seconds), proof)
+    report = _report(settings, facts, limits, making, proof, seconds)
+    return Opened(engine, {**report, "process": link.pid}, proof)
 
 
 def _pages(section: GenerateSection, facts: Facts, length: int) -> int:
@@ -136,7 +133,7 @@ def _report(
 ) -> dict[str, Any]:  # fmt: skip
     section = settings.section
     return {
-        "engine": section.engine,
+        "engine": "genai",
         "weights": making.weights,
         "compression": dict(facts.compression),
         "kv_cache": section.cached,

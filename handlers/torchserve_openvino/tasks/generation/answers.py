@@ -165,11 +165,16 @@ class Completion(_OpenAI):
         return {
             "tokens": [each.text for each in tokens],
             "token_logprobs": [_shown(each.token.logprob) for each in tokens],
-            "top_logprobs": [
-                {self.decode([other]): _shown(value) for other, value in each.token.top} for each in tokens
-            ] if self.asked.logprobs else None,
+            "top_logprobs": [self._by_text(each) for each in tokens] if self.asked.logprobs else None,
             "text_offset": [each.offset for each in tokens],
         }  # fmt: skip
+
+    def _by_text(self, placed: Placed) -> dict[str, Any]:
+        """Returns the most probable texts; of several tokens with one text (parts of characters), the best one."""
+        found: dict[str, Any] = {}
+        for other, value in placed.token.top:
+            found.setdefault(self.decode([other]), _shown(value))
+        return found
 
 
 class Chat(_OpenAI):

@@ -1,5 +1,6 @@
 """Starts the engine that the configuration asks for, and says how it came to be."""
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,17 +10,24 @@ from typing import Any
 from torchserve_openvino.cache.open import PACKAGED_FOLDER, CacheSettings, open_cache
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config import ServingConfig
-from torchserve_openvino.errors import ConfigError
+from torchserve_openvino.errors import ConfigError, ModelLoadError
+from torchserve_openvino.generation.text.choosing import Choice, choose
+from torchserve_openvino.generation.text.compiled import check as check_compiled
+from torchserve_openvino.generation.text.compiled import places_of
 from torchserve_openvino.generation.text.eager import EagerEngine
 from torchserve_openvino.generation.text.engine import Engine
 from torchserve_openvino.generation.text.exporting.architecture import length_of
 from torchserve_openvino.generation.text.opening import Opened, open_engine
+from torchserve_openvino.generation.text.rules import Rules
 from torchserve_openvino.generation.text.settings import EngineSettings, end_tokens, properties
 from torchserve_openvino.quantized.scheme import scheme_of
 from torchserve_openvino.report import Tracker
 from torchserve_openvino.report.tracker import GraphRecord, PartitionRecord
-from torchserve_openvino.serving.loading.hub import read_config
+from torchserve_openvino.serving.loading.hub import load_config, read_config
 from torchserve_openvino.serving.threads import ThreadPlan
+from torchserve_openvino.tasks.generation.compiling import open_compiled
+
+logger = logging.getLogger(__name__)
 
 _ASYNC = "asyncCommunication"
 
@@ -51,7 +59,7 @@ class Generator:
     @property
     def dead(self) -> str | None:
         """Why the engine generates no more; None while it does."""
-        return getattr(self.engine, "dead", None)
+        return self.engine.dead
 
     def summary(self) -> str:
         """Returns what generates, on one line for the log."""
@@ -107,12 +115,38 @@ def started(place: Place, batch_size: int, model: Any) -> Generator:
 
 
 def _on_openvino(place: Place) -> Generator:
+    config, section = place.config, place.config.openvino.generate
+    if config.backend is None:
+        raise ConfigError(f"is {config.pt2.backend}; text generation needs openvino.", key="pt2.compile.backend")
+    prompts = [place.tokenizer(text)["input_ids"] for text in section.proof_prompts]
+    choice = choose(section, load_config(place.folder))
+    if choice.engine == "genai":
+        try:
+            return _by_genai(place, prompts, choice.why)
+        except ModelLoadError as error:
+            if section.engine is not None or not _may_compile(config):
+                raise
+            choice = Choice("compile", str(error))
+    logger.info("generate.engine: compile, because %s", choice.why)
+    made = open_compiled(place.folder, place.archive, config, place.threads, prompts, choice.why)
+    return Generator(made.engine, made.tracker, made.facts)
+
+
+def _may_compile(config: ServingConfig) -> bool:
+    """Whether the settings fit the engine `compile`, so that it may take a model that `genai` refuses."""
+    assert config.backend is not None
+    try:
+        check_compiled(config.openvino.generate, config.backend.options.device)
+    except ConfigError:
+        return False
+    return True
+
+
+def _by_genai(place: Place, prompts: list[list[int]], why: str) -> Generator:
     config, threads = place.config, place.threads
     section, resolved = config.openvino, config.backend
-    if resolved is None:
-        raise ConfigError(f"is {config.pt2.backend}; text generation needs openvino.", key="pt2.compile.backend")
+    assert resolved is not None
     options = resolved.options
-    prompts = [place.tokenizer(text)["input_ids"] for text in section.generate.proof_prompts]
     settings = EngineSettings(
         place.folder, section.generate, section.verify, threads.openvino_threads or threads.cores, prompts,
         options.device, {**threads.ov_config(), **options.config},
@@ -128,7 +162,7 @@ def _on_openvino(place: Place) -> Generator:
     _record(tracker, opened, options.device, properties(settings))
     if store is not None:
         _record_cache(tracker, store)
-    return Generator(opened.engine, tracker, opened.facts)
+    return Generator(opened.engine, tracker, {**opened.facts, "why": why})
 
 
 def _record(tracker: Tracker, opened: Opened, device: str, used: Mapping[str, Any]) -> None:
@@ -172,11 +206,15 @@ def _in_eager(model: Any, place: Place) -> Generator:
     tracker = Tracker()
     tracker.config.update(backend="none", effective_device="CPU", effective_precision="eager")
     tracker.add_note("pt2.compile.enable is false: the model generates in eager PyTorch, one sequence after the other")
-    section = place.config.openvino.generate
-    max_length = length_of(model.config, section.max_length)
-    engine = EagerEngine(
-        model, max_length=max_length, max_waiting=section.max_waiting, eos=end_tokens(place.folder)
-    )  # fmt: skip
+    section, eos = place.config.openvino.generate, end_tokens(place.folder)
+    encodes = bool(getattr(model.config, "is_encoder_decoder", False))
+    try:
+        max_length = length_of(model.config, section.max_length)
+    except ModelLoadError:
+        # What OpenVINO GenAI does not compute, eager PyTorch does.
+        max_length = places_of(model.config, section.max_length)
+    rule = Rules(model.generation_config, eos, encodes=True) if encodes else None
+    engine = EagerEngine(model, max_length=max_length, max_waiting=section.max_waiting, eos=eos, rule=rule)
     scheme = scheme_of(read_config(place.folder))
     weights = {} if scheme is None else {"weights": f"f32 (dequantized {scheme.name})"}
     return Generator(engine, tracker, {"engine": "eager", **weights, "max_length": max_length})
@@ -189,7 +227,6 @@ def check(config: ServingConfig, batch_size: int) -> None:
         ConfigError: With the key, and what to do.
     """
     section, keys = config.openvino, config.torchserve
-    options = config.backend.options if config.backend is not None else None
     settings: Mapping[str, tuple[Any, str]] = {
         "handler.openvino.warmup.inputs": (section.warmup.inputs, "the model's inputs are known"),
         "handler.openvino.warmup.samples": (section.warmup.samples, "generate.proof_prompts are compared before READY"),
@@ -198,9 +235,7 @@ def check(config: ServingConfig, batch_size: int) -> None:
             section.precision != "f32",
             "generate.weights is its precision, as in generate: {weights: bf16}",
         ),
-        "handler.openvino.op_mappings": (section.op_mappings, "the model is exported as it is"),
-        "pt2.compile.options.disabled_ops": (options and options.disabled_ops, "the model runs as a whole"),
-        "pt2.compile.options.decompositions": (options and options.decompositions, "the model runs as a whole"),
+        **(_for_exports(config) if section.generate.engine != "compile" else {}),
         "handler.openvino.compile": (section.compile, "the whole model runs in the engine"),
         "handler.openvino.verify.shadow": (section.verify.shadow, "answers are compared before READY only"),
         "handler.openvino.release_weights": (section.release_weights, "eager PyTorch's weights are freed in any case"),
@@ -219,3 +254,14 @@ def check(config: ServingConfig, batch_size: int) -> None:
             f"is {batch_size}, but with {_ASYNC}: true TorchServe 0.12 loses a worker that gets two requests at once. "
             "Set batchSize: 1: requests join in the engine.", key="batchSize",
         )  # fmt: skip
+
+
+def _for_exports(config: ServingConfig) -> Mapping[str, tuple[Any, str]]:
+    """Returns settings of graphs that the engine `compile` has, and an exported model does not."""
+    options = config.backend.options if config.backend is not None else None
+    only = "; generate.engine: compile has it"
+    return {
+        "handler.openvino.op_mappings": (config.openvino.op_mappings, f"the model is exported as it is{only}"),
+        "pt2.compile.options.disabled_ops": (options and options.disabled_ops, f"the model runs as a whole{only}"),
+        "pt2.compile.options.decompositions": (options and options.decompositions, f"the model runs as a whole{only}"),
+    }

@@ -11,14 +11,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torchserve_openvino.errors import ItemError, NotExplainedError, PayloadTooLargeError
+from torchserve_openvino.errors import (
+    BusyError,
+    ForbiddenFallbackError,
+    ItemError,
+    NotExplainedError,
+    PayloadTooLargeError,
+)
 from torchserve_openvino.generation.text.engine import Engine
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.base import model_name
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.metrics import metrics_of
 from torchserve_openvino.serving.models import Models
-from torchserve_openvino.serving.ready import leave
 from torchserve_openvino.serving.requests.batch_answer import answer_enveloped, explains, set_status, shown
 from torchserve_openvino.serving.requests.envelopes import Envelope, status_of
 from torchserve_openvino.serving.requests.isolation import server_fault
@@ -127,12 +132,10 @@ class TextGenerator(HubHandler):
         wire.one_at_a_time(context)
         if self._is_describe():
             return self._awaited(lambda: [self.describe_handle()])
-        if _in_event_loop():
+        if wire.awaits():
             return self._awaited(lambda: self._alone(data, context))
         state = self.state
         assert state is not None
-        if self._kept is not None and self._kept.dead:
-            leave(context)
         state.before_call(context)
         try:
             return self._together_in_engine(data, context)
@@ -152,7 +155,7 @@ class TextGenerator(HubHandler):
         def answered() -> list[Any]:
             return answer_enveloped(envelope, data, context, answer_items, self.counters)
 
-        return self._awaited(lambda: self._alone_enveloped(answered, context)) if _in_event_loop() else answered()
+        return self._awaited(lambda: self._alone_enveloped(answered, context)) if wire.awaits() else answered()
 
     def _alone_enveloped(self, answered: Callable[[], list[Any]], context: Any) -> list[Any]:
         """Answers the only request of a call, in a thread of its own; raises nothing."""
@@ -166,7 +169,7 @@ class TextGenerator(HubHandler):
 
     def _awaited(self, run: Callable[[], list[Any]]) -> list[Any] | Coroutine[Any, Any, list[Any]]:
         """Returns the result; in an event loop, what waits for it without keeping the loop."""
-        if not _in_event_loop():
+        if not wire.awaits():
             return run()
 
         async def wait() -> list[Any]:
@@ -198,6 +201,7 @@ class TextGenerator(HubHandler):
         calls = [self._request(item, context, place) for place, item in enumerate(data)]
         self._count(calls)
         self._finish(calls, context, [call.streams for call in calls])
+        self._check_policy(calls)
         bodies = []
         for place, call in enumerate(calls):
             bodies.append(call.pieces() if call.streams else self._settled(context, place, call))
@@ -210,6 +214,7 @@ class TextGenerator(HubHandler):
             call = self._request(data[0], context, 0)
             self._count([call])
             self._finish([call], context, [call.streams])
+            self._check_policy([call])
         except Exception as error:
             call.fail(server_fault(error))
         if call.streams:
@@ -220,8 +225,6 @@ class TextGenerator(HubHandler):
         with self._books:
             if self.state is not None:
                 self.state.after_call(context)
-            if self._kept is not None:
-                self._kept.revive()
         return ended
 
     def _finish(self, calls: Sequence[Call], context: Any, streams: Sequence[bool]) -> None:
@@ -246,6 +249,16 @@ class TextGenerator(HubHandler):
             for exchange in exchanges:
                 self._measures.answered(metrics, exchange)
 
+    def _check_policy(self, calls: Sequence[Call]) -> None:
+        """Refuses requests during which something fell back that the policy refuses; whose it was, no one can tell."""
+        if self.state is None:
+            return
+        try:
+            self.state.watch.check()
+        except ForbiddenFallbackError as error:
+            for call in calls:
+                call.fail(error)
+
     def _count(self, calls: Sequence[Call]) -> None:
         self.counters.add("requests", len(calls))
         self.counters.add("items", len(calls))
@@ -264,7 +277,7 @@ class TextGenerator(HubHandler):
 
     def _called(self, item: Any, path: str) -> Call:
         call = Call()
-        assert self._reader is not None
+        assert self._reader is not None and self._kept is not None
         name = model_name(self.context)
         try:
             call.openai = bool(path)
@@ -273,6 +286,10 @@ class TextGenerator(HubHandler):
                 call.answer = self._models(endpoint, name)
                 return call
             asked = self._reader.read(endpoint, body(item))
+            if dead := self._kept.dead:
+                # It starts again by itself, unless that failed.
+                self._kept.revive()
+                raise BusyError(f"{dead}. The engine starts again; try again later.")
             call.exchange = Exchange(asked, self.engine, self._reader.decode, self._special)
             call.bodies = FORMS[asked.form](asked, name, self._reader.decode)
         except ItemError as error:
@@ -307,11 +324,3 @@ class TextGenerator(HubHandler):
             set_status(context, place, status_of(answer))
         context.set_response_content_type(place, "application/json")
         return shown(answer)
-
-
-def _in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -13,8 +13,9 @@ logger = logging.getLogger(__name__)
 class Kept:
     """The engine of a worker.
 
-    TorchServe 0.12 can't replace a worker with ``asyncCommunication`` to which requests come while it loads. So the
-    worker lives on, and refuses requests until its engine runs again.
+    A new worker would load its libraries and its tokenizer once more, and TorchServe 0.12 can't replace a worker with
+    ``asyncCommunication`` to which requests come meanwhile. So the worker lives on, and refuses requests until its
+    engine runs again.
 
     Args:
         start: Starts an engine.
@@ -28,7 +29,8 @@ class Kept:
         self._start, self._changed = start, changed
         self._lock = threading.Lock()
         self._starting = False
-        self.generator = start()
+        self._closing = False
+        self.generator = self._begin()
 
     @property
     def engine(self) -> Engine:
@@ -40,8 +42,14 @@ class Kept:
         return self.engine.load()
 
     def close(self) -> None:
-        """Ends all sequences, and frees the model."""
+        """Ends all sequences, and frees the model; no other engine starts."""
+        self._closing = True
         self.engine.close()
+
+    def _begin(self) -> Generator:
+        generator = self._start()
+        generator.engine.when_dead(self.revive)
+        return generator
 
     @property
     def dead(self) -> str | None:
@@ -51,7 +59,7 @@ class Kept:
     def revive(self) -> None:
         """Starts another engine if this one is dead, in a thread of its own; returns at once."""
         with self._lock:
-            if self.dead is None or self._starting:
+            if self.dead is None or self._starting or self._closing:
                 return
             self._starting = True
         logger.error("ERROR: the engine is dead and starts again: %s", self.dead)
@@ -59,7 +67,7 @@ class Kept:
 
     def _run(self) -> None:
         try:
-            self.generator = self._start()
+            self.generator = self._begin()
             self._changed(self.generator)
             logger.info("The engine was started again: %s", self.generator.summary())
         except Exception:

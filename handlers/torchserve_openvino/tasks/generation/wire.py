@@ -9,13 +9,17 @@ what it relies on:
 - The frontend keeps a request until a response says ``ts_stream_next: false``, which an answer in one piece never does:
   it would be kept forever, and answered again when the model is scaled down. So each answer ends with an empty message
   that says so.
+- `async_service` prints a line for each request while other threads send metrics. `one_at_a_time` keeps lines whole.
 - A response whose message has another status than 200 is sent to all requests in flight. So nothing may be raised.
 """
 
+import asyncio
 import socket
 import threading
 from http import HTTPStatus
 from typing import Any
+
+from torchserve_openvino.serving.metrics import keep_metrics_apart
 
 _writing = threading.Lock()
 
@@ -32,11 +36,21 @@ class _OneAtATime(socket.socket):
             super().sendall(*arguments)
 
 
+def awaits() -> bool:
+    """Whether TorchServe awaits the handler: it is called in an event loop (``asyncCommunication``)."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def one_at_a_time(context: Any) -> None:
-    """Lets threads write to the worker's socket one after the other."""
+    """Lets threads write to the worker's socket, and to its output, one after the other."""
     connection = getattr(context, "cl_socket", None)
     if type(connection) is socket.socket:
         connection.__class__ = _OneAtATime
+        keep_metrics_apart()
 
 
 def send(context: Any, bodies: dict[int, Any]) -> None:

@@ -26,8 +26,8 @@ from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.tasks.catalog import TASKS
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, body
 from torchserve_openvino.tasks.openai import LAST_EVENT, openai_error, path_of, unknown_path
+from torchserve_openvino.tasks.parts import compile_parts
 from torchserve_openvino.tasks.pictures.answers import Events, Pictures, event, made, png, together
-from torchserve_openvino.tasks.pictures.compiled import compile_parts
 from torchserve_openvino.tasks.pictures.orders import Limits, Order
 from torchserve_openvino.tasks.pictures.parameters import (
     InputsRequest,

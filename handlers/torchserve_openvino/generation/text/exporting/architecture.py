@@ -29,10 +29,10 @@ def length_of(config: Any, wanted: int | None) -> int:
     """
     _check_kind(config)
     name = config.model_type
-    bounds = dict(_bounds(config))
+    found = dict(bounds(config))
     if wanted is None:
-        return min([USUAL_LENGTH, *bounds.values()])
-    for reason, bound in bounds.items():
+        return min([USUAL_LENGTH, *found.values()])
+    for reason, bound in found.items():
         if wanted > bound:
             raise ModelLoadError(
                 f"generate.max_length is {wanted}, but {name} {reason}: set generate.max_length to {bound} or less."
@@ -52,13 +52,19 @@ def _check_kind(config: Any) -> None:
         raise ModelLoadError(f"{name} has layers of kind {', '.join(sorted(unknown))}, which cannot be paged.")
 
 
-def _bounds(config: Any) -> Iterator[tuple[str, int]]:
-    """Yields reasons with the length up to which they do not matter."""
-    for key in _LENGTHS:
+def bounds(config: Any, *, paged: bool = True) -> Iterator[tuple[str, int]]:
+    """Yields reasons with the length up to which they do not matter.
+
+    Args:
+        config: The model's configuration.
+        paged: Whether each token sees all tokens before it, as with paged attention.
+    """
+    # T5 counts distances, which do not end.
+    for key in _LENGTHS if not hasattr(config, "relative_attention_num_buckets") else ():
         if isinstance(found := getattr(config, key, None), int):
             yield f"was made for {found} tokens ({key})", found
             break
-    if (window := _window(config)) is not None:
+    if paged and (window := _window(config)) is not None:
         yield f"sees only the last {window} tokens (sliding_window), which paged attention does not keep to", window
     for rope in _ropes(config):
         kind = rope.get("rope_type")

@@ -6,6 +6,7 @@ Everything must convert: there is no eager PyTorch beside this model that could 
 import inspect
 import logging
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -96,11 +97,8 @@ def export(model: nn.Module) -> Exported:
         ModelLoadError: It can't be exported, some operator has no conversion, or its attention can't be paged.
     """
     name = type(model).__name__
-    attention = getattr(model.config, "_attn_implementation", None)
-    if attention != "sdpa":
-        raise ModelLoadError(f"{name} does not support PyTorch's scaled_dot_product_attention, only {attention}.")
-    if "position_ids" not in inspect.signature(model.forward).parameters:
-        raise ModelLoadError(f"{name} takes no position_ids, so that its positions cannot be given token by token.")
+    if reason := unpaged(model.config, inspect.signature(model.forward).parameters, name):
+        raise ModelLoadError(reason)
     with torch.no_grad():
         layers = _cached_by(model)
         program = _traced(model, layers)
@@ -115,6 +113,22 @@ def export(model: nn.Module) -> Exported:
     vocabulary = converted.output("logits").get_partial_shape()[2]
     known = vocabulary.get_length() if vocabulary.is_static else int(getattr(model.config, "vocab_size", 0))
     return Exported(converted, layers, known, counted, keep_alive)
+
+
+def unpaged(config: Any, arguments: Collection[str], name: str) -> str:
+    """Returns why a model's attention can't be paged, by its class; empty if nothing speaks against it.
+
+    Args:
+        config: The model's own configuration.
+        arguments: Names of its forward's arguments.
+        name: Its class.
+    """
+    attention = getattr(config, "_attn_implementation", None)
+    if attention != "sdpa":
+        return f"{name} does not support PyTorch's scaled_dot_product_attention, only {attention}."
+    if "position_ids" not in arguments:
+        return f"{name} takes no position_ids, so that its positions cannot be given token by token."
+    return ""
 
 
 def _cached_by(model: nn.Module) -> tuple[CacheShape, ...]:

@@ -6,7 +6,6 @@ GenAI gets tokens and gives tokens: it never sees a tokenizer.
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import openvino as ov
 
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.generation.text.engine import Sampling
+from torchserve_openvino.generation.text.genai.messages import End, News
 
 # Tokens in one page of the cache on CPU; tests/contract pins it.
 PAGE = 32
@@ -40,28 +40,11 @@ class PipelineSettings:
     prefix_caching: bool
 
 
-class End(Enum):
-    """How a sequence ended by itself."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    NO_ROOM = "no room"
-
-
-@dataclass(frozen=True)
-class News:
-    """What a sequence got since it was last read: tokens, their log probabilities, and its end if it ended."""
-
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    end: End | None
-
-
 class Running:
     """One sequence that runs in the pipeline."""
 
-    def __init__(self, genai: Any, handle: Any, eos: frozenset[int]) -> None:
-        self._genai, self._handle, self._eos = genai, handle, eos
+    def __init__(self, genai: Any, number: int, handle: Any, eos: frozenset[int]) -> None:
+        self._genai, self._number, self._handle, self._eos = genai, number, handle, eos
 
     def news(self) -> News:
         """Returns what is new; never waits."""
@@ -79,7 +62,7 @@ class Running:
             end = End.NO_ROOM
         elif status == self._genai.GenerationStatus.FINISHED and end is None:
             end = End.STOP if tokens and tokens[-1] in self._eos else End.LENGTH
-        return News(tuple(tokens), tuple(logprobs), end)
+        return News(self._number, tuple(tokens), tuple(logprobs), end)
 
     def _ended(self, reason: Any) -> End | None:
         reasons = self._genai.GenerationFinishReason
@@ -142,7 +125,7 @@ class Pipeline:
             if sampling.top_k:
                 config.top_k = sampling.top_k
         ids = ov.Tensor(np.array([prompt], dtype=np.int64))
-        return Running(self._genai, self._pipe.add_request(number, ids, config), eos)
+        return Running(self._genai, number, self._pipe.add_request(number, ids, config), eos)
 
     def step(self) -> None:
         """Computes the next tokens of all sequences, or a part of a long prompt.

@@ -3,9 +3,11 @@
 import math
 from dataclasses import dataclass, field
 
-from torchserve_openvino.errors import InvalidInputError
+from torchserve_openvino.errors import GenerationError, InvalidInputError
 from torchserve_openvino.generation.text.engine import Finish, Piece, Sampling, Token
-from torchserve_openvino.generation.text.genai.pipeline import PAGE, End, News, Running
+from torchserve_openvino.generation.text.genai.messages import End, News
+from torchserve_openvino.generation.text.genai.pipeline import PAGE
+from torchserve_openvino.generation.text.limits import check_sampling
 from torchserve_openvino.generation.text.stream import PromptStream
 
 
@@ -18,22 +20,26 @@ class EngineLimits:
         pages: Pages of the cache.
         max_waiting: Most prompts that wait for pages.
         vocabulary: Token ids are less than this.
-        eos: Tokens that end a sequence.
     """
 
     max_length: int
     pages: int
     max_waiting: int
     vocabulary: int
-    eos: frozenset[int]
 
 
 @dataclass(eq=False)
 class Live:
-    """A sequence in the pipeline, and the choices that get its tokens: several if all choose the best token."""
+    """A sequence in the pipeline.
 
+    Attributes:
+        number: Its number there.
+        choices: The choices that get its tokens: several if all choose the best token.
+        ended: Whether it has ended.
+    """
+
+    number: int
     choices: tuple[int, ...]
-    running: Running
     ended: bool = False
 
 
@@ -47,7 +53,7 @@ class Prompt:
         pages: Pages that its sequences need at most.
         stream: Where its pieces go.
         live: Its sequences in the pipeline.
-        cancelled: Whether its sequences have to end.
+        failed: Whether its stream has ended with an error.
     """
 
     tokens: tuple[int, ...]
@@ -55,7 +61,7 @@ class Prompt:
     pages: int
     stream: PromptStream = field(init=False)
     live: list[Live] = field(default_factory=list)
-    cancelled: bool = False
+    failed: bool = False
 
 
 def checked(prompt: tuple[int, ...], sampling: Sampling, limits: EngineLimits) -> Prompt:
@@ -71,7 +77,8 @@ def checked(prompt: tuple[int, ...], sampling: Sampling, limits: EngineLimits) -
         raise InvalidInputError(
             f"token {wrong} of the prompt is {prompt[wrong]}; tokens are 0 to {limits.vocabulary - 1}."
         )
-    _check_sampling(sampling)
+    most = 1 if sampling.temperature == 0 and sampling.repetition_penalty == 1 else 0
+    check_sampling(sampling, most, ": OpenVINO GenAI gives the chosen token's log probability, no others")
     length = len(prompt) + sampling.max_tokens
     if length > limits.max_length:
         raise InvalidInputError(
@@ -88,49 +95,30 @@ def checked(prompt: tuple[int, ...], sampling: Sampling, limits: EngineLimits) -
     return Prompt(prompt, sampling, pages)
 
 
-def _check_sampling(sampling: Sampling) -> None:
-    """Raises InvalidInputError for a parameter out of range."""
-    most = 1 if sampling.temperature == 0 and sampling.repetition_penalty == 1 else 0
-    rules = {
-        "max_tokens must be at least 1": sampling.max_tokens >= 1,
-        "n must be at least 1": sampling.n >= 1,
-        "temperature must be 0 (greedy) or more": 0 <= sampling.temperature < math.inf,
-        "top_p must be above 0, and at most 1": 0 < sampling.top_p <= 1,
-        "top_k must be 0 (all) or more": sampling.top_k >= 0,
-        "repetition_penalty must be above 0": 0 < sampling.repetition_penalty < math.inf,
-        "logprobs must be 0 or more": sampling.logprobs is None or sampling.logprobs >= 0,
-        f"logprobs can be at most {most} here: OpenVINO GenAI gives the chosen token's log probability, no others": (
-            sampling.logprobs is None or sampling.logprobs <= most
-        ),
-    }
-    for rule, holds in rules.items():
-        if not holds:
-            name = rule.split()[0]
-            raise InvalidInputError(f"{rule}; it is {getattr(sampling, name)}.")
-
-
 def pass_on(prompt: Prompt, live: Live, news: News) -> None:
     """Puts new tokens of a sequence, and its end, into the stream."""
-    finish: Finish | None = None
-    if news.end in {End.STOP, End.LENGTH}:
-        finish = "stop" if news.end is End.STOP else "length"
-        live.ended = True
-    if not news.tokens and finish is None:
+    live.ended = news.end is not None
+    if prompt.failed:
         return
-    logprobs = prompt.sampling.logprobs
-    tokens = tuple(
-        Token(token) if logprobs is None else Token(token, logprob, ((token, logprob),) if logprobs else ())
-        for token, logprob in zip(news.tokens, news.logprobs, strict=True)
-    )
-    for choice in live.choices:
-        prompt.stream.put(Piece(choice, tokens, finish))
-
-
-def stop(prompt: Prompt) -> None:
-    """Cancels the sequences that have not ended."""
-    for live in prompt.live:
-        if not live.ended:
-            live.running.cancel()
+    finish: Finish | None = None
+    match news.end:
+        case End.STOP:
+            finish = "stop"
+        case End.LENGTH:
+            finish = "length"
+        case End.CANCELLED:
+            finish = "cancelled"
+    if news.tokens or finish is not None:
+        logprobs = prompt.sampling.logprobs
+        tokens = tuple(
+            Token(token) if logprobs is None else Token(token, logprob, ((token, logprob),) if logprobs else ())
+            for token, logprob in zip(news.tokens, news.logprobs, strict=True)
+        )
+        for choice in live.choices:
+            prompt.stream.put(Piece(choice, tokens, finish))
+    if news.end in {End.NO_ROOM, End.FAILED}:
+        prompt.failed = True
+        prompt.stream.fail(GenerationError(news.reason or "the cache of keys and values is full."))
 
 
 def end_all(prompt: Prompt, finish: Finish) -> None:

@@ -1,4 +1,4 @@
-"""Compiles and verifies the graphs of a pipeline before READY, each as any other model."""
+"""Compiles and verifies the graphs that a task calls by itself before READY, each as any other model."""
 
 import logging
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.config import ServingConfig
-from torchserve_openvino.generation.images.components import Part
+from torchserve_openvino.generation.calls import Part
 from torchserve_openvino.report import CompileReport, Tracker
 from torchserve_openvino.serving.compilation import Prepared
 from torchserve_openvino.serving.models import Models
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 def compile_parts(
     parts: Iterable[Part], config: ServingConfig, threads: ThreadPlan, counters: Counters, model_dir: Path
 ) -> Models:
-    """Compiles each part for its batch sizes, compares it with eager PyTorch, and lets it take the pipeline's calls.
+    """Compiles each part for its batch sizes, compares it with eager PyTorch, and lets it take the calls.
 
     Args:
         parts: The graphs.
@@ -50,6 +50,7 @@ def compile_parts(
             modes_for=lambda inputs: SERVING,
             part=part.name,
             tracker=tracker,
+            shapes=part.known,
         )
         prepared = preparation.run()
         part.calls.use(part.shape, prepared.model)
@@ -66,7 +67,7 @@ def compile_parts(
 
 
 def _for_part(config: ServingConfig, part: Part) -> ServingConfig:
-    """Returns the settings with the batch sizes of a part: the pipeline calls it with these and no others."""
+    """Returns the settings with the batch sizes of a part: it is called with these and no others."""
     section = config.openvino
     warmup = section.warmup.model_copy(update={"batch_sizes": list(part.batches)})
     batching = section.batching.model_copy(update={"mode": "exact", "outside": "refuse"})

@@ -1,0 +1,245 @@
+"""A model of transformers whose encoder and decoder run by compiled graphs, step by step or by its own `generate`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchserve_openvino.errors import InvalidInputError
+from torchserve_openvino.generation.calls import Part
+from torchserve_openvino.generation.compiled.distances import with_tables
+from torchserve_openvino.generation.compiled.layout import IDS, Sizes, layout_of, memory, model_input
+from torchserve_openvino.generation.compiled.steps import Draw, Rows
+from torchserve_openvino.serving.modes import SERVING
+
+
+class CompiledGeneration:
+    """The graphs of a model: compile its `parts`, then generate.
+
+    Before they are compiled, all of it runs in eager PyTorch, with the same results.
+
+    Args:
+        model: A model of transformers in evaluation mode, float32; it stays as it is.
+        sizes: What to compile for.
+
+    Attributes:
+        model: The model.
+        sizes: What is compiled.
+        layout: What the graphs take and give.
+
+    Raises:
+        ModelLoadError: The model keeps something else than keys and values of each layer of its decoder.
+    """
+
+    def __init__(self, model: nn.Module, sizes: Sizes) -> None:
+        # Imported here: they import transformers, which takes seconds.
+        from torchserve_openvino.generation.compiled import caches, graphs
+
+        self.model, self.sizes = model, sizes
+        self.layout = layout = layout_of(model, sizes)
+        self._caches = caches
+        batches, decoder = sizes.batches, with_tables(model, sizes.places)
+        self._steps = {
+            count: Rows(f"step of {count}" if count > 1 else "step", graphs.StepGraph(decoder, layout, count), batches,
+                        self._made_step(count))
+            for count in sorted({1, *sizes.steps})
+        }  # fmt: skip
+        self._encoders: dict[int, Rows] = {}
+        self._cross: Rows | None = None
+        if layout.encodes:
+            self._cross = Rows("cross-attention", graphs.CrossGraph(model, layout), batches, self._make_hidden)
+            masked = model_input(model) == IDS
+            for length in sorted(sizes.texts) if masked else [0]:
+                graph = graphs.EncoderGraph(model, masked=masked)
+                name = f"encoder of {length}" if length else "encoder"
+                self._encoders[length] = Rows(name, graph, batches, self._made_text(length))
+
+    def parts(self) -> Iterator[Part]:
+        """Yields the graphs to compile (`tasks.parts.compile_parts`)."""
+        cross = [self._cross] if self._cross is not None else []
+        for rows in (*self._encoders.values(), *cross, *self._steps.values()):
+            yield rows.part
+
+    # --- the encoder --------------------------------------------------------------------------------------------
+
+    def encode(self, values: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Runs the encoder.
+
+        Args:
+            values: Tokens, int64 ``[batch, length]``, or features, float32 ``[batch, ...]``.
+            mask: int64 ``[batch, length]``: 0 for padding; None if there is none.
+
+        Returns:
+            float32 ``[batch, places, width]``; for tokens as many places as tokens.
+
+        Raises:
+            InvalidInputError: The input is too long, or of another shape.
+        """
+        if values.is_floating_point():
+            wanted = self.sizes.features
+            if tuple(values.shape[1:]) != wanted:
+                raise InvalidInputError(f"the encoder takes {list(wanted)}, not {list(values.shape[1:])}")
+            return self._encoders[0](values.contiguous())[0]
+        length = values.shape[1]
+        size = next((each for each in sorted(self._encoders) if each >= length), None)
+        if size is None or length == 0:
+            raise InvalidInputError(f"the input has {length} tokens; the encoder takes 1 to {max(self._encoders)}")
+        seen = torch.ones_like(values) if mask is None else mask.to(torch.int64)
+        hidden = self._encoders[size](_widened(values, size), _widened(seen, size))[0]
+        return hidden if length == size else hidden[:, :length].contiguous()
+
+    # --- the decoder --------------------------------------------------------------------------------------------
+
+    def cache(self, batch: int, hidden: Tensor | None = None) -> Any:
+        """Returns a cache without tokens for the decoder.
+
+        Args:
+            batch: Number of sequences.
+            hidden: The encoder's output, float32 ``[batch, places, width]``.
+
+        Raises:
+            InvalidInputError: The encoder's output has more places than were compiled.
+        """
+        cross = None
+        if self._cross is not None:
+            if hidden is None:
+                raise InvalidInputError("a sequence of a model with an encoder needs the encoder's output")
+            if hidden.shape[1] > self.layout.source:
+                raise InvalidInputError(
+                    f"the encoder's output has {hidden.shape[1]} places; the decoder takes up to {self.layout.source}"
+                )
+            cross = self._cross(_widened(hidden, self.layout.source))
+        # An inference tensor could not be written to by a call that is made outside of inference mode.
+        with SERVING.on():
+            own = memory(self.layout.layers, batch, self.sizes.places)
+        return self._caches.between_calls(own, cross)
+
+    def bytes_of_a_sequence(self) -> int:
+        """Returns how much memory the keys and values of one sequence take, in bytes."""
+        shapes = [*[(each, self.sizes.places) for each in self.layout.layers],
+                  *[(each, self.layout.source) for each in self.layout.cross]]  # fmt: skip
+        return sum(each.heads * (each.key + each.value) * places * 4 for each, places in shapes)
+
+    def step(
+        self, cache: Any, ids: Tensor, *, mask: Tensor | None = None, positions: Tensor | None = None,
+        source: Tensor | None = None,
+    ) -> tuple[Tensor, int]:  # fmt: skip
+        """Runs the first of some new tokens: as many as one compiled call takes.
+
+        Args:
+            cache: What `cache` made; it gets the tokens.
+            ids: The new tokens, int64 ``[batch, count]``.
+            mask: Of those in the cache and the new ones, ``[batch, all]``: 0 for padding; None if there is none.
+            positions: Of the new ones, int64 ``[batch, count]``; None counts places.
+            source: Mask of the encoder's output, ``[batch, places]``; None if there is no padding.
+
+        Returns:
+            Logits after the last token that ran, float32 ``[batch, vocabulary]``; and how many ran.
+
+        Raises:
+            InvalidInputError: The sequence gets too long.
+        """
+        layout, places = self.layout, self.sizes.places
+        own = self._caches.own_layers(cache)
+        past, (batch, asked) = own[0].length, ids.shape
+        if past + asked > places:
+            raise InvalidInputError(f"the sequence gets {past + asked} tokens; at most {places} were compiled")
+        size = self._size(asked, places - past)
+        count = min(size, asked)
+        given: list[Tensor] = [_widened(ids[:, :count], size)]
+        if layout.mask:
+            seen = ids[:, :0] if mask is None else mask[:, : past + asked].to(torch.int64)
+            given.append(_widened(seen, places, fill=1))
+        if layout.positions:
+            counted = torch.arange(past, past + count).expand(batch, count) if positions is None else positions
+            given.append(_widened(counted[:, :count], size))
+        given.append(torch.full((batch,), past))
+        if size > 1:
+            given.append(torch.full((batch,), count - 1))
+        if layout.masks_source:
+            seen = torch.ones(batch, 0, dtype=torch.int64) if source is None else source.to(torch.int64)
+            given.append(_widened(seen, layout.source, fill=int(source is None)))
+        given += [each for layer in own for each in (layer.keys, layer.values)]
+        if layout.encodes:
+            given += [each for layer in self._caches.cross_layers(cache) for each in (layer.keys, layer.values)]
+        logits, *new = self._steps[size](*given)
+        with SERVING.on():
+            for layer, keys, values in zip(own, new[::2], new[1::2], strict=True):
+                layer.keys[:, :, past : past + count] = keys[:, :, :count]
+                layer.values[:, :, past : past + count] = values[:, :, :count]
+                layer.length = past + count
+        return logits, count
+
+    def run(
+        self, cache: Any, ids: Tensor, *, mask: Tensor | None = None, positions: Tensor | None = None,
+        source: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """As `step`, for all new tokens, of which there is at least one."""
+        done = 0
+        while True:
+            rest = None if positions is None else positions[:, done:]
+            logits, count = self.step(cache, ids[:, done:], mask=mask, positions=rest, source=source)
+            done += count
+            if done == ids.shape[1]:
+                return logits
+
+    def _size(self, asked: int, room: int) -> int:
+        """Returns how many tokens to compute at once: the fewest that suffice, or the most there are."""
+        fitting = [size for size in self._steps if size <= room]
+        return min((size for size in fitting if size >= asked), default=max(fitting))
+
+    # --- values to compile and to verify with ---------------------------------------------------------------------
+
+    def _made_step(self, count: int) -> Any:
+        def make(rows: int, seed: int) -> list[Tensor]:
+            layout, places, draw = self.layout, self.sizes.places, Draw.seeded(seed)
+            # The ends of the cache, and somewhere between.
+            start = (int(draw.numbers(1, below=places - count + 1)), 0, places - count, places // 2)[seed % 4]
+            start = min(start, places - count)
+            found = [draw.numbers(rows, count, below=layout.vocabulary)]
+            if layout.mask:
+                found.append(torch.ones(rows, places, dtype=torch.int64))
+            if layout.positions:
+                found.append(torch.arange(start, start + count).repeat(rows, 1))
+            found.append(torch.full((rows,), start))
+            if count > 1:
+                found.append(torch.full((rows,), int(draw.numbers(1, below=count))))
+            if layout.masks_source:
+                found.append(_lengths(rows, layout.source))
+            for layers, size in ((layout.layers, places), (layout.cross, layout.source)):
+                for each in layers:
+                    found += [
+                        draw.normal(rows, each.heads, size, each.key),
+                        draw.normal(rows, each.heads, size, each.value),
+                    ]
+            return found
+
+        return make
+
+    def _made_text(self, length: int) -> Any:
+        def make(rows: int, seed: int) -> list[Tensor]:
+            draw = Draw.seeded(seed)
+            if not length:
+                return [draw.normal(rows, *self.sizes.features)]
+            mask = torch.ones(rows, length, dtype=torch.int64) if seed % 2 else _lengths(rows, length)
+            return [draw.numbers(rows, length, below=self.layout.vocabulary), mask]
+
+        return make
+
+    def _make_hidden(self, rows: int, seed: int) -> list[Tensor]:
+        return [Draw.seeded(seed).normal(rows, self.layout.source, self.layout.width)]
+
+
+def _widened(tensor: Tensor, size: int, *, fill: int = 0) -> Tensor:
+    """Returns a tensor with its second axis padded at the end, in memory of its own order."""
+    missing = size - tensor.shape[1]
+    if not missing:
+        return tensor.contiguous()
+    return torch.cat([tensor, tensor.new_full((tensor.shape[0], missing, *tensor.shape[2:]), fill)], 1)
+
+
+def _lengths(rows: int, length: int) -> Tensor:
+    """Returns a mask for rows of different lengths, ``[rows, length]``."""
+    real = torch.tensor([max(1, length * (row + 1) // (rows + 1)) for row in range(rows)])
+    return (torch.arange(length) < real[:, None]).to(torch.int64)

@@ -1,0 +1,36 @@
+"""The process that generates: reads how to begin, loads the pipeline, and steps it until its worker is gone."""
+
+import json
+import logging
+import signal
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from torchserve_openvino.errors import TorchServeOpenVINOError
+from torchserve_openvino.generation.text.genai.pipeline import Pipeline, PipelineSettings
+from torchserve_openvino.generation.text.genai.stepping import serve
+
+
+def main(descriptor: int) -> None:
+    """Runs until the other end of a socket closes.
+
+    Args:
+        descriptor: The socket.
+    """
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    # Ctrl-C in a terminal reaches all of its processes: this one ends with its worker.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with Connection(descriptor) as connection:
+        asked = json.loads(connection.recv_bytes())
+        try:
+            pipeline = Pipeline(Path(asked["folder"]), PipelineSettings(**asked["settings"]))
+        except TorchServeOpenVINOError as error:
+            connection.send_bytes(json.dumps({"error": str(error)}).encode())
+            return
+        connection.send_bytes(json.dumps({"error": None}).encode())
+        serve(pipeline, frozenset(asked["eos"]), connection)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
