@@ -158,7 +158,8 @@ def save_quantized(folder: Path, model: Any, packing: Packing) -> Any:
             del tensors[name]
     folder.mkdir(parents=True, exist_ok=True)
     model.config.save_pretrained(folder)
-    model.generation_config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     configure(folder, dtype="float16", quantization_config=packing.config())
     return stands_for

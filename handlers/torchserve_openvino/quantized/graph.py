@@ -47,13 +47,19 @@ def weight_of(blocked: Blocked, name: str) -> ov.Output:
     return ops.reshape(ops.multiply(centred, scales), shape, special_zero=False).output(0)
 
 
-def product(x: ov.Output, blocked: Blocked, name: str) -> ov.Output:
-    """Returns ``x @ weight.T`` for ``x [..., in]``, float32: the whole layer without its bias."""
-    return ops.matmul(ordered(x, blocked.order), weight_of(blocked, name), False, True).output(0)
+def product(x: ov.Output, blocked: Blocked, name: str) -> Any:
+    """Returns the node that multiplies: a linear layer without its bias.
+
+    Args:
+        x: ``[..., in]``, float32, as `ordered` by ``blocked.order``.
+        blocked: The weight.
+        name: Name of its constant.
+    """
+    return ops.matmul(x, weight_of(blocked, name), False, True)
 
 
 def ordered(x: ov.Output, order: NDArray[np.int64] | None) -> ov.Output:
-    """Returns ``x`` with its last axis in another order."""
+    """Returns ``x`` with its last axis in the order of a weight's columns."""
     if order is None:
         return x
     return ops.gather(x, ops.constant(order), ops.constant(np.int64(-1))).output(0)
@@ -88,7 +94,7 @@ def pack_linears(model: ov.Model, layers: Iterable[tuple[str, QuantizedLinear]])
             # Layers that share an input and its order share the operation that orders it.
             key = (source.get_node().get_name(), source.get_index(), _bytes(blocked.order))
             x = inputs.setdefault(key, ordered(source, blocked.order))
-            made = ops.matmul(x, weight_of(blocked, f"{name}.weight"), False, True)
+            made = product(x, blocked, f"{name}.weight")
             made.set_friendly_name(matmul.get_friendly_name())
             made.output(0).get_tensor().set_names(matmul.output(0).get_names())
             for user in matmul.output(0).get_target_inputs():

@@ -69,7 +69,7 @@ def scheme_of(config: Mapping[str, Any]) -> Scheme | None:
     for field, value, supported in _unknown_extras(section):
         raise _unsupported(field, value, supported)
     if method == "awq":
-        _format(section, ("version", "format"), ("gemm",))
+        _format(section, ("version", "format", "checkpoint_format"), ("gemm",))
         return Scheme("awq", bits, group_size, may_lack_zeros=section.get("zero_point") is False)
     first = _format(section, ("checkpoint_format", "format"), ("gptq", "gptq_v2")) == "gptq"
     return Scheme("gptq", bits, group_size, less_one=first, by_words=first and _is_of_gptqmodel(section))

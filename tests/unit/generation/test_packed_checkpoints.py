@@ -143,7 +143,7 @@ def test_a_warm_start_does_not_unpack(checkpoint: Any, exports: Store, monkeypat
     (prompt,) = prompts(9)
     assert answers(warm.engine, [prompt], Sampling(8, ignore_eos=True)) == [[greedy(model, prompt, 8)]]
     warm.engine.close()
-    varying = {"model_from_cache", "proof_from_cache", "seconds"}
+    varying = {"model_from_cache", "proof_from_cache", "seconds", "process"}
     assert warm.facts["model_from_cache"] and warm.facts["proof_from_cache"]
     assert {k: v for k, v in warm.facts.items() if k not in varying} == {
         k: v for k, v in cold.facts.items() if k not in varying
@@ -205,6 +205,22 @@ class TestLoading:
         ids = torch.tensor([[5, 6, 7]])
         # Where weights lie in memory decides the last digits.
         torch.testing.assert_close(found(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
+
+    def test_the_generation_config_comes_along(self, folder: Path) -> None:
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7], "repetition_penalty": 1.5}))
+        found = load_model(folder, "AutoModelForCausalLM").generation_config
+        assert (found.eos_token_id, found.repetition_penalty) == ([2, 7], 1.5)
+
+    def test_the_bare_model_and_other_tasks(self, checkpoint: Any, tmp_path: Path) -> None:
+        from transformers import LlamaForSequenceClassification
+
+        wanted = checkpoint[1].model.state_dict()
+        found = load_model(checkpoint[0], "AutoModel").state_dict()
+        assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+        classifier = LlamaForSequenceClassification(checkpoint[1].config).eval()
+        model = save_quantized(tmp_path, classifier, Packing("awq", symmetric=False, skip=("score",)))
+        found = load_model(tmp_path, "AutoModelForSequenceClassification").state_dict()
+        assert all(torch.equal(found[name], tensor) for name, tensor in model.state_dict().items())
 
     def test_square_weights_by_column(self, tmp_path: Path) -> None:
         model = saved(tmp_path, "Conv1D")

@@ -136,6 +136,7 @@ BAD_CONFIGS: list[tuple[Any, str]] = [
     ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:lm_head": {"bits": 8}}}, "dynamic is .*same bits"),
     ({"quant_method": "gptq", "bits": 4, "adapter": {"name": "lora"}}, "adapter is .*merge it"),
     ({"quant_method": "awq", "version": "gemv"}, "version is 'gemv'; supported: gemm"),
+    ({"quant_method": "awq", "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'; supported: gemm"),
     ({"quant_method": "awq", "backend": "llm-awq"}, "backend is 'llm-awq'"),
 ]
 

@@ -13,7 +13,7 @@ from quantized_folders import Packing, packed, quantized
 from torchserve_openvino.backend.upstream._openvino_private import core
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.quantized.formats import read
-from torchserve_openvino.quantized.graph import formats_of, name_weights, pack_linears, product, weight_formats
+from torchserve_openvino.quantized.graph import formats_of, name_weights, ordered, pack_linears, product, weight_formats
 from torchserve_openvino.quantized.layer import QuantizedLinear
 from torchserve_openvino.quantized.scheme import scheme_of
 
@@ -53,7 +53,8 @@ def kernels(model: ov.CompiledModel) -> dict[str, str]:
 def test_the_product_is_that_of_the_dequantized_weight_in_a_kernel_of_few_bits(packing: Packing) -> None:
     layer = layer_of(packing)
     x = ops.parameter([-1, 128], ov.Type.f32)
-    found = compiled(ov.Model([product(x.output(0), layer.blocked(), "layer")], [x]))
+    blocked = layer.blocked()
+    found = compiled(ov.Model([product(ordered(x.output(0), blocked.order), blocked, "layer")], [x]))
     given = np.random.default_rng(0).standard_normal((5, 128), dtype=np.float32)
     np.testing.assert_allclose(found(given)[0], given @ layer.dequantized().T, rtol=1e-5, atol=1e-4)
     assert set(kernels(found).values()) == {f"u{packing.bits}"}
@@ -124,6 +125,7 @@ def test_groups_of_any_size_are_right(columns: int) -> None:
     groups[:3] = layer.groups.max()
     odd: Any = QuantizedLinear(4, layer.values, layer.zero_points, layer.scales, groups)
     x = ops.parameter([-1, columns], ov.Type.f32)
-    found = compiled(ov.Model([product(x.output(0), odd.blocked(), "layer")], [x]))
+    blocked = odd.blocked()
+    found = compiled(ov.Model([product(ordered(x.output(0), blocked.order), blocked, "layer")], [x]))
     given = np.random.default_rng(0).standard_normal((2, columns), dtype=np.float32)
     np.testing.assert_allclose(found(given)[0], given @ odd.dequantized().T, rtol=1e-5, atol=1e-4)

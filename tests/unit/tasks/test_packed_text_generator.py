@@ -45,6 +45,18 @@ def test_eager_pytorch_serves_the_dequantized_model(eager: Served, checkpoint: A
     assert report["generate"]["weights"] == "f32 (dequantized gptq-int4)"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "weights"), [(None, "gptq-int4"), ("compile", "f32 (dequantized gptq-int4)")])
+def test_both_engines_serve_it(checkpoint: Any, tmp_path: Path, engine: str | None, weights: str) -> None:
+    served = Served(tmp_path / "archive", checkpoint[0], generate={"engine": engine} if engine else {})
+    (ids,) = tokenizer()("Hello", return_tensors="pt").input_ids.tolist()
+    answer = served({"prompt": "Hello", "max_tokens": 9})
+    report = served.handler.describe_handle()["generate"]
+    served.close()
+    assert (report["engine"], report["weights"]) == (engine or "genai", weights)
+    assert text_of(greedy(checkpoint[1], ids, 9)).startswith(answer["text"]) and answer["generated_tokens"] > 0
+
+
 def package(folder: Path, place: Path, section: dict[str, Any], *more: str) -> Any:
     config = place / "model-config.yaml"
     config.write_text(json.dumps({"handler": {"openvino": {"generate": section}}}))

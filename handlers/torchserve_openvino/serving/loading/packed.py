@@ -11,6 +11,8 @@ from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.quantized.checkpoint import Checkpoint
 from torchserve_openvino.quantized.scheme import SECTION, Scheme
 
+_GENERATION = "generation_config.json"
+
 
 def load_dequantized(
     folder: Path, scheme: Scheme, config: Any, loader: Any, how: Mapping[str, Any]
@@ -41,11 +43,19 @@ def load_dequantized(
     model, info = type(empty).from_pretrained(
         None, config=config, state_dict=dict(state), dtype=torch.float32, **how
     )  # fmt: skip
+    if model.can_generate() and (folder / _GENERATION).is_file():
+        model.generation_config = _generation_config(folder)
     for name in sorted(info.get("unexpected_keys", ())):
         _check_unused(name, state.get(name))
     for name, place in places.items():
         _check_used(name, state[f"{name}.weight"], model.get_submodule(place).weight)
     return model, info
+
+
+def _generation_config(folder: Path) -> Any:
+    from transformers import GenerationConfig
+
+    return GenerationConfig.from_pretrained(folder, local_files_only=True)
 
 
 def _places(model: Any, names: list[str]) -> dict[str, str]:

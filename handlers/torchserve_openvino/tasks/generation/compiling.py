@@ -13,13 +13,15 @@ from torchserve_openvino.generation.text import compiled
 from torchserve_openvino.generation.text.compiled import CompiledSteps, Whole
 from torchserve_openvino.generation.text.eager import EagerSteps
 from torchserve_openvino.generation.text.expected import proof_prompts
+from torchserve_openvino.generation.text.exporting.weight_format import dequantized
 from torchserve_openvino.generation.text.limits import StepLimits
 from torchserve_openvino.generation.text.proof import Proof, prove
 from torchserve_openvino.generation.text.rules import Rules
 from torchserve_openvino.generation.text.settings import end_tokens
 from torchserve_openvino.generation.text.stepping import SteppingEngine
+from torchserve_openvino.quantized.scheme import scheme_of
 from torchserve_openvino.report import Tracker
-from torchserve_openvino.serving.loading.hub import load_config, load_model
+from torchserve_openvino.serving.loading.hub import load_config, load_model, read_config
 from torchserve_openvino.serving.policy import admit
 from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.threads import ThreadPlan
@@ -96,6 +98,7 @@ def open_compiled(
             "cosine": proof.logits.cosine, "max_abs": proof.logits.max_abs,
         }, "generate")  # fmt: skip
     facts = _facts(generation, config, limits, tracker, why)
+    facts["weights"] = dequantized(section.computation, scheme_of(read_config(folder)))
     facts["seconds"] = {name: round(value, 3) for name, value in seconds.items()}
     facts |= proof.to_dict() if proof is not None else {"tokens_compared": 0, "first_difference": None, "passed": None}
     return Compiled(engine, tracker, facts)
@@ -137,7 +140,6 @@ def _facts(
     return {
         "engine": "compile",
         "why": why,
-        "weights": config.openvino.generate.computation,
         "compression": {},
         "kv_cache": "f32",
         "dynamic_quantization": False,

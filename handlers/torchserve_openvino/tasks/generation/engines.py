@@ -17,6 +17,7 @@ from torchserve_openvino.generation.text.compiled import places_of
 from torchserve_openvino.generation.text.eager import EagerEngine
 from torchserve_openvino.generation.text.engine import Engine
 from torchserve_openvino.generation.text.exporting.architecture import length_of
+from torchserve_openvino.generation.text.exporting.weight_format import dequantized
 from torchserve_openvino.generation.text.opening import Opened, open_engine
 from torchserve_openvino.generation.text.rules import Rules
 from torchserve_openvino.generation.text.settings import EngineSettings, end_tokens, properties
@@ -216,7 +217,7 @@ def _in_eager(model: Any, place: Place) -> Generator:
     rule = Rules(model.generation_config, eos, encodes=True) if encodes else None
     engine = EagerEngine(model, max_length=max_length, max_waiting=section.max_waiting, eos=eos, rule=rule)
     scheme = scheme_of(read_config(place.folder))
-    weights = {} if scheme is None else {"weights": f"f32 (dequantized {scheme.name})"}
+    weights = {} if scheme is None else {"weights": dequantized("f32", scheme)}
     return Generator(engine, tracker, {"engine": "eager", **weights, "max_length": max_length})
 
 

@@ -7,6 +7,11 @@ from torchserve_openvino.quantized.scheme import SECTION, Scheme
 COMPRESSED = ("int8", "int4")
 
 
+def dequantized(computation: str, scheme: Scheme | None) -> str:
+    """Returns the format of weights in the precision of computation, as reports name it where they were packed."""
+    return computation if scheme is None else f"{computation} (dequantized {scheme.name})"
+
+
 def format_of(section: GenerateSection, scheme: Scheme | None) -> str:
     """Returns ``f32``, ``bf16``, ``int8``, ``int4``, or a packed checkpoint's own format, such as ``gptq-int4``.
 
