@@ -14,7 +14,7 @@ def loaded(**section: Any) -> Any:
 
 def test_defaults_are_exact() -> None:
     found = loaded()
-    assert (found.engine, found.weights, found.kv_cache, found.dynamic_quantization) == ("genai", "f32", None, False)
+    assert (found.engine, found.weights, found.kv_cache, found.dynamic_quantization) == (None, "f32", None, False)
     assert (found.computation, found.cached) == ("f32", "f32")
     assert found.max_length is None and found.cache_gb is None and found.proof_prompts == ()
 

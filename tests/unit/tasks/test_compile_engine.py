@@ -37,7 +37,8 @@ def opened(folder: Path, cache: Path | None = None, openvino: Any = None, **gene
 
 
 def saved(folder: Path, kind: str) -> Any:
-    model = seq2seq(kind) if kind in {"t5", "bart"} else tiny(kind)
+    layers = {"num_layers": 1, "num_decoder_layers": 2} if kind == "t5" else {}
+    model = seq2seq(kind, **layers) if kind in {"t5", "bart"} else tiny(kind)
     model.save_pretrained(folder)
     return model
 
@@ -208,6 +209,7 @@ print(json.dumps([cache.traces, cache.compiles, again.facts["model_from_cache"],
 """
 
 
+@pytest.mark.slow
 def test_a_second_start_compiles_nothing(served: Callable[[str], Served]) -> None:
     """In a process of its own, where hashes and addresses are other ones."""
     one = served("t5")
@@ -244,7 +246,7 @@ def test_other_weights_are_refused(served: Callable[[str], Served], tmp_path: Pa
     one = served("t5")
     from torchserve_openvino.tasks.generation import compiling
 
-    other = seq2seq("t5")
+    other = seq2seq("t5", num_layers=1, num_decoder_layers=2)
     with torch.no_grad():
         other.decoder.block[0].layer[1].EncDecAttention.v.weight.mul_(1.5)
     monkeypatch.setattr(compiling, "EagerSteps", lambda model: compiling.compiled.EagerSteps(other))
