@@ -40,6 +40,7 @@ def served(server: TorchServeProcess, folder: Path, tmp_path_factory: pytest.Tem
     httpx.delete(f"{server.management_url}/models/{NAME}", timeout=60)
 
 
+@pytest.mark.slow
 def test_prompts_streams_and_openai(served: str, server: TorchServeProcess, folder: Path) -> None:
     url = f"{server.inference_url}/predictions/{served}"
     wanted = [eager_tokens(folder, prompt, MOST) for prompt in PROMPTS[:3]]

@@ -118,7 +118,7 @@ def test_without_a_comparison_the_report_says_so(served: Any) -> None:
         ({"openvino": {"precision": "bf16"}}, ConfigError, "generate: {weights: bf16}"),
         ({"options": {"disabled_ops": ["aten.relu.default"]}}, ConfigError, "disabled_ops"),
         ({"compile": {"backend": "inductor"}}, ConfigError, "needs openvino"),
-        ({"generate": {"engine": "compile"}}, ModelLoadError, "engine: genai"),
+        ({"generate": {"engine": "compile", "weights": "int8"}}, ConfigError, "the engine compile does not do"),
         ({"generate": {"max_length": 4000}}, ModelLoadError, "max_length"),
         ({"generate": {"proof_prompts": ["long " * 100]}}, ConfigError, "proof_prompts"),
     ],

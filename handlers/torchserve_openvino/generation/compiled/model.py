@@ -1,5 +1,6 @@
 """A model of transformers whose encoder and decoder run by compiled graphs, step by step or by its own `generate`."""
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,7 +40,8 @@ class CompiledGeneration:
         self.model, self.sizes = model, sizes
         self.layout = layout = layout_of(model, sizes)
         self._caches = caches
-        batches, decoder = sizes.batches, with_tables(model, sizes.places)
+        batches, bare = sizes.batches, _bare(model)
+        decoder = with_tables(bare, sizes.places)
         self._steps = {
             count: Rows(f"step of {count}" if count > 1 else "step", graphs.StepGraph(decoder, layout, count), batches,
                         self._made_step(count))
@@ -48,7 +50,7 @@ class CompiledGeneration:
         self._encoders: dict[int, Rows] = {}
         self._cross: Rows | None = None
         if layout.encodes:
-            self._cross = Rows("cross-attention", graphs.CrossGraph(model, layout), batches, self._make_hidden)
+            self._cross = Rows("cross-attention", graphs.CrossGraph(bare, layout), batches, self._make_hidden)
             masked = model_input(model) == IDS
             for length in sorted(sizes.texts) if masked else [0]:
                 graph = graphs.EncoderGraph(model, masked=masked)
@@ -229,6 +231,16 @@ class CompiledGeneration:
 
     def _make_hidden(self, rows: int, seed: int) -> list[Tensor]:
         return [Draw.seeded(seed).normal(rows, self.layout.source, self.layout.width)]
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    """Returns a copy that shares all but the settings of `generate`, which forward does not read.
+
+    They hold a hash that differs in each process, by which the cache would not know the model again.
+    """
+    found = copy.copy(model)
+    vars(found).pop("generation_config", None)
+    return found
 
 
 def _widened(tensor: Tensor, size: int, *, fill: int = 0) -> Tensor:

@@ -106,8 +106,13 @@ def _lengths(most: int) -> list[int]:
     return [each for each in found if each <= most]
 
 
-def check(section: GenerateSection, device: str) -> None:
+def check(section: GenerateSection, device: str, why: str = "") -> None:
     """Refuses settings that belong to the engine `genai`.
+
+    Args:
+        section: `handler.openvino.generate`.
+        device: OpenVINO device.
+        why: Why this engine was chosen.
 
     Raises:
         ConfigError: With the key, and what to do.
@@ -121,8 +126,8 @@ def check(section: GenerateSection, device: str) -> None:
     }.items():
         if wrong:
             raise ConfigError(
-                f"is {getattr(section, key)}, which the engine compile does not do: remove it. The engine genai does, "
-                "for the models that it takes.", key=f"{_KEY}.{key}",
+                f"is {getattr(section, key)}, which the engine compile does not do: remove it. Why this engine: "
+                f"{why or 'generate.engine'}.", key=f"{_KEY}.{key}",
             )  # fmt: skip
 
 

@@ -67,7 +67,7 @@ def open_compiled(
     """
     started, section = time.perf_counter(), config.openvino.generate
     assert config.backend is not None
-    compiled.check(section, config.backend.options.device)
+    compiled.check(section, config.backend.options.device, why)
     settings = load_config(folder)
     places = compiled.places_of(settings, section.max_length)
     model = load_model(folder, loader_of(TASKS["text_generator"], settings.to_dict())).float()
