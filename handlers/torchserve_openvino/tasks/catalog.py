@@ -22,7 +22,7 @@ class Task:
         prepared_by: What turns inputs into tensors, or tensors into texts: ``tokenizer``, ``ctc_tokenizer``,
             ``image_processor``, ``feature_extractor``.
         may_lack: A submodule that the task can do without, if a model's folder has no weights for it.
-        writer: The class that loads those of its models that write text token by token; empty if ``loader`` does.
+        encoder_loader: The class of transformers that loads its models with an encoder and a decoder, if it takes them.
     """
 
     handler: str
@@ -36,7 +36,7 @@ class Task:
     template: str = "cpu-latency"
     prepared_by: tuple[str, ...] = ()
     may_lack: str = ""
-    writer: str = ""
+    encoder_loader: str = ""
 
 
 _TEXT: Mapping[str, Any] = {
@@ -201,7 +201,7 @@ _ALL = (
         ("ForCTC", "WhisperForConditionalGeneration"),
         **_AUDIO,
         prepared_by=("feature_extractor", "ctc_tokenizer"),
-        writer="AutoModelForSpeechSeq2Seq",
+        encoder_loader="AutoModelForSpeechSeq2Seq",
     ),
     Task(
         "image_generator",
@@ -237,21 +237,6 @@ class Guess:
     why: str = field(default="")
 
 
-def writes(config: Mapping[str, Any]) -> bool:
-    """Whether a model, by its ``config.json``, writes text token by token, as Whisper does."""
-    return config.get("model_type") == "whisper" or bool(config.get("is_encoder_decoder"))
-
-
-def loader_of(task: Task, config: Mapping[str, Any]) -> str:
-    """Returns the class of transformers that loads a model for a task.
-
-    Args:
-        task: The task.
-        config: Content of ``config.json``.
-    """
-    return task.writer if task.writer and writes(config) else task.loader
-
-
 def named(name: str) -> Task | None:
     """Finds a task by its handler's name or by Hugging Face's name of the task."""
     plain = name.removesuffix(".py").replace("-", "_")
@@ -266,6 +251,21 @@ _SYNONYMS = {
     "asr": "automatic_speech_recognition",
     "feature_extraction": "sentence_similarity",
 }
+
+
+def writes(config: Mapping[str, Any]) -> bool:
+    """Whether a model, by its ``config.json``, writes text token by token, as Whisper does."""
+    return config.get("model_type") == "whisper" or bool(config.get("is_encoder_decoder"))
+
+
+def loader_of(task: Task, config: Mapping[str, Any]) -> str:
+    """Returns the class of transformers that loads a model for a task.
+
+    Args:
+        task: The task.
+        config: Content of the model's ``config.json``.
+    """
+    return task.encoder_loader if task.encoder_loader and writes(config) else task.loader
 
 
 def guessed(config: Mapping[str, Any], *, pools: bool = False) -> Guess:
