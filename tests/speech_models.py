@@ -30,7 +30,13 @@ def tokenizer(window: int = WINDOW) -> Any:
 
 
 def whisper(
-    folder: Path, *, multilingual: bool = True, timed: bool = True, window: int = WINDOW, **changes: Any
+    folder: Path,
+    *,
+    multilingual: bool = True,
+    timed: bool = True,
+    window: int = WINDOW,
+    half: bool = False,
+    **changes: Any,
 ) -> Path:
     """Saves a model, its feature extractor, tokenizer and settings.
 
@@ -39,6 +45,7 @@ def whisper(
         multilingual: Whether it knows several languages and tasks.
         timed: Whether its settings name the tokens for times.
         window: What it hears at once, in seconds.
+        half: Whether its weights have 16 bits.
         changes: Of its settings for generation.
     """
     import transformers
@@ -66,7 +73,7 @@ def whisper(
         settings["lang_to_id"] = {f"<|{code}|>": numbers[f"<|{code}|>"] for code in _LANGUAGES}
         settings["task_to_id"] = {name: numbers[f"<|{name}|>"] for name in ("transcribe", "translate")}
     model.generation_config = transformers.GenerationConfig(**settings | changes)
-    model.save_pretrained(folder)
+    (model.half() if half else model).save_pretrained(folder)
     transformers.WhisperFeatureExtractor(feature_size=20, chunk_length=window).save_pretrained(folder)
     words.save_pretrained(folder)
     return folder

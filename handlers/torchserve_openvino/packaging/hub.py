@@ -154,8 +154,7 @@ def check_loads(model: HubModel) -> str:
             from torchserve_openvino.generation.images.loading import load
 
             return load(model.folder).family.modes["text"]
-        loader = loader_of(model.task, hub.read_config(model.folder))
-        loaded = hub.load_model(model.folder, loader, model.task.may_lack)
+        loaded = hub.load_model(model.folder, loader_of(model.task, hub.read_config(model.folder)), model.task.may_lack)
         for name in model.task.prepared_by:
             loaders[name](model.folder)
     except ModelLoadError as error:

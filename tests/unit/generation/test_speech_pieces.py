@@ -20,14 +20,14 @@ from torchserve_openvino.generation.speech.recordings import Passes, Wanted
 from torchserve_openvino.generation.speech.stand_in import CompiledWhisper, stand_in
 from torchserve_openvino.generation.text.expected import Nearness
 from torchserve_openvino.serving.loading import hub
-from torchserve_openvino.tasks.speech.transcriber import LOADER
+from torchserve_openvino.tasks.catalog import TASKS
 
 SHORT = [recording(seconds, seed) for seed, seconds in enumerate((0.5, 1.9, 1.2))]
 LONG = [recording(seconds, seed) for seed, seconds in enumerate((3.1, 4.4, 2.1))]
 
 
 def opened(folder: Path) -> Listener:
-    model: Any = hub.load_model(folder, LOADER)
+    model: Any = hub.load_model(folder, TASKS["speech_recognizer"].encoder_loader)
     return Listener(model, hub.load_feature_extractor(folder), hub.load_tokenizer(folder, fast=False))
 
 

@@ -187,6 +187,8 @@ def test_a_prompt_is_what_generate_takes(worker: Worker) -> None:
     with torch.no_grad():
         wanted = model.generate(features, attention_mask=mask, prompt_ids=torch.cat([ids[:1], ids[-18:]]))
     assert found["text"] == tokenizer.decode(wanted[0], skip_special_tokens=True)
+    (drawn,) = worker(asked(FILES[2], temperature=0.7))
+    assert worker.status() == 200 and drawn["text"]
 
 
 def test_several_recordings_of_one_request(worker: Worker) -> None:
@@ -224,12 +226,27 @@ def test_batches_and_models_of_other_kinds(tmp_path: Path, changes: dict[str, An
 
 
 @pytest.mark.slow
-def test_eager_pytorch_and_no_times(tmp_path: Path) -> None:
-    folder = whisper(tmp_path / "saved", timed=False)
-    place = tmp_path / "archive"
-    made = started(tmp_path, folder, verify={"against": "off"})
-    assert made.handler.allowed.seconds == 2 and place.is_dir()
+def test_windows_of_thirty_seconds(tmp_path: Path) -> None:
+    folder = whisper(tmp_path / "saved", window=30)
+    worker = started(tmp_path, folder, audio={})
+    assert worker.handler.allowed.seconds == 600
     reference = transformers.pipeline("automatic-speech-recognition", model=str(folder), device="cpu")
+    for seconds in (33.0, 5.0):
+        samples = np.round(recording(seconds, 3) * 32767).astype(np.int16)
+        array = (samples / np.float32(32768)).astype(np.float32)
+        found = worker.one(asked(encoded(samples), return_timestamps=True))
+        assert plain(found) == plain(reference(array, return_timestamps=True, generate_kwargs={"num_beams": 1}))
+    worker.ran_compiled()
+
+
+@pytest.mark.slow
+def test_no_times_no_proof_and_weights_in_16_bits(tmp_path: Path) -> None:
+    folder = whisper(tmp_path / "saved", timed=False, half=True)
+    made = started(tmp_path, folder, verify={"against": "off"})
+    assert made.handler.allowed.seconds == 2 and made.report()["generate"]["passed"] is None
+    reference = transformers.pipeline(
+        "automatic-speech-recognition", model=str(folder), device="cpu", dtype=torch.float32
+    )
     assert made.one(FILES[0]) == reference(ARRAYS[0].copy(), generate_kwargs={"num_beams": 1})
     refused = made.one(asked(FILES[0], return_timestamps=True))
     assert made.status() == 400 and "no_timestamps_token_id" in refused["message"]

@@ -33,7 +33,6 @@ from torchserve_openvino.tasks.speech.parameters import SpeechParameters, Spoken
 
 logger = logging.getLogger(__name__)
 
-LOADER = "AutoModelForSpeechSeq2Seq"
 # The longest recording where the YAML does not say; docs/configuration.md states it.
 _MAX_SECONDS = 600.0
 # One window of the spectrogram.
@@ -80,7 +79,7 @@ class Transcriber(RecordingHandler):
             ModelLoadError: It is no Whisper model, its files do not fit together, or a setting has no use here.
         """
         self._check_section()
-        model: Any = hub.load_model(folder, LOADER)
+        model: Any = hub.load_model(folder, self.about.encoder_loader)
         if type(model).__name__ != "WhisperForConditionalGeneration":
             raise ModelLoadError(
                 f"{type(model).__name__} writes text token by token; of such models, Whisper is served "
