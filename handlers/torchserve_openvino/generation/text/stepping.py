@@ -70,14 +70,14 @@ class _Sequence:
         else:
             self.draw.manual_seed((sampling.seed + choice) % 2**63)
 
-    def step(self, steps: Steps, eos: frozenset[int], rule: Rule | None) -> tuple[bool, Finish | None]:
-        """Computes a step; returns whether it brought a token, and why the sequence ends (None if it goes on)."""
+    def step(self, steps: Steps, eos: frozenset[int], rule: Rule | None) -> Piece | None:
+        """Computes a step; returns what it brought, None if it was a part of a long prompt."""
         if self.work is None:
             self.work = steps.begin(self.prompt)
             self.work.tokens += self.answer
         found = self.work.advance()
         if found is None:
-            return False, None
+            return None
         logits, how = found.float(), self.sampling
         allowed = logits
         if rule is not None and not how.ignore_eos:
@@ -90,8 +90,7 @@ class _Sequence:
             finish = "stop"
         elif self.generated == how.max_tokens:
             finish = "length"
-        self.stream.put(Piece(self.choice, (listed(token, logits, how.logprobs),), finish))
-        return True, finish
+        return Piece(self.choice, (listed(token, logits, how.logprobs),), finish)
 
     def _choose(self, tokens: Sequence[int], logits: Tensor) -> int:
         how = self.sampling
@@ -249,8 +248,8 @@ class SteppingEngine:
             sequence.stream.put(Piece(sequence.choice, finish="cancelled"))
             return True
         try:
-            with torch.inference_mode():
-                is_new, finish = sequence.step(steps, self._limits.eos, self._rule)
+            with torch.no_grad():
+                piece = sequence.step(steps, self._limits.eos, self._rule)
         except ItemError as error:
             sequence.stream.fail(GenerationError(f"a step of generation failed: {error}"))
             return True
@@ -258,9 +257,13 @@ class SteppingEngine:
             logger.exception("A step of text generation failed")
             sequence.stream.fail(GenerationError(f"a step of generation failed: {_line(error)}"))
             return True
+        if piece is None:
+            return False
+        # Counted before anyone sees it.
         with self._changed:
-            self._generated_tokens += is_new
-        return finish is not None
+            self._generated_tokens += 1
+        sequence.stream.put(piece)
+        return piece.finish is not None
 
     def _finish(self, dead: str | None) -> None:
         with self._changed:
