@@ -112,8 +112,9 @@ def _tones(seconds: float, rate: int, draw: np.random.Generator) -> np.ndarray:
 
 
 def prove(
-    eager: Any, compiled: Any, recorded: Sequence[Recorded], tokens: int, forms: Sequence[str], verify: VerifySection
-) -> Proof:
+    eager: Any, compiled: Any, recorded: Sequence[Recorded], tokens: int, forms: Sequence[str], verify: VerifySection,
+    *, between: Callable[[], object] = lambda: None,
+) -> Proof:  # fmt: skip
     """Transcribes all recordings by both models, and compares what they write.
 
     Args:
@@ -123,12 +124,15 @@ def prove(
         tokens: Most tokens of one window.
         forms: Precisions of the compiled model.
         verify: `handler.openvino.verify`: the tolerances.
+        between: Called once eager PyTorch has nothing left to do.
     """
     form, count, near, rows = least_exact(forms), Count(), _Near(), 0
     end = eager.generation_config.eos_token_id
     ends = frozenset(end if isinstance(end, list) else [end])
-    for each in recorded:
-        theirs, ours = (_written(model, each, tokens) for model in (eager, compiled))
+    by_eager = [_written(eager, each, tokens) for each in recorded]
+    between()
+    for each, theirs in zip(recorded, by_eager, strict=True):
+        ours = _written(compiled, each, tokens)
         for place in range(len(each.features)):
             wanted, got = theirs.of(place, ends), ours.of(place, ends)
             near.add(wanted, got)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -126,12 +126,15 @@ class Transcriber(RecordingHandler):
         models.loops = True
         self.report = self._own_code.report = models.report
         self.listener = self._eager.like(stand_in(self.model, pieces), pieces.forget)
-        self._prove()
+        self._prove(threads.settle if models.needs_no_torch else lambda: None)
         admit(self.report, self.config.openvino.fallback)
         return models
 
-    def _prove(self) -> None:
+    def _prove(self, between: Callable[[], object]) -> None:
         """Compares what the compiled pieces write with eager PyTorch.
+
+        Args:
+            between: Called once eager PyTorch has nothing left to do.
 
         Raises:
             VerificationError: It differs, and ``verify.on_violation`` is ``refuse``.
@@ -147,8 +150,8 @@ class Transcriber(RecordingHandler):
         tokens = min(section.generate.proof_tokens, self.listener.most_tokens)
         precision = self.report.summary.precision or "f32"
         proof = prove(
-            self._eager.model, self.listener.model, recorded, tokens, [precision], section.verify
-        )  # fmt: skip
+            self._eager.model, self.listener.model, recorded, tokens, [precision], section.verify, between=between
+        )
         self._proof = proof
         tracker = self.report.tracker
         tracker.add_timing("proof_seconds", time.perf_counter() - start)
