@@ -27,7 +27,7 @@ PROMPTS = [
 
 @functools.cache
 def tokenizer(*, chats: bool = True) -> Any:
-    """A byte-level BPE, as GPT-2's and Llama 3's, trained on this project's pages."""
+    """A byte-level BPE, as GPT-2's and Llama 3's, trained on a page that does not change: models depend on it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -38,7 +38,7 @@ def tokenizer(*, chats: bool = True) -> Any:
     trainer = trainers.BpeTrainer(
         vocab_size=512, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
-    made.train_from_iterator((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines(), trainer)
+    made.train_from_iterator((ROOT / "LICENSE").read_text(encoding="utf-8").splitlines(), trainer)
     found = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
     if chats:
         found.chat_template = TEMPLATE
