@@ -281,3 +281,32 @@ def row_items() -> list[dict[str, bytes]]:
 def test_a_handler_that_fails_on_its_sample_is_told_where(archive, failing) -> None:
     with pytest.raises(ModelLoadError, match=r"does not answer the sample sample.txt: \w+: .* \(at .*own_\d+.py:\d+\)"):
         own(archive, failing)
+
+
+@pytest.mark.parametrize(
+    ("method", "used"),
+    [("encode", "self.model.encode(x)"), ("scaled", "self.model.scaled(x) + self.model(x).sum()"),
+     ("generate", "self.model.generate(x=x)")],
+)  # fmt: skip
+def test_a_method_that_the_yaml_names_is_compiled_as_a_module_is(archive, method, used) -> None:
+    path = f"model.{method}"
+    made, handler = own(archive, f"return {used}", compile=[path])
+    for bodies in ([ROWS[1]], list(ROWS)):
+        torch.testing.assert_close(
+            *(torch.tensor(each) for each in (made.handle(handler, *bodies), eager(handler, *bodies)))
+        )
+    report, outside = report_of(handler)
+    assert not outside and not report["fallbacks"] and report["summary"]["coverage"] == 1.0
+    assert set(report["serving"]["shapes"]["parts"]) == {path} == set(report["verify"]["parts"])
+    assert handler.report.tracker.verify.passed and report["serving"]["compiles_after_ready"] == 0
+
+
+def test_gen(archive):
+    minilm()
+    made, handler, bodies = hugging_face(archive, "text_generation", compile=["model.generate"], generate={"max_length": 32, "max_tokens": 8, "step_tokens": 16, "proof_tokens": 5})
+    assert made.handle(handler, bodies[0]) == eager(handler, bodies[0])
+    assert made.handle(handler, *bodies) == eager(handler, *bodies)
+    report, outside = report_of(handler)
+    print(report["summary"], outside, report["notes"] if "notes" in report else "", report["verify"]["parts"], report["config"]["generate"])
+    print(report["serving"]["compiles_after_ready"])
+    assert 0

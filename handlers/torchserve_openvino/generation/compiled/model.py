@@ -56,7 +56,7 @@ class CompiledGeneration:
                 self._encoders[length] = Rows(name, graph, batches, self._made_text(length))
 
     def parts(self) -> Iterator[Part]:
-        """Yields the graphs to compile (`tasks.parts.compile_parts`)."""
+        """Yields the graphs to compile (`generation.parts.compile_parts`)."""
         cross = [self._cross] if self._cross is not None else []
         for rows in (*self._encoders.values(), *cross, *self._steps.values()):
             yield rows.part

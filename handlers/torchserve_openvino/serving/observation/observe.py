@@ -14,9 +14,10 @@ from torch.utils import _pytree as pytree
 
 from torchserve_openvino.config.sections import WarmupInput
 from torchserve_openvino.serving.modes import SERVING, Modes
+from torchserve_openvino.serving.observation.methods import MethodGraph, Redirected
 from torchserve_openvino.serving.observation.model_face import model_face
 from torchserve_openvino.serving.observation.outside import Eager, Outside, compiled
-from torchserve_openvino.serving.observation.parts import Redirected, paths_of
+from torchserve_openvino.serving.observation.parts import paths_of
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.serving.verification.sampling import copied_inputs
 
@@ -47,7 +48,7 @@ class Seen:
 
     Attributes:
         calls: Calls of each model, by its path; those of ``self.model`` under ``model``.
-        parts: Modules that the handler calls directly, by their path.
+        parts: Modules and methods that the handler calls directly, by their path.
         declared: Inputs of parts that a task declares, by path.
         notes: Notes for the report.
     """
@@ -124,8 +125,11 @@ class Observer:
             self._handler.model = before
 
     def _write(self, calls: dict[str, list[Call]], path: str, name: str, args: Any, kwargs: Any) -> None:
+        part = self.seen.parts.get(path)
         try:
-            inputs = copied_inputs((args, kwargs))
+            # Whoever compiles `generate` reads its arguments, of any kind.
+            is_read = isinstance(part, MethodGraph) and part.generates
+            inputs = (args, dict(kwargs)) if is_read else copied_inputs((args, kwargs))
         except TypeError as error:
             note = f"a call of {path} by the sample {name} cannot be compiled before READY: {error}"
             if note not in self.seen.notes:
