@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GenerationMixin
 
 from torchserve_openvino.generation.compiled.layout import IDS, Layout, Sizes, model_input
 
@@ -38,7 +38,8 @@ class Arguments:
 
     def __init__(self, model: Any, function: Callable[..., Any]) -> None:
         self._model, self._signature = model, inspect.signature(function)
-        self._own = set(self._signature.parameters)
+        # What a model's own `generate` adds, as Whisper's does, it uses by itself.
+        self._own = set(self._signature.parameters) - set(inspect.signature(GenerationMixin.generate).parameters)
         self._settings = set(vars(GenerationConfig()))
 
     def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,9 +77,9 @@ class Arguments:
                 return f"{name} is {value!r}, which compiled graphs do not serve"
         if (scale := self.setting(given, "guidance_scale")) not in (None, 1, 1.0):
             return f"guidance_scale is {scale}, which compiled graphs do not serve"
-        known = _OF_GENERATE | _OF_MODEL | self._settings | {model_input(self._model)}
+        known = _OF_GENERATE | _OF_MODEL | self._settings | self._own | {model_input(self._model)}
         for name in given:
-            if name not in known and not (name in self._own and given[name] is False):
+            if name not in known and given[name] is not False:
                 return f"{name} is given, which compiled graphs do not take"
         return self._too_long(given, sizes, layout)
 

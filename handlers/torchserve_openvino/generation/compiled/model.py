@@ -12,6 +12,7 @@ from torchserve_openvino.generation.compiled.distances import with_tables
 from torchserve_openvino.generation.compiled.layout import IDS, Sizes, layout_of, memory, model_input
 from torchserve_openvino.generation.compiled.steps import Draw, Rows
 from torchserve_openvino.serving.modes import SERVING
+from torchserve_openvino.serving.shapes.inputs import ordinary
 
 
 class CompiledGeneration:
@@ -166,6 +167,8 @@ class CompiledGeneration:
         logits, *new = self._steps[size](*given)
         with SERVING.on():
             for layer, keys, values in zip(own, new[::2], new[1::2], strict=True):
+                # Beams put the rows in another order, in the mode of whoever generates.
+                layer.keys, layer.values = ordinary(layer.keys), ordinary(layer.values)
                 layer.keys[:, :, past : past + count] = keys[:, :, :count]
                 layer.values[:, :, past : past + count] = values[:, :, :count]
                 layer.length = past + count

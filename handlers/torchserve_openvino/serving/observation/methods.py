@@ -1,12 +1,14 @@
 """Methods of modules that the YAML names, such as `pipe.vae.decode`: their calls are compiled as a module's are."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import update_wrapper
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from torchserve_openvino.serving.observation import outside
 
@@ -105,6 +107,29 @@ class Redirected:
             self._module.calls.call = self._before
         else:
             self._module._compiled_call_impl = self._before
+
+
+@contextmanager
+def outermost(found: list[nn.Module]) -> Iterator[None]:
+    """Adds each module with weights that is called inside the context, but by no other module, to ``found``."""
+    depth = 0
+
+    def enter(module: nn.Module, _: Any) -> None:
+        nonlocal depth
+        depth += not isinstance(module, MethodGraph)
+        if depth == 1 and next(module.parameters(), None) is not None and all(module is not each for each in found):
+            found.append(module)
+
+    def leave(module: nn.Module, *_: Any) -> None:
+        nonlocal depth
+        depth -= not isinstance(module, MethodGraph)
+
+    hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def method_graph(method: Any, name: str) -> MethodGraph | None:
