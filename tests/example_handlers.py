@@ -157,6 +157,7 @@ class Generates(BaseHandler):
     @torch.inference_mode()
     def inference(self, asked):
         ids, mask, more = asked
+        more = {name: torch.tensor(each) if isinstance(each, list) else each for name, each in more.items()}
         return self.model.generate(ids, attention_mask=mask, pad_token_id=0, **{"max_new_tokens": 6, **more})
 
     def postprocess(self, found):

@@ -19,8 +19,9 @@ pytest.importorskip("transformers")
 
 
 def served(
-    archive: Any, source: str, fill: Callable[[Path], Any], sample: bytes, batch_size: int = 1, **section: Any
-) -> tuple[Any, Any]:
+    archive: Any, source: str, fill: Callable[[Path], Any], sample: bytes, batch_size: int = 1, options: Any = None,
+    **section: Any,
+) -> tuple[Any, Any]:  # fmt: skip
     # Python imports each module name once.
     name = f"example_{zlib.crc32(f'{source}{section}'.encode())}.py"
 
@@ -30,7 +31,10 @@ def served(
         (path.parent / "sample.bin").write_bytes(sample)
 
     own = {"wrap": name, "warmup": {"samples": ["sample.bin"]}, **section}
-    made = archive({"handler": {"openvino": own}}, model_file=None, weights=write, batch_size=batch_size)
+    config: dict[str, Any] = {"handler": {"openvino": own}}
+    if options:
+        config["pt2"] = {"compile": {"enable": True, "backend": "openvino", "options": options}}
+    made = archive(config, model_file=None, weights=write, batch_size=batch_size)
     # As with weights that come by --extra-files.
     del made.manifest["model"]["serializedFile"]
     handler = TensorHandler()

@@ -121,9 +121,8 @@ class Observer:
                 with compiled(), outermost(inner) if problem and is_method else nullcontext():
                     result = call(*args, **kwargs)
                 if problem and is_method:
-                    self._uncopied = self._uncopied or _named_instead(
-                        path, problem, [self._paths.get(id(each)) for each in inner]
-                    )
+                    named = [self._paths[id(module)] for module in inner if id(module) in self._paths]
+                    self._uncopied = self._uncopied or _named_instead(path, problem, named)
                 elif problem:
                     self._note(f"a call of {path} by the sample {name} cannot be compiled before READY: {problem}")
                 return result

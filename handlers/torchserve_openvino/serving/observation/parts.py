@@ -66,7 +66,10 @@ def _member(value: Any, name: str) -> tuple[Any] | None:
 
 
 def _names(value: Any) -> list[str]:
-    names = [name for name, _ in value.named_children()] if isinstance(value, nn.Module) else []
+    names: list[str] = []
+    if isinstance(value, nn.Module):
+        names = [name for name, _ in value.named_children()]
+        names += [name for name in dir(type(value)) if not name.startswith("_") and not hasattr(nn.Module, name)]
     return names + [str(name) for name in getattr(value, "__dict__", {})]
 
 
