@@ -197,14 +197,17 @@ def test_a_method_of_the_model_runs_in_eager_and_is_counted_at_its_line(archive)
     _, outside = report_of(handler)
     (entry,) = outside.values()
     line = HANDLER[: HANDLER.index("INFERENCE")].count("\n") + 1
-    assert "compile: [model.generate] compiles the method, [model] the calls of model" in entry["reason"]
+    assert (
+        "compile: [model.generate] compiles the method, handler.openvino.compile: [model] the calls of model"
+        in entry["reason"]
+    )
     assert entry["op"] == "model.generate" and re.search(rf"own_\d+\.py:{line}$", entry["where"])
 
 
 @pytest.mark.parametrize(
     ("method", "advice"),
     [
-        ("encode", "[model.encode] compiles the method, [model.first] the"),
+        ("encode", "[model.encode] compiles the method, handler.openvino.compile: [model.first] the"),
         ("scaled", "[model.scaled] compiles the method"),
     ],
 )

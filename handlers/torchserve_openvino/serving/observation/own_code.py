@@ -236,7 +236,7 @@ def _advice(path: str, eager: Eager, called: str) -> str:
         return f"{what}: the handler computes with weights itself; move that into the model's forward"
     if eager.method:
         whole = f"{what}; {KEY}: [{path}.{eager.method}] compiles the method"
-        return f"{whole}, [{called}] the calls of {called} that it makes" if called else whole
+        return f"{whole}, {KEY}: [{called}] the calls of {called} that it makes" if called else whole
     return f"{what}; {KEY}: [{path}] compiles it"
 
 
