@@ -72,3 +72,32 @@ def test_a_compileable_cache_is_masked_behind_its_tokens() -> None:
     cache = in_graph(own, None, 2, Written(torch.tensor(3), 1, 6))
     mask = create_causal_mask(config, torch.zeros(1, 1, 32), torch.ones(1, 6, dtype=torch.int64), cache)
     assert mask.tolist() == [[[[True] * 4 + [False] * 2]]]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {}, {"max_new_tokens": 4}, {"max_length": 9}, {"max_length": 9, "max_new_tokens": 2},
+        {"settings": {"max_length": 8}},
+        {"settings": {"max_new_tokens": 3}, "max_length": 30}, {"config": {"max_length": 11}},
+        {"config": {"max_new_tokens": 5}, "max_new_tokens": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+def test_how_many_tokens_a_call_of_generate_makes(kind: str, given: dict[str, Any]) -> None:
+    from transformers import GenerationConfig
+
+    from torchserve_openvino.generation.compiled.arguments import Arguments
+
+    model = seq2seq(kind) if kind == "t5" else tiny(kind)
+    model.generation_config.update(**given.get("settings", {}), eos_token_id=None, forced_eos_token_id=None)
+    call = {name: value for name, value in given.items() if name in {"max_new_tokens", "max_length"}}
+    if "config" in given:
+        call["generation_config"] = GenerationConfig(**given["config"], pad_token_id=0)
+    ids = torch.tensor(prompts(5))
+    arguments = Arguments(model, type(model).generate)
+    most, _ = arguments._total(arguments.named((ids,), call), 1 if kind == "t5" else 5)
+    # An end of text would be taken for an early end.
+    found = model.generate(ids, min_length=most, **call)
+    assert found.shape[1] == most

@@ -211,7 +211,8 @@ class OpenVINOSection(Section):
     """Latency or throughput."""
     compile: Paths = []
     """Modules that your handler calls besides `self.model`: `[model.encoder, pipe.unet, models[0]]`. Those that a
-    `warmup.samples` file reaches need not be named."""
+    `warmup.samples` file reaches need not be named. Also methods of modules, which always are: `[pipe.vae.decode]`; the
+    `generate` of a model of transformers runs by graphs of its own, of the sizes that `generate` says."""
     freeze: Freeze = "auto"
     """Whether calls skip Dynamo's guards after warm-up; this saves up to a millisecond, and later changes of the model
     go unnoticed. `auto`: yes for our handlers, no for yours."""

@@ -21,7 +21,7 @@ from torchserve_openvino.serving.models import Models, prepare_models
 from torchserve_openvino.serving.observation.model_face import model_face
 from torchserve_openvino.serving.observation.observe import ROOT, Call, Seen
 from torchserve_openvino.serving.observation.own_code import OwnCode
-from torchserve_openvino.serving.observation.parts import module_at
+from torchserve_openvino.serving.observation.parts import part_at
 from torchserve_openvino.serving.policy import PolicyWatch, admit
 from torchserve_openvino.serving.ready import ReadyState, shadow_for
 from torchserve_openvino.serving.requests.batch_answer import answer_enveloped, finish
@@ -206,7 +206,7 @@ class OpenVINOHandler(ArchiveLoading):
 
     def _seen(self, samples: Sequence[tuple[str, bytes]], sizes: Sequence[int]) -> Seen:
         """Returns the calls that this handler makes for the samples."""
-        parts = {path: module_at(self, path) for path in self.config.openvino.compile}
+        parts = {path: part_at(self, path) for path in self.config.openvino.compile}
         if not self._reads_samples:
             return self._own_code.learn(samples, parts, sizes, self._run_own)
         return Seen({ROOT: [Call(name, self._read(name, body)) for name, body in samples]} if samples else {}, parts)

@@ -1,13 +1,13 @@
-"""Compiles all models of one handler: ``self.model``, and the modules that the handler calls directly."""
+"""Compiles all models of one handler: ``self.model``, and the modules and methods that the handler calls directly."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torchserve_openvino.report import CompileReport, Tracker
+from torchserve_openvino.serving.observation.methods import MethodGraph, Redirected
 from torchserve_openvino.serving.observation.observe import ROOT, Call, Seen, unique
-from torchserve_openvino.serving.observation.parts import Redirected
 from torchserve_openvino.serving.prepare import Preparation, Prepared
 from torchserve_openvino.serving.served import describe
 
@@ -73,10 +73,11 @@ def prepare_models(eager: Any, seen: Seen, declared: Sequence[Any], *, learns: b
     """
     calls = {path: unique(some) for path, some in seen.calls.items()}
     models = Models(None, CompileReport(Tracker()))
+    generates = [path for path, part in seen.parts.items() if isinstance(part, MethodGraph) and part.generates]
     if eager is not None:
         root = Preparation(eager, declared=declared, samples=calls.get(ROOT, []), learns=learns, **settings)
         # Samples that only call other modules show nothing about `self.model`.
-        idle = calls and ROOT not in calls and not declared
+        idle = (calls or generates) and ROOT not in calls and not declared
         prepared = root.unasked() if idle else root.run()
         models.root, models.report = prepared, prepared.report
         if idle:
@@ -84,6 +85,10 @@ def prepare_models(eager: Any, seen: Seen, declared: Sequence[Any], *, learns: b
                 "no sample calls self.model itself; it compiles at the first request that does"
             )
     for path, module in seen.parts.items():
+        if path in generates:
+            assert isinstance(module, MethodGraph)
+            Redirected(module, _generate(models, module, path, calls.get(path, []), settings))
+            continue
         if module is eager:
             assert models.root is not None
             Redirected(module, models.root.model)
@@ -101,3 +106,17 @@ def prepare_models(eager: Any, seen: Seen, declared: Sequence[Any], *, learns: b
     for note in seen.notes:
         models.report.tracker.add_note(note)
     return models
+
+
+def _generate(
+    models: Models, part: MethodGraph, path: str, calls: Sequence[Call], settings: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Compiles the `generate` of a model of transformers, and returns what runs its calls."""
+    # Imported here: it imports transformers, which takes seconds.
+    from torchserve_openvino.generation.compiled.method import Worker, prepare_generate
+
+    names = ("config", "threads", "counters", "model_dir", "batch_size")
+    worker = Worker(**{name: settings[name] for name in names}, tracker=models.report.tracker)
+    made, call = prepare_generate(part.owner, part.function, [each.inputs for each in calls], path, worker)
+    models.parts.update(made)
+    return call

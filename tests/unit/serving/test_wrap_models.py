@@ -87,7 +87,7 @@ def test_its_text_generation_is_counted_and_refused_by_a_policy(archive) -> None
     assert made.handle(handler, *bodies) == eager(handler, *bodies)
     report, outside = report_of(handler)
     assert set(outside) == {"model.generate"} and report["summary"]["coverage"] == 0.0
-    assert "compile: [model]" in outside["model.generate"]["reason"]
+    assert "compile: [model.generate] compiles the method" in outside["model.generate"]["reason"]
     # Its samples are declared, so it is no advice to declare some.
     assert "no sample shows a call" in report["verify"]["skipped"]
     with pytest.raises(RuntimeError, match=r"outside_compiled: model.generate .*own_transformers.py:\d+"):
@@ -197,12 +197,21 @@ def test_a_method_of_the_model_runs_in_eager_and_is_counted_at_its_line(archive)
     _, outside = report_of(handler)
     (entry,) = outside.values()
     line = HANDLER[: HANDLER.index("INFERENCE")].count("\n") + 1
-    assert "compile: [model]" in entry["reason"]
+    assert (
+        "compile: [model.generate] compiles the method, handler.openvino.compile: [model] the calls of model"
+        in entry["reason"]
+    )
     assert entry["op"] == "model.generate" and re.search(rf"own_\d+\.py:{line}$", entry["where"])
 
 
-@pytest.mark.parametrize(("method", "advice"), [("encode", "compile: [model.first]"), ("scaled", "itself; move that")])
-def test_the_advice_for_a_method_names_what_it_calls(archive, method, advice) -> None:
+@pytest.mark.parametrize(
+    ("method", "advice"),
+    [
+        ("encode", "[model.encode] compiles the method, handler.openvino.compile: [model.first] the"),
+        ("scaled", "[model.scaled] compiles the method"),
+    ],
+)
+def test_the_advice_for_a_method_names_it_and_what_it_calls(archive, method, advice) -> None:
     made, handler = own(archive, f"return self.model.{method}(x)", sample=False)
     made.handle(handler, *ROWS)
     _, outside = report_of(handler)
@@ -281,3 +290,21 @@ def row_items() -> list[dict[str, bytes]]:
 def test_a_handler_that_fails_on_its_sample_is_told_where(archive, failing) -> None:
     with pytest.raises(ModelLoadError, match=r"does not answer the sample sample.txt: \w+: .* \(at .*own_\d+.py:\d+\)"):
         own(archive, failing)
+
+
+@pytest.mark.parametrize(
+    ("method", "used"),
+    [("encode", "self.model.encode(x)"), ("scaled", "self.model.scaled(x) + self.model(x).sum()"),
+     ("generate", "self.model.generate(x=x)")],
+)  # fmt: skip
+def test_a_method_that_the_yaml_names_is_compiled_as_a_module_is(archive, method, used) -> None:
+    path = f"model.{method}"
+    made, handler = own(archive, f"return {used}", compile=[path])
+    for bodies in ([ROWS[1]], list(ROWS)):
+        torch.testing.assert_close(
+            *(torch.tensor(each) for each in (made.handle(handler, *bodies), eager(handler, *bodies)))
+        )
+    report, outside = report_of(handler)
+    assert not outside and not report["fallbacks"] and report["summary"]["coverage"] == 1.0
+    assert set(report["serving"]["shapes"]["parts"]) == {path} == set(report["verify"]["parts"])
+    assert handler.report.tracker.verify.passed and report["serving"]["compiles_after_ready"] == 0

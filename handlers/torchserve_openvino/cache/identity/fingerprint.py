@@ -233,7 +233,8 @@ class _Walk(CodeWalk):
         self.put("module", name_of(type(module)))
         self.value(type(module), place)
         for name, item in sorted(vars(module).items()):
-            if name in _MODULE_TABLES:
+            # What only redirects calls of the module says by itself that the module computes the same without it.
+            if name in _MODULE_TABLES or getattr(type(item), "IS_TRANSPARENT", False) is True:
                 continue
             self.put("attribute", name)
             # The keys of hooks come from a counter of the process and are left out.

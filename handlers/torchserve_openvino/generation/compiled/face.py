@@ -8,6 +8,7 @@ import copy
 import functools
 import inspect
 import types
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class _Encoder:
 
         given = inspect.signature(self._original.forward).bind(*args, **kwargs).arguments
         given |= given.pop("kwargs", {})
-        _refuse(given)
+        _refuse(given, {model_input(self._compiled.model), "attention_mask"})
         values = given[model_input(self._compiled.model)]
         texts = not values.is_floating_point()
         return BaseModelOutput(self._compiled.encode(values, given.get("attention_mask") if texts else None))
@@ -73,13 +74,17 @@ class _Forward:
     def __init__(self, compiled: CompiledGeneration) -> None:
         self._compiled, self._layout = compiled, compiled.layout
         self._signature = inspect.signature(type(compiled.model).forward)
+        self._known = {
+            IDS, "decoder_input_ids", "encoder_outputs", "attention_mask", "logits_to_keep", "cache_position",
+            model_input(compiled.model), self._layout.cache, self._layout.mask, self._layout.positions,
+        }  # fmt: skip
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         from transformers.modeling_outputs import CausalLMOutputWithPast, Seq2SeqLMOutput
 
         given = self._signature.bind(None, *args, **kwargs).arguments
         given |= given.pop("kwargs", {})
-        _refuse(given)
+        _refuse(given, self._known)
         layout = self._layout
         ids = given.get("decoder_input_ids" if layout.encodes else IDS)
         if ids is None or ids.shape[1] == 0:
@@ -125,8 +130,11 @@ class _Forward:
         return bool(layers) and isinstance(layers[0], Kept)
 
 
-def _refuse(given: dict[str, Any]) -> None:
-    """Refuses what the graphs do not give."""
+def _refuse(given: dict[str, Any], known: Container[str]) -> None:
+    """Refuses what the graphs do not give, or do not take."""
     for name in _UNUSED:
         if (value := given.get(name)) is not None and value is not False:
             raise InvalidInputError(f"{name} is not supported by a compiled model: leave it out")
+    for name, value in given.items():
+        if name not in known and isinstance(value, Tensor):
+            raise InvalidInputError(f"{name} is not taken by a compiled model: leave it out")

@@ -13,6 +13,7 @@ from torchserve_openvino.generation.compiled.distances import with_tables
 from torchserve_openvino.generation.compiled.layout import IDS, Sizes, layout_of, memory, model_input
 from torchserve_openvino.generation.compiled.steps import Draw, Rows
 from torchserve_openvino.serving.modes import SERVING
+from torchserve_openvino.serving.shapes.inputs import ordinary
 
 
 class CompiledGeneration:
@@ -58,7 +59,7 @@ class CompiledGeneration:
                 self._encoders[length] = Rows(name, graph, batches, self._made_text(length))
 
     def parts(self) -> Iterator[Part]:
-        """Yields the graphs to compile (`tasks.parts.compile_parts`)."""
+        """Yields the graphs to compile (`generation.parts.compile_parts`)."""
         cross = [self._cross] if self._cross is not None else []
         for rows in (*self._encoders.values(), *cross, *self._steps.values()):
             yield rows.part
@@ -168,6 +169,8 @@ class CompiledGeneration:
         logits, *new = self._steps[size](*given)
         with SERVING.on():
             for layer, keys, values in zip(own, new[::2], new[1::2], strict=True):
+                # Beams put the rows in another order, in the mode of whoever generates.
+                layer.keys, layer.values = ordinary(layer.keys), ordinary(layer.values)
                 layer.keys[:, :, past : past + count] = keys[:, :, :count]
                 layer.values[:, :, past : past + count] = values[:, :, :count]
                 layer.length = past + count

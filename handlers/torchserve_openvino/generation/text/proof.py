@@ -80,6 +80,14 @@ class Proof:
         """Returns all of it, JSON-safe."""
         return {**asdict(self), "problems": list(self.problems), "passed": self.passed}
 
+    def to_verify(self) -> dict[str, Any]:
+        """Returns the report's entry ``verify``, JSON-safe."""
+        return {
+            "against": "eager", "passed": self.passed, "cases": self.prompts, "problems": list(self.problems),
+            "tokens_compared": self.tokens_compared, "tokens_equal": self.tokens_equal,
+            "cosine": self.logits.cosine, "max_abs": self.logits.max_abs,
+        }  # fmt: skip
+
 
 @dataclass
 class Count:

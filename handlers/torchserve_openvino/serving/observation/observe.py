@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,10 +13,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.config.sections import WarmupInput
+from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving.modes import SERVING, Modes
+from torchserve_openvino.serving.observation.methods import MethodGraph, Redirected, outermost
 from torchserve_openvino.serving.observation.model_face import model_face
 from torchserve_openvino.serving.observation.outside import Eager, Outside, compiled
-from torchserve_openvino.serving.observation.parts import Redirected, paths_of
+from torchserve_openvino.serving.observation.parts import KEY, paths_of
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.serving.verification.sampling import copied_inputs
 
@@ -47,7 +49,7 @@ class Seen:
 
     Attributes:
         calls: Calls of each model, by its path; those of ``self.model`` under ``model``.
-        parts: Modules that the handler calls directly, by their path.
+        parts: Modules and methods that the handler calls directly, by their path.
         declared: Inputs of parts that a task declares, by path.
         notes: Notes for the report.
     """
@@ -56,6 +58,10 @@ class Seen:
     parts: dict[str, nn.Module] = field(default_factory=dict)
     declared: dict[str, Sequence[WarmupInput]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+
+class UncopiedCallError(ModelLoadError):
+    """A method that the YAML names is called with what a compiled one does not take."""
 
 
 class Observer:
@@ -72,11 +78,13 @@ class Observer:
         self._root = handler.eager_model if isinstance(handler.eager_model, nn.Module) else None
         self._paths = paths_of(handler, self._root)
         self.seen = Seen(parts=dict(parts))
+        self._uncopied = ""
 
     def observe(self, name: str, items: Any) -> None:
         """Records the calls for one batch, even if the handler fails in the end.
 
         Raises:
+            UncopiedCallError: A method that the YAML names is called in a way that can't be compiled.
             Exception: What the handler raises.
         """
         calls: dict[str, list[Call]] = {}
@@ -92,6 +100,8 @@ class Observer:
         finally:
             for path, some in calls.items():
                 self.seen.calls.setdefault(path, []).extend(some)
+            if self._uncopied:
+                raise UncopiedCallError(self._uncopied)
 
     def _find(self, found: dict[str, nn.Module], eager: Eager) -> None:
         """Adds a module that was called and is not known yet. Methods are not compiled, but what they call may be."""
@@ -105,9 +115,17 @@ class Observer:
 
         def recorder(path: str, call: Callable[..., Any]) -> Callable[..., Any]:
             def record(*args: Any, **kwargs: Any) -> Any:
-                self._write(calls, path, name, args, kwargs)
-                with compiled():
-                    return call(*args, **kwargs)
+                problem = self._write(calls, path, name, args, kwargs)
+                inner: list[nn.Module] = []
+                is_method = isinstance(self.seen.parts.get(path), MethodGraph)
+                with compiled(), outermost(inner) if problem and is_method else nullcontext():
+                    result = call(*args, **kwargs)
+                if problem and is_method:
+                    named = [self._paths[id(module)] for module in inner if id(module) in self._paths]
+                    self._uncopied = self._uncopied or _named_instead(path, problem, named)
+                elif problem:
+                    self._note(f"a call of {path} by the sample {name} cannot be compiled before READY: {problem}")
+                return result
 
             return record
 
@@ -123,16 +141,27 @@ class Observer:
                 each.undo()
             self._handler.model = before
 
-    def _write(self, calls: dict[str, list[Call]], path: str, name: str, args: Any, kwargs: Any) -> None:
+    def _write(self, calls: dict[str, list[Call]], path: str, name: str, args: Any, kwargs: Any) -> str:
+        """Records a call; returns why it can't be repeated, if so."""
+        part = self.seen.parts.get(path)
         try:
-            inputs = copied_inputs((args, kwargs))
+            # Whoever compiles `generate` reads its arguments, of any kind.
+            is_read = isinstance(part, MethodGraph) and part.generates
+            inputs = (args, dict(kwargs)) if is_read else copied_inputs((args, kwargs))
         except TypeError as error:
-            note = f"a call of {path} by the sample {name} cannot be compiled before READY: {error}"
-            if note not in self.seen.notes:
-                self.seen.notes.append(note)
-                logger.warning("%s", note)
-            return
+            return str(error)
         calls.setdefault(path, []).append(Call(name, inputs, Modes.of_call((args, kwargs))))
+        return ""
+
+    def _note(self, note: str) -> None:
+        if note not in self.seen.notes:
+            self.seen.notes.append(note)
+            logger.warning("%s", note)
+
+
+def _named_instead(path: str, problem: str, inner: Sequence[str]) -> str:
+    advice = f"name the modules that it calls instead: {KEY}: [{', '.join(inner)}]" if inner else f"remove {path!r}"
+    return f"{KEY} names {path!r}, a method that cannot be compiled as the handler calls it: {problem}; {advice}."
 
 
 def files_of(handler: Any) -> list[str]:

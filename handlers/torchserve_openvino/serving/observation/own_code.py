@@ -15,7 +15,7 @@ from torchserve_openvino.errors import ItemError, ModelLoadError
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.base import BaseHandler
 from torchserve_openvino.serving.modes import SERVING, Modes
-from torchserve_openvino.serving.observation.observe import ROOT, Observer, Seen, files_of
+from torchserve_openvino.serving.observation.observe import ROOT, Observer, Seen, UncopiedCallError, files_of
 from torchserve_openvino.serving.observation.outside import Eager, Outside, report_open
 from torchserve_openvino.serving.observation.parts import KEY, paths_of
 from torchserve_openvino.serving.shapes.input_spec import Inputs
@@ -109,6 +109,8 @@ class OwnCode:
         for name, items in _batches(samples, [1]):
             try:
                 observer.observe(name, items)
+            except UncopiedCallError:
+                raise
             except ItemError as error:
                 message = f"the sample {name} is not a request that this handler accepts: {error}"
                 raise ModelLoadError(message) from error
@@ -120,6 +122,8 @@ class OwnCode:
         for name, items in _batches(samples, [size for size in sizes if size > 1]):
             try:
                 observer.observe(name, items)
+            except UncopiedCallError:
+                raise
             except Exception as error:
                 # Some handlers take one request at a time; with batchSize: 1 TorchServe does not join any for them.
                 note = f"this handler does not answer {len(items)} requests at once: {self._failure(error)}"
@@ -230,12 +234,9 @@ def _advice(path: str, eager: Eager, called: str) -> str:
     what = "no compiled graph contains it"
     if not path:
         return f"{what}: the handler computes with weights itself; move that into the model's forward"
-    if eager.method and not called:
-        return f"{what}: a method computes with weights itself; move that into the model's forward"
     if eager.method:
-        return (
-            f"{what}: a method runs the model in Python; {KEY}: [{called}] compiles the calls of {called} that it makes"
-        )
+        whole = f"{what}; {KEY}: [{path}.{eager.method}] compiles the method"
+        return f"{whole}, {KEY}: [{called}] the calls of {called} that it makes" if called else whole
     return f"{what}; {KEY}: [{path}] compiles it"
 
 

@@ -1,14 +1,14 @@
-"""Modules that a handler calls directly: a submodule, a second model, one inside a pipeline."""
+"""Modules and methods that a handler calls directly: a submodule, a second model, one inside a pipeline."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
 from torchserve_openvino.config.spelling import nearest
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.serving.observation import outside
+from torchserve_openvino.serving.observation.methods import method_graph
 
 KEY = "handler.openvino.compile"
 _STEP = re.compile(r"\.?(\w+)|\[(\d+)\]")
@@ -18,11 +18,13 @@ _DEPTH = 3
 _OURS = frozenset("_own_code _own_handle config context counters eager_model manifest report served state".split())
 
 
-def module_at(handler: Any, path: str) -> nn.Module:
+def part_at(handler: Any, path: str) -> nn.Module:
     """Returns the module that a path such as ``model.encoder``, ``pipe.unet`` or ``models[0]`` names.
 
+    For a method of a module (``pipe.vae.decode``) it is a `MethodGraph`.
+
     Raises:
-        ModelLoadError: The path does not name a module.
+        ModelLoadError: The path names neither.
     """
     value, done = handler, "self"
     for match in _STEP.finditer(path):
@@ -33,9 +35,24 @@ def module_at(handler: Any, path: str) -> nn.Module:
             near = f" Did you mean {hint!r}?" if hint else ""
             raise ModelLoadError(f"{KEY} names {path!r}, but {done} has no {name!r}.{near}")
         value, done = found[0], f"{done}{match[0] if match[0][0] in '.[' else '.' + match[0]}"
-    if not isinstance(value, nn.Module):
-        raise ModelLoadError(f"{KEY} names {path!r}, which is a {type(value).__name__}, not a torch.nn.Module.")
-    return value
+    if isinstance(value, nn.Module):
+        return value
+    outer, _, name = path.rpartition(".")
+    if name == "forward" and isinstance(getattr(value, "__self__", None), nn.Module):
+        raise ModelLoadError(f"{KEY} names {path!r}: name the module itself, {outer!r}.")
+    method = method_graph(value, name)
+    if method is not None:
+        return method
+    raise ModelLoadError(
+        f"{KEY} names {path!r}, which is {_kind(value)}, not a torch.nn.Module or a method of one that computes."
+    )
+
+
+def _kind(value: Any) -> str:
+    owner = getattr(value, "__self__", None)
+    if callable(value) and owner is not None and not isinstance(owner, type):
+        return f"a method of {type(owner).__name__}"
+    return f"a {type(value).__name__}"
 
 
 def _member(value: Any, name: str) -> tuple[Any] | None:
@@ -49,7 +66,10 @@ def _member(value: Any, name: str) -> tuple[Any] | None:
 
 
 def _names(value: Any) -> list[str]:
-    names = [name for name, _ in value.named_children()] if isinstance(value, nn.Module) else []
+    names: list[str] = []
+    if isinstance(value, nn.Module):
+        names = [name for name, _ in value.named_children()]
+        names += [name for name in dir(type(value)) if not name.startswith("_") and not hasattr(nn.Module, name)]
     return names + [str(name) for name in getattr(value, "__dict__", {})]
 
 
@@ -90,30 +110,3 @@ def _modules(value: Any, path: str, depth: int, seen: set[int]) -> Iterator[tupl
         members = [(f"{path}.{name}", each) for name, each in getattr(value, "__dict__", {}).items()]
     for name, each in members:
         yield from _modules(each, name, depth - 1, seen)
-
-
-class Redirected:
-    """Redirects the calls of a module that a handler's own code makes; all other calls stay as they are.
-
-    It uses the attribute in which `nn.Module.compile` keeps its compiled call (tests/contract/test_modules.py). Dynamo
-    ignores it, so a model that contains the module is compiled with the module's own code.
-
-    Args:
-        module: The module.
-        call: What is called instead.
-    """
-
-    def __init__(self, module: nn.Module, call: Callable[..., Any]) -> None:
-        self._module, self._call = module, call
-        self._before = module._compiled_call_impl
-        module._compiled_call_impl = self
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs a call of the module."""
-        if outside.is_watched():
-            return self._call(*args, **kwargs)
-        return self._module._call_impl(*args, **kwargs)
-
-    def undo(self) -> None:
-        """Restores the module's own calls."""
-        self._module._compiled_call_impl = self._before

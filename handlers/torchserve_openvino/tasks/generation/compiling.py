@@ -9,6 +9,7 @@ from typing import Any
 from torchserve_openvino.config import ServingConfig
 from torchserve_openvino.errors import VerificationError
 from torchserve_openvino.generation.compiled.model import CompiledGeneration
+from torchserve_openvino.generation.parts import compile_parts
 from torchserve_openvino.generation.text import compiled
 from torchserve_openvino.generation.text.compiled import CompiledSteps, Whole
 from torchserve_openvino.generation.text.eager import EagerSteps
@@ -26,7 +27,6 @@ from torchserve_openvino.serving.policy import admit
 from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.tasks.catalog import TASKS, loader_of
-from torchserve_openvino.tasks.parts import compile_parts
 
 logger = logging.getLogger(__name__)
 
@@ -92,11 +92,7 @@ def open_compiled(
     for name, value in seconds.items():
         tracker.add_timing(f"generate_{name}_seconds", value)
     if proof is not None:
-        tracker.verify.state({
-            "against": "eager", "passed": proof.passed, "cases": proof.prompts, "problems": list(proof.problems),
-            "tokens_compared": proof.tokens_compared, "tokens_equal": proof.tokens_equal,
-            "cosine": proof.logits.cosine, "max_abs": proof.logits.max_abs,
-        }, "generate")  # fmt: skip
+        tracker.verify.state(proof.to_verify(), "generate")
     facts = _facts(generation, config, limits, tracker, why)
     facts["weights"] = dequantized(section.computation, scheme_of(read_config(folder)))
     facts["seconds"] = {name: round(value, 3) for name, value in seconds.items()}

@@ -189,11 +189,7 @@ def _record(tracker: Tracker, opened: Opened, device: str, used: Mapping[str, An
     if proof is None:
         tracker.verify.state({"skipped": "verify.against is off"})
     else:
-        tracker.verify.state({
-            "against": "eager", "passed": proof.passed, "cases": proof.prompts, "problems": list(proof.problems),
-            "tokens_compared": proof.tokens_compared, "tokens_equal": proof.tokens_equal,
-            "cosine": proof.logits.cosine, "max_abs": proof.logits.max_abs,
-        })  # fmt: skip
+        tracker.verify.state(proof.to_verify())
 
 
 def _record_cache(tracker: Tracker, store: Store) -> None:

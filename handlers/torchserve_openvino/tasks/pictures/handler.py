@@ -17,6 +17,7 @@ from torchserve_openvino.errors import (
 )
 from torchserve_openvino.generation.images.loading import load, pipeline_folder
 from torchserve_openvino.generation.images.pictures import PictureMaker, rehearse
+from torchserve_openvino.generation.parts import compile_parts
 from torchserve_openvino.serving.handler import OpenVINOHandler
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.policy import admit
@@ -26,7 +27,6 @@ from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.tasks.catalog import TASKS
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, body
 from torchserve_openvino.tasks.openai import LAST_EVENT, openai_error, path_of, unknown_path
-from torchserve_openvino.tasks.parts import compile_parts
 from torchserve_openvino.tasks.pictures.answers import Events, Pictures, event, made, png, together
 from torchserve_openvino.tasks.pictures.orders import Limits, Order
 from torchserve_openvino.tasks.pictures.parameters import (

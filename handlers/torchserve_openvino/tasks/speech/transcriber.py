@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError, VerificationError
+from torchserve_openvino.generation.parts import compile_parts
 from torchserve_openvino.generation.speech.listener import Listener
 from torchserve_openvino.generation.speech.pieces import Pieces
 from torchserve_openvino.generation.speech.proof import made_up, prove
@@ -27,7 +28,6 @@ from torchserve_openvino.tasks.audio.requests import RecordingHandler
 from torchserve_openvino.tasks.audio.sound import Limits, samples_of
 from torchserve_openvino.tasks.hub import Part
 from torchserve_openvino.tasks.openai import openai_error, path_of
-from torchserve_openvino.tasks.parts import compile_parts
 from torchserve_openvino.tasks.speech import endpoints
 from torchserve_openvino.tasks.speech.parameters import SpeechParameters, Spoken, flattened
 

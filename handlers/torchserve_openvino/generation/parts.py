@@ -35,8 +35,37 @@ def compile_parts(
     """
     models = Models(None, CompileReport(Tracker()))
     tracker = models.report.tracker
+    models.parts = prepare_parts(parts, config, threads, counters, model_dir, tracker)
+    if config.openvino.verify.against != "off":
+        tracker.verify.state({**tracker.verify.to_dict(), "passed": tracker.verify.passed})
+    return models
+
+
+def prepare_parts(
+    parts: Iterable[Part], config: ServingConfig, threads: ThreadPlan, counters: Counters, model_dir: Path,
+    tracker: Tracker, within: str = "",
+) -> dict[str, Prepared]:  # fmt: skip
+    """Prepares each part as `compile_parts` does, beside other models of the same handler.
+
+    Args:
+        parts: The graphs.
+        config: The model's settings.
+        threads: This worker's share of the cores.
+        counters: Counts what happens to requests.
+        model_dir: The unpacked archive.
+        tracker: Records everything for the report.
+        within: What the parts belong to, for their names in the report.
+
+    Returns:
+        What was prepared, by name.
+
+    Raises:
+        VerificationError: See `Preparation.run`.
+    """
+    made: dict[str, Prepared] = {}
     facts: dict[str, dict[str, Any]] = {}
     for part in parts:
+        name = f"{within}: {part.name}" if within else part.name
         graphs, fallbacks = list(tracker.graphs), sum(tracker.fallback_counts().values())
         preparation = Preparation(
             part.calls.graph,
@@ -48,22 +77,20 @@ def compile_parts(
             freezes=True,
             model_dir=model_dir,
             modes_for=lambda inputs: SERVING,
-            part=part.name,
+            part=name,
             tracker=tracker,
             shapes=part.known,
         )
         prepared = preparation.run()
         part.calls.use(part.shape, prepared.model)
-        models.parts[part.name] = prepared
-        facts[part.name] = {
+        made[name] = prepared
+        facts[name] = {
             **_coverage([graph for graph in tracker.graphs if not any(graph is old for old in graphs)], prepared),
             "fallbacks": sum(tracker.fallback_counts().values()) - fallbacks,
         }
-        logger.info("%s is compiled: %s", part.name, facts[part.name])
-    tracker.set_config("components", facts)
-    if config.openvino.verify.against != "off":
-        tracker.verify.state({**tracker.verify.to_dict(), "passed": tracker.verify.passed})
-    return models
+        logger.info("%s is compiled: %s", name, facts[name])
+    tracker.set_config("components", {**tracker.config.get("components", {}), **facts})
+    return made
 
 
 def _for_part(config: ServingConfig, part: Part) -> ServingConfig:
