@@ -1,6 +1,7 @@
 """Language models for generation_checks.py: made, packed, served, and asked over REST.
 
-The tokenizer has one word for each token, so that the text of an answer shows its tokens.
+The tokenizer is a byte-level one without merges, and models generate visible ASCII characters only: so the text of an
+answer shows its tokens, whatever class transformers loads the tokenizer with.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import torch
 import yaml
 from server import TorchServeProcess
 
-WORDS = 512
-_SPECIAL = 3
+# Three special tokens, and one for each byte; those of the visible characters, '!' to '~', come first.
+VOCABULARY = 3 + 256
+_FIRST, _LAST = 3, 3 + ord("~") - ord("!")
 _TEMPLATE = Path(__file__).resolve().parents[3] / "model-config" / "text-generation.yaml"
 Tokens = tuple[int, ...]
 
@@ -35,7 +37,7 @@ def model_of(kind: str, *, features: int = 64, layers: int = 2, length: int = 20
     import transformers
 
     common: dict[str, Any] = {
-        "vocab_size": WORDS, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "initializer_range": 0.3
+        "vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "initializer_range": 0.3
     }  # fmt: skip
     if kind == "gpt2":
         sizes = {"n_embd": features, "n_layer": layers, "n_head": 4, "n_positions": length}
@@ -49,31 +51,35 @@ def model_of(kind: str, *, features: int = 64, layers: int = 2, length: int = 20
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
-        # The special tokens, which an answer's text does not show, are never the most probable ones.
-        model.get_output_embeddings().weight[:_SPECIAL] = 0
+        # Tokens that an answer's text does not show one by one are never the most probable ones.
+        weight = model.get_output_embeddings().weight
+        weight[:_FIRST] = 0
+        weight[_LAST + 1 :] = 0
     return model
 
 
 def save(model: Any, folder: Path) -> None:
     """Writes a model with its tokenizer, as `save_pretrained` does."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {word_of(token): token for token in range(WORDS)}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token=word_of(0)))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    letters = ["<pad>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    words = Tokenizer(models.BPE({letter: token for token, letter in enumerate(letters)}, []))
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
     model.save_pretrained(folder)
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token=word_of(0)).save_pretrained(folder)
+    made = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    made.save_pretrained(folder)
 
 
-def word_of(token: int) -> str:
-    """The word of a token."""
-    return f"w{token}"
+def text_of(tokens: Tokens) -> str:
+    """The text of tokens."""
+    return "".join(chr(token - _FIRST + ord("!")) for token in tokens)
 
 
 def tokens_of(text: str) -> Tokens:
     """The tokens of a text."""
-    return tuple(int(word.removeprefix("w")) for word in text.split())
+    return tuple(ord(letter) - ord("!") + _FIRST for letter in text)
 
 
 def answer_of(answer: httpx.Response) -> Tokens:
@@ -84,8 +90,8 @@ def answer_of(answer: httpx.Response) -> Tokens:
 
 
 def drawn(draw: Any, length: int) -> Tokens:
-    """Random tokens that are no special ones."""
-    return tuple(draw.randrange(_SPECIAL, WORDS) for _ in range(length))
+    """Random tokens of visible characters."""
+    return tuple(draw.randint(_FIRST, _LAST) for _ in range(length))
 
 
 def greedy(model: Any, prompt: Tokens, count: int) -> Tokens:
@@ -116,7 +122,7 @@ class Served:
 
     def body(self, prompt: Tokens, count: int, **more: Any) -> dict[str, Any]:
         """A request that generates ``count`` tokens."""
-        return {"prompt": " ".join(map(word_of, prompt)), "max_tokens": count, "ignore_eos": True, **more}
+        return {"prompt": text_of(prompt), "max_tokens": count, "ignore_eos": True, **more}
 
     def ask(self, prompt: Tokens, count: int, **more: Any) -> httpx.Response:
         """Asks, and waits for the answer."""

@@ -41,7 +41,7 @@ scheduler.cache_size, scheduler.num_kv_blocks = 0, 512
 properties = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "INFERENCE_NUM_THREADS": 2}
 pipe = genai.ContinuousBatchingPipeline(sys.argv[1] + "/exported", scheduler, "CPU", properties)
 config = genai.GenerationConfig()
-config.max_new_tokens, config.eos_token_id = 1, 2
+config.max_new_tokens, config.eos_token_id, config.stop_token_ids = 1, 2, {2}
 print(pipe.generate([ov.Tensor(np.array([[5, 6, 7]], dtype=np.int64))], [config])[0].m_generation_ids, flush=True)
 """
 
