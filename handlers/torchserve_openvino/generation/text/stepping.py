@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchserve_openvino.errors import BusyError, GenerationError, ItemError
+from torchserve_openvino.generation.text.ending import Mortal
 from torchserve_openvino.generation.text.engine import Finish, Load, Piece, Sampling, Token
 from torchserve_openvino.generation.text.limits import StepLimits, check_prompt
 from torchserve_openvino.generation.text.stream import PromptStream
@@ -119,7 +120,7 @@ def listed(token: int, logits: Tensor, most: int | None) -> Token:
     return Token(token, float(all_of_them[token]), tuple(zip(order.tolist(), values.tolist(), strict=True)))
 
 
-class SteppingEngine:
+class SteppingEngine(Mortal):
     """Generates step by step; implements `engine.Engine`.
 
     Args:
@@ -129,6 +130,7 @@ class SteppingEngine:
     """
 
     def __init__(self, steps: Steps, limits: StepLimits, rule: Rule | None = None) -> None:
+        super().__init__()
         self._steps: Steps | None = steps
         self._limits, self._rule = limits, rule
         # Guards all below; notified when there is something to do.
@@ -136,8 +138,6 @@ class SteppingEngine:
         self._running: list[_Sequence] = []
         self._waiting: deque[_Sequence] = deque()
         self._closing = False
-        self._dead: str | None = None
-        self._when_dead: Callable[[], None] | None = None
         self._prompt_tokens = self._generated_tokens = 0
         self._thread = threading.Thread(target=self._work, name="text-generation", daemon=True)
         self._thread.start()
@@ -146,19 +146,6 @@ class SteppingEngine:
     def max_length(self) -> int:
         """Most tokens of one sequence, prompt and answer together."""
         return self._limits.max_length
-
-    @property
-    def dead(self) -> str | None:
-        """Why the engine generates no more; None while it does."""
-        return self._dead
-
-    def when_dead(self, call: Callable[[], None]) -> None:
-        """Calls something once the engine generates no more, unless it was closed; at once if that is so already."""
-        with self._changed:
-            self._when_dead = call
-            dead = self._dead is not None
-        if dead:
-            call()
 
     # --- callers' threads -----------------------------------------------------------------------------------------
 
@@ -268,18 +255,18 @@ class SteppingEngine:
     def _finish(self, dead: str | None) -> None:
         with self._changed:
             self._closing = True
-            self._dead, call = dead, self._when_dead
+            tell = self._die(dead) if dead else None
             left = [*self._running, *self._waiting]
             self._running = []
             self._waiting.clear()
             self._steps = None
         for sequence in left:
-            if self._dead:
-                sequence.stream.fail(GenerationError(self._dead))
+            if dead:
+                sequence.stream.fail(GenerationError(dead))
             else:
                 sequence.stream.put(Piece(sequence.choice, finish="cancelled"))
-        if dead and call is not None:
-            call()
+        if tell is not None:
+            tell()
 
 
 def _line(error: BaseException) -> str:

@@ -10,9 +10,10 @@ import queue
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torchserve_openvino.errors import BusyError, GenerationError
+from torchserve_openvino.generation.text.ending import Mortal
 from torchserve_openvino.generation.text.engine import Load, Sampling
 from torchserve_openvino.generation.text.genai.messages import Add, Cancel, Close, Command, End, News, Update
 from torchserve_openvino.generation.text.genai.process import Link
@@ -34,7 +35,7 @@ _SEEDS = 2**32
 _CLOSE_SECONDS = 30.0
 
 
-class GenAIEngine:
+class GenAIEngine(Mortal):
     """Generates with OpenVINO GenAI in a process of its own; implements `engine.Engine`.
 
     ``Piece.tokens`` includes the end-of-text token that ends a sequence. A prompt with ``n`` sequences runs as ``n``
@@ -46,6 +47,7 @@ class GenAIEngine:
     """
 
     def __init__(self, link: Link, limits: EngineLimits) -> None:
+        super().__init__()
         self._link = link
         self._limits = limits
         self._numbers = itertools.count()
@@ -59,8 +61,6 @@ class GenAIEngine:
         self._live: dict[int, tuple[Prompt, Live]] = {}
         self._free_pages = limits.pages
         self._closing = False
-        self._dead: str | None = None
-        self._when_dead: Callable[[], None] | None = None
         self._cache_usage = 0.0
         self._prompt_tokens = self._generated_tokens = 0
         threading.Thread(target=self._send, name="text-generation-send", daemon=True).start()
@@ -71,19 +71,6 @@ class GenAIEngine:
     def max_length(self) -> int:
         """Most tokens of one sequence, prompt and answer together."""
         return self._limits.max_length
-
-    @property
-    def dead(self) -> str | None:
-        """Why the engine generates no more; None while it does."""
-        return self._dead
-
-    def when_dead(self, call: Callable[[], None]) -> None:
-        """Calls something once the engine generates no more, unless it was closed; at once if that is so already."""
-        with self._lock:
-            self._when_dead = call
-            dead = self._dead is not None
-        if dead:
-            call()
 
     def load(self) -> Load:
         """Returns what it does now."""
@@ -223,10 +210,11 @@ class GenAIEngine:
             self._link.kill()
         ended = self._link.ended()
         with self._lock:
+            tell = None
             if not self._closing:
-                self._dead = f"text generation stopped after an error: {reason or ended}"
+                tell = self._die(f"text generation stopped after an error: {reason or ended}")
             self._closing = True
-            left, call = [*self._running, *self._waiting], self._when_dead
+            left = [*self._running, *self._waiting]
             self._running, self._live = [], {}
             self._waiting.clear()
         for prompt in left:
@@ -236,7 +224,6 @@ class GenAIEngine:
                 end_all(prompt, "cancelled")
         # The thread that sends may wait for commands.
         self._commands.put(Close())
-        if self._dead:
+        if tell is not None:
             logger.error("ERROR: %s", self._dead)
-            if call is not None:
-                call()
+            tell()
