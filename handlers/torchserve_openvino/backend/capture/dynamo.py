@@ -121,8 +121,11 @@ class OpenVINOBackend:
             if views:
                 # Autograd refuses to write in place to a view that was made inside a compiled function.
                 results = list(results)
-                for position in views:
-                    results[position] = without_base(results[position])
+                for positions in views:
+                    fresh = without_base(results[positions[0]])
+                    for position in positions:
+                        # A tensor that is returned twice stays one.
+                        results[position] = fresh
             return results
 
         boxed._boxed_call = True  # type: ignore[attr-defined]

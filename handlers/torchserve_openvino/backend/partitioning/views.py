@@ -45,15 +45,15 @@ def hand_out_views(graph: Graph, in_eager: Iterable[Node]) -> None:
             graph.erase_node(node)
 
 
-def computed_views(graph: Graph) -> list[int]:
-    """Returns the positions of outputs that are views of values computed in the graph."""
+def computed_views(graph: Graph) -> list[list[int]]:
+    """Returns the positions of outputs that are views of values computed in the graph, those of each view together."""
     (output,) = graph.find_nodes(op="output")
     values = output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
-    return [
-        position
-        for position, value in enumerate(values)
-        if isinstance(value, Node) and is_view(value) and not _is_given(base_of(value))
-    ]
+    found: dict[Node, list[int]] = {}
+    for position, value in enumerate(values):
+        if isinstance(value, Node) and is_view(value) and not _is_given(base_of(value)):
+            found.setdefault(value, []).append(position)
+    return list(found.values())
 
 
 def is_view(node: Node) -> bool:
