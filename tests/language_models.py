@@ -87,7 +87,9 @@ def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     from transformers import GenerationConfig
 
     config = GenerationConfig(max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0)
-    found = model.generate(torch.tensor([prompt]), generation_config=config, eos_token_id=None)
+    ids = torch.tensor([prompt])
+    # Without a mask, transformers takes token 0 of a prompt for padding.
+    found = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config, eos_token_id=None)
     return found[0, len(prompt) :].tolist()
 
 

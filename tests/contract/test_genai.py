@@ -134,6 +134,34 @@ def test_a_cancelled_sequence_is_gone_after_one_step(exported: Path) -> None:
     pipe.step()
 
 
+def test_a_page_that_was_half_computed_is_found_as_if_it_were_whole(exported: Path) -> None:
+    """Why a prompt is not dropped while it is computed (`genai/stepping.py`); a version without this needs no care."""
+    import numpy as np
+    import openvino as ov
+
+    def tokens(count: int) -> Any:
+        return ov.Tensor(random.integers(3, 90, (1, count)))
+
+    def settled(pipe: Any, prompt: Any) -> list[int]:
+        return run(pipe, pipe.add_request(100, prompt, config(8)))[0]
+
+    random, wrong = np.random.default_rng(0), 0
+    given: dict[str, Any] = {"max_num_batched_tokens": 64, "dynamic_split_fuse": True}
+    for _ in range(6):
+        pipe = pipeline(exported, 64, enable_prefix_caching=True, **given)
+        others = [pipe.add_request(number, tokens(5), config(40)) for number in range(3)]
+        pipe.step()
+        prompt = tokens(300)
+        dropped = pipe.add_request(9, prompt, config(8))
+        for _ in range(3):
+            # 61 tokens, as the others take three.
+            pipe.step()
+        dropped.cancel()
+        run(pipe, *others)
+        wrong += settled(pipe, prompt) != settled(pipeline(exported, 64, **given), prompt)
+    assert wrong > 0
+
+
 def test_a_step_holds_the_interpreter(tmp_path: Path) -> None:
     """Why other threads of a worker run between two steps only; a version that changes this is faster."""
     import threading

@@ -328,8 +328,10 @@ class TestAFullCache:
 
 class TestFailures:
     def test_a_failed_step_fails_its_prompts_and_the_next_go_on(
-        self, own: GenAIEngine, llama: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+        self, nearby: None, exports: Store, llama: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        # With the cache of prefixes, another process has to begin: see test_long_prompts.py.
+        own = opened(llama[0], exports, verify=OFF, prefix_caching=False).engine
         whole, broken = Pipeline.step, threading.Event()
 
         def step(pipeline: Pipeline) -> None:
@@ -349,6 +351,7 @@ class TestFailures:
         (prompt,) = prompts(6)
         assert answers(own, [prompt], Sampling(10, ignore_eos=True)) == [[greedy(llama[1], prompt, 10)]]
         assert own.dead is None
+        own.close()
 
     def test_an_engine_that_fails_for_good_says_so(self, own: GenAIEngine, monkeypatch: pytest.MonkeyPatch) -> None:
         def step(pipeline: Pipeline) -> None:

@@ -3,6 +3,7 @@
 GenAI gets tokens and gives tokens: it never sees a tokenizer.
 """
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,10 +42,15 @@ class PipelineSettings:
 
 
 class Running:
-    """One sequence that runs in the pipeline."""
+    """One sequence that runs in the pipeline.
+
+    Attributes:
+        cancelled: Whether `cancel` was called.
+    """
 
     def __init__(self, genai: Any, number: int, handle: Any, eos: frozenset[int]) -> None:
         self._genai, self._number, self._handle, self._eos = genai, number, handle, eos
+        self.cancelled = False
 
     def news(self) -> News:
         """Returns what is new; never waits."""
@@ -70,18 +76,25 @@ class Running:
 
     def cancel(self) -> None:
         """Ends the sequence; its pages are free after the next step."""
+        self.cancelled = True
         self._handle.cancel()
 
 
 class Pipeline:
     """The pipeline over a folder with ``openvino_model.xml`` and ``.bin``.
 
+    Attributes:
+        settings: How it was built.
+
     Raises:
         ModelLoadError: openvino-genai is not installed, or refuses the model or a property.
     """
 
     def __init__(self, folder: Path, settings: PipelineSettings) -> None:
+        self.settings = settings
         self._genai = genai = _genai()
+        # A sequence that is added again gets a new number in GenAI.
+        self._requests = itertools.count()
         scheduler = genai.SchedulerConfig()
         scheduler.cache_size = 0
         scheduler.num_kv_blocks = settings.pages
@@ -100,7 +113,7 @@ class Pipeline:
         """Adds a sequence, which takes part in the steps from now on.
 
         Args:
-            number: No other running sequence has it.
+            number: Of its news.
             prompt: Token ids, at least one.
             sampling: Of which ``n`` is not read.
             seed: In 0..2^32-1, for sampling.
@@ -125,7 +138,7 @@ class Pipeline:
             if sampling.top_k:
                 config.top_k = sampling.top_k
         ids = ov.Tensor(np.array([prompt], dtype=np.int64))
-        return Running(self._genai, number, self._pipe.add_request(number, ids, config), eos)
+        return Running(self._genai, number, self._pipe.add_request(next(self._requests), ids, config), eos)
 
     def step(self) -> None:
         """Computes the next tokens of all sequences, or a part of a long prompt.

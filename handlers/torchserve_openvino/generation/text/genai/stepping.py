@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 from torchserve_openvino.generation.text.genai.messages import (
@@ -15,6 +16,7 @@ from torchserve_openvino.generation.text.genai.messages import (
     command_of,
     update_bytes,
 )
+from torchserve_openvino.generation.text.genai.parts import LongPrompts, Pages
 from torchserve_openvino.generation.text.genai.pipeline import Pipeline, Running
 
 logger = logging.getLogger(__name__)
@@ -23,8 +25,30 @@ logger = logging.getLogger(__name__)
 _CLEARING_STEPS = 4
 
 
+@dataclass
+class _Live:
+    """A sequence in the pipeline.
+
+    Attributes:
+        add: How it began.
+        running: Its handle.
+        begun: Whether it may have taken part in a step.
+        tokens: What it generated.
+        cancelled: Whether it is to end.
+    """
+
+    add: Add
+    running: Running
+    begun: bool = False
+    tokens: list[int] = field(default_factory=list)
+    cancelled: bool = False
+
+
 class Stepper:
     """The sequences of a pipeline.
+
+    With the cache of prefixes, a prompt is never dropped while it is computed: GenAI 2026.4 finds the page that it has
+    half computed again as if it were whole.
 
     Args:
         pipeline: Used by this object only.
@@ -33,53 +57,82 @@ class Stepper:
 
     def __init__(self, pipeline: Pipeline, eos: frozenset[int]) -> None:
         self._pipeline, self._eos = pipeline, eos
-        self._running: dict[int, Running] = {}
-        self._cancelled: set[int] = set()
+        self._keeps_pages = pipeline.settings.prefix_caching
+        self._pages = Pages(pipeline.settings.pages)
+        self._long = LongPrompts(pipeline, self._pages)
+        self._live: dict[int, _Live] = {}
         # What is known before the next step.
-        self._refused: list[News] = []
+        self._known: list[News] = []
 
     @property
     def busy(self) -> bool:
         """Whether there is something to do or to say."""
-        return bool(self._running or self._refused)
+        return bool(self._live or self._known or self._long)
 
     def take(self, command: Command) -> None:
         """Starts or ends a sequence; both take effect in the next step."""
         match command:
-            case Add(number, prompt, sampling, seed):
-                try:
-                    self._running[number] = self._pipeline.add(number, prompt, sampling, seed=seed, eos=self._eos)
-                except (RuntimeError, ValueError, TypeError) as error:
-                    reason = f"OpenVINO GenAI refused the prompt: {first_line(error)}"
-                    self._refused.append(News(number, end=End.FAILED, reason=reason))
-            case Cancel(number) if number in self._running:
-                self._running[number].cancel()
-                self._cancelled.add(number)
+            case Add():
+                if not self._long.takes(command):
+                    self._start(command)
+            case Cancel(number) if number in self._live:
+                live = self._live[number]
+                live.cancelled = True
+                if not (self._keeps_pages and live.begun and not live.tokens):
+                    live.running.cancel()
+            case Cancel(number) if self._long.cancel(number):
+                self._known.append(News(number, end=End.CANCELLED))
+
+    def _start(self, add: Add) -> None:
+        try:
+            running = self._pipeline.add(add.number, add.prompt, add.sampling, seed=add.seed, eos=self._eos)
+        except (RuntimeError, ValueError, TypeError) as error:
+            reason = f"OpenVINO GenAI refused the prompt: {first_line(error)}"
+            self._known.append(News(add.number, end=End.FAILED, reason=reason))
+        else:
+            self._live[add.number] = _Live(add, running)
 
     def step(self) -> Update:
         """Computes the next tokens of all sequences, or a part of a long prompt; returns what is new."""
-        news, self._refused = self._refused, []
-        if not self._running:
-            return Update(tuple(news))
+        if (ready := self._long.before_step(any(not live.tokens for live in self._live.values()))) is not None:
+            self._start(ready)
+        news, self._known = self._known, []
         try:
-            self._pipeline.step()
+            if self._live or self._long:
+                self._pipeline.step()
+            ended = self._long.after_step()
         except RuntimeError as error:
             failed, dead = self.fail(f"a step of generation failed: {first_line(error)}")
             return Update((*news, *failed), dead=dead)
-        news += [one for running in list(self._running.values()) if (one := self._read(running)) is not None]
-        return Update(tuple(news), self._pipeline.cache_usage() if self._running else 0.0)
+        if ended is not None:
+            news.append(News(ended.number, end=End.CANCELLED))
+        found = [one for live in list(self._live.values()) if (one := self._read(live)) is not None]
+        dead = ""
+        if self._keeps_pages and any(one.end is End.NO_ROOM for one in found):
+            failed, dead = self.fail("the cache of keys and values is full, although room was kept")
+            found += failed
+        return Update((*news, *found), self._pipeline.cache_usage() if self._live else 0.0, dead)
 
-    def _read(self, running: Running) -> News | None:
-        found = running.news()
+    def _read(self, live: _Live) -> News | None:
+        live.begun = True
+        found = live.running.news()
+        if found.tokens and not live.tokens:
+            self._pages.learn(live.add.prompt)
+        live.tokens += found.tokens
         # GenAI calls a sequence that is cancelled before its first step one without room.
-        if found.end in {None, End.NO_ROOM} and found.number in self._cancelled:
+        if found.end in {None, End.NO_ROOM} and live.running.cancelled:
             found = News(found.number, found.tokens, found.logprobs, End.CANCELLED)
-        if found.end is End.NO_ROOM:
-            running.cancel()
+        if found.end is End.NO_ROOM or (found.end is None and live.cancelled and live.tokens):
+            live.running.cancel()
         if found.end is not None:
-            del self._running[found.number]
-            self._cancelled.discard(found.number)
+            self._forget(live)
         return found if found.tokens or found.end is not None else None
+
+    def _forget(self, live: _Live) -> None:
+        del self._live[live.add.number]
+        if live.tokens:
+            # The last token is given, not computed.
+            self._pages.learn((*live.add.prompt, *live.tokens[:-1]))
 
     def fail(self, reason: str) -> tuple[list[News], str]:
         """Ends all sequences with an error, and finds out whether the pipeline still works.
@@ -88,14 +141,15 @@ class Stepper:
             What is new of them, and why the pipeline does not work any more; empty if it does.
         """
         ended = []
-        for number, running in self._running.items():
+        for number, live in self._live.items():
             last = News(number)
             with contextlib.suppress(RuntimeError):
-                last = running.news()
+                last = live.running.news()
             # A sequence that ended in an earlier part of the step that failed has its whole answer.
             kept = last.end in {End.STOP, End.LENGTH}
             ended.append(last if kept else News(number, last.tokens, last.logprobs, End.FAILED, reason))
-        dead = ""
+        ended += [News(add.number, end=End.FAILED, reason=reason) for add in self._long.clear()]
+        dead = f"{reason}; the pages of its cache are not to be trusted" if self._keeps_pages else ""
         try:
             self.clear()
         except RuntimeError as again:
@@ -104,10 +158,10 @@ class Stepper:
 
     def clear(self) -> None:
         """Makes the pipeline forget its sequences. Raises RuntimeError if it can't."""
-        for running in self._running.values():
-            running.cancel()
-        self._running.clear()
-        self._cancelled.clear()
+        for live in self._live.values():
+            live.running.cancel()
+        self._live.clear()
+        self._long.clear()
         for _ in range(_CLEARING_STEPS):
             if not self._pipeline.holds_sequences():
                 return

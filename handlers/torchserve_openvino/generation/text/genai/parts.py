@@ -1,0 +1,168 @@
+"""Long prompts, computed part by part: the pages of one part are found in the cache of prefixes by the next.
+
+GenAI fills its steps in the order of arrival, so that a short prompt would wait until the whole of a long one is
+computed. Between two parts it gets its turn.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torchserve_openvino.generation.text.engine import Sampling
+from torchserve_openvino.generation.text.genai.messages import Add
+from torchserve_openvino.generation.text.genai.pipeline import PAGE, Pipeline, Running
+
+_ONE = Sampling(1, ignore_eos=True)
+_NOBODY = -1
+
+
+class Pages:
+    """The pages that were computed lately, and so are probably still in the cache.
+
+    Only speed depends on it: GenAI compares tokens, and computes what it does not find.
+
+    Args:
+        most: How many are remembered.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._pages: OrderedDict[int, None] = OrderedDict()
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Remembers the full pages of a sequence."""
+        for page in _pages_of(tokens):
+            self._pages[page] = None
+            self._pages.move_to_end(page)
+        while len(self._pages) > self._most:
+            self._pages.popitem(last=False)
+
+    def tokens_of(self, prompt: Sequence[int]) -> int:
+        """Returns how many tokens a prompt has in common with what was computed, in full pages."""
+        count = 0
+        for page in _pages_of(prompt):
+            if page not in self._pages:
+                break
+            count += PAGE
+        return count
+
+
+def _pages_of(tokens: Sequence[int]) -> Iterator[int]:
+    before = 0
+    for start in range(0, len(tokens) - PAGE + 1, PAGE):
+        before = hash((before, tuple(tokens[start : start + PAGE])))
+        yield before
+
+
+@dataclass
+class _Part:
+    """What the pipeline computes of a long prompt now."""
+
+    running: Running
+    end: int
+    cancelled: bool = False
+
+
+class LongPrompts:
+    """The prompts that need more than one step, in the order of arrival; the first of them is computed.
+
+    Args:
+        pipeline: Gets the parts.
+        pages: What was computed lately.
+    """
+
+    def __init__(self, pipeline: Pipeline, pages: Pages) -> None:
+        self._pipeline, self._pages = pipeline, pages
+        settings = pipeline.settings
+        # Room for the tokens of others, so that a part and they fit into one step.
+        size = (settings.step_tokens - PAGE) // PAGE * PAGE
+        self._size = size if settings.prefix_caching else 0
+        self._waiting: deque[Add] = deque()
+        self._part: _Part | None = None
+        # Tokens of the first prompt that were computed.
+        self._done = 0
+        self._gave_way = False
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting) or self._part is not None
+
+    def takes(self, add: Add) -> bool:
+        """Takes a prompt that one step can't compute; returns whether it did."""
+        if (
+            self._size <= 0
+            or len(add.prompt) - self._pages.tokens_of(add.prompt) <= self._pipeline.settings.step_tokens
+        ):
+            return False
+        self._waiting.append(add)
+        return True
+
+    def before_step(self, others_wait: bool) -> Add | None:
+        """Adds the next part to the pipeline.
+
+        Args:
+            others_wait: Whether another prompt has no token yet. It goes first, every other time.
+
+        Returns:
+            A prompt that the pipeline is to have as it is: enough of it is computed, or GenAI refuses the part. None
+            otherwise.
+        """
+        if not self._waiting or self._part is not None:
+            return None
+        if others_wait and not self._gave_way:
+            self._gave_way = True
+            return None
+        self._gave_way = False
+        prompt = self._waiting[0].prompt
+        end = max(self._done, self._pages.tokens_of(prompt)) + self._size
+        if end >= len(prompt):
+            return self._next()
+        try:
+            part = self._pipeline.add(_NOBODY, prompt[:end], _ONE, seed=0, eos=frozenset())
+        except (RuntimeError, ValueError, TypeError):
+            # Whatever it has against the part, it will say of the whole.
+            return self._next()
+        self._part = _Part(part, end)
+        return None
+
+    def after_step(self) -> Add | None:
+        """Reads what became of the part; returns a prompt that was cancelled, and so is gone now."""
+        part = self._part
+        if part is None:
+            return None
+        found = part.running.news()
+        if not found.tokens and found.end is None:
+            return None
+        self._part, self._done = None, part.end
+        self._pages.learn(self._waiting[0].prompt[: part.end])
+        return self._next() if part.cancelled else None
+
+    def _next(self) -> Add:
+        self._done = 0
+        return self._waiting.popleft()
+
+    def cancel(self, number: int) -> bool | None:
+        """Cancels a prompt.
+
+        Returns:
+            Whether it is gone, or will be after a step; None if it is not here.
+        """
+        for place, add in enumerate(self._waiting):
+            if add.number == number:
+                if place == 0 and self._part is not None:
+                    # A page that is half computed would stay in the cache.
+                    self._part.cancelled = True
+                    return False
+                if place == 0:
+                    self._next()
+                else:
+                    del self._waiting[place]
+                return True
+        return None
+
+    def clear(self) -> list[Add]:
+        """Forgets all prompts, and returns them."""
+        if self._part is not None:
+            self._part.running.cancel()
+        left, self._part, self._done = list(self._waiting), None, 0
+        self._waiting.clear()
+        return left
