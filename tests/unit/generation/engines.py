@@ -1,5 +1,6 @@
 """Opens engines over tiny models for the tests of text generation."""
 
+import contextlib
 import multiprocessing
 import threading
 from collections.abc import Sequence
@@ -26,17 +27,24 @@ def opened(folder: Path, store: Store | None = None, **given: Any) -> Opened:
     return open_engine(settings(folder, **given), store)
 
 
-def start_nearby(folder: Path, settings: PipelineSettings, eos: Sequence[int]) -> Link:
-    """Stands for `process.start`: a thread does what the process does, so that a test can change its pipeline."""
-    ours, theirs = multiprocessing.Pipe()
-    pipeline = Pipeline(folder, settings)
+class Nearby:
+    """Stands for `process.Child`: a thread does what the process does, so that a test can change its pipeline."""
 
-    def run() -> None:
-        with theirs:
-            serve(pipeline, frozenset(eos), theirs)
+    def load(self, folder: Path, settings: PipelineSettings, eos: Sequence[int]) -> Link:
+        ours, theirs = multiprocessing.Pipe()
+        pipeline = self.pipeline = Pipeline(folder, settings)
 
-    threading.Thread(target=run, daemon=True).start()
-    return Link(ours, None)
+        def run() -> None:
+            with theirs:
+                serve(pipeline, frozenset(eos), theirs)
+
+        threading.Thread(target=run, daemon=True).start()
+        return Link(ours, None)
+
+
+def begun_nearby() -> contextlib.AbstractContextManager[Nearby]:
+    """Stands for `process.begun`."""
+    return contextlib.nullcontext(Nearby())
 
 
 def answers(engine: Engine, prompts: list[list[int]], sampling: Sampling) -> list[list[list[int]]]:

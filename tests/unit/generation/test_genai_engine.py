@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from engines import answers, by_choice, finishes, opened, start_nearby
+from engines import answers, begun_nearby, by_choice, finishes, opened
 
 from language_models import EOS, VOCABULARY, each_kind, greedy, prompts, saved
 from torchserve_openvino.cache.storage.store import Store
@@ -20,7 +20,7 @@ from torchserve_openvino.errors import BusyError, GenerationError, InvalidInputE
 from torchserve_openvino.generation.text.engine import Piece, Sampling
 from torchserve_openvino.generation.text.genai.batching import GenAIEngine
 from torchserve_openvino.generation.text.genai.pipeline import PAGE, Pipeline, PipelineSettings
-from torchserve_openvino.generation.text.genai.process import start
+from torchserve_openvino.generation.text.genai.process import begun
 
 pytest.importorskip("transformers")
 pytest.importorskip("openvino_genai")
@@ -40,7 +40,7 @@ def engine(served: Any) -> GenAIEngine:
 @pytest.fixture
 def nearby(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets engines that a test opens run in its own process."""
-    monkeypatch.setattr("torchserve_openvino.generation.text.opening.start", start_nearby)
+    monkeypatch.setattr("torchserve_openvino.generation.text.opening.begun", begun_nearby)
 
 
 @pytest.fixture
@@ -460,8 +460,14 @@ time.sleep(60)
     def test_a_model_that_it_cannot_load(self, tmp_path: Path) -> None:
         (tmp_path / "openvino_model.xml").write_text("no model")
         settings = PipelineSettings("CPU", {}, 8, 64, False)
-        with pytest.raises(ModelLoadError, match="cannot load the exported model"):
-            start(tmp_path, settings, [2])
+        with begun() as made, pytest.raises(ModelLoadError, match="cannot load the exported model"):
+            made.load(tmp_path, settings, [2])
+
+    def test_one_that_gets_no_model_ends(self) -> None:
+        before = set(psutil.Process().children())
+        with begun():
+            (process,) = set(psutil.Process().children()) - before
+        assert not process.is_running()
 
 
 @pytest.mark.slow

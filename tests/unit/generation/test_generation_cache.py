@@ -48,10 +48,12 @@ def test_a_warm_start_makes_nothing(folder: Path, tmp_path: Path, monkeypatch: p
     store = Store(tmp_path / "cache")
     cold = opened_and_closed(folder, store)
     assert sources(cold) == (False, False)
-    forbid(monkeypatch, "export", "expect", "nearness", "load_model", "compressed")
+    forbid(monkeypatch, "export", "expect", "nearness", "load_model", "load_config", "compressed")
     warm = opened_and_closed(folder, store)
     assert sources(warm) == (True, True)
-    varying = {"model_from_cache", "proof_from_cache", "process", "seconds"}
+    # What passed before is compared again in part.
+    assert cold["tokens_compared_at_start"] == 4 * 24 and warm["tokens_compared_at_start"] == 4 * 4
+    varying = {"model_from_cache", "proof_from_cache", "process", "seconds", "tokens_compared_at_start"}
     assert {k: v for k, v in warm.items() if k not in varying} == {k: v for k, v in cold.items() if k not in varying}
 
 
@@ -69,6 +71,24 @@ def test_settings_that_do_not_matter_to_the_model(folder: Path, filled: Store) -
     assert sources(opened_and_closed(folder, filled, kv_cache="u8")) == (True, False)
     assert sources(opened_and_closed(folder, filled, proof_tokens=7)) == (True, False)
     assert sources(opened_and_closed(folder, filled, verify={"against": "off"})) == (True, False)
+
+
+def test_another_engine_is_proven_in_full(folder: Path, filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compared(**given: Any) -> int:
+        return int(opened_and_closed(folder, filled, **given)["tokens_compared_at_start"])
+
+    assert compared() == 16
+    for given in ({"step_tokens": 64}, {"prefix_caching": False}, {"verify": {"min_cosine": 0.5}}):
+        assert (compared(**given), compared(**given)) == (96, 16)
+    monkeypatch.setattr(making, "source_digest", lambda *rooms: "changed")
+    assert compared() == 96
+
+
+def test_a_stored_proof_that_cannot_be_read_is_made_again(folder: Path, filled: Store) -> None:
+    for entry in list(filled.entries()):
+        if entry.kind == "verdict":
+            filled.put("verdict", entry.key, fields=entry.fields, body={"problems": []})
+    assert opened_and_closed(folder, filled)["tokens_compared_at_start"] == 96
 
 
 @pytest.mark.parametrize("name", ["model.xml", "model.bin"])

@@ -1,18 +1,19 @@
 """Long prompts in parts, and prompts that are cancelled while they are computed; the pipeline is GenAI's own."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import opened, start_nearby
+from engines import Nearby, opened
 
 from language_models import greedy, prompts
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.generation.text import opening
 from torchserve_openvino.generation.text.engine import Sampling
 from torchserve_openvino.generation.text.genai.messages import Add, Cancel, End, News
-from torchserve_openvino.generation.text.genai.pipeline import Pipeline
+from torchserve_openvino.generation.text.genai.pipeline import Pipeline, PipelineSettings
 from torchserve_openvino.generation.text.genai.stepping import Stepper
 
 OFF = {"against": "off"}
@@ -28,11 +29,12 @@ def stepper_of(served: Any, exports: Store, monkeypatch: pytest.MonkeyPatch) -> 
     def make(**section: Any) -> Stepper:
         made: list[Pipeline] = []
 
-        def start(folder: Path, settings: Any, eos: Any) -> Any:
-            made.append(Pipeline(folder, settings))
-            return start_nearby(folder, settings, eos)
+        class Twice(Nearby):
+            def load(self, folder: Path, settings: PipelineSettings, eos: Any) -> Any:
+                made.append(Pipeline(folder, settings))
+                return super().load(folder, settings, eos)
 
-        monkeypatch.setattr(opening, "start", start)
+        monkeypatch.setattr(opening, "begun", lambda: nullcontext(Twice()))
         engines.append(opened(folder, exports, verify=OFF, step_tokens=64, **section).engine)
         return Stepper(made[0], frozenset())
 

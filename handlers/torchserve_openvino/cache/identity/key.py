@@ -75,6 +75,14 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "capabilities",
         "ov_config",  # Without `RUN_PROPERTIES`.
     ),
+    "verdict": (
+        *_VERSIONS,
+        "proof",  # Key of the proof.
+        "engine",  # Digest of the sources in generation/text.
+        "openvino_genai",
+        "section",  # What of the configuration changes how prompts share steps.
+        "verify",  # The tolerances.
+    ),
 }
 
 # Which key each option of `BackendOptions` is part of: a call's (``graph``), a blob's (``device``), or none

@@ -36,12 +36,19 @@ def choose(section: GenerateSection, config: Any) -> Choice:
     """
     if section.engine is not None:
         return Choice(section.engine, "generate.engine")
-    if importlib.util.find_spec("openvino_genai") is None:
+    if not may_be_genai(section):
         return Choice("compile", "openvino-genai is not installed (pip install 'torchserve-openvino[generate]')")
     reason = _refusal(section, config)
     if reason:
         return Choice("compile", reason)
     return Choice("genai", f"openvino-genai is installed, and takes {config.model_type}")
+
+
+def may_be_genai(section: GenerateSection) -> bool:
+    """Whether the engine `genai` was asked for, or could be chosen."""
+    if section.engine is not None:
+        return section.engine == "genai"
+    return importlib.util.find_spec("openvino_genai") is not None
 
 
 def _refusal(section: GenerateSection, config: Any) -> str:

@@ -41,6 +41,10 @@ class Expected:
         best = self.rivals[place][0][1]
         return next((best - logprob for rival, logprob in self.rivals[place] if rival == token), None)
 
+    def first(self, count: int) -> "Expected":
+        """Returns the same with the first tokens only."""
+        return Expected(self.prompt, self.tokens[:count], self.rivals[:count])
+
     @classmethod
     def of_plain(cls, plain: Mapping[str, Any]) -> "Expected":
         """Reads one back from JSON. Raises LookupError, TypeError or ValueError if it is not complete."""

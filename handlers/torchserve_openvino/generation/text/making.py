@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,17 @@ from torch import nn
 
 from torchserve_openvino.backend.runtime.build import device_facts
 from torchserve_openvino.cache.identity.key import RUN_PROPERTIES, digest, make_key
-from torchserve_openvino.cache.identity.versions import versions
+from torchserve_openvino.cache.identity.versions import source_digest, versions
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.errors import DamagedEntryError
 from torchserve_openvino.generation.text.expected import Expected, Nearness, expect, nearness, proof_prompts
 from torchserve_openvino.generation.text.exporting import artifact
+from torchserve_openvino.generation.text.exporting.architecture import bounds, length_of
 from torchserve_openvino.generation.text.exporting.artifact import Facts
 from torchserve_openvino.generation.text.exporting.export import export
 from torchserve_openvino.generation.text.exporting.weight_format import format_of
 from torchserve_openvino.generation.text.exporting.weights import compressed
+from torchserve_openvino.generation.text.proof import Proof
 from torchserve_openvino.generation.text.settings import EngineSettings, end_tokens, properties
 from torchserve_openvino.quantized.checkpoint import Checkpoint
 from torchserve_openvino.quantized.graph import formats_of, name_weights, pack_linears
@@ -37,7 +40,6 @@ class Making:
         store: The cache; None without.
 
     Attributes:
-        config: The model's configuration, from transformers.
         weights: The format of the weights, as the report names it: ``f32``, ``int8``, ``gptq-int4`` and so on.
         model_from_cache: Whether nothing was traced or converted.
         proof_from_cache: Whether eager PyTorch did not run.
@@ -50,8 +52,7 @@ class Making:
     """
 
     def __init__(self, settings: EngineSettings, store: Store | None) -> None:
-        self.config = load_config(settings.folder)
-        self._settings, self._store = settings, store
+        self.settings, self.store = settings, store
         self._scheme = scheme_of(read_config(settings.folder))
         self.weights = format_of(settings.section, self._scheme)
         own = self.weights if self._keeps_packed else ""
@@ -61,6 +62,12 @@ class Making:
         self.model_from_cache = self.proof_from_cache = False
         self.expected: list[Expected] = []
         self.nearness: Nearness | None = None
+        self._proof_key = ""
+
+    @property
+    def stored(self) -> bool:
+        """Whether the exported model is in the cache."""
+        return artifact.load(self.store, self._fields) is not None
 
     @property
     def _keeps_packed(self) -> bool:
@@ -75,21 +82,21 @@ class Making:
         """
         if not self._keeps_packed:
             return self.weights
-        return "int8" if self._settings.section.dynamic_quantization else "f32"
+        return "int8" if self.settings.section.dynamic_quantization else "f32"
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[tuple[Path, Facts]]:
         """Yields the exported model in a folder for OpenVINO GenAI, and what is known of it."""
         with contextlib.ExitStack() as stack:
-            if self._store is not None:
+            if self.store is not None:
                 # The workers of a model start together: one makes it, the others wait.
-                stack.enter_context(self._store.lock(artifact.KIND, self._key))
+                stack.enter_context(self.store.lock(artifact.KIND, self._key))
             found = self._stored(stack)
             self.model_from_cache = found is not None
             yield found if found is not None else self._made(stack)
 
     def _stored(self, stack: contextlib.ExitStack) -> tuple[Path, Facts] | None:
-        found = artifact.load(self._store, self._fields)
+        found = artifact.load(self.store, self._fields)
         if found is None:
             return None
         entry, facts = found
@@ -100,18 +107,24 @@ class Making:
             return None
 
     def _made(self, stack: contextlib.ExitStack) -> tuple[Path, Facts]:
+        config = load_config(self.settings.folder)
+        # Refused before its weights are loaded.
+        length_of(config, self.settings.section.max_length)
         eager = self._eager_model()
         exported = export(eager)
         name_weights(exported.model, ((name, each.detach().numpy()) for name, each in eager.named_parameters()))
         smaller, how = self._compressed(exported.model)
-        facts = Facts(exported.layers, exported.vocabulary, exported.operators, {**how, **formats_of(smaller)})
+        facts = Facts(
+            exported.layers, exported.vocabulary, exported.operators, {**how, **formats_of(smaller)},
+            config.model_type, dict(bounds(config)),
+        )  # fmt: skip
         folder = stack.enter_context(artifact.temporary_folder())
         ov.save_model(smaller, artifact.model_path(folder), compress_to_fp16=False)
-        artifact.save(self._store, self._fields, folder, facts)
+        artifact.save(self.store, self._fields, folder, facts)
         return folder, facts
 
     def _compressed(self, model: ov.Model) -> tuple[ov.Model, dict[str, Any]]:
-        settings, scheme = self._settings, self._scheme
+        settings, scheme = self.settings, self._scheme
         if scheme is None or not self._keeps_packed:
             return compressed(model, self.weights, settings.section.group_size)
         pack_linears(model, Checkpoint(settings.folder, scheme).layers())
@@ -129,19 +142,19 @@ class Making:
             ConfigError: A prompt of the configuration is too long.
         """
         try:
-            if self._settings.verify.against != "off":
+            if self.settings.verify.against != "off":
                 self._refer(folder, facts, length)
         finally:
             self._model = None
 
     def _refer(self, folder: Path, facts: Facts, length: int) -> None:
-        settings = self._settings
+        settings = self.settings
         prompts, count = proof_prompts(
             settings.prompts, settings.section.proof_tokens, length, facts.vocabulary, end_tokens(settings.folder)
         )
         fields = self._proof_fields(prompts, count)
-        proof_key = make_key("proof", fields)
-        entry = self._store.get("proof", proof_key) if self._store is not None else None
+        self._proof_key = proof_key = make_key("proof", fields)
+        entry = self.store.get("proof", proof_key) if self.store is not None else None
         if entry is not None:
             try:
                 self.expected = [Expected.of_plain(one) for one in entry.body["expected"]]
@@ -153,17 +166,44 @@ class Making:
         model = self._eager_model()
         self.expected = expect(model, prompts, count)
         self.nearness = nearness(model, artifact.model_path(folder), prompts, settings.device, properties(settings))
-        if self._store is not None:
+        if self.store is not None:
             body = {
                 "expected": [{"prompt": e.prompt, "tokens": e.tokens, "rivals": e.rivals} for e in self.expected],
                 "logits": self.nearness.to_plain(),
             }
-            self._store.put("proof", proof_key, fields=fields, body=body)
+            self.store.put("proof", proof_key, fields=fields, body=body)
+
+    def verdict(self) -> Proof | None:
+        """Returns the proof that passed here before, with the same engine; None if there is none, or no cache."""
+        fields = self._verdict_fields()
+        entry = self.store.get("verdict", make_key("verdict", fields)) if self.store is not None else None
+        try:
+            return Proof.of_plain(entry.body) if entry is not None else None
+        except (LookupError, TypeError, ValueError) as error:
+            logger.warning("A stored proof cannot be used: %s", error)
+            return None
+
+    def keep(self, proof: Proof) -> None:
+        """Stores a proof that passed."""
+        if self.store is not None:
+            fields = self._verdict_fields()
+            self.store.put("verdict", make_key("verdict", fields), fields=fields, body=proof.to_dict())
+
+    def _verdict_fields(self) -> dict[str, Any]:
+        settings, section = self.settings, self.settings.section
+        return {
+            **versions(),
+            "proof": self._proof_key,
+            "engine": source_digest("generation/text"),
+            "openvino_genai": metadata.version("openvino-genai"),
+            "section": [section.step_tokens, section.prefix_caching],
+            "verify": digest([settings.verify.min_cosine, settings.verify.max_abs, settings.verify.min_top1]),
+        }
 
     def _proof_fields(self, prompts: Sequence[Sequence[int]], count: int) -> dict[str, Any]:
-        device = self._settings.device
+        device = self.settings.device
         facts = device_facts(device)
-        config = {name: str(v) for name, v in properties(self._settings).items() if name not in RUN_PROPERTIES}
+        config = {name: str(v) for name, v in properties(self.settings).items() if name not in RUN_PROPERTIES}
         return {
             **versions(),
             "generator": self._key,
@@ -176,5 +216,5 @@ class Making:
 
     def _eager_model(self) -> nn.Module:
         if self._model is None:
-            self._model = load_model(self._settings.folder, "AutoModelForCausalLM").float()
+            self._model = load_model(self.settings.folder, "AutoModelForCausalLM").float()
         return self._model

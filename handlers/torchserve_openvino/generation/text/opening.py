@@ -11,14 +11,14 @@ import psutil
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config.generate_sections import GenerateSection
 from torchserve_openvino.errors import ConfigError, VerificationError
-from torchserve_openvino.generation.text.exporting.architecture import length_of
+from torchserve_openvino.generation.text.exporting.architecture import length_within
 from torchserve_openvino.generation.text.exporting.artifact import Facts
 from torchserve_openvino.generation.text.genai.batching import GenAIEngine
 from torchserve_openvino.generation.text.genai.pipeline import PAGE, PipelineSettings
-from torchserve_openvino.generation.text.genai.process import start
+from torchserve_openvino.generation.text.genai.process import begun
 from torchserve_openvino.generation.text.genai.prompts import EngineLimits
 from torchserve_openvino.generation.text.making import Making
-from torchserve_openvino.generation.text.proof import Proof, prove
+from torchserve_openvino.generation.text.proof import AGAIN, Proof, prove
 from torchserve_openvino.generation.text.settings import EngineSettings, check_device, end_tokens, properties
 
 logger = logging.getLogger(__name__)
@@ -45,12 +45,13 @@ class Opened:
     proof: Proof | None
 
 
-def open_engine(settings: EngineSettings, store: Store | None) -> Opened:
+def open_engine(settings: EngineSettings, store: Store | None, making: Making | None = None) -> Opened:
     """Makes the engine `genai`, and proves it.
 
     Args:
         settings: What to open.
         store: The cache; None without.
+        making: Of the same settings and store, if there is one.
 
     Raises:
         ModelLoadError: The model can't be loaded, exported or served by this engine.
@@ -60,28 +61,31 @@ def open_engine(settings: EngineSettings, store: Store | None) -> Opened:
     section = settings.section
     started = time.perf_counter()
     check_device(section, settings.device)
-    making = Making(settings, store)
-    length = length_of(making.config, section.max_length)
-    with making.ready() as (folder, facts):
-        pages = _pages(section, facts, length)
-        length = min(length, pages * PAGE)
-        making.refer(folder, facts, length)
-        made = time.perf_counter()
-        paged = PipelineSettings(
-            settings.device, properties(settings), pages, section.step_tokens, section.prefix_caching
-        )
-        link = start(folder, paged, sorted(end_tokens(settings.folder)))
+    eos = sorted(end_tokens(settings.folder))
+    # It imports GenAI while the model is looked for.
+    with begun() as child:
+        making = making or Making(settings, store)
+        with making.ready() as (folder, facts):
+            length = length_within(facts.kind, facts.bounds, section.max_length)
+            pages = _pages(section, facts, length)
+            length = min(length, pages * PAGE)
+            making.refer(folder, facts, length)
+            made = time.perf_counter()
+            paged = PipelineSettings(
+                settings.device, properties(settings), pages, section.step_tokens, section.prefix_caching
+            )
+            link = child.load(folder, paged, eos)
     limits = EngineLimits(length, pages, section.max_waiting, facts.vocabulary)
     engine = GenAIEngine(link, limits)
     try:
         loaded = time.perf_counter()
-        proof = _proven(engine, making, settings)
+        proof, compared = _proven(engine, making, settings)
     except BaseException:
         engine.close()
         raise
     seconds = {"prepare": made - started, "load": loaded - made, "proof": time.perf_counter() - loaded}
     report = _report(settings, facts, limits, making, proof, seconds)
-    return Opened(engine, {**report, "process": link.pid}, proof)
+    return Opened(engine, {**report, "tokens_compared_at_start": compared, "process": link.pid}, proof)
 
 
 def _pages(section: GenerateSection, facts: Facts, length: int) -> int:
@@ -112,19 +116,24 @@ def token_bytes(section: GenerateSection, facts: Facts) -> int:
     return sum(layer.heads * ((layer.key_features + layer.value_features) * size + extra) for layer in facts.layers)
 
 
-def _proven(engine: GenAIEngine, making: Making, settings: EngineSettings) -> Proof | None:
+def _proven(engine: GenAIEngine, making: Making, settings: EngineSettings) -> tuple[Proof | None, int]:
+    """Returns the proof, and how many tokens were compared now."""
     if making.nearness is None:
-        return None
+        return None, 0
     used = properties(settings)
     forms = (making.rounded_to, used["INFERENCE_PRECISION_HINT"], used["KV_CACHE_PRECISION"])
-    proof = prove(engine, making.expected, making.nearness, map(str, forms), settings.verify)
+    before = making.verdict()
+    expected = [one.first(AGAIN) for one in making.expected] if before is not None else making.expected
+    proof = prove(engine, expected, making.nearness, map(str, forms), settings.verify)
     if proof.passed:
-        return proof
+        if before is None:
+            making.keep(proof)
+        return before or proof, proof.tokens_compared
     message = f"text generation differs from eager PyTorch: {'; '.join(proof.problems)}."
     if settings.verify.on_violation == "refuse":
         raise VerificationError(message)
     logger.warning("%s", message)
-    return proof
+    return proof, proof.tokens_compared
 
 
 def _report(

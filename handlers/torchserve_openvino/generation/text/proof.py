@@ -6,11 +6,14 @@ the log probability of each token may differ by at most `DRIFT`.
 
 Other formats generate other tokens by design. There the logits decide: the mean of their cosine similarities with eager
 PyTorch's must reach `LEAST_COSINE`, or `verify.min_cosine`. In f32 the least of them must.
+
+A proof that passed is stored. The next start on this machine, with the same versions, model and settings, compares the
+first `AGAIN` tokens of each prompt.
 """
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,6 +24,7 @@ from torchserve_openvino.generation.text.expected import Expected, Nearness
 
 TIE = 5e-4
 DRIFT = 1e-3
+AGAIN = 4
 # By the least exact of weights, computation and cache; the last is for any other.
 LEAST_COSINE = {"f32": 0.9999, "f16": 0.999, "bf16": 0.995, "u8": 0.995, "int8": 0.99, "int4": 0.9}
 _LEAST_OF_OTHERS = 0.99
@@ -79,6 +83,16 @@ class Proof:
     def to_dict(self) -> dict[str, Any]:
         """Returns all of it, JSON-safe."""
         return {**asdict(self), "problems": list(self.problems), "passed": self.passed}
+
+    @classmethod
+    def of_plain(cls, plain: Mapping[str, Any]) -> "Proof":
+        """Reads one back from what `to_dict` returned. Raises LookupError, TypeError or ValueError if it can't be."""
+        first = plain["first_difference"]
+        return cls(
+            int(plain["prompts"]), int(plain["tokens_compared"]), int(plain["tokens_equal"]), int(plain["ties"]),
+            None if first is None else Difference(**first), float(plain["max_logprob_difference"]),
+            Nearness.of_plain(plain["logits"]), tuple(map(str, plain["problems"])),
+        )  # fmt: skip
 
     def to_verify(self) -> dict[str, Any]:
         """Returns the report's entry ``verify``, JSON-safe."""

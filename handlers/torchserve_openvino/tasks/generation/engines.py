@@ -11,13 +11,14 @@ from torchserve_openvino.cache.open import PACKAGED_FOLDER, CacheSettings, open_
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config import ServingConfig
 from torchserve_openvino.errors import ConfigError, ModelLoadError
-from torchserve_openvino.generation.text.choosing import Choice, choose
+from torchserve_openvino.generation.text.choosing import Choice, choose, may_be_genai
 from torchserve_openvino.generation.text.compiled import check as check_compiled
 from torchserve_openvino.generation.text.compiled import places_of
 from torchserve_openvino.generation.text.eager import EagerEngine
 from torchserve_openvino.generation.text.engine import Engine
 from torchserve_openvino.generation.text.exporting.architecture import length_of
 from torchserve_openvino.generation.text.exporting.weight_format import dequantized
+from torchserve_openvino.generation.text.making import Making
 from torchserve_openvino.generation.text.opening import Opened, open_engine
 from torchserve_openvino.generation.text.rules import Rules
 from torchserve_openvino.generation.text.settings import EngineSettings, end_tokens, properties
@@ -120,14 +121,18 @@ def _on_openvino(place: Place) -> Generator:
     if config.backend is None:
         raise ConfigError(f"is {config.pt2.backend}; text generation needs openvino.", key="pt2.compile.backend")
     prompts = [place.tokenizer(text)["input_ids"] for text in section.proof_prompts]
-    choice = choose(section, load_config(place.folder))
-    if choice.engine == "genai":
-        try:
-            return _by_genai(place, prompts, choice.why)
-        except ModelLoadError as error:
-            if section.engine is not None or not _may_compile(config):
-                raise
-            choice = Choice("compile", str(error))
+    try:
+        making = _making(place, prompts) if may_be_genai(section) else None
+        if making is not None and section.engine is None and making.stored:
+            choice = Choice("genai", "OpenVINO GenAI took this model before: it is in the cache")
+        else:
+            choice = choose(section, load_config(place.folder))
+        if making is not None and choice.engine == "genai":
+            return _by_genai(making, choice.why)
+    except ModelLoadError as error:
+        if section.engine is not None or not _may_compile(config):
+            raise
+        choice = Choice("compile", str(error))
     logger.info("generate.engine: compile, because %s", choice.why)
     made = open_compiled(place.folder, place.archive, config, place.threads, prompts, choice.why)
     return Generator(made.engine, made.tracker, made.facts)
@@ -143,7 +148,7 @@ def _may_compile(config: ServingConfig) -> bool:
     return True
 
 
-def _by_genai(place: Place, prompts: list[list[int]], why: str) -> Generator:
+def _making(place: Place, prompts: list[list[int]]) -> Making:
     config, threads = place.config, place.threads
     section, resolved = config.openvino, config.backend
     assert resolved is not None
@@ -158,9 +163,14 @@ def _by_genai(place: Place, prompts: list[list[int]], why: str) -> Generator:
         packaged=place.archive / PACKAGED_FOLDER if section.cache.packaged else None,
     )
     store = open_cache(options.cache_dir if options.model_caching else None, cache.while_packaging(os.environ))
-    opened = open_engine(settings, store)
+    return Making(settings, store)
+
+
+def _by_genai(making: Making, why: str) -> Generator:
+    settings, store = making.settings, making.store
+    opened = open_engine(settings, store, making)
     tracker = Tracker()
-    _record(tracker, opened, options.device, properties(settings))
+    _record(tracker, opened, settings.device, properties(settings))
     if store is not None:
         _record_cache(tracker, store)
     return Generator(opened.engine, tracker, {**opened.facts, "why": why})

@@ -28,8 +28,20 @@ def length_of(config: Any, wanted: int | None) -> int:
         ModelLoadError: The model was not made for such lengths, or needs attention that is not supported.
     """
     _check_kind(config)
-    name = config.model_type
-    found = dict(bounds(config))
+    return length_within(config.model_type, dict(bounds(config)), wanted)
+
+
+def length_within(name: str, found: Mapping[str, int], wanted: int | None) -> int:
+    """Returns the longest sequence to serve, in tokens.
+
+    Args:
+        name: The model's type, for the message.
+        found: As `bounds` yields.
+        wanted: `generate.max_length`.
+
+    Raises:
+        ModelLoadError: The model was not made for such lengths.
+    """
     if wanted is None:
         return min([USUAL_LENGTH, *found.values()])
     for reason, bound in found.items():

@@ -36,12 +36,16 @@ class Facts:
         vocabulary: How many tokens it knows.
         operators: ATen operators of the exported graph, all of them converted.
         compression: What was chosen for compressed weights, and how many weights have which format.
+        kind: The model's type, such as ``llama``.
+        bounds: Reasons with the longest sequence, in tokens, for which they do not matter; see `architecture.bounds`.
     """
 
     layers: tuple[CacheShape, ...]
     vocabulary: int
     operators: int
     compression: Mapping[str, Any]
+    kind: str
+    bounds: Mapping[str, int]
 
     def to_plain(self) -> dict[str, Any]:
         """Returns the facts as JSON."""
@@ -50,6 +54,8 @@ class Facts:
             "vocabulary": self.vocabulary,
             "operators": self.operators,
             "compression": dict(self.compression),
+            "kind": self.kind,
+            "bounds": dict(self.bounds),
         }
 
     @classmethod
@@ -57,10 +63,14 @@ class Facts:
         """Reads the facts back.
 
         Raises:
-            LookupError, TypeError, ValueError: They are not complete.
+            LookupError, TypeError, ValueError, AttributeError: They are not complete.
         """
         layers = tuple(CacheShape(*map(int, layer)) for layer in plain["layers"])
-        return cls(layers, int(plain["vocabulary"]), int(plain["operators"]), dict(plain["compression"]))
+        bounds = {str(reason): int(bound) for reason, bound in plain["bounds"].items()}
+        return cls(
+            layers, int(plain["vocabulary"]), int(plain["operators"]), dict(plain["compression"]), str(plain["kind"]),
+            bounds,
+        )  # fmt: skip
 
 
 def folder_digest(folder: Path) -> str:
@@ -103,7 +113,7 @@ def load(store: Store | None, fields: Mapping[str, Any]) -> tuple[Entry, Facts] 
         return None
     try:
         return entry, Facts.of_plain(entry.body)
-    except (LookupError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         logger.warning("A stored language model cannot be used and is made again: %s", error)
         store.discard(KIND, key)
         return None

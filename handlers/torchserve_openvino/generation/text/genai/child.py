@@ -1,5 +1,6 @@
 """The process that generates: reads how to begin, loads the pipeline, and steps it until its worker is gone."""
 
+import contextlib
 import json
 import logging
 import signal
@@ -22,7 +23,14 @@ def main(descriptor: int) -> None:
     # Ctrl-C in a terminal reaches all of its processes: this one ends with its worker.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with Connection(descriptor) as connection:
-        asked = json.loads(connection.recv_bytes())
+        # While the worker looks for the model; `Pipeline` says what is wrong with the import.
+        with contextlib.suppress(ImportError):
+            import openvino_genai  # noqa: F401
+        try:
+            asked = json.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            # There is no model to load.
+            return
         try:
             pipeline = Pipeline(Path(asked["folder"]), PipelineSettings(**asked["settings"]))
         except TorchServeOpenVINOError as error:

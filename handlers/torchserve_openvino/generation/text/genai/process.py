@@ -5,13 +5,14 @@ lack of memory, then ends this process and not the worker: TorchServe 0.12 can't
 ``asyncCommunication`` to which requests come.
 """
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -83,17 +84,51 @@ def how_it_ended(code: int) -> str:
     return f"its process was ended by {name}{memory}"
 
 
-def start(folder: Path, settings: PipelineSettings, eos: Sequence[int]) -> Link:
-    """Starts a process that generates; returns once its model is loaded.
+class Child:
+    """A process that is about to generate: it imports what it needs, and waits for a model.
 
     Args:
-        folder: With the exported model; not read any more afterwards.
-        settings: How the pipeline is built.
-        eos: Tokens that end a sequence.
-
-    Raises:
-        ModelLoadError: openvino-genai is not installed, or refuses the model or a property, or the process ended.
+        connection: To the process.
+        process: The process.
     """
+
+    def __init__(self, connection: Connection, process: "subprocess.Popen[bytes]") -> None:
+        self._link = Link(connection, process)
+        self._connection = connection
+        self.loaded = False
+
+    def load(self, folder: Path, settings: PipelineSettings, eos: Sequence[int]) -> Link:
+        """Loads a model.
+
+        Args:
+            folder: With the exported model; not read any more afterwards.
+            settings: How the pipeline is built.
+            eos: Tokens that end a sequence.
+
+        Raises:
+            ModelLoadError: openvino-genai is not installed, or refuses the model or a property, or the process ended.
+        """
+        asked = {"folder": os.fspath(folder), "settings": asdict(settings), "eos": list(eos)}
+        try:
+            self._connection.send_bytes(json.dumps(asked, default=str).encode())
+            error = json.loads(self._connection.recv_bytes())["error"]
+        except (EOFError, OSError):
+            raise ModelLoadError(f"OpenVINO GenAI cannot load the exported model: {self._link.ended()}.") from None
+        if error is not None:
+            self._link.ended()
+            raise ModelLoadError(error)
+        self.loaded = True
+        return self._link
+
+    def end(self) -> None:
+        """Ends the process at once."""
+        self._link.kill()
+        self._link.ended()
+
+
+@contextlib.contextmanager
+def begun() -> Iterator[Child]:
+    """Starts a process that generates; it ends with the context if it has loaded nothing by then."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
@@ -103,18 +138,9 @@ def start(folder: Path, settings: PipelineSettings, eos: Sequence[int]) -> Link:
             # It imports what this process imports, from wherever that is.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )  # fmt: skip
-    connection = Connection(ours.detach())
-    asked = {"folder": os.fspath(folder), "settings": asdict(settings), "eos": list(eos)}
-    link = Link(connection, process)
+    made = Child(Connection(ours.detach()), process)
     try:
-        connection.send_bytes(json.dumps(asked, default=str).encode())
-        error = json.loads(connection.recv_bytes())["error"]
-    except (EOFError, OSError):
-        raise ModelLoadError(f"OpenVINO GenAI cannot load the exported model: {link.ended()}.") from None
-    except BaseException:
-        link.kill()
-        raise
-    if error is not None:
-        link.ended()
-        raise ModelLoadError(error)
-    return link
+        yield made
+    finally:
+        if not made.loaded:
+            made.end()
