@@ -10,8 +10,9 @@
 - first: time to the first token of a short prompt, alone and while a long prompt is computed.
 - soak: random requests, a third of them bad, others sampled, streamed or given up, and the process that generates
   killed in the middle; answers that got lost or are wrong, and memory.
-- start: a worker's engine from a warm cache against OpenVINO GenAI bare, processes that load the 124 M model and
-  generate one token.
+- start: the engine from a warm cache against OpenVINO GenAI bare, processes that load the 124 M model and generate one
+  token.
+- worker_start: the same for workers of TorchServe; the other has a plain handler with GenAI.
 
 Models have random weights. Needs the extra `generate`.
 """
@@ -43,6 +44,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 from benchmarks import output
 from benchmarks.servers.generators import Served, Tokens, answer_of, drawn, greedy, model_of, served
 from benchmarks.startups.generation import starts
+from benchmarks.startups.generation_workers import worker_starts
 
 KINDS = ("llama", "qwen2", "gpt2")
 _LENGTHS = (3, 700, 17, 128, 31, 33, 260, 1)
@@ -98,7 +100,7 @@ def first(work: Path, count: int) -> dict[str, Any]:
     # 28 M weights: a prompt of 1,800 tokens takes seconds.
     model = model_of("llama", features=512, layers=8)
     alone, beside, long = [], [], []
-    with served(model, "first", work, prefix_caching=False) as one:
+    with served(model, "first", work) as one:
         _first_token(one, drawn(draw, 20))
         for _ in range(7):
             alone.append(_first_token(one, drawn(draw, 20)))
@@ -213,8 +215,14 @@ def start(work: Path, count: int) -> dict[str, Any]:
     return starts(work, turns=5)
 
 
+def worker_start(work: Path, count: int) -> dict[str, Any]:
+    """Seconds from TorchServe's order for a worker to its first token; medians of five turns."""
+    return worker_starts(work, turns=5)
+
+
 CHECKS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
-    "tokens": tokens, "lengths": lengths, "first": first, "soak": soak, "start": start
+    "tokens": tokens, "lengths": lengths, "first": first, "soak": soak, "start": start,
+    "worker_start": worker_start,
 }  # fmt: skip
 
 

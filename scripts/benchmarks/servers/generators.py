@@ -139,18 +139,23 @@ def served(model: Any, name: str, work: Path, **generate: Any) -> Iterator[Serve
     folder, store = work / f"{name}-model", work / f"{name}-store"
     save(model, folder)
     store.mkdir()
+    pack(folder, name, store, work / "cache", **generate)
+    # A test of thousands of requests must not be stopped by the frontend's own queue.
+    server = TorchServeProcess(store, models={name: f"{name}.mar"}, properties={"job_queue_size": "2000"})
+    with server:
+        server.wait_ready(name, timeout=900)
+        yield Served(server, name)
+
+
+def pack(folder: Path, name: str, store: Path, cache: Path, **generate: Any) -> None:
+    """Packs a Hugging Face folder with the template, some of whose `handler.openvino.generate` is changed."""
     settings = yaml.safe_load(_TEMPLATE.read_text(encoding="utf-8"))
     settings["handler"]["openvino"]["generate"] |= generate
-    settings["pt2"]["compile"]["options"]["cache_dir"] = str(work / "cache")
-    config = work / f"{name}.yaml"
+    settings["pt2"]["compile"]["options"]["cache_dir"] = str(cache)
+    config = store.parent / f"{name}.yaml"
     config.write_text(yaml.safe_dump(settings), encoding="utf-8")
     command: list[Any] = [
         sys.executable, "-m", "torchserve_openvino.cli", "package", "--hf", folder, "--task", "text_generator",
         "--model-name", name, "--export-path", store, "--config-file", config,
     ]  # fmt: skip
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    # A test of thousands of requests must not be stopped by the frontend's own queue.
-    server = TorchServeProcess(store, models={name: f"{name}.mar"}, properties={"job_queue_size": "2000"})
-    with server:
-        server.wait_ready(name, timeout=900)
-        yield Served(server, name)
