@@ -72,6 +72,11 @@ class Stepper:
         """Whether there is something to do or to say."""
         return bool(self._live or self._known or self._long)
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether the next step may be a long one."""
+        return bool(self._long) or any(not live.tokens for live in self._live.values())
+
     def take(self, command: Command) -> None:
         """Starts or ends a sequence; both take effect in the next step."""
         match command:
@@ -97,7 +102,8 @@ class Stepper:
 
     def step(self) -> Update:
         """Computes the next tokens of all sequences, or a part of a long prompt; returns what is new."""
-        if (ready := self._long.before_step(any(not live.tokens for live in self._live.values()))) is not None:
+        others_wait = any(not live.tokens for live in self._live.values())
+        if (ready := self._long.before_step(others_wait)) is not None:
             self._start(ready)
         news, self._known = self._known, []
         try:
@@ -182,7 +188,7 @@ def serve(pipeline: Pipeline, eos: frozenset[int], connection: Connection) -> No
     """
     stepper = Stepper(pipeline, eos)
     held: list[News] = []
-    sent = 0.0
+    sent = usage = 0.0
     try:
         while True:
             # Without sequences there is nothing to do until a command comes.
@@ -191,9 +197,11 @@ def serve(pipeline: Pipeline, eos: frozenset[int], connection: Connection) -> No
                 if isinstance(command, Close):
                     return
                 stepper.take(command)
+            if held and stepper.has_prompts:
+                connection.send_bytes(update_bytes(Update(tuple(held), usage)))
+                held = []
             update = stepper.step()
-            held += update.news
-            now = time.monotonic()
+            held, usage, now = [*held, *update.news], update.usage, time.monotonic()
             if now - sent < _SEND_SECONDS and not update.dead and all(one.end is None for one in update.news):
                 continue
             connection.send_bytes(update_bytes(replace(update, news=tuple(held))))
