@@ -56,14 +56,9 @@ def starts(work: Path, turns: int) -> dict[str, Any]:
     Returns:
         Median seconds of each until its first token, their ratio, and all figures.
     """
-    import openvino as ov
-
-    from torchserve_openvino.generation.text.exporting.export import export
-
     model = random_model(MODELS["grouped"], 2048)
     model.save_pretrained(work / "model")
-    (work / "exported").mkdir()
-    ov.save_model(export(model).model, work / "exported" / "openvino_model.xml", compress_to_fp16=False)
+    save_export(model, work / "exported")
     seconds: dict[str, list[float]] = {"this package, warm": [], "OpenVINO GenAI bare": []}
     codes = dict(zip(seconds, (_OURS, _BARE), strict=True))
     output.progress.print("start: filling the cache")
@@ -72,7 +67,22 @@ def starts(work: Path, turns: int) -> dict[str, Any]:
         output.progress.print(f"start: turn {turn + 1} of {turns}")
         for name, code in codes.items():
             seconds[name].append(_once(code, work))
-    ours, bare = (statistics.median(each) for each in seconds.values())
+    return figures(seconds)
+
+
+def save_export(model: Any, folder: Path) -> None:
+    """Exports a language model of transformers into a new folder, as OpenVINO GenAI reads it."""
+    import openvino as ov
+
+    from torchserve_openvino.generation.text.exporting.export import export
+
+    folder.mkdir()
+    ov.save_model(export(model).model, folder / "openvino_model.xml", compress_to_fp16=False)
+
+
+def figures(seconds: dict[str, list[float]], skipped: int = 0) -> dict[str, Any]:
+    """The medians of ours and of the bare start, in this order, without the first ones; their ratio, and all."""
+    ours, bare = (statistics.median(each[skipped:]) for each in seconds.values())
     return {"ours_seconds": ours, "bare_seconds": bare, "ratio": ours / bare, "all": seconds}
 
 

@@ -5,7 +5,6 @@ A start is the time from TorchServe's order for a worker to the worker's first t
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from server import TorchServeProcess
 from benchmarks import output
 from benchmarks.generation import MODELS, random_model
 from benchmarks.servers import generators
+from benchmarks.startups.generation import figures, save_export
 
 _BODY = {"prompt": "abc", "max_tokens": 1}
 
@@ -49,20 +49,14 @@ def worker_starts(work: Path, turns: int) -> dict[str, Any]:
                 found.append(_start(server, name))
                 _scale(server, name, 0)
     # The first start of each reads files that are not in memory yet.
-    ours, bare = (statistics.median(each[1:]) for each in seconds.values())
-    return {"ours_seconds": ours, "bare_seconds": bare, "ratio": ours / bare, "all": seconds}
+    return figures(seconds, skipped=1)
 
 
 def _pack_plain(work: Path, folder: Path, store: Path) -> None:
-    import openvino as ov
     from transformers import AutoModelForCausalLM
 
-    from torchserve_openvino.generation.text.exporting.export import export
-
     exported = work / "exported"
-    exported.mkdir()
-    model = export(AutoModelForCausalLM.from_pretrained(folder)).model
-    ov.save_model(model, exported / "openvino_model.xml", compress_to_fp16=False)
+    save_export(AutoModelForCausalLM.from_pretrained(folder), exported)
     settings = {
         "minWorkers": 1, "maxWorkers": 1, "responseTimeout": 120, "startupTimeout": 120,
         "handler": {"tokenizer": str(folder), "exported": str(exported)},

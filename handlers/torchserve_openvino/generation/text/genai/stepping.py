@@ -75,7 +75,11 @@ class Stepper:
     @property
     def has_prompts(self) -> bool:
         """Whether the next step may be a long one."""
-        return bool(self._long) or any(not live.tokens for live in self._live.values())
+        return bool(self._long) or self._prompts_run
+
+    @property
+    def _prompts_run(self) -> bool:
+        return any(not live.tokens for live in self._live.values())
 
     def take(self, command: Command) -> None:
         """Starts or ends a sequence; both take effect in the next step."""
@@ -102,8 +106,7 @@ class Stepper:
 
     def step(self) -> Update:
         """Computes the next tokens of all sequences, or a part of a long prompt; returns what is new."""
-        others_wait = any(not live.tokens for live in self._live.values())
-        if (ready := self._long.before_step(others_wait)) is not None:
+        if (ready := self._long.before_step(self._prompts_run)) is not None:
             self._start(ready)
         news, self._known = self._known, []
         try:
