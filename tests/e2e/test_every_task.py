@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from PIL import Image
 from torchserve_process import ROOT, TorchServeProcess, handler_path
 
 sys.path += [str(ROOT / "tests" / "unit" / folder) for folder in ("serving", "tasks")]
@@ -41,6 +43,12 @@ TEXTS = [
     "The train to Paris leaves at noon, and nobody knows why. " * 3,
     "No one",
 ]
+# Tasks whose answers are drawn, with what to ask.
+DRAWN: dict[str, dict[str, Any]] = {
+    "object_detector": {"threshold": 0.0},
+    "image_segmenter": {"format": "png"},
+    "depth_estimator": {},
+}
 LABELS = {"candidate_labels": ["travel", "sleep", "machines"]}
 CONFIG = """
 batchSize: 4
@@ -142,4 +150,22 @@ def test_answers_over_rest_are_eagers(task: str, server: TorchServeProcess, tmp_
     print(f"{task}: coverage {summary['coverage']:.3f}, fallbacks {summary['fallbacks']}")
     assert summary["coverage"] == 1.0 and report["fallbacks"] == [] and report["verify"]["passed"]
     assert report["serving"]["compiles_after_ready"] == 0
+    if task in DRAWN:
+        the_client_draws(task, name, server, tmp_path)
     httpx.delete(f"{server.management_url}/models/{name}", timeout=60)
+
+
+def the_client_draws(task: str, name: str, server: TorchServeProcess, place: Path) -> None:
+    """scripts/predict.py asks about a photo, and draws the answer over it."""
+    photo, out = place / "photo.png", place / "drawn.png"
+    PHOTOS[0].save(photo)
+    command = [sys.executable, ROOT / "scripts" / "predict.py", name, photo, "--out", out]
+    command += ["--parameters", json.dumps(DRAWN[task]), "--url", server.inference_url]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0 and f"wrote {out}" in done.stdout.replace("\n", ""), done.stdout + done.stderr
+    drawn = Image.open(out).convert("RGB")
+    # A legend may stand beside the photo.
+    width, height = PHOTOS[0].size
+    drawn = drawn.crop((0, 0, round(drawn.height * width / height), drawn.height))
+    plain = np.asarray(PHOTOS[0].convert("RGB").resize(drawn.size), dtype=int)
+    assert float((abs(np.asarray(drawn, dtype=int) - plain) > 30).mean()) > 0.001

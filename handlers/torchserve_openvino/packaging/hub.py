@@ -68,6 +68,9 @@ def _task(folder: Path, config: dict[str, Any], name: str | None) -> tuple[Task,
     known = [each.handler for each in TASKS.values() if each.loader]
     if name is not None:
         found = named(name)
+        if found is TASKS["image_classifier"]:
+            # Whose transforms are torchvision's; a folder has its own.
+            found = TASKS["hub_image_classifier"]
         if found is None or not found.loader:
             hint = nearest(name, [*known, *(each.hub for each in TASKS.values() if each.hub)])
             raise PackagingError(

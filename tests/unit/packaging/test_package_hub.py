@@ -11,6 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from hub_models import text_model
+from hub_vision_models import vision_model
 from torchserve_openvino.cache.identity.fingerprint import fingerprint
 from torchserve_openvino.cli import app
 from torchserve_openvino.errors import PackagingError
@@ -81,6 +82,12 @@ def test_pickled_code_in_weights_does_not_run(folder: Path, tmp_path: Path) -> N
     with pytest.raises(PackagingError):
         check_loads(hub_model(folder, None))
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_folder_for_image_classifier_gets_the_handler_with_its_own_transforms(tmp_path: Path) -> None:
+    saved = vision_model("hub_image_classifier", tmp_path / "saved")
+    assert hub_model(saved, "image_classifier").task.handler == "hub_image_classifier"
+    assert hub_model(saved, None).task.handler == "hub_image_classifier"
 
 
 @pytest.mark.parametrize(
