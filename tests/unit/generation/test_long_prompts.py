@@ -54,7 +54,8 @@ class Heard:
 
     def step(self) -> None:
         self.steps += 1
-        for news in self.stepper.step().news:
+        self.stepper.step()
+        for news in self.stepper.read().news:
             self._take(news)
 
     def _take(self, news: News) -> None:
@@ -118,6 +119,28 @@ def test_what_was_computed_before_needs_no_parts(served: Any, stepper_of: Callab
     heard.rest()
     assert heard.first[1] == before + 1
     assert heard.tokens[1] == greedy(served("llama").model, turn, 4)
+    # Of 450 tokens the last was given, not computed; a page has 32.
+    assert heard.stepper.read().hits == 448
+
+
+def test_what_is_read_after_several_steps_is_the_same(served: Any, stepper_of: Callable[..., Stepper]) -> None:
+    stepper, steps = stepper_of(), 0
+    tokens: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for (number, prompt), count in zip(enumerate(prompts(5, 40, 90)), (30, 2, 17), strict=True):
+        stepper.take(Add(number, tuple(prompt), Sampling(count, ignore_eos=True), 0))
+    ends = {}
+    while stepper.busy:
+        stepper.step()
+        steps += 1
+        if stepper.is_due or steps % 5 == 0:
+            for news in stepper.read().news:
+                tokens[news.number] += news.tokens
+                ends |= {news.number: news.end} if news.end else {}
+    model = served("llama").model
+    wanted = {n: greedy(model, p, c) for (n, p), c in zip(enumerate(prompts(5, 40, 90)), (30, 2, 17), strict=True)}
+    assert tokens == wanted and ends == dict.fromkeys(range(3), End.LENGTH)
+    # The last end is known at once.
+    assert steps <= 32
 
 
 def test_without_the_cache_of_prefixes_the_order_is_that_of_arrival(stepper_of: Callable[..., Stepper]) -> None:
@@ -172,6 +195,8 @@ def test_a_failed_step_ends_a_pipeline_whose_pages_may_be_half_computed(
         whole(pipeline)
 
     monkeypatch.setattr(Pipeline, "step", step)
-    update = stepper.step()
+    stepper.step()
+    assert stepper.is_due
+    update = stepper.read()
     assert "the memory is gone" in update.dead and "pages" in update.dead
     assert {news.number: news.end for news in update.news} == {0: End.FAILED, 1: End.FAILED}

@@ -62,7 +62,7 @@ class GenAIEngine(Mortal):
         self._free_pages = limits.pages
         self._closing = False
         self._cache_usage = 0.0
-        self._prompt_tokens = self._generated_tokens = 0
+        self._prompt_tokens = self._generated_tokens = self._prefix_hits = 0
         threading.Thread(target=self._send, name="text-generation-send", daemon=True).start()
         self._reader = threading.Thread(target=self._receive, name="text-generation", daemon=True)
         self._reader.start()
@@ -81,6 +81,7 @@ class GenAIEngine(Mortal):
                 cache_usage=self._cache_usage if self._running else 0.0,
                 prompt_tokens=self._prompt_tokens,
                 generated_tokens=self._generated_tokens,
+                prefix_hits=self._prefix_hits,
             )
 
     # --- callers' threads -----------------------------------------------------------------------------------------
@@ -199,7 +200,7 @@ class GenAIEngine(Mortal):
             if news.end is End.FAILED:
                 logger.error("A prompt failed: %s", news.reason)
         with self._lock:
-            self._cache_usage = update.usage
+            self._cache_usage, self._prefix_hits = update.usage, update.hits
             for news in update.news:
                 self._take(news)
 

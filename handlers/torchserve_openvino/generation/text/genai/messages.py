@@ -45,11 +45,13 @@ class Update:
     Attributes:
         news: Of the sequences that got something, or ended.
         usage: Share of the cache's pages in use, 0 to 1.
+        hits: Tokens of prompts that were probably in the cache already, of all so far.
         dead: Why nothing will be generated any more; empty while it goes on.
     """
 
     news: tuple[News, ...]
     usage: float = 0.0
+    hits: int = 0
     dead: str = ""
 
 
@@ -110,13 +112,13 @@ def command_of(data: bytes) -> Command:
 def update_bytes(update: Update) -> bytes:
     """Returns an update as bytes."""
     news = [[n.number, n.tokens, n.logprobs, n.end.value if n.end else None, n.reason] for n in update.news]
-    return _bytes([news, update.usage, update.dead])
+    return _bytes([news, update.usage, update.hits, update.dead])
 
 
 def update_of(data: bytes) -> Update:
     """Returns the update that `update_bytes` wrote."""
-    news, usage, dead = json.loads(data)
-    return Update(tuple(map(_news, news)), usage, dead)
+    news, usage, hits, dead = json.loads(data)
+    return Update(tuple(map(_news, news)), usage, hits, dead)
 
 
 def _news(plain: Sequence[Any]) -> News:

@@ -19,10 +19,10 @@ _NOBODY = -1
 class Pages:
     """The pages that were computed lately, and so are probably still in the cache.
 
-    Only speed depends on it: GenAI compares tokens, and computes what it does not find.
+    Only speed and a metric depend on it: GenAI compares tokens, and computes what it does not find.
 
     Args:
-        most: How many are remembered.
+        most: How many are remembered; 0 without a cache of prefixes.
     """
 
     def __init__(self, most: int) -> None:
@@ -31,6 +31,8 @@ class Pages:
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Remembers the full pages of a sequence."""
+        if not self._most:
+            return
         for page in _pages_of(tokens):
             self._pages[page] = None
             self._pages.move_to_end(page)
@@ -86,12 +88,9 @@ class LongPrompts:
     def __bool__(self) -> bool:
         return bool(self._waiting) or self._part is not None
 
-    def takes(self, add: Add) -> bool:
-        """Takes a prompt that one step can't compute; returns whether it did."""
-        if (
-            self._size <= 0
-            or len(add.prompt) - self._pages.tokens_of(add.prompt) <= self._pipeline.settings.step_tokens
-        ):
+    def takes(self, add: Add, found: int) -> bool:
+        """Takes a prompt that one step can't compute, after ``found`` tokens; returns whether it did."""
+        if self._size <= 0 or len(add.prompt) - found <= self._pipeline.settings.step_tokens:
             return False
         self._waiting.append(add)
         return True

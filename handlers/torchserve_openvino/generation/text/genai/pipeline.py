@@ -41,6 +41,15 @@ class PipelineSettings:
     prefix_caching: bool
 
 
+class _Words:
+    """GenAI's words for how a sequence does; looked up once, since each step of each sequence needs them."""
+
+    def __init__(self, genai: Any) -> None:
+        status, reason = genai.GenerationStatus, genai.GenerationFinishReason
+        self.ignored, self.finished = status.IGNORED, status.FINISHED
+        self.reasons = {reason.STOP: End.STOP, reason.LENGTH: End.LENGTH}
+
+
 class Running:
     """One sequence that runs in the pipeline.
 
@@ -48,8 +57,8 @@ class Running:
         cancelled: Whether `cancel` was called.
     """
 
-    def __init__(self, genai: Any, number: int, handle: Any, eos: frozenset[int]) -> None:
-        self._genai, self._number, self._handle, self._eos = genai, number, handle, eos
+    def __init__(self, words: _Words, number: int, handle: Any, eos: frozenset[int]) -> None:
+        self._words, self._number, self._handle, self._eos = words, number, handle, eos
         self.cancelled = False
 
     def news(self) -> News:
@@ -63,16 +72,12 @@ class Running:
             for output in self._handle.read().values():
                 tokens += output.generated_ids
                 logprobs += output.generated_log_probs
-                end = self._ended(output.finish_reason) or end
-        if status == self._genai.GenerationStatus.IGNORED:
+                end = self._words.reasons.get(output.finish_reason, end)
+        if status == self._words.ignored:
             end = End.NO_ROOM
-        elif status == self._genai.GenerationStatus.FINISHED and end is None:
+        elif status == self._words.finished and end is None:
             end = End.STOP if tokens and tokens[-1] in self._eos else End.LENGTH
         return News(self._number, tuple(tokens), tuple(logprobs), end)
-
-    def _ended(self, reason: Any) -> End | None:
-        reasons = self._genai.GenerationFinishReason
-        return {reasons.STOP: End.STOP, reasons.LENGTH: End.LENGTH}.get(reason)
 
     def cancel(self) -> None:
         """Ends the sequence; its pages are free after the next step."""
@@ -93,6 +98,7 @@ class Pipeline:
     def __init__(self, folder: Path, settings: PipelineSettings) -> None:
         self.settings = settings
         self._genai = genai = _genai()
+        self._words = _Words(genai)
         # A sequence that is added again gets a new number in GenAI.
         self._requests = itertools.count()
         scheduler = genai.SchedulerConfig()
@@ -138,7 +144,7 @@ class Pipeline:
             if sampling.top_k:
                 config.top_k = sampling.top_k
         ids = ov.Tensor(np.array([prompt], dtype=np.int64))
-        return Running(self._genai, number, self._pipe.add_request(next(self._requests), ids, config), eos)
+        return Running(self._words, number, self._pipe.add_request(next(self._requests), ids, config), eos)
 
     def step(self) -> None:
         """Computes the next tokens of all sequences, or a part of a long prompt.

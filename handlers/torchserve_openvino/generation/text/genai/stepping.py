@@ -2,8 +2,9 @@
 
 import contextlib
 import logging
+import select
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 from torchserve_openvino.generation.text.genai.messages import (
@@ -24,8 +25,9 @@ logger = logging.getLogger(__name__)
 
 # Steps that may pass until cancelled sequences are gone; one is enough in GenAI 2026.4.
 _CLEARING_STEPS = 4
-# Small models take a step in 1 or 2 ms; a worker that wakes up as often takes a core from it.
-_SEND_SECONDS = 0.005
+# Small models take a step in 1 or 2 ms, of which reading what each sequence got is a tenth; and a worker that wakes up
+# as often takes a core from it.
+_READ_SECONDS = 0.005
 
 
 @dataclass
@@ -64,8 +66,10 @@ class Stepper:
         self._pages = Pages(pipeline.settings.pages)
         self._long = LongPrompts(pipeline, self._pages)
         self._live: dict[int, _Live] = {}
-        # What is known before the next step.
+        # What is known, and not told yet; what does not depend on a step is known before it.
         self._known: list[News] = []
+        self._dead = ""
+        self._hits = 0
 
     @property
     def busy(self) -> bool:
@@ -81,11 +85,19 @@ class Stepper:
     def _prompts_run(self) -> bool:
         return any(not live.tokens for live in self._live.values())
 
+    @property
+    def is_due(self) -> bool:
+        """Whether there may be more to tell than further tokens: first ones, errors, or that all have ended."""
+        return bool(self._known or self._dead) or self.has_prompts or not self._pipeline.holds_sequences()
+
     def take(self, command: Command) -> None:
         """Starts or ends a sequence; both take effect in the next step."""
         match command:
             case Add():
-                if not self._long.takes(command):
+                found = self._pages.tokens_of(command.prompt)
+                # The last token is always computed, since the next one depends on it.
+                self._hits += min(found, len(command.prompt) - 1)
+                if not self._long.takes(command, found):
                     self._start(command)
             case Cancel(number) if number in self._live:
                 live = self._live[number]
@@ -104,26 +116,29 @@ class Stepper:
         else:
             self._live[add.number] = _Live(add, running)
 
-    def step(self) -> Update:
-        """Computes the next tokens of all sequences, or a part of a long prompt; returns what is new."""
+    def step(self) -> None:
+        """Computes the next tokens of all sequences, or a part of a long prompt; `read` returns what that brought."""
         if (ready := self._long.before_step(self._prompts_run)) is not None:
             self._start(ready)
-        news, self._known = self._known, []
         try:
             if self._live or self._long:
                 self._pipeline.step()
             ended = self._long.after_step()
         except RuntimeError as error:
-            failed, dead = self.fail(f"a step of generation failed: {first_line(error)}")
-            return Update((*news, *failed), dead=dead)
-        if ended is not None:
-            news.append(News(ended.number, end=End.CANCELLED))
-        found = [one for live in list(self._live.values()) if (one := self._read(live)) is not None]
-        dead = ""
-        if self._keeps_pages and any(one.end is End.NO_ROOM for one in found):
-            failed, dead = self.fail("the cache of keys and values is full, although room was kept")
-            found += failed
-        return Update((*news, *found), self._pipeline.cache_usage() if self._live else 0.0, dead)
+            failed, self._dead = self.fail(f"a step of generation failed: {first_line(error)}")
+            self._known += failed
+        else:
+            if ended is not None:
+                self._known.append(News(ended.number, end=End.CANCELLED))
+
+    def read(self) -> Update:
+        """Returns what is new since it was last called."""
+        news, self._known = self._known, []
+        news += [one for live in list(self._live.values()) if (one := self._read(live)) is not None]
+        if self._keeps_pages and any(one.end is End.NO_ROOM for one in news):
+            failed, self._dead = self.fail("the cache of keys and values is full, although room was kept")
+            news += failed
+        return Update(tuple(news), self._pipeline.cache_usage() if self._live else 0.0, self._hits, self._dead)
 
     def _read(self, live: _Live) -> News | None:
         live.begun = True
@@ -190,25 +205,26 @@ def serve(pipeline: Pipeline, eos: frozenset[int], connection: Connection) -> No
         connection: Gets commands, and gives updates of what the steps brought.
     """
     stepper = Stepper(pipeline, eos)
-    held: list[News] = []
-    sent = usage = 0.0
+    commands = select.poll()
+    commands.register(connection, select.POLLIN)
+    sent, unread = 0.0, False
     try:
         while True:
             # Without sequences there is nothing to do until a command comes.
-            while connection.poll(0.0 if stepper.busy else None):
+            while commands.poll(0 if stepper.busy else None):
                 command = command_of(connection.recv_bytes())
                 if isinstance(command, Close):
                     return
                 stepper.take(command)
-            if held and stepper.has_prompts:
-                connection.send_bytes(update_bytes(Update(tuple(held), usage)))
-                held = []
-            update = stepper.step()
-            held, usage, now = [*held, *update.news], update.usage, time.monotonic()
-            if now - sent < _SEND_SECONDS and not update.dead and all(one.end is None for one in update.news):
+            if unread and stepper.has_prompts:
+                connection.send_bytes(update_bytes(stepper.read()))
+            stepper.step()
+            now = time.monotonic()
+            if unread := now - sent < _READ_SECONDS and not stepper.is_due:
                 continue
-            connection.send_bytes(update_bytes(replace(update, news=tuple(held))))
-            held, sent = [], now
+            update = stepper.read()
+            connection.send_bytes(update_bytes(update))
+            sent = now
             if update.dead:
                 return
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -217,7 +233,7 @@ def serve(pipeline: Pipeline, eos: frozenset[int], connection: Connection) -> No
     except Exception as error:
         news, _ = stepper.fail(reason := f"{type(error).__name__}: {first_line(error)}")
         logger.exception("Text generation stopped after an error")
-        connection.send_bytes(update_bytes(Update((*held, *news), dead=reason)))
+        connection.send_bytes(update_bytes(Update(tuple(news), dead=reason)))
     finally:
         # GenAI complains of sequences that are left when it goes.
         with contextlib.suppress(RuntimeError):
