@@ -17,7 +17,7 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -78,6 +78,9 @@ def main(
     litserve_api_servers: Annotated[
         int, typer.Option(help="Processes that speak HTTP", min=1)
     ] = Options.litserve_api_servers,
+    precision: Annotated[
+        Literal["f32", "bf16"], typer.Option(help="Of ours and of LitServe; the others run in f32")
+    ] = "f32",
     json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures here")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw a picture here, e.g. serving.png")] = None,
 ) -> None:
@@ -98,6 +101,7 @@ def main(
         litserve_workers=litserve_workers,
         litserve_batch=litserve_batch,
         litserve_api_servers=litserve_api_servers,
+        precision=precision,
     )
     exit_on_signals()
     warnings.filterwarnings("ignore")
@@ -115,7 +119,7 @@ def run(plan: cycle.Plan, options: Options, json_path: Path | None, plot: Path |
     out = output.results()
     medians = f", medians of {plan.rounds} rounds" if plan.rounds > 1 else ""
     if any(one.figures for one in results):
-        out.print(tables.loads(results, f"EfficientNet-Lite0, f32, {plan.seconds:g} s each{medians}"))
+        out.print(tables.loads(results, f"EfficientNet-Lite0, {options.precision}, {plan.seconds:g} s each{medians}"))
         out.print(tables.processes(results))
     ratios = tables.ratio_table(results)
     if ratios is not None:

@@ -30,12 +30,13 @@ class Classifier(ls.LitAPI):
     Args:
         folder: Holds the converted model; a ready worker writes its file there.
         threads: OpenVINO's threads in each worker.
+        precision: OpenVINO's `INFERENCE_PRECISION_HINT`.
         options: `max_batch_size` and `batch_timeout` of LitAPI.
     """
 
-    def __init__(self, folder: Path, threads: int, **options: Any) -> None:
+    def __init__(self, folder: Path, threads: int, precision: str, **options: Any) -> None:
         super().__init__(api_path=PATH, **options)
-        self.folder, self.threads = folder, threads
+        self.folder, self.threads, self.precision = folder, threads, precision
 
     def setup(self, device: str) -> None:
         """Compiles one static model for each batch size, and runs each once."""
@@ -52,7 +53,7 @@ class Classifier(ls.LitAPI):
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": 1,
             "INFERENCE_NUM_THREADS": self.threads,
-            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_PRECISION_HINT": self.precision,
             # Every worker would pin its threads to the same first cores.
             "ENABLE_CPU_PINNING": False,
         }
@@ -126,12 +127,15 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--batch-timeout", type=float, default=0.002, help="seconds; counts with --batch above 1")
     parser.add_argument("--api-servers", type=int, default=1, help="processes that speak HTTP")
+    parser.add_argument("--precision", choices=("f32", "bf16"), default="f32")
     parser.add_argument("--state", type=Path, required=True)
     arguments = parser.parse_args()
     convert(arguments.state)
     timeout = arguments.batch_timeout if arguments.batch > 1 else 0.0
     threads = max(1, len(os.sched_getaffinity(0)) // arguments.workers)
-    api = Classifier(arguments.state, threads, max_batch_size=arguments.batch, batch_timeout=timeout)
+    api = Classifier(
+        arguments.state, threads, arguments.precision, max_batch_size=arguments.batch, batch_timeout=timeout
+    )
     server = ls.LitServer(api, accelerator="cpu", workers_per_device=arguments.workers, timeout=False, fast_queue=True)
     server.run(
         host="127.0.0.1",
