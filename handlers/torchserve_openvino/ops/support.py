@@ -132,7 +132,8 @@ class SupportTable:
         limit = self._limit(name)
         if limit is not None and (reason := limit(node)) is not None:
             return Refusal("unsupported_op", reason)
-        if any(tensor.dtype in _NARROW_INTS for tensor in outputs) and rule.movement is None:
+        narrow = any(tensor.dtype in _NARROW_INTS for tensor in outputs)
+        if narrow and rule.movement is None and not rule.saturates:
             return Refusal(
                 "unsupported_op", f"{name} computes in 8-bit integers: torch wraps around, OpenVINO saturates"
             )

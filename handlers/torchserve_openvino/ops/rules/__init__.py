@@ -31,6 +31,9 @@ from torchserve_openvino.ops.rules import (
     ordering as ordering,
 )
 from torchserve_openvino.ops.rules import (
+    quantized as quantized,
+)
+from torchserve_openvino.ops.rules import (
     recurrent as recurrent,
 )
 from torchserve_openvino.ops.rules import (

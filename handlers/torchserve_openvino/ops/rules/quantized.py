@@ -1,0 +1,149 @@
+"""Quantised tensors: floats to 8-bit integers and back, as torchao, NNCF and executorch write them into a graph.
+
+OpenVINO's CPU plugin computes in 8 bits where a FakeQuantize, or an 8-bit constant, is followed by exactly Convert,
+Subtract and Multiply. So a quantisation whose result is only dequantised is converted to FakeQuantize, which rounds a
+value that lies halfway between two integers as its own float arithmetic says. Any other quantisation is computed
+step by step as torch does.
+"""
+
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import torch
+
+# Registers the operators.
+import torch.ao.quantization.fx._decomposed as _decomposed  # noqa: F401
+from openvino import Output
+from openvino import opset15 as ops
+from torch.fx import Node
+
+from torchserve_openvino.ops.names import arguments_of, op_name, value_of
+from torchserve_openvino.ops.openvino_values import int64, rank
+from torchserve_openvino.ops.registry import Rule, declare
+
+_TYPES = {torch.uint8: ov.Type.u8, torch.int8: ov.Type.i8}
+_NUMPY = {torch.uint8: np.uint8, torch.int8: np.int8}
+_FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+_PACKETS = torch.ops.quantized_decomposed
+_DEQUANTIZE = ("quantized_decomposed.dequantize_per_tensor", "quantized_decomposed.dequantize_per_channel")
+
+
+def _constant(value: Any) -> np.ndarray | None:
+    """Returns the values of a constant, or of a Python number; None for what is computed."""
+    if not isinstance(value, Output):
+        return np.asarray(value)
+    node = value.get_node()
+    return np.asarray(node.data) if node.get_type_name() == "Constant" else None
+
+
+def _along(values: Any, x: Output, axis: int | None) -> Any:
+    """Returns float32 values that fit a tensor: a scalar, or one value for each index of an axis."""
+    shape = [-1 if place == axis else 1 for place in range(rank(x))] if axis is not None else []
+    known = _constant(values)
+    if known is not None:
+        # OpenVINO looks for constants.
+        return ops.constant(known.astype(np.float32).reshape(shape))
+    return ops.reshape(ops.convert(values, "f32"), int64(shape), False)
+
+
+def _quantized(
+    x: Output, scale: Any, zero: Any, low: int, high: int, dtype: torch.dtype, axis: int | None, simulated: bool
+) -> Any:
+    x = ops.convert(x, "f32").output(0) if x.get_element_type() != ov.Type.f32 else x
+    scales, zeros = _along(scale, x, axis), _along(zero, x, axis)
+    known = [_constant(each.output(0)) for each in (scales, zeros)]
+    if all(each is not None for each in known):
+        inverse, zeros = np.float32(1) / known[0], known[1]
+        weight = _constant(x)
+        if weight is not None:
+            # OpenVINO would compute it, and then no longer know that it has 8 bits.
+            found = np.clip(np.round(weight * inverse) + zeros, low, high)
+            return ops.constant(np.ascontiguousarray(found.astype(_NUMPY[dtype])))
+        if simulated:
+            ends = [((end - zeros).astype(np.float64) * known[0]).astype(np.float32) for end in (low, high)]
+            given = [ops.constant(each) for each in (*ends, np.float32(low), np.float32(high))]
+            return ops.convert(ops.fake_quantize(x, *given, high - low + 1), _TYPES[dtype])
+    inverse = ops.divide(ops.constant(np.float32(1)), scales)
+    found = ops.add(ops.round(ops.multiply(x, inverse), "half_to_even"), zeros)
+    least, most = ops.constant(np.float32(low)), ops.constant(np.float32(high))
+    return ops.convert(ops.minimum(ops.maximum(found, least), most), _TYPES[dtype])
+
+
+def _dequantized(x: Output, scale: Any, zero: Any, dtype: torch.dtype | None, axis: int | None) -> Any:
+    found = ops.convert(x, "f32")
+    scales = _along(scale, x, axis)
+    known = _constant(zero) if zero is not None else np.zeros(1)
+    if known is None or known.any():
+        found = ops.subtract(found, _along(zero, x, axis))
+    found = ops.multiply(found, scales)
+    return found if dtype in {None, torch.float32} else ops.convert(found, _FLOATS[dtype])
+
+
+def _quantize_per_tensor(
+    x: Output, scale: Any, zero: Any, low: int, high: int, dtype: torch.dtype, *, simulated: bool = False
+) -> Any:
+    """Returns ``clamp(round(x / scale) + zero, low, high)``, of any shape."""
+    return _quantized(x, scale, zero, low, high, dtype, None, simulated)
+
+
+def _quantize_per_channel(
+    x: Output, scales: Output, zeros: Output, axis: int, low: int, high: int, dtype: torch.dtype,
+    *, simulated: bool = False,
+) -> Any:  # fmt: skip
+    """As per tensor, with ``scales`` and ``zeros`` of ``[x.shape[axis]]``."""
+    return _quantized(x, scales, zeros, low, high, dtype, axis % rank(x), simulated)
+
+
+def _dequantize_per_tensor(
+    x: Output, scale: Any, zero: Any, low: int, high: int, dtype: torch.dtype, *, out_dtype: torch.dtype | None = None
+) -> Any:
+    """Returns ``(x - zero) * scale``."""
+    return _dequantized(x, scale, zero, out_dtype, None)
+
+
+def _dequantize_per_channel(
+    x: Output, scales: Output, zeros: Output | None, axis: int, low: int, high: int, dtype: torch.dtype,
+    *, out_dtype: torch.dtype | None = None,
+) -> Any:  # fmt: skip
+    """As per tensor, with ``scales`` and ``zeros`` of ``[x.shape[axis]]``."""
+    return _dequantized(x, scales, zeros, out_dtype, axis % rank(x))
+
+
+def _is_simulated(node: Node) -> dict[str, Any]:
+    """Returns whether a node's result is only dequantised."""
+    users = [user for user in node.users if user.users or user.op == "output"]
+    return {"simulated": bool(users) and all(op_name(user.target).startswith(_DEQUANTIZE) for user in users)}
+
+
+def _limit_quantize(node: Node) -> str | None:
+    given = arguments_of(node)
+    if given["dtype"] not in _TYPES:
+        return f"{op_name(node.target)} to {given['dtype']}: only int8 and uint8 are converted"
+    return None
+
+
+def _limit_dequantize(node: Node) -> str | None:
+    given = arguments_of(node)
+    if given["dtype"] not in {*_TYPES, torch.int32}:
+        return f"{op_name(node.target)} from {given['dtype']}: only int8, uint8 and int32 are converted"
+    if given.get("out_dtype") not in {None, torch.float32}:
+        return f"{op_name(node.target)} to {given['out_dtype']}: torch rounds each step, OpenVINO the result"
+    return None
+
+
+declare(
+    Rule(convert=_quantize_per_tensor, facts=_is_simulated, limit=_limit_quantize, saturates=True),
+    _PACKETS.quantize_per_tensor.default,
+    _PACKETS.quantize_per_tensor.tensor,
+)
+declare(
+    Rule(convert=_quantize_per_channel, facts=_is_simulated, limit=_limit_quantize, saturates=True),
+    _PACKETS.quantize_per_channel.default,
+)
+declare(
+    Rule(convert=_dequantize_per_tensor, limit=_limit_dequantize),
+    _PACKETS.dequantize_per_tensor.default,
+    _PACKETS.dequantize_per_tensor.tensor,
+)
+declare(Rule(convert=_dequantize_per_channel, limit=_limit_dequantize), _PACKETS.dequantize_per_channel.default)
