@@ -111,9 +111,10 @@ def _dequantize_per_channel(
 
 
 def _is_simulated(node: Node) -> dict[str, Any]:
-    """Returns whether a node's result is only dequantised."""
+    """Returns whether a node becomes FakeQuantize: its result is only dequantised, and the plugin has a kernel."""
     users = [user for user in node.users if user.users or user.op == "output"]
-    return {"simulated": bool(users) and all(op_name(user.target).startswith(_DEQUANTIZE) for user in users)}
+    only = bool(users) and all(op_name(user.target).startswith(_DEQUANTIZE) for user in users)
+    return {"simulated": only and arguments_of(node).get("axis", 1) == 1}
 
 
 def _limit_quantize(node: Node) -> str | None:
@@ -129,6 +130,9 @@ def _limit_dequantize(node: Node) -> str | None:
         return f"{op_name(node.target)} from {given['dtype']}: only int8, uint8 and int32 are converted"
     if given.get("out_dtype") not in {None, torch.float32}:
         return f"{op_name(node.target)} to {given['out_dtype']}: torch rounds each step, OpenVINO the result"
+    zeros = given.get("zero_points")
+    if isinstance(zeros, Node) and value_of(zeros).dtype in _TYPES:
+        return f"{op_name(node.target)} with 8-bit zero points, from which torch subtracts in 8 bits"
     return None
 
 
