@@ -26,6 +26,7 @@ from torchserve_openvino.ops import where_of
 from torchserve_openvino.ops.kept import STAND_INS, restore
 from torchserve_openvino.ops.memory_order import without_base
 from torchserve_openvino.ops.padded_encoders import last_layers, zero_padding
+from torchserve_openvino.ops.round_trips import drop_round_trips
 from torchserve_openvino.ops.rules.complex_numbers import join_pairs
 from torchserve_openvino.report.tracker import GraphRecord
 
@@ -97,6 +98,7 @@ class OpenVINOBackend:
             start = time.perf_counter()
         restore(gm.graph)
         join_pairs(gm.graph)
+        drop_round_trips(gm.graph)
         # The saved tensors of a backward graph are new at each call: none is a constant.
         facts = private.GraphFacts() if stage == "backward" else private.graph_facts()
         decomposed = {name: dataclasses.asdict(each) for name, each in decomposed_ops(gm.graph).items()}

@@ -28,6 +28,7 @@ from torchserve_openvino.backend.upstream import _torch_kept
 from torchserve_openvino.backend.upstream import _torch_private as private
 from torchserve_openvino.ops import op_name, where_of
 from torchserve_openvino.ops.kept import STAND_INS, restore
+from torchserve_openvino.ops.round_trips import drop_round_trips
 from torchserve_openvino.ops.rules.complex_numbers import join_pairs
 from torchserve_openvino.report.tracker import GraphRecord
 
@@ -159,6 +160,7 @@ class ExportedModel:
         gm = _tidied(lowered.graph_module)
         restore(gm.graph)
         join_pairs(gm.graph)
+        drop_round_trips(gm.graph)
         where = next((found for node in gm.graph.nodes if (found := where_of(node))), "")
         record = tracker.add_graph(GraphRecord(f"export/{len(tracker.graphs)}", where, "inference", ops_total=0))
         graph = CompiledGraph(gm, binding.facts, self._settings, record)

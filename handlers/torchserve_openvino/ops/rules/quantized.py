@@ -16,6 +16,7 @@ import torch
 import torch.ao.quantization.fx._decomposed as _decomposed  # noqa: F401
 from openvino import Output
 from openvino import opset15 as ops
+from torch import Tensor
 from torch.fx import Node
 
 from torchserve_openvino.ops.names import arguments_of, op_name, value_of
@@ -136,6 +137,38 @@ def _limit_dequantize(node: Node) -> str | None:
     return None
 
 
+def _with_float32_scale(operator: Any) -> Any:
+    """Makes a decomposition that casts a float64 scale, as those that are computed from the input are."""
+
+    def decompose(x: Tensor, scale: Tensor, zero: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if scale.dtype is not torch.float64:
+            return NotImplemented
+        return operator(x, scale.to(torch.float32), zero, *args, **kwargs)
+
+    return decompose
+
+
+def _choose(x: Tensor, low: int, high: int, eps: float, dtype: torch.dtype) -> Any:
+    """Computes scale and zero point from the least and the largest value, as torch's `determine_qparams` does."""
+    if x.dtype is not torch.float32:
+        return NotImplemented
+    least, most = (found.reshape(1) for found in torch.aminmax(x))
+    least = least.clamp_max(0)
+    scale = ((most.clamp_min(0) - least) / float(high - low)).clamp_min(eps)
+    zero = (low - torch.round(least / scale)).clamp(low, high)
+    return scale.to(torch.float64), zero.to(torch.int64)
+
+
+def _choose_symmetric(x: Tensor, low: int, high: int, eps: float, dtype: torch.dtype) -> Any:
+    """As `_choose`, with the zero point in the middle."""
+    if x.dtype is not torch.float32:
+        return NotImplemented
+    least, most = (found.reshape(1) for found in torch.aminmax(x))
+    scale = (torch.maximum(-least.clamp_max(0), most.clamp_min(0)) / (float(high - low) / 2)).clamp_min(eps)
+    zero = torch.full((1,), 128 if dtype is torch.uint8 else 0, dtype=torch.int64)
+    return scale.to(torch.float64), zero
+
+
 declare(
     Rule(convert=_quantize_per_tensor, facts=_is_simulated, limit=_limit_quantize, saturates=True),
     _PACKETS.quantize_per_tensor.default,
@@ -151,3 +184,7 @@ declare(
     _PACKETS.dequantize_per_tensor.tensor,
 )
 declare(Rule(convert=_dequantize_per_channel, limit=_limit_dequantize), _PACKETS.dequantize_per_channel.default)
+declare(Rule(decompose=_choose), _PACKETS.choose_qparams.tensor)
+declare(Rule(decompose=_choose_symmetric), _PACKETS.choose_qparams_symmetric.tensor)
+for _packet in (_PACKETS.quantize_per_tensor, _PACKETS.dequantize_per_tensor):
+    declare(Rule(decompose=_with_float32_scale(_packet.tensor)), _packet.tensor)
