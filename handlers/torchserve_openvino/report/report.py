@@ -8,6 +8,7 @@ from typing import Any
 from torchserve_openvino.report import text
 from torchserve_openvino.report.cache_record import CacheRecord
 from torchserve_openvino.report.environment import environment
+from torchserve_openvino.report.kernel_record import Kernel, by_kind, precisions
 from torchserve_openvino.report.tracker import Fallback, Tracker
 
 SCHEMA = 1
@@ -110,19 +111,28 @@ class CompileReport:
             precision=str(t.config.get("effective_precision", "")),
         )
 
+    def kernels(self) -> list[Kernel]:
+        """Returns all kernels, with the average time of each up to now."""
+        t = self._tracker
+        return [kernel for graph in t.graphs for part in graph.partitions for kernel in t.kernels(part)]
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the whole report, JSON-safe, as described in docs/report.md."""
         t = self._tracker
-        graphs = []
+        graphs, kernels = [], []
         for graph in t.graphs:
             entry = dataclasses.asdict(graph)
             entry["ops_on_openvino"] = graph.ops_on_openvino
+            for part, shown in zip(graph.partitions, entry["partitions"], strict=True):
+                found = t.kernels(part)
+                shown |= {"precisions": precisions(found), "kernels": by_kind(found)}
+                kernels += found
             graphs.append(entry)
         plain = {
             "schema": SCHEMA,
             "environment": environment(),
             "config": t.config,
-            "summary": dataclasses.asdict(self.summary),
+            "summary": {**dataclasses.asdict(self.summary), "precisions": precisions(kernels)},
             "graphs": graphs,
             "fallbacks": [_shown(f) for f in t.fallbacks],
             "graph_breaks": [dataclasses.asdict(b) for b in t.graph_breaks],

@@ -3,6 +3,9 @@
 from typing import Any
 
 
+_MOST_KERNELS = 6
+
+
 def summary_line(report: dict[str, Any]) -> str:
     """Returns one line for the log; ``report`` is `CompileReport.to_dict()`."""
     s = report["summary"]
@@ -15,9 +18,15 @@ def summary_line(report: dict[str, Any]) -> str:
         f"{s['graphs']} graph(s), {s['partitions']} partition(s), fallbacks {s['fallbacks']}{detail}, "
         f"graph breaks {s['graph_breaks']}, recompiles {s['recompiles']}, "
         f"compiled in {s['compile_seconds']:.2f} s, device {s['device'] or '?'}, precision {s['precision'] or '?'}"
+        + (f" ({shares(found)} of the time)" if len(found := s.get("precisions", {})) > 1 else "")
         + (f", backend {backend}" if (backend := report["config"].get("backend")) else "")
         + (", not verified" if report["verify"].get("skipped") else "")
     )
+
+
+def shares(precisions: dict[str, float]) -> str:
+    """Returns ``u8 93 %, f32 7 %``."""
+    return ", ".join(f"{name} {share:.0%}".replace("%", " %") for name, share in precisions.items())
 
 
 def _first_line(text: str, width: int = 160) -> str:
@@ -81,6 +90,9 @@ def render(report: dict[str, Any]) -> str:
                 f"convert {part['convert_seconds']:.2f} s, compile {part['compile_seconds']:.2f} s"
                 + (" (from cache)" if part["from_cache"] else "")
             )
+            if kernels := part.get("kernels"):
+                words = [f"{each['count']}x {each['kind']} {each['precision']}" for each in kernels[:_MOST_KERNELS]]
+                lines.append(f"      kernels, longest first: {', '.join(words)}")
         for name, each in graph.get("decomposed", {}).items():
             into = ", ".join(f"{count}x {op}" for op, count in each["into"].items())
             lines.append(f"    decomposed: {each['count']}x {name} into {into}")

@@ -5,12 +5,13 @@ The backend appends to these records; `CompileReport` reads them. Nothing here i
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torchserve_openvino.config.vocabulary import FALLBACK_KINDS, FallbackKind
 from torchserve_openvino.report.cache_record import CacheRecord
+from torchserve_openvino.report.kernel_record import Kernel
 from torchserve_openvino.report.verify_record import VerifyRecord
 
 __all__ = [
@@ -160,6 +161,7 @@ class Tracker:
         self.timings: dict[str, float] = {}
         self.notes: list[str] = []
         self.builds = 0
+        self._kernels: dict[int, Callable[[], list[Kernel]]] = {}
 
     def add_graph(self, record: GraphRecord) -> GraphRecord:
         """Adds the record of a graph, sets its index and returns it; the backend fills in its partitions."""
@@ -272,6 +274,16 @@ class Tracker:
         with self._lock:
             self.revision += 1
             self.builds += 1
+
+    def watch_kernels(self, record: PartitionRecord, read: Callable[[], list[Kernel]]) -> None:
+        """Remembers how to ask a partition for its kernels; of several builds, the last is asked."""
+        with self._lock:
+            self._kernels[id(record)] = read
+
+    def kernels(self, record: PartitionRecord) -> list[Kernel]:
+        """Returns the kernels of a partition, with times up to now; none if it is not compiled, or was freed."""
+        read = self._kernels.get(id(record))
+        return read() if read is not None else []
 
     def set_config(self, name: str, value: Any) -> None:
         """Records one effective setting; its value must be JSON-safe."""

@@ -3,6 +3,7 @@
 import functools
 import os
 import time
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from openvino import opset13
 
 from torchserve_openvino.backend.conversion.fused_chains import NO_FUSION, crashes_plugin
 from torchserve_openvino.backend.runtime.own_weights import compile_from_file
+from torchserve_openvino.backend.runtime.kernels import kernels_of
 from torchserve_openvino.backend.spec import Interface
 from torchserve_openvino.backend.upstream._openvino_private import core
 from torchserve_openvino.report.tracker import PartitionRecord, Tracker
@@ -23,6 +25,9 @@ from torchserve_openvino.report.tracker import PartitionRecord, Tracker
 # model, about 1 MB each. Making one again is cheap, because oneDNN below it caches its last 1024 in a fifth of that
 # memory: 100 were as fast as 1000 with 16 lengths of an encoder, and with 6 batch sizes of a convolutional network.
 _KEPT_KERNELS = {"CPU_RUNTIME_CACHE_CAPACITY": 100}
+
+# Each kernel's time is counted: two reads of a clock, tens of nanoseconds.
+_TIMED = {"PERF_COUNT": True}
 
 
 @dataclass
@@ -83,7 +88,7 @@ def _crashes(model: ov.Model, device: str) -> str:
 def _properties(device: str, config: Mapping[str, Any], unfused_at: str = "") -> dict[str, Any]:
     if not _is_cpu(device):
         return dict(config)
-    return {**_KEPT_KERNELS, **(NO_FUSION if unfused_at else {}), **config}
+    return {**_KEPT_KERNELS, **_TIMED, **(NO_FUSION if unfused_at else {}), **config}
 
 
 def _built(
@@ -142,6 +147,9 @@ def note_built(built: Built, interface: Interface, record: PartitionRecord, trac
     record.compile_seconds += built.seconds
     record.from_cache = built.from_cache
     record.execution_devices = built.execution_devices
+    # Weakly: the report must not keep a model alive that was dropped.
+    compiled = weakref.ref(built.compiled)
+    tracker.watch_kernels(record, lambda: kernels_of(found) if (found := compiled()) is not None else [])
     if built.unfused_at:
         tracker.add_note(
             f"OpenVINO would crash while fusing elementwise operators at {built.unfused_at}: compiled without fusion"

@@ -1,0 +1,54 @@
+"""Kernels as plain data: which ran, at which precision, for how long."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One node of a compiled model that computes.
+
+    Attributes:
+        kind: The plugin's word, such as ``Convolution``.
+        precision: In which it computes: ``f32``, ``bf16``, ``f16``, ``u8``, ``i8``, ``u4``, ...
+        primitive: The implementation, such as ``brgconv_avx512_vnni_u8``.
+        operators: Names of the operations that were fused into it.
+        seconds: Average time of a call; None if it never ran, or its time is not counted.
+    """
+
+    kind: str
+    precision: str
+    primitive: str
+    operators: tuple[str, ...]
+    seconds: float | None
+
+
+def precisions(kernels: Iterable[Kernel]) -> dict[str, float]:
+    """Returns the share of time in each precision, largest first; the share of kernels if no time is known."""
+    known = list(kernels)
+    timed = any(kernel.seconds for kernel in known)
+    shares: dict[str, float] = defaultdict(float)
+    for kernel in known:
+        shares[kernel.precision] += (kernel.seconds or 0.0) if timed else 1.0
+    total = sum(shares.values())
+    found = {name: round(share / total, 4) for name, share in shares.items()}
+    return {name: share for name, share in sorted(found.items(), key=lambda each: -each[1]) if share}
+
+
+def by_kind(kernels: Iterable[Kernel]) -> list[dict[str, Any]]:
+    """Returns kernels of the same kind and precision together, those that take longest first."""
+    groups: dict[tuple[str, str], list[Kernel]] = defaultdict(list)
+    for kernel in kernels:
+        groups[kernel.kind, kernel.precision].append(kernel)
+    rows = [
+        {
+            "kind": kind,
+            "precision": precision,
+            "count": len(group),
+            "seconds": None if all(k.seconds is None for k in group) else round(sum(k.seconds or 0 for k in group), 7),
+        }
+        for (kind, precision), group in groups.items()
+    ]
+    return sorted(rows, key=lambda row: -(row["seconds"] or 0.0))
