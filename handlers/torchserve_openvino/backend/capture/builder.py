@@ -7,7 +7,7 @@ convert, and records the results.
 import functools
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from torchserve_openvino.backend.capture.fallback import fallback_for, laid_out
 from torchserve_openvino.backend.conversion.convert import ConversionError, Converted, convert
 from torchserve_openvino.backend.instrumentation import Observation
+from torchserve_openvino.backend.lowering.weight_integers import CLOSED, REFUSED, mark_closed
 from torchserve_openvino.backend.partitioning.partition import Part, Partitioned, RefusedNode, partition
 from torchserve_openvino.backend.routes.partition_cache import StoredPartition
 from torchserve_openvino.backend.routes.serialized_part import Blueprint
@@ -54,9 +55,13 @@ class GraphBuilder:
         gm: The lowered graph.
         settings: Settings of the model.
         record: The graph's record in the report.
+        static: Positions of inputs that are weights.
     """
 
-    def __init__(self, gm: GraphModule, settings: BackendSettings, record: GraphRecord) -> None:
+    def __init__(
+        self, gm: GraphModule, settings: BackendSettings, record: GraphRecord, static: Collection[int] = ()
+    ) -> None:
+        mark_closed(gm.graph, static)
         self._gm = gm
         self._settings = settings
         self._record = record
@@ -117,7 +122,11 @@ class GraphBuilder:
     # --- splitting --------------------------------------------------------------------------------------------
 
     def _refuse(self, node: Node) -> Refusal | None:
-        refusal = self._refused.get(op_name(node.target)) or self._settings.support.refuse(node)
+        refusal = self._settings.support.refuse(node)
+        if refusal is not None and refusal.kind == "unsupported_op" and CLOSED in node.meta:
+            # Computed in torch, once.
+            node.meta[REFUSED], refusal = refusal.reason, None
+        refusal = self._refused.get(op_name(node.target)) or refusal
         leave_out = self._settings.instrumentation.leave_out
         if refusal is None and leave_out is not None and (reason := leave_out(node)) is not None:
             return Refusal("disabled_op", reason)

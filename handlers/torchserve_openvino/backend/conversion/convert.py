@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import openvino as ov
@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from torchserve_openvino.backend.conversion.constant_parts import fold_constant_parts
 from torchserve_openvino.backend.conversion.convert_ts import convert_traced, named_by_torchscript
 from torchserve_openvino.backend.conversion.kernel_fusions import keep_kernels_apart
+from torchserve_openvino.backend.conversion.low_bits import pack_weights
 from torchserve_openvino.backend.conversion.mapped_ops import Mapped, replace_mapped
 from torchserve_openvino.backend.conversion.same_results import refuse_other_results
 from torchserve_openvino.backend.conversion.weight_packing import keep_orientations_apart
@@ -22,6 +23,7 @@ from torchserve_openvino.backend.lowering.folding import fold_casts
 from torchserve_openvino.backend.lowering.index_range import index_bounds
 from torchserve_openvino.backend.lowering.int_range import Limits, input_limits
 from torchserve_openvino.backend.lowering.rewrite import rewrite
+from torchserve_openvino.backend.lowering.weight_integers import UnfoldedError, folded
 from torchserve_openvino.backend.partitioning.partition import Part
 from torchserve_openvino.backend.spec import Bounds, Interface, ValueSpec, checked_spec, spec_of
 from torchserve_openvino.backend.upstream._openvino_private import fx_to_model
@@ -80,8 +82,9 @@ def convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mapping
 def _convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappings, converter: str) -> Converted:
     start = time.perf_counter()
     mapped = Mapped()
-    placeholders = part.graph.graph.find_nodes(op="placeholder")
     try:
+        part = replace(part, graph=folded(part.graph, constants))
+        placeholders = part.graph.graph.find_nodes(op="placeholder")
         runtime = tuple(i for i in range(len(part.arguments)) if i not in constants)
         inputs = tuple(spec_of(value_of(part.arguments[i])) for i in runtime)
         limits = _limits(part, constants)
@@ -103,6 +106,7 @@ def _convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappin
             refuse_other_results(model, graph.graph)
         _fit_inputs(model, inputs)
         _fit_outputs(model, (*outputs, *checked_spec(checks)))
+        pack_weights(model)
         keep_orientations_apart(model)
         keep_kernels_apart(model)
         fold_constant_parts(model)
@@ -111,6 +115,8 @@ def _convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappin
         if mapped.error is not None:
             raise ConversionError(str(mapped.error), frozenset({mapped.failed_op})) from mapped.error
         message = str(error) if isinstance(error, OpMappingError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, UnfoldedError):
+            raise ConversionError(str(error), frozenset({error.op})) from error
         named = frozenset(_OP_NAME.findall(message)) & part.op_counts.keys()
         if converter == "ts":
             named |= named_by_torchscript(message, part.op_counts)
