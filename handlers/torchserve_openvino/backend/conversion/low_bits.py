@@ -1,8 +1,8 @@
 """Makes 4-bit constants of weights that have few enough values, which OpenVINO multiplies without unpacking them.
 
 Such a weight is a chain of Convert, Subtract, Multiply and operators that only rearrange, from a constant of 8-bit
-integers to a matrix product. The chain that takes its place (`quantized/graph.py`) has the same values, bit by bit; a
-weight for which there is none stays as it is.
+integers to a matrix product. The chain that takes its place (`quantized/graph.py`) has the same values in float32, bit
+by bit; a weight for which there is none stays as it is. What a model computes in float16, OpenVINO computes in float32.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from torchserve_openvino.quantized.graph import ordered, product
 from torchserve_openvino.quantized.layer import QuantizedLinear
 
 _BYTES = {ov.Type.u8, ov.Type.i8}
+_NUMBERS = {ov.Type.f32, ov.Type.f16, ov.Type.i32, ov.Type.i64}
 # A smaller weight is not worth it.
 _LEAST = 1024
 _FEW = 16
@@ -131,7 +132,7 @@ def _number(node: Any) -> NDArray[Any] | None:
     kind = node.get_type_name()
     if kind == "Constant":
         return np.asarray(node.data)
-    if kind == "Convert" and node.get_output_element_type(0) in {ov.Type.f32, ov.Type.i32, ov.Type.i64}:
+    if kind == "Convert" and node.get_output_element_type(0) in _NUMBERS:
         found = _number(node.input_value(0).get_node())
         return None if found is None else found.astype(node.get_output_element_type(0).to_dtype())
     move = _MOVES.get(kind)

@@ -65,7 +65,9 @@ def input_limits(graph: GraphModule, constants: Mapping[str, torch.Tensor], know
     Raises:
         InexactValueError: No limit keeps the integers exact. The message names the operator.
     """
-    fixed = {name: _largest(tensor) for name, tensor in constants.items() if tensor.dtype in _CHECKED}
+    attributes = {node.name: getattr(graph, str(node.target)) for node in graph.graph.find_nodes(op="get_attr")}
+    tensors = {**{name: value for name, value in attributes.items() if isinstance(value, torch.Tensor)}, **constants}
+    fixed = {name: _largest(tensor) for name, tensor in tensors.items() if tensor.dtype in _CHECKED}
     for name, value in fixed.items():
         if value > INT32_MAX + 1:
             raise InexactValueError(f"int64 constant {name} holds {value}: OpenVINO computes int64 in 32 bits")

@@ -1,0 +1,112 @@
+"""Models that NNCF and torchao quantised, as they come: one partition, kernels of 8 and 4 bits, eager's answers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchserve_openvino as tov
+
+nncf = pytest.importorskip("nncf")
+
+
+class Net(nn.Module):
+    """Convolutions with a residual, pooling, a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.second, self.last = nn.Conv2d(16, 16, 3, padding=1), nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.first(x)).relu()
+        x = x + self.second(x).relu()
+        return self.last(nn.functional.max_pool2d(x, 2).mean((2, 3)))
+
+
+SHAPE = (2, 3, 16, 16)
+
+
+def exported(model: nn.Module, x: Tensor) -> Any:
+    return torch.export.export(model.eval(), (x,)).module(check_guards=False)
+
+
+def data() -> list[Tensor]:
+    noise = torch.Generator().manual_seed(1)
+    return [torch.randn(SHAPE, generator=noise) for _ in range(8)]
+
+
+def by_nncf(**how: Any) -> Any:
+    return nncf.quantize(exported(Net(), data()[0]), nncf.Dataset(data()), **how)
+
+
+def by_torchao(fold: bool, **how: Any) -> Any:
+    pt2e = pytest.importorskip("torchao.quantization.pt2e.quantize_pt2e")
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    quantizer = x86.X86InductorQuantizer()
+    quantizer.set_global(x86.get_default_x86_inductor_quantization_config(**how))
+    prepared = pt2e.prepare_pt2e(exported(Net(), data()[0]), quantizer)
+    with torch.no_grad():
+        for x in data():
+            prepared(x)
+    return pt2e.convert_pt2e(prepared, fold_quantize=fold)
+
+
+MADE: dict[str, Callable[[], Any]] = {
+    "nncf": by_nncf,
+    "nncf mixed": lambda: by_nncf(preset=nncf.QuantizationPreset.MIXED),
+    "torchao": lambda: by_torchao(True),
+    "torchao unfolded": lambda: by_torchao(False),
+    "torchao dynamic": lambda: by_torchao(True, is_dynamic=True),
+}
+
+
+@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_quantised_network(made: str, frozen: bool) -> None:
+    model = MADE[made]()
+    compiled = tov.compile(model, dynamic=False)
+    if frozen:
+        compiled.freeze()
+    with torch.no_grad():
+        for factor in (1.0, 0.1, 5.0):
+            x = torch.randn(SHAPE) * factor
+            expected = model(x)
+            # A value halfway between two integers may become either.
+            torch.testing.assert_close(compiled(x), expected, rtol=0, atol=0.02 * float(expected.abs().max()))
+    summary = compiled.report.to_dict()["summary"]
+    assert summary["coverage"] == 1.0 and summary["partitions"] == 1 and summary["fallbacks"] == 0
+    kernels = {(kernel.kind, kernel.precision) for kernel in compiled.report.kernels()}
+    if made != "torchao dynamic":
+        assert {("Convolution", "u8"), ("FullyConnected", "u8")} <= kernels
+        assert not {("Convolution", "f32"), ("FullyConnected", "f32")} & kernels
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "precision"),
+    [
+        ("INT8_ASYM", {}, "u8"),
+        ("INT8_SYM", {}, "i8"),
+        ("INT4_SYM", {"group_size": 64, "ratio": 1.0, "all_layers": True}, "u4"),
+        ("INT4_ASYM", {"group_size": 64, "ratio": 1.0, "all_layers": True}, "u4"),
+        ("INT4_SYM", {"group_size": -1, "ratio": 1.0, "all_layers": True}, "u4"),
+    ],
+)
+def test_compressed_weights(mode: str, options: dict[str, Any], precision: str) -> None:
+    layers = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.LayerNorm(256), nn.Linear(256, 64)).eval()
+    x = torch.randn(3, 128)
+    given = {"dataset": nncf.Dataset([x]), **options} if options else {}
+    model = nncf.compress_weights(exported(layers, x), mode=nncf.CompressWeightsMode[mode], **given)
+    compiled = tov.compile(model, dynamic=False)
+    with torch.no_grad():
+        for _ in range(2):
+            x = torch.randn(3, 128)
+            expected = model(x)
+            # NNCF's own layers multiply in float16.
+            torch.testing.assert_close(compiled(x), expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
+    assert compiled.report.summary.coverage == 1.0 and compiled.report.fallbacks == []
+    products = [kernel for kernel in compiled.report.kernels() if kernel.kind == "FullyConnected"]
+    assert {kernel.precision for kernel in products} == {precision} and len(products) == 2
