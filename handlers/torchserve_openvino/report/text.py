@@ -2,7 +2,6 @@
 
 from typing import Any
 
-
 _MOST_KERNELS = 6
 
 

@@ -36,7 +36,10 @@ class Packed(nn.Module):
                 return x @ ((w.float() - self.zero) * scale)
             case "groups":
                 groups = w.reshape(SIZE, 4, SIZE // 4).float() - 8
-                return x @ (groups * scale.reshape(SIZE, 1, 1) * torch.tensor([1.0, 2.0, 4.0, 8.0])[:, None]).flatten(1).t()
+                return (
+                    x
+                    @ (groups * scale.reshape(SIZE, 1, 1) * torch.tensor([1.0, 2.0, 4.0, 8.0])[:, None]).flatten(1).t()
+                )
             case "wraps around":
                 return x @ ((w - self.zero.to(torch.uint8)).float() * scale).t()
             case "is returned":

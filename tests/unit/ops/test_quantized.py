@@ -99,7 +99,9 @@ def test_any_quantisation(data: st.DataObject) -> None:
         halfway = halfway.flip(0) if form == "moved between" else halfway
         with torch.no_grad():
             expected, got = model(x), compiled(x)
-        for mine, theirs in zip(*((each if isinstance(each, tuple) else (each,)) for each in (got, expected)), strict=True):
+        for mine, theirs in zip(
+            *((each if isinstance(each, tuple) else (each,)) for each in (got, expected)), strict=True
+        ):
             same(mine, theirs, step, halfway)
     assert compiled.report.summary.coverage == 1.0 and compiled.report.fallbacks == []
 

@@ -140,9 +140,9 @@ def _narrow(value: torch.Tensor) -> torch.dtype | None:
     if not value.numel() or value.dtype not in (*_WIDE, torch.uint8, torch.int8):
         return None
     least, most = (int(each) for each in torch.aminmax(value.to(torch.int64)))
-    if 0 <= least and most <= 255:
+    if least >= 0 and most <= 255:
         return torch.uint8
-    return torch.int8 if -128 <= least and most <= 127 else None
+    return torch.int8 if least >= -128 and most <= 127 else None
 
 
 def _cast(node: Node, dtype: torch.dtype) -> Node:

@@ -15,8 +15,8 @@ import torch
 from openvino import opset13
 
 from torchserve_openvino.backend.conversion.fused_chains import NO_FUSION, crashes_plugin
-from torchserve_openvino.backend.runtime.own_weights import compile_from_file
 from torchserve_openvino.backend.runtime.kernels import kernels_of
+from torchserve_openvino.backend.runtime.own_weights import compile_from_file
 from torchserve_openvino.backend.spec import Interface
 from torchserve_openvino.backend.upstream._openvino_private import core
 from torchserve_openvino.report.tracker import PartitionRecord, Tracker

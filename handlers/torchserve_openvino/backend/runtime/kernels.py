@@ -36,5 +36,9 @@ def _kernel(operation: Any) -> Kernel | None:
     time = fact("execTimeMcs")
     names = tuple(name for name in fact("originalLayersNames").split(",") if name)
     return Kernel(
-        kind, fact("runtimePrecision").lower(), fact("primitiveType"), names, int(time) * 1e-6 if time.isdigit() else None
+        kind,
+        fact("runtimePrecision").lower(),
+        fact("primitiveType"),
+        names,
+        int(time) * 1e-6 if time.isdigit() else None,
     )

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import torch
-
-# Registers the operators.
-import torch.ao.quantization.fx._decomposed as _decomposed  # noqa: F401
 from openvino import Output
 from openvino import opset15 as ops
 from torch import Tensor
+
+# Registers the operators.
+from torch.ao.quantization.fx import _decomposed  # noqa: F401
 from torch.fx import Node
 
 from torchserve_openvino.ops.names import arguments_of, op_name, value_of

@@ -1,0 +1,133 @@
+"""What a quantised model loses against f32: the share of right classes, F1, agreement, or similarity of outputs."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from torchserve_openvino.config.quantize_section import Metric
+from torchserve_openvino.errors import PackagingError
+from torchserve_openvino.packaging.quantizing.samples import Sample, Samples
+
+Run = Callable[..., Any]
+Measure = Literal["top1", "f1", "agreement", "cosine"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """How a model did.
+
+    Attributes:
+        value: Of the metric, 0 to 1 (cosine: -1 to 1); more is better.
+        seconds: Median time of a call.
+    """
+
+    value: float
+    seconds: float
+
+
+class Judge:
+    """Compares models on the same requests.
+
+    Args:
+        samples: The requests.
+        metric: `handler.openvino.quantize.evaluation.metric`.
+        f32: The model in f32.
+
+    Attributes:
+        metric: What is measured.
+        reference: How the model in f32 did.
+
+    Raises:
+        PackagingError: The metric needs classes that are not given, or outputs that the model does not have.
+    """
+
+    def __init__(self, samples: Samples, metric: Metric, f32: Run) -> None:
+        self._samples = samples.items
+        self._outputs, seconds = _answers(f32, self._samples)
+        self._labels = [sample.label for sample in self._samples]
+        first = self._outputs[0][0]
+        classes = first.dim() == 2 and first.shape[1] > 1 and first.is_floating_point()
+        self.metric = _metric(metric, labelled=None not in self._labels, classes=classes)
+        self.reference = Score(self._value(self._outputs), seconds)
+
+    def score(self, run: Run) -> Score:
+        """Returns how a model does."""
+        outputs, seconds = _answers(run, self._samples)
+        return Score(self._value(outputs), seconds)
+
+    def distance(self, run: Run, most: int) -> float:
+        """Returns the mean squared difference to f32, over the first requests, relative to the outputs' own squares."""
+        found = _answers(run, self._samples[:most])[0]
+        pairs = [
+            pair for ours, theirs in zip(found, self._outputs, strict=False) for pair in zip(ours, theirs, strict=True)
+        ]
+        floats = [(a.double(), b.double()) for a, b in pairs if b.is_floating_point()]
+        scale = sum(float(b.square().sum()) for _, b in floats)
+        return sum(float((a - b).square().sum()) for a, b in floats) / max(scale, 1e-30)
+
+    def _value(self, outputs: Sequence[Sequence[Tensor]]) -> float:
+        if self.metric == "cosine":
+            return statistics.fmean(map(_cosine, outputs, self._outputs))
+        found = [int(each[0].argmax(-1)) for each in outputs]
+        if self.metric == "agreement":
+            wanted = [int(each[0].argmax(-1)) for each in self._outputs]
+        else:
+            wanted = [label for label in self._labels if label is not None]
+        if self.metric == "f1":
+            return _macro_f1(found, wanted)
+        return statistics.fmean(float(a == b) for a, b in zip(found, wanted, strict=True))
+
+
+def _metric(asked: Metric, *, labelled: bool, classes: bool) -> Measure:
+    if asked == "auto":
+        if labelled:
+            return "top1"
+        return "agreement" if classes else "cosine"
+    if asked in {"top1", "f1"} and not labelled:
+        raise PackagingError(f"quantize.evaluation.metric: {asked} needs quantize.evaluation.labels.")
+    if asked in {"top1", "f1", "agreement"} and not classes:
+        raise PackagingError(
+            f"quantize.evaluation.metric: {asked} needs a model whose first output is [items, classes]; use cosine."
+        )
+    return asked
+
+
+def _answers(run: Run, samples: Sequence[Sample]) -> tuple[list[list[Tensor]], float]:
+    """Returns the output tensors for each request, and the median time."""
+    outputs, times = [], []
+    with torch.no_grad():
+        for sample in samples:
+            args, kwargs = sample.inputs
+            start = time.perf_counter()
+            found = run(*args, **kwargs)
+            times.append(time.perf_counter() - start)
+            leaves = [leaf for leaf in pytree.tree_leaves(found) if isinstance(leaf, Tensor)]
+            if not leaves:
+                raise PackagingError("the model returns no tensors, so that its accuracy can't be measured.")
+            outputs.append([leaf.detach().clone() for leaf in leaves])
+    return outputs, statistics.median(times)
+
+
+def _cosine(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
+    a, b = (
+        torch.cat([each.double().flatten() for each in some if each.is_floating_point()]) for some in (ours, theirs)
+    )
+    if not bool(a.isfinite().all()):
+        return -1.0
+    norms = float(a.norm() * b.norm())
+    return float(a @ b) / norms if norms else float(torch.equal(a, b))
+
+
+def _macro_f1(found: Sequence[int], wanted: Sequence[int]) -> float:
+    """Returns the mean of the F1 of all classes that are wanted or found: ``2 right / (wanted + found)``."""
+    scores = []
+    for each in {*found, *wanted}:
+        right = sum(a == b == each for a, b in zip(found, wanted, strict=True))
+        scores.append(2 * right / (found.count(each) + wanted.count(each)))
+    return statistics.fmean(scores)

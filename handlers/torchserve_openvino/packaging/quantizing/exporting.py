@@ -1,0 +1,140 @@
+"""Exports a model with batch sizes left open, and quantises it with NNCF."""
+
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from torchserve_openvino.config.quantize_section import QuantizeSection
+from torchserve_openvino.errors import PackagingError
+from torchserve_openvino.packaging.quantizing.samples import Sample, distinct_shapes
+from torchserve_openvino.serving.shapes.input_spec import Inputs
+
+_GROUPS = (64, 32, 16)
+
+
+def exported(model: nn.Module, samples: Sequence[Sample]) -> tuple[torch.export.ExportedProgram, Inputs]:
+    """Exports a model.
+
+    Args:
+        model: In eager PyTorch.
+        samples: What it is called with; sizes in which these differ are left open, as is the batch.
+
+    Returns:
+        The program, and the inputs that it was exported with, of two items.
+
+    Raises:
+        PackagingError: torch.export can't express the model.
+    """
+    shapes = [_shapes(sample.inputs) for sample in distinct_shapes(samples)]
+    inputs = _doubled(samples[0].inputs)
+    open_axes = [
+        {0: torch.export.Dim.DYNAMIC}
+        | {axis: torch.export.Dim.DYNAMIC for axis in range(1, len(first)) if len({s[place][axis] for s in shapes}) > 1}
+        for place, first in enumerate(shapes[0])
+    ]
+    leaves, spec = pytree.tree_flatten(inputs)
+    which = iter(open_axes)
+    dynamic = pytree.tree_unflatten([next(which) if isinstance(each, torch.Tensor) else None for each in leaves], spec)
+    args, kwargs = dynamic
+    names = [*_positional(model, len(args))]
+    try:
+        with torch.no_grad():
+            program = torch.export.export(
+                model.eval(), *inputs, dynamic_shapes={**dict(zip(names, args, strict=True)), **kwargs}, strict=False
+            )
+    except Exception as error:
+        line = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        raise PackagingError(
+            f"torch.export can't express the model, so it can't be quantised: {type(error).__name__}: {line}"
+        ) from error
+    return program, inputs
+
+
+def _positional(model: nn.Module, count: int) -> list[str]:
+    import inspect
+
+    return list(inspect.signature(model.forward).parameters)[:count]
+
+
+def _shapes(inputs: Inputs) -> list[tuple[int, ...]]:
+    return [tuple(leaf.shape) for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+
+
+def _doubled(inputs: Inputs) -> Inputs:
+    """Returns a batch of two: torch.export takes a size of 1 for a constant."""
+    found: Inputs = pytree.tree_map_only(torch.Tensor, lambda each: torch.cat([each, each]), inputs)
+    return found
+
+
+def quantised(program: torch.export.ExportedProgram, section: QuantizeSection, samples: Sequence[Sample]) -> Any:
+    """Quantises an exported program.
+
+    Args:
+        program: From `exported`.
+        section: How.
+        samples: For calibration.
+
+    Returns:
+        A GraphModule with the same inputs and outputs.
+
+    Raises:
+        PackagingError: NNCF is not installed, or refuses the model or an option.
+    """
+    try:
+        import nncf
+    except ImportError as error:
+        raise PackagingError(
+            f"--quantize needs nncf ({error}): pip install 'torchserve-openvino[quantize]'."
+        ) from error
+    nncf.set_log_level(logging.WARNING)
+    module = program.module(check_guards=False)
+    data = nncf.Dataset([sample.inputs for sample in samples], _called(module))
+    ignored = nncf.IgnoredScope(patterns=section.ignored.names, types=section.ignored.types, validate=False)
+    try:
+        if section.method == "int8":
+            return nncf.quantize(
+                module, data, subset_size=len(samples), fast_bias_correction=section.fast_bias_correction,
+                preset=nncf.QuantizationPreset(section.preset), ignored_scope=ignored, **_smooth(nncf, section),
+            )  # fmt: skip
+        if section.method == "int8_weights":
+            return nncf.compress_weights(module, mode=nncf.CompressWeightsMode.INT8_ASYM, ignored_scope=ignored)
+        size = section.group_size if section.group_size is not None else _group_for(module)
+        return nncf.compress_weights(
+            module, mode=nncf.CompressWeightsMode.INT4_SYM, group_size=size, ratio=1.0, dataset=data,
+            ignored_scope=ignored, all_layers=True,
+        )  # fmt: skip
+    except (RuntimeError, ValueError, nncf.errors.NNCFError if hasattr(nncf, "errors") else RuntimeError) as error:
+        raise PackagingError(f"NNCF can't quantise the model by {section.method}: {error}") from error
+
+
+def _smooth(nncf: Any, section: QuantizeSection) -> dict[str, Any]:
+    if section.smooth_quant is None:
+        return {}
+    alphas = nncf.AdvancedSmoothQuantParameters(matmul=section.smooth_quant)
+    return {
+        "model_type": nncf.ModelType.TRANSFORMER,
+        "advanced_parameters": nncf.AdvancedQuantizationParameters(smooth_quant_alphas=alphas),
+    }
+
+
+def _called(module: nn.Module) -> Any:
+    """NNCF calls a model with one value, or with a dictionary; so inputs are given as they are flattened."""
+
+    def flat(inputs: Inputs) -> Any:
+        args, kwargs = inputs
+        if kwargs and not args:
+            return dict(kwargs)
+        return args[0] if len(args) == 1 and not kwargs else (*args, *kwargs.values())
+
+    return flat
+
+
+def _group_for(module: GraphModule) -> int:
+    rows = [p.shape[1] for name, p in module.named_parameters() if p.dim() == 2 and re.search("weight", name)]
+    return next((size for size in _GROUPS if rows and all(row % size == 0 for row in rows)), -1)

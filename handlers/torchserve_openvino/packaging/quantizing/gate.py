@@ -1,0 +1,142 @@
+"""Keeps a quantised model only if it loses little; leaves the layers in f32 that cost the most, if that helps."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from torchserve_openvino.backend import CompiledModule
+from torchserve_openvino.errors import PackagingError
+from torchserve_openvino.packaging.quantizing.accuracy import Judge, Score
+from torchserve_openvino.packaging.quantizing.layers import layers_of, without
+
+logger = logging.getLogger(__name__)
+
+# Requests on which the cost of each layer is estimated, in eager PyTorch.
+_PROBES = 16
+
+
+@dataclass(frozen=True)
+class Step:
+    """A version of the model that was tried.
+
+    Attributes:
+        in_f32: How many layers compute in f32.
+        added: Names of those that the version before did not leave in f32.
+        value: Of the metric.
+        drop: Its loss against f32.
+        milliseconds: Median time of a call.
+    """
+
+    in_f32: int
+    added: tuple[str, ...]
+    value: float
+    drop: float
+    milliseconds: float
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was compared.
+
+    Attributes:
+        metric: What was measured.
+        items: Number of requests.
+        f32: Its value in f32.
+        f32_milliseconds: Median time of a call in f32.
+        steps: The versions that were tried, the last of which is kept.
+        in_f32: Layers that are left in f32.
+    """
+
+    metric: str
+    items: int
+    f32: float
+    f32_milliseconds: float
+    steps: tuple[Step, ...]
+    in_f32: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns it JSON-safe."""
+        return asdict(self)
+
+
+Compile = Callable[[nn.Module], CompiledModule]
+
+
+def gated(
+    model: GraphModule, judge: Judge, items: int, max_drop: float, compile: Compile, *, mixes: bool
+) -> tuple[GraphModule, Proof]:
+    """Returns the fastest version of a quantised model that loses little enough.
+
+    Args:
+        model: The quantised model.
+        judge: Knows the requests, and the answers in f32.
+        items: How many requests it knows.
+        max_drop: `handler.openvino.quantize.max_drop`.
+        compile: Compiles a version, as it will be served.
+        mixes: Whether layers may be left in f32.
+
+    Raises:
+        PackagingError: No version loses little enough.
+    """
+    reference, steps = judge.reference, list[Step]()
+    names = _by_cost(model, judge) if mixes else []
+    count, last = 0, list[str]()
+    passed: tuple[int, GraphModule] | None = None
+    failed = -1
+    while True:
+        tried = without(model, frozenset(names[:count])) if count else model
+        score = _served(judge, compile, tried)
+        drop = reference.value - score.value
+        added = tuple(name for name in names[:count] if name not in last)
+        steps.append(Step(count, added, round(score.value, 6), round(drop, 6), round(score.seconds * 1e3, 3)))
+        last = names[:count]
+        logger.info(
+            "%d layer(s) in f32: %s %.4f (f32 %.4f), %.2f ms", count, judge.metric, score.value, reference.value,
+            score.seconds * 1e3,
+        )  # fmt: skip
+        if drop <= max_drop:
+            passed = count, tried
+        else:
+            failed = count
+        if passed is None and failed >= len(names):
+            raise PackagingError(_refusal(judge, reference, steps, max_drop, mixes=bool(names)))
+        if passed is not None and passed[0] - failed <= 1:
+            break
+        # Twice as many until some version passes; then the middle between that and the last that failed.
+        count = min(len(names), max(1, 2 * count)) if passed is None else (passed[0] + failed) // 2
+    kept = names[: passed[0]]
+    proof = Proof(
+        judge.metric, items, round(reference.value, 6), round(reference.seconds * 1e3, 3), tuple(steps), tuple(kept)
+    )
+    return passed[1], proof
+
+
+def _served(judge: Judge, compile: Compile, model: GraphModule) -> Score:
+    compiled = compile(model)
+    try:
+        return judge.score(compiled)
+    finally:
+        compiled.drop()
+        torch.compiler.reset()
+
+
+def _by_cost(model: GraphModule, judge: Judge) -> list[str]:
+    """Returns the layers in the order of what each costs: how much nearer the outputs come if it alone is in f32."""
+    whole = judge.distance(model, _PROBES)
+    gains = {name: whole - judge.distance(without(model, {name}), _PROBES) for name in layers_of(model)}
+    return sorted(gains, key=lambda name: -gains[name])
+
+
+def _refusal(judge: Judge, reference: Score, steps: list[Step], max_drop: float, *, mixes: bool) -> str:
+    first, last = steps[0], steps[-1]
+    also = f"; with all layers in f32 but for their weights, {last.value:.4f}" if mixes else ""
+    return (
+        f"quantised, the model loses too much: {judge.metric} is {first.value:.4f}, and {reference.value:.4f} in f32, "
+        f"{first.drop:.4f} less{also}; quantize.max_drop is {max_drop:g}. More or other calibration data, preset: mixed, "
+        "fast_bias_correction: false or smooth_quant may help."
+    )
