@@ -40,9 +40,9 @@ class EvaluationSection(TaskSection):
 class IgnoredSection(TaskSection):
     """What stays in f32."""
 
-    names: list[str] = []
+    names: tuple[str, ...] = ()
     """Regular expressions for names of layers, as the table of `package --quantize` shows them."""
-    types: list[str] = []
+    types: tuple[str, ...] = ()
     """Operators, such as `aten.softmax.int`, or NNCF's names of them."""
 
 
@@ -61,8 +61,8 @@ class QuantizeSection(TaskSection):
     smooth_quant: Annotated[float, Field(ge=0, le=1)] | None = None
     """Moves the range of activations into the weights, by this share, in layers of transformers."""
     group_size: Annotated[int, Field(ge=-1)] | None = None
-    """For `int4_weights`: how many weights of a row share a scale; -1 for the whole row. Unset: 64, or the largest power
-    of two from 16 that divides all rows."""
+    """For `int4_weights`: how many weights of a row share a scale; -1 for the whole row. Unset: 64, or the largest
+    power of two from 16 that divides all rows."""
     ignored: IgnoredSection = IgnoredSection()
     """Layers that stay as they are."""
     evaluation: EvaluationSection = EvaluationSection()

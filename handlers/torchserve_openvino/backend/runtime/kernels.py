@@ -35,10 +35,5 @@ def _kernel(operation: Any) -> Kernel | None:
         return None
     time = fact("execTimeMcs")
     names = tuple(name for name in fact("originalLayersNames").split(",") if name)
-    return Kernel(
-        kind,
-        fact("runtimePrecision").lower(),
-        fact("primitiveType"),
-        names,
-        int(time) * 1e-6 if time.isdigit() else None,
-    )
+    seconds = int(time) * 1e-6 if time.isdigit() else None
+    return Kernel(kind, fact("runtimePrecision").lower(), fact("primitiveType"), names, seconds)

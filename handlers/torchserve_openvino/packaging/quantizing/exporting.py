@@ -95,7 +95,7 @@ def quantised(program: torch.export.ExportedProgram, section: QuantizeSection, s
     nncf.set_log_level(logging.WARNING)
     module = program.module(check_guards=False)
     data = nncf.Dataset([sample.inputs for sample in samples], _called(module))
-    ignored = nncf.IgnoredScope(patterns=section.ignored.names, types=section.ignored.types, validate=False)
+    ignored = nncf.IgnoredScope(patterns=list(section.ignored.names), types=list(section.ignored.types), validate=False)
     try:
         if section.method == "int8":
             return nncf.quantize(
@@ -109,7 +109,8 @@ def quantised(program: torch.export.ExportedProgram, section: QuantizeSection, s
             module, mode=nncf.CompressWeightsMode.INT4_SYM, group_size=size, ratio=1.0, dataset=data,
             ignored_scope=ignored, all_layers=True,
         )  # fmt: skip
-    except (RuntimeError, ValueError, nncf.errors.NNCFError if hasattr(nncf, "errors") else RuntimeError) as error:
+    except Exception as error:
+        # NNCF has errors of many classes; some are those of the model's own operators.
         raise PackagingError(f"NNCF can't quantise the model by {section.method}: {error}") from error
 
 

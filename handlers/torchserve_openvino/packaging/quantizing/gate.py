@@ -48,8 +48,8 @@ class Proof:
         items: Number of requests.
         f32: Its value in f32.
         f32_milliseconds: Median time of a call in f32.
-        steps: The versions that were tried, the last of which is kept.
-        in_f32: Layers that are left in f32.
+        steps: The versions that were tried, in order.
+        in_f32: Layers that are left in f32 in the version that is kept.
     """
 
     metric: str
@@ -137,6 +137,6 @@ def _refusal(judge: Judge, reference: Score, steps: list[Step], max_drop: float,
     also = f"; with all layers in f32 but for their weights, {last.value:.4f}" if mixes else ""
     return (
         f"quantised, the model loses too much: {judge.metric} is {first.value:.4f}, and {reference.value:.4f} in f32, "
-        f"{first.drop:.4f} less{also}; quantize.max_drop is {max_drop:g}. More or other calibration data, preset: mixed, "
-        "fast_bias_correction: false or smooth_quant may help."
+        f"{first.drop:.4f} less{also}; quantize.max_drop is {max_drop:g}. More or other calibration data, preset: "
+        "mixed, fast_bias_correction: false or smooth_quant may help."
     )

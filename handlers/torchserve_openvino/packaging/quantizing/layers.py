@@ -21,10 +21,12 @@ def _quantised_inputs(node: Node) -> Iterator[tuple[Node, Node]]:
         return
     for source in node.all_input_nodes:
         before = source.args[0] if _is(source, _DEQUANTIZE) else None
-        if isinstance(before, Node) and _is(before, _QUANTIZE) and isinstance(before.args[0], Node):
-            # A constant is a weight.
-            if before.args[0].op != "get_attr":
-                yield source, before.args[0]
+        if not (isinstance(before, Node) and _is(before, _QUANTIZE)):
+            continue
+        first = before.args[0]
+        # A constant is a weight.
+        if isinstance(first, Node) and first.op != "get_attr":
+            yield source, first
 
 
 def _is(node: Node, prefix: str) -> bool:

@@ -1,0 +1,165 @@
+"""Quantising and its proof, on a small network that is trained here on scikit-learn's digits."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+import torchserve_openvino as tov
+from torchserve_openvino.config.quantize_section import QuantizeSection
+from torchserve_openvino.errors import PackagingError
+from torchserve_openvino.packaging.quantizing.accuracy import Judge
+from torchserve_openvino.packaging.quantizing.exporting import exported, quantised
+from torchserve_openvino.packaging.quantizing.gate import gated
+from torchserve_openvino.packaging.quantizing.layers import layers_of, without
+from torchserve_openvino.packaging.quantizing.samples import Sample, Samples, read
+
+pytest.importorskip("nncf")
+
+TRAINED = 1200
+
+
+class Digits(nn.Module):
+    """Two convolutions and two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
+            nn.MaxPool2d(2), nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Tensor, Tensor]:
+    found = load_digits()
+    return torch.from_numpy(found.images).float()[:, None] / 16, torch.from_numpy(found.target)
+
+
+@pytest.fixture(scope="module")
+def trained(digits: tuple[Tensor, Tensor]) -> nn.Module:
+    images, labels = (each[:TRAINED] for each in digits)
+    torch.manual_seed(0)
+    model = Digits()
+    optimizer = torch.optim.Adam(model.parameters(), 2e-3)
+    for _ in range(12):
+        for batch in torch.randperm(TRAINED).split(64):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+            optimizer.step()
+    return model.eval()
+
+
+def samples(digits: tuple[Tensor, Tensor], first: int, count: int, *, labelled: bool = True) -> Samples:
+    images, labels = digits
+    places = range(first, first + count)
+    return Samples(
+        tuple(Sample(str(n), ((images[n : n + 1],), {}), int(labels[n]) if labelled else None) for n in places), ""
+    )
+
+
+def compiled(model: nn.Module) -> Any:
+    return tov.compile(model, dynamic=False)
+
+
+@pytest.fixture(scope="module")
+def int8(trained: nn.Module, digits: tuple[Tensor, Tensor]) -> Any:
+    section = QuantizeSection.model_validate({"method": "int8", "calibration": {"data": "x"}})
+    calibration = samples(digits, 0, 100)
+    return quantised(exported(trained, calibration.items)[0], section, calibration.items)
+
+
+def test_int8_is_within_a_point_of_f32(trained: nn.Module, digits: tuple[Tensor, Tensor], int8: Any) -> None:
+    held_out = samples(digits, TRAINED, 400)
+    judge = Judge(held_out, "auto", trained)
+    kept, proof = gated(int8, judge, 400, 0.01, compiled, mixes=True)
+    assert proof.metric == "top1" and proof.f32 > 0.9 and proof.items == 400
+    assert kept is int8 and proof.in_f32 == () and len(proof.steps) == 1 and proof.steps[0].drop <= 0.01
+    assert {"u8"} == {
+        kernel.precision for kernel in served(kept, digits) if kernel.kind in {"Convolution", "FullyConnected"}
+    }
+
+
+def served(model: nn.Module, digits: tuple[Tensor, Tensor]) -> list[Any]:
+    found = compiled(model)
+    with torch.no_grad():
+        torch.testing.assert_close(found(digits[0][:2]), model(digits[0][:2]), rtol=0, atol=0.1)
+    return found.report.kernels()
+
+
+def test_layers_that_cost_much_stay_in_f32(trained: nn.Module, digits: tuple[Tensor, Tensor]) -> None:
+    """One layer sees values in service that calibration did not: dark pictures for bright ones."""
+    section = QuantizeSection.model_validate({"method": "int8", "calibration": {"data": "x"}})
+    dark = Samples(
+        tuple(Sample(s.name, ((s.inputs[0][0] * 0.02,), {}), s.label) for s in samples(digits, 0, 50).items), ""
+    )
+    model = quantised(exported(trained, dark.items)[0], section, dark.items)
+    judge = Judge(samples(digits, TRAINED, 200), "auto", trained)
+    kept, proof = gated(model, judge, 200, 0.01, compiled, mixes=True)
+    assert proof.steps[0].drop > 0.1 and 0 < len(proof.in_f32) <= len(layers_of(model))
+    assert layers_of(kept) == [name for name in layers_of(model) if name not in proof.in_f32]
+    final = next(step for step in proof.steps if step.in_f32 == len(proof.in_f32))
+    assert final.drop <= 0.01
+    with pytest.raises(PackagingError, match=r"top1 is 0\.\d+, and 0\.9\d+ in f32.*max_drop is 0\.01"):
+        gated(model, judge, 200, 0.01, compiled, mixes=False)
+
+
+def test_a_layer_in_f32_takes_its_input_as_it_is(int8: Any, digits: tuple[Tensor, Tensor]) -> None:
+    names = layers_of(int8)
+    assert len(names) == 4
+    alone = without(int8, {names[0]})
+    assert layers_of(alone) == names[1:] and layers_of(int8) == names
+    kinds = [(kernel.kind, kernel.precision) for kernel in served(alone, digits)]
+    assert ("Convolution", "f32") in kinds and ("Convolution", "u8") in kinds
+
+
+def test_without_labels_f32_is_right(trained: nn.Module, digits: tuple[Tensor, Tensor], int8: Any) -> None:
+    judge = Judge(samples(digits, TRAINED, 100, labelled=False), "auto", trained)
+    assert judge.metric == "agreement" and judge.reference.value == 1.0 and judge.score(int8).value >= 0.98
+    cosine = Judge(samples(digits, TRAINED, 100, labelled=False), "cosine", trained)
+    assert 0.99 < cosine.score(int8).value <= 1.0
+    f1 = Judge(samples(digits, TRAINED, 100), "f1", trained)
+    assert 0.9 < f1.reference.value <= 1.0
+    with pytest.raises(PackagingError, match="needs quantize.evaluation.labels"):
+        Judge(samples(digits, TRAINED, 10, labelled=False), "top1", trained)
+
+
+def test_batch_sizes_stay_open(trained: nn.Module, digits: tuple[Tensor, Tensor], int8: Any) -> None:
+    again = torch.export.export(int8, (digits[0][:2],), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+    model = again.module(check_guards=False)
+    for count in (1, 3, 8):
+        torch.testing.assert_close(model(digits[0][:count]), int8(digits[0][:count]))
+
+
+def test_what_can_not_be_read_says_why(tmp_path: Path) -> None:
+    def no(body: bytes) -> Any:
+        raise ValueError("not a picture")
+
+    key = "quantize.calibration"
+    with pytest.raises(PackagingError, match="neither a folder of requests nor a .npz file"):
+        read(tmp_path / "none", 10, None, no, key)
+    with pytest.raises(PackagingError, match="holds no requests"):
+        read(tmp_path, 10, None, no, key)
+    (tmp_path / "a.png").write_bytes(b"x")
+    with pytest.raises(PackagingError, match=r"does not answer a\.png: not a picture"):
+        read(tmp_path, 10, None, no, key)
+    labels = tmp_path / "labels.json"
+    labels.write_text('{"b.png": 1}')
+    with pytest.raises(PackagingError, match=r"no class for a\.png"):
+        read(tmp_path, 10, labels, no, key)
+    np.savez(tmp_path / "two.npz", a=np.zeros((3, 2), np.float32), b=np.zeros((4, 2), np.float32))
+    with pytest.raises(PackagingError, match="as many items each"):
+        read(tmp_path / "two.npz", 10, None, no, key)
+    np.savez(tmp_path / "evil.npz", np.array([{"x": 1}], dtype=object))
+    with pytest.raises(PackagingError, match="can't be read"):
+        read(tmp_path / "evil.npz", 10, None, no, key)
+    np.savez(tmp_path / "one.npz", np.arange(6, dtype=np.float32).reshape(3, 2))
+    found = read(tmp_path / "one.npz", 2, None, no, key)
+    assert len(found) == 2 and found.items[1].inputs[0][0].tolist() == [[2.0, 3.0]] and len(found.digest) == 64
