@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -97,6 +98,20 @@ def package(
             "(install_py_dep_per_model=true).",
         ),
     ] = False,
+    quantize: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METHOD",
+            help="int8, int8_weights or int4_weights, instead of handler.openvino.quantize.method.",
+            show_default=False,
+        ),
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --quantize: a folder of requests, or a .npz file of inputs.", exists=True, show_default=False
+        ),
+    ] = None,
     precompile: Annotated[
         bool, typer.Option("--precompile", help="Load the model once and put the compiled graphs into the archive.")
     ] = False,
@@ -127,6 +142,8 @@ def package(
         torchserve-openvino package --hf FOLDER --task token-classification --precompile
 
         torchserve-openvino package --timm resnet10t --weights resnet10t.safetensors
+
+        torchserve-openvino package ... --quantize int8 --calibration photos/
 
         torchserve-openvino package ... --precompile --level avx2 --level avx512
 
@@ -177,7 +194,7 @@ def package(
             raise typer.BadParameter(f"the handlers read index_to_name.json; rename {index_to_name.name}.")
         result = _make(
             model_name, arguments, extra, requirements_file, bundle_package, precompile, level or [], target, named,
-            pretrained,
+            pretrained, _Quantising(quantize, calibration, config_file.parent if config_file else Path()),
         )  # fmt: skip
     except PackagingError as error:
         fail(str(error))
@@ -194,6 +211,34 @@ def package(
     console.print(f"{target}: {result['bytes'] / 1e6:.1f} MB")
 
 
+@dataclass(frozen=True)
+class _Quantising:
+    """What the command line says of `handler.openvino.quantize`, and the folder to which paths are relative."""
+
+    method: str | None
+    calibration: Path | None
+    beside: Path
+
+    def write(self, folder: Path) -> None:
+        """Puts it into the archive's YAML."""
+        import yaml
+
+        from torchserve_openvino.serving.loading.archive import model_of
+
+        if self.method is None and self.calibration is None:
+            return
+        name = model_of(folder).get("configFile")
+        if name is None:
+            raise PackagingError("--quantize needs a --config-file.")
+        document = yaml.safe_load((folder / name).read_text(encoding="utf-8")) or {}
+        section = document.setdefault("handler", {}).setdefault("openvino", {}).setdefault("quantize", {})
+        if self.method is not None:
+            section["method"] = self.method
+        if self.calibration is not None:
+            section.setdefault("calibration", {})["data"] = str(self.calibration.resolve())
+        (folder / name).write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+
+
 def _make(
     name: str,
     arguments: list[str],
@@ -205,6 +250,7 @@ def _make(
     target: Path,
     named: list[Path],
     pretrained: "HubModel | None",
+    quantising: "_Quantising",
 ) -> dict[str, Any]:
     from torchserve_openvino.packaging import archive, hub
     from torchserve_openvino.packaging.check import check_folder
@@ -236,14 +282,21 @@ def _make(
             archive.extract(archive.run_archiver(arguments, name, work), folder)
             if pretrained is not None:
                 hub.put_into(folder, pretrained)
+            quantising.write(folder)
             # The archive may be served by another machine, which has the device.
-            if problems := check_folder(folder, check_device=False).problems:
-                raise PackagingError("a worker would not serve it: " + "; ".join(problems))
+            checked = check_folder(folder, check_device=False)
+            if checked.problems:
+                raise PackagingError("a worker would not serve it: " + "; ".join(checked.problems))
+            quantised = None
+            if checked.config.openvino.quantize.method is not None:
+                from torchserve_openvino.packaging.quantizing.archive import quantize
+
+                quantised = quantize(folder, quantising.beside, step)
             done = fill(folder, levels, step) if precompile else []
             step("writing the archive")
             archive.write(folder, target)
     summaries = [each.summary for each in done]
-    made = {"archive": str(target), "bytes": target.stat().st_size, "precompiled": summaries}
+    made = {"archive": str(target), "bytes": target.stat().st_size, "precompiled": summaries, "quantized": quantised}
     return made if pretrained is None else {**made, "task": pretrained.task.handler, "task_from": pretrained.why}
 
 

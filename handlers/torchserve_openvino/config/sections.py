@@ -27,6 +27,7 @@ from torchserve_openvino.config.fields import (
     Threads,
 )  # fmt: skip
 from torchserve_openvino.config.generate_sections import GenerateSection
+from torchserve_openvino.config.quantize_section import QuantizeSection
 from torchserve_openvino.config.spelling import listed, nearest
 from torchserve_openvino.config.task_sections import (
     SECTION,
@@ -220,6 +221,8 @@ class OpenVINOSection(Section):
     """Whether to free eager PyTorch's weights after compilation; nothing can fall back to eager afterwards."""
     cache: CacheSection = CacheSection()
     """Size limit of the cache, waiting time, packaged graphs."""
+    quantize: QuantizeSection = QuantizeSection()
+    """Weights and arithmetic of 8 or 4 bits, made by `package --quantize`."""
     precision: Literal["f32", "bf16", "f16", "auto"] = "f32"
     """Precision of computation, unless `pt2.compile.options.config` sets `INFERENCE_PRECISION_HINT`. `auto` takes
     the fastest precision that passes verification and is at least 10 % faster than f32. It measures once per model and

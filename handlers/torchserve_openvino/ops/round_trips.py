@@ -31,7 +31,7 @@ def drop_round_trips(graph: Graph) -> None:
             continue
         first = wide.args[0]
         before, between, after = (_dtype(each) for each in (first, wide, node))
-        if before is not after or before not in _HOLDS.get(between, ()):
+        if between is None or before is not after or before not in _HOLDS.get(between, ()):
             continue
         node.replace_all_uses_with(first, delete_user_cb=lambda user: user.op != "output")
     for node in reversed(list(graph.nodes)):

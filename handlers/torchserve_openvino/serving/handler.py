@@ -59,6 +59,7 @@ class OpenVINOHandler(ArchiveLoading):
 
     def __init__(self) -> None:
         super().__init__()
+        self.loaded: Any = None
         self.eager_model: Any = None
         self.served: ServedModel | None = None
         self.report = CompileReport(Tracker())
@@ -123,7 +124,8 @@ class OpenVINOHandler(ArchiveLoading):
         loaded = time.perf_counter() - start
         self.initialized = False
         self.context = context
-        self.eager_model = self.servable(self.loaded_model())
+        self.loaded = self.loaded_model()
+        self.eager_model = self.servable(self.loaded)
         models = self._prepare(threads, int(context.system_properties.get("batch_size") or 1))
         if models is not None and models.needs_no_torch:
             threads = threads.settle()
@@ -229,6 +231,10 @@ class OpenVINOHandler(ArchiveLoading):
     def sample_inputs(self, body: bytes) -> Inputs:
         """Returns the model's inputs for one request's body, found by running the handler's code in eager PyTorch."""
         return self._own_code.inputs_for(body, self._run_own)
+
+    def run_sample(self, body: bytes) -> Any:
+        """Runs one request's body through the handler's own code, outside of any server."""
+        return self._run_own([{"body": body}])
 
     def _run_own(self, items: list[Any]) -> Any:
         return self._own_code.run(self._own_handle or super().handle, items, self.context)

@@ -53,22 +53,26 @@ def _quantized(
 ) -> Any:
     x = ops.convert(x, "f32").output(0) if x.get_element_type() != ov.Type.f32 else x
     scales, zeros = _along(scale, x, axis), _along(zero, x, axis)
-    known = [_constant(each.output(0)) for each in (scales, zeros)]
-    if all(each is not None for each in known):
-        inverse, zeros = np.float32(1) / known[0], known[1]
+    known_scales, known_zeros = (_constant(each.output(0)) for each in (scales, zeros))
+    # torch divides numbers in float64, and tensors in float32.
+    inverse: Any = ops.divide(ops.constant(np.float32(1)), scales)
+    if not isinstance(scale, Output):
+        inverse = ops.constant(np.float32(1 / scale))
+    elif known_scales is not None:
+        inverse = ops.constant(np.float32(1) / known_scales)
+    if known_scales is not None and known_zeros is not None:
         weight = _constant(x)
         if weight is not None:
             # OpenVINO would compute it, and then no longer know that it has 8 bits.
-            found = np.clip(np.round(weight * inverse) + zeros, low, high)
+            found = np.clip(np.round(weight * inverse.data) + known_zeros, low, high)
             return ops.constant(np.ascontiguousarray(found.astype(_NUMPY[dtype])))
         if simulated:
-            ends = [((end - zeros).astype(np.float64) * known[0]).astype(np.float32) for end in (low, high)]
-            given = [ops.constant(each) for each in (*ends, np.float32(low), np.float32(high))]
+            ends = [(np.float64(end) - known_zeros) * known_scales.astype(np.float64) for end in (low, high)]
+            given = [ops.constant(np.asarray(each, np.float32)) for each in (*ends, low, high)]
             return ops.convert(ops.fake_quantize(x, *given, high - low + 1), _TYPES[dtype])
-    inverse = ops.divide(ops.constant(np.float32(1)), scales)
-    found = ops.add(ops.round(ops.multiply(x, inverse), "half_to_even"), zeros)
+    rounded = ops.add(ops.round(ops.multiply(x, inverse), "half_to_even"), zeros)
     least, most = ops.constant(np.float32(low)), ops.constant(np.float32(high))
-    return ops.convert(ops.minimum(ops.maximum(found, least), most), _TYPES[dtype])
+    return ops.convert(ops.minimum(ops.maximum(rounded, least), most), _TYPES[dtype])
 
 
 def _dequantized(x: Output, scale: Any, zero: Any, dtype: torch.dtype | None, axis: int | None) -> Any:

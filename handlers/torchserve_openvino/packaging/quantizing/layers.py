@@ -41,7 +41,8 @@ def without(model: GraphModule, names: Collection[str]) -> GraphModule:
         names: From `layers_of`. Their weights stay in 8 bits, and are dequantised.
     """
     graph = Graph()
-    graph.output(graph.graph_copy(model.graph, nodes := {}))
+    nodes: dict[Node, Node] = {}
+    graph.output(graph.graph_copy(model.graph, nodes))
     graph._codegen = copy.copy(model.graph._codegen)
     for old, node in list(nodes.items()):
         if old.name in names:

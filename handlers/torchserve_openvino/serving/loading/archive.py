@@ -10,6 +10,8 @@ import yaml
 
 # The file in which torch-model-archiver stores its arguments.
 MANIFEST = "MAR-INF/MANIFEST.json"
+# What `package --quantize` made and compared.
+QUANTIZED = "quantized.json"
 # Prefix of the line with the report.
 RESULT = "torchserve-openvino-loaded: "
 

@@ -1,0 +1,65 @@
+"""Replaces the model of an unpacked archive by its quantised form."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torchserve_openvino.errors import PackagingError
+from torchserve_openvino.packaging.quantizing import worker
+from torchserve_openvino.serving.loading.archive import MANIFEST, QUANTIZED
+
+_LAST_LINES = 20
+
+
+def quantize(folder: Path, beside: Path, log: Callable[[str], None]) -> dict[str, Any]:
+    """Quantises the model as `handler.openvino.quantize` says, and puts it in the place of class and weights.
+
+    Args:
+        folder: The unpacked archive.
+        beside: Folder to which paths in its YAML are relative.
+        log: Called with each line that tells how it goes on.
+
+    Returns:
+        What was made and compared, as `QUANTIZED` in the archive holds it.
+
+    Raises:
+        PackagingError: The model can't be quantised, or loses too much.
+    """
+    with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
+        facts = _run(folder, beside.resolve(), Path(scratch), log)
+        (folder / worker.MODEL).write_bytes((Path(scratch) / worker.MODEL).read_bytes())
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    model = manifest["model"]
+    for key in ("modelFile", "serializedFile"):
+        if name := model.pop(key, None):
+            (folder / name).unlink(missing_ok=True)
+    model["serializedFile"] = worker.MODEL
+    (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    (folder / QUANTIZED).write_text(json.dumps(facts, indent=1, sort_keys=True), encoding="utf-8")
+    return facts
+
+
+def _run(folder: Path, beside: Path, out: Path, log: Callable[[str], None]) -> dict[str, Any]:
+    command = [sys.executable, "-W", "ignore", "-m", worker.__name__, str(folder.resolve()), str(beside), str(out)]
+    last: list[str] = []
+    facts: dict[str, Any] | None = None
+    with subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(worker.RESULT):
+                facts = json.loads(line.removeprefix(worker.RESULT))
+            elif line.startswith(worker.ERROR):
+                raise PackagingError(json.loads(line.removeprefix(worker.ERROR)))
+            else:
+                last = [*last[1 - _LAST_LINES :], line.rstrip()]
+                log(line.rstrip())
+    if process.returncode or facts is None:
+        said = "\n".join(last)
+        raise PackagingError(f"the model could not be quantised (exit code {process.returncode}):\n{said}")
+    return facts

@@ -1,0 +1,104 @@
+"""Quantises the model of an unpacked archive: ``python -m ... ARCHIVE BESIDE OUT``, in a process of its own.
+
+The archive's handler runs in eager PyTorch, so that calibration sees what requests make of its model.
+"""
+
+import json
+import logging
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import nn
+
+import torchserve_openvino as tov
+from torchserve_openvino.config.quantize_section import QuantizeSection
+from torchserve_openvino.errors import PackagingError
+from torchserve_openvino.packaging.quantizing.accuracy import Judge
+from torchserve_openvino.packaging.quantizing.exporting import exported, quantised
+from torchserve_openvino.packaging.quantizing.gate import gated
+from torchserve_openvino.packaging.quantizing.samples import Caller, Samples, read
+from torchserve_openvino.serving.loading.archive import load_handler, model_of
+
+# Prefixes of the line with the result, and of the one with an error.
+RESULT, ERROR = "torchserve-openvino-quantized: ", "torchserve-openvino-refused: "
+MODEL = "quantized.pt2"
+
+
+def main(archive: Path, beside: Path, out: Path) -> None:
+    """Quantises, and writes the model.
+
+    Args:
+        archive: The unpacked archive.
+        beside: Folder to which paths in its YAML are relative.
+        out: Folder for `MODEL`.
+
+    Raises:
+        PackagingError: The model can't be quantised, or loses too much.
+    """
+    with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
+        place = Path(scratch) / "eager"
+        shutil.copytree(archive, place)
+        _without_compilation(place)
+        handler = load_handler(place)
+        model = getattr(handler, "loaded", None)
+        if not isinstance(model, nn.Module):
+            raise PackagingError("--quantize needs a handler of this package whose self.model is a torch.nn.Module.")
+        section: QuantizeSection = handler.config.openvino.quantize
+        facts = _quantise(handler, model, section, beside, out)
+    print(RESULT + json.dumps(facts), flush=True)
+
+
+def _without_compilation(place: Path) -> None:
+    name = model_of(place).get("configFile")
+    if not name:
+        raise PackagingError("--quantize needs a --config-file with handler.openvino.quantize.")
+    document = yaml.safe_load((place / name).read_text(encoding="utf-8")) or {}
+    document["pt2"] = {"compile": {"enable": False}}
+    (place / name).write_text(yaml.safe_dump(document), encoding="utf-8")
+
+
+def _quantise(handler: Any, model: nn.Module, section: QuantizeSection, beside: Path, out: Path) -> dict[str, Any]:
+    call = Caller(model, handler.run_sample)
+
+    def samples(data: str | None, most: int, labels: str | None, key: str) -> Samples | None:
+        if data is None:
+            return None
+        return read(beside / data, most, beside / labels if labels else None, call, f"quantize.{key}")
+
+    calibration = samples(section.calibration.data, section.calibration.samples, None, "calibration")
+    asked = section.evaluation
+    evaluation = samples(asked.data or section.calibration.data, asked.samples, asked.labels, "evaluation")
+    assert evaluation is not None
+    used = calibration or evaluation
+    logging.info("exporting, and quantising by %s with %d requests", section.method, len(used))
+    made = quantised(exported(model, used.items)[0], section, used.items)
+    judge = Judge(evaluation, asked.metric, _compiled(model))
+    logging.info("comparing %d requests with f32", len(evaluation))
+    kept, proof = gated(
+        made, judge, len(evaluation), section.max_drop, _compiled, mixes=section.method == "int8"
+    )  # fmt: skip
+    again, _ = exported(kept, used.items)
+    torch.export.save(again, out / MODEL)
+    return {
+        "method": section.method,
+        "calibration": {"items": len(used), "digest": used.digest} if section.method != "int8_weights" else None,
+        "evaluation": {"digest": evaluation.digest, **proof.to_dict()},
+    }
+
+
+def _compiled(model: nn.Module) -> tov.CompiledModule:
+    return tov.compile(model, dynamic=False)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    try:
+        main(*map(Path, sys.argv[1:]))
+    except PackagingError as error:
+        print(ERROR + json.dumps(str(error)), flush=True)
+        raise SystemExit(1) from None
