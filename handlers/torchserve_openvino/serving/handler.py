@@ -15,6 +15,7 @@ from torchserve_openvino.serving.base import model_name
 from torchserve_openvino.serving.loading.files import read_samples
 from torchserve_openvino.serving.loading.model import ArchiveLoading
 from torchserve_openvino.serving.loading.op_mappings import load_archived_mappings
+from torchserve_openvino.serving.loading.quantized import facts_of, is_quantized, quantized_model
 from torchserve_openvino.serving.loading.wrapped import wrapped_class
 from torchserve_openvino.serving.metrics import MetricsEmitter
 from torchserve_openvino.serving.models import Models, prepare_models
@@ -125,12 +126,15 @@ class OpenVINOHandler(ArchiveLoading):
         self.initialized = False
         self.context = context
         self.loaded = self.loaded_model()
-        self.eager_model = self.servable(self.loaded)
+        quantized = is_quantized(self.model_dir)
+        self.eager_model = quantized_model(self.model_dir, self.loaded) if quantized else self.servable(self.loaded)
         models = self._prepare(threads, int(context.system_properties.get("batch_size") or 1))
         if models is not None and models.needs_no_torch:
             threads = threads.settle()
         self.report.tracker.add_timing("load_seconds", loaded)
         self.report.tracker.set_config("threads", threads.to_dict())
+        if quantized:
+            self.report.tracker.set_config("quantized", facts_of(self.model_dir))
         self._advise(time.perf_counter() - start)
         watch = PolicyWatch(self.report, self.config.openvino.fallback)
         version = str((context.manifest or {}).get("model", {}).get("modelVersion") or "")
@@ -233,8 +237,8 @@ class OpenVINOHandler(ArchiveLoading):
         return self._own_code.inputs_for(body, self._run_own)
 
     def run_sample(self, body: bytes) -> Any:
-        """Runs one request's body through the handler's own code, outside of any server."""
-        return self._run_own([{"body": body}])
+        """Answers one request's body outside of any server, after the handler was loaded."""
+        return self._own_code.run(self.handle, [{"body": body}], self.context)
 
     def _run_own(self, items: list[Any]) -> Any:
         return self._own_code.run(self._own_handle or super().handle, items, self.context)

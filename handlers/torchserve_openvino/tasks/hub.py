@@ -11,6 +11,7 @@ from ts.utils.util import load_label_mapping
 
 from torchserve_openvino.errors import InvalidInputError, ItemError, NotExplainedError
 from torchserve_openvino.serving.loading import hub
+from torchserve_openvino.serving.loading.quantized import is_quantized
 from torchserve_openvino.serving.requests.batch_answer import Several
 from torchserve_openvino.tasks.asks import Ask, Parameters, ask_of, parameters_of
 from torchserve_openvino.tasks.catalog import TASKS, Task, loader_of
@@ -78,8 +79,11 @@ class HubHandler(ItemHandler):
         self.labels = {int(number): str(label) for number, label in (self.model.config.id2label or {}).items()}
 
     def load(self, folder: Path) -> nn.Module:
-        """Loads the model, and what else the task needs."""
-        return hub.load_model(folder, loader_of(self.about, hub.read_config(folder)), self.about.may_lack)
+        """Loads the model, and what else the task needs; of a quantised model, everything but the weights."""
+        loader = loader_of(self.about, hub.read_config(folder))
+        if is_quantized(self.model_dir):
+            return hub.without_weights(folder, loader)
+        return hub.load_model(folder, loader, self.about.may_lack)
 
     def limits(self) -> tuple[int, int]:
         """Returns the largest body in bytes, and the most inputs in one request."""

@@ -10,9 +10,11 @@ from typing import Any
 
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.quantizing import worker
-from torchserve_openvino.serving.loading.archive import MANIFEST, QUANTIZED
+from torchserve_openvino.serving.loading.archive import MANIFEST, QUANTIZED, QUANTIZED_MODEL
+from torchserve_openvino.serving.loading.hub import FOLDER
 
 _LAST_LINES = 20
+_WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
 
 
 def quantize(folder: Path, beside: Path, log: Callable[[str], None]) -> dict[str, Any]:
@@ -31,13 +33,18 @@ def quantize(folder: Path, beside: Path, log: Callable[[str], None]) -> dict[str
     """
     with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
         facts = _run(folder, beside.resolve(), Path(scratch), log)
-        (folder / worker.MODEL).write_bytes((Path(scratch) / worker.MODEL).read_bytes())
+        (folder / QUANTIZED_MODEL).write_bytes((Path(scratch) / QUANTIZED_MODEL).read_bytes())
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     model = manifest["model"]
     for key in ("modelFile", "serializedFile"):
         if name := model.pop(key, None):
             (folder / name).unlink(missing_ok=True)
-    model["serializedFile"] = worker.MODEL
+    hub = folder / FOLDER
+    for pattern in _WEIGHTS:
+        for path in hub.glob(pattern):
+            path.unlink()
+    if not hub.is_dir():
+        model["serializedFile"] = QUANTIZED_MODEL
     (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
     (folder / QUANTIZED).write_text(json.dumps(facts, indent=1, sort_keys=True), encoding="utf-8")
     return facts

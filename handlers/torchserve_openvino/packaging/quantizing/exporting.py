@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from torchserve_openvino.config.quantize_section import QuantizeSection
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.quantizing.samples import Sample, distinct_shapes
+from torchserve_openvino.packaging.quantizing.tidying import tidied
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 
 _GROUPS = (64, 32, 16)
@@ -93,7 +94,7 @@ def quantised(program: torch.export.ExportedProgram, section: QuantizeSection, s
             f"--quantize needs nncf ({error}): pip install 'torchserve-openvino[quantize]'."
         ) from error
     nncf.set_log_level(logging.WARNING)
-    module = program.module(check_guards=False)
+    module = tidied(program.module(check_guards=False))
     data = nncf.Dataset([sample.inputs for sample in samples], _called(module))
     ignored = nncf.IgnoredScope(patterns=list(section.ignored.names), types=list(section.ignored.types), validate=False)
     try:

@@ -131,10 +131,10 @@ class Caller:
 
     Args:
         model: The model that the handler calls.
-        run: Takes a batch through the handler's own code.
+        run: Answers one body by the handler's own code.
     """
 
-    def __init__(self, model: nn.Module, run: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, model: nn.Module, run: Callable[[bytes], Any]) -> None:
         self._model, self._run = model, run
 
     def __call__(self, body: bytes) -> Inputs:
@@ -151,11 +151,11 @@ class Caller:
 
         hook = self._model.register_forward_pre_hook(take, with_kwargs=True)
         try:
-            self._run([{"body": body}])
+            answer = self._run(body)
         finally:
             hook.remove()
         if not seen:
-            raise PackagingError("it does not call self.model for it.")
+            raise PackagingError(f"it does not call its model for it, and answers {str(answer)[:300]}")
         return seen[0]
 
 

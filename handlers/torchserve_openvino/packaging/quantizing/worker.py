@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import ts
 import yaml
 from torch import nn
+from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 
 import torchserve_openvino as tov
 from torchserve_openvino.config.quantize_section import QuantizeSection
@@ -22,11 +24,11 @@ from torchserve_openvino.packaging.quantizing.accuracy import Judge
 from torchserve_openvino.packaging.quantizing.exporting import exported, quantised
 from torchserve_openvino.packaging.quantizing.gate import gated
 from torchserve_openvino.packaging.quantizing.samples import Caller, Samples, read
-from torchserve_openvino.serving.loading.archive import load_handler, model_of
+from torchserve_openvino.serving.loading.archive import QUANTIZED_MODEL, load_handler, model_of
 
+_METRICS = Path(ts.__file__).parent / "configs" / "metrics.yaml"
 # Prefixes of the line with the result, and of the one with an error.
 RESULT, ERROR = "torchserve-openvino-quantized: ", "torchserve-openvino-refused: "
-MODEL = "quantized.pt2"
 
 
 def main(archive: Path, beside: Path, out: Path) -> None:
@@ -35,7 +37,7 @@ def main(archive: Path, beside: Path, out: Path) -> None:
     Args:
         archive: The unpacked archive.
         beside: Folder to which paths in its YAML are relative.
-        out: Folder for `MODEL`.
+        out: Folder for `QUANTIZED_MODEL`.
 
     Raises:
         PackagingError: The model can't be quantised, or loses too much.
@@ -45,7 +47,8 @@ def main(archive: Path, beside: Path, out: Path) -> None:
         shutil.copytree(archive, place)
         _without_compilation(place)
         handler = load_handler(place)
-        model = getattr(handler, "loaded", None)
+        handler.context.metrics = MetricsCacheYamlImpl(config_file_path=str(_METRICS))
+        model = getattr(handler, "eager_model", None)
         if not isinstance(model, nn.Module):
             raise PackagingError("--quantize needs a handler of this package whose self.model is a torch.nn.Module.")
         section: QuantizeSection = handler.config.openvino.quantize
@@ -83,7 +86,7 @@ def _quantise(handler: Any, model: nn.Module, section: QuantizeSection, beside: 
         made, judge, len(evaluation), section.max_drop, _compiled, mixes=section.method == "int8"
     )  # fmt: skip
     again, _ = exported(kept, used.items)
-    torch.export.save(again, out / MODEL)
+    torch.export.save(again, out / QUANTIZED_MODEL)
     return {
         "method": section.method,
         "calibration": {"items": len(used), "digest": used.digest} if section.method != "int8_weights" else None,
@@ -97,6 +100,9 @@ def _compiled(model: nn.Module) -> tov.CompiledModule:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    # Nobody reads the metrics of these requests.
+    logging.getLogger("MODEL_METRICS").setLevel(logging.WARNING)
+    logging.getLogger("ts.metrics").setLevel(logging.WARNING)
     try:
         main(*map(Path, sys.argv[1:]))
     except PackagingError as error:

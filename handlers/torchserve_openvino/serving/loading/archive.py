@@ -12,6 +12,7 @@ import yaml
 MANIFEST = "MAR-INF/MANIFEST.json"
 # What `package --quantize` made and compared.
 QUANTIZED = "quantized.json"
+QUANTIZED_MODEL = "quantized.pt2"
 # Prefix of the line with the report.
 RESULT = "torchserve-openvino-loaded: "
 

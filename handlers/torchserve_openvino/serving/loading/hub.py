@@ -118,6 +118,31 @@ def load_model(folder: Path, loader: str, may_lack: str = "") -> "nn.Module":
     return model.eval()
 
 
+def without_weights(folder: Path, loader: str) -> "nn.Module":
+    """Returns a model with its configuration and its modules, none of which has weights.
+
+    Args:
+        folder: What `save_pretrained` wrote; weights are not read.
+        loader: As of `load_model`.
+
+    Raises:
+        ModelLoadError: transformers is not installed, or has no such model.
+    """
+    import torch
+
+    config = load_config(folder)
+    with offline(), torch.device("meta"):
+        try:
+            model: nn.Module = getattr(_transformers(), loader).from_config(config)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ModelLoadError(f"{loader} cannot make {folder.name}: {_first_line(error)}") from error
+    for module in model.modules():
+        module._parameters.clear()
+        module._buffers.clear()
+    _forget_place(model)
+    return model.eval()
+
+
 def load_config(folder: Path) -> Any:
     """Loads a model's configuration, with the defaults of its architecture.
 
