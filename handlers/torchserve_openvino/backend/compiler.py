@@ -88,11 +88,12 @@ def _runner(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> R
     settings = make_settings(resolved, tracker, spec)
     shapes = {"dynamic": spec.dynamic} | ({"open_axes": spec.open_axes.to_plain()} if spec.open_axes else {})
     calls = CallCache(model, settings, shapes) if settings.partitions is not None else None
-    traced, sync = _twin(model, settings.mappings)
+    captured = _in_plain_tensors(model, tracker)
+    traced, sync = _twin(captured, settings.mappings)
     if spec.backend == "export":
-        if traced is not model:
+        if traced is not captured:
             tracker.add_note("mappings of modules have no effect with the backend export: it captures their operators")
-        capture = functools.partial(_export, model, spec, settings)
+        capture = functools.partial(_export, captured, spec, settings)
     else:
         capture = functools.partial(_trace, traced, sync, spec, settings)
     return FreezingRunner(model, capture, settings, calls, spec.cache.proves)
@@ -232,6 +233,22 @@ def _without_wrapper(compiled: Callable[..., Any]) -> Callable[..., Any]:
     The wrapper would call global hooks once more than eager does, and costs 40 us.
     """
     return compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
+
+
+def _in_plain_tensors(model: Callable[..., Any], tracker: Tracker) -> Callable[..., Any]:
+    """Returns what to capture: the model, or the twin of one that computes on torch's quantised tensors."""
+    if not isinstance(model, torch.fx.GraphModule):
+        return model
+    # Imported here: it imports torch.ao, which other models do not need.
+    from torchserve_openvino.quantized.torch_fx import UnknownLayerError, decomposed, is_quantized_by_fx
+
+    if not is_quantized_by_fx(model):
+        return model
+    try:
+        return decomposed(model)
+    except UnknownLayerError as error:
+        tracker.add_note(f"the model was quantised by torch.ao, and runs as it is: {error}")
+        return model
 
 
 def _twin(model: Callable[..., Any], mappings: Mappings) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -110,3 +110,64 @@ def test_compressed_weights(mode: str, options: dict[str, Any], precision: str) 
     assert compiled.report.summary.coverage == 1.0 and compiled.report.fallbacks == []
     products = [kernel for kernel in compiled.report.kernels() if kernel.kind == "FullyConnected"]
     assert {kernel.precision for kernel in products} == {precision} and len(products) == 2
+
+
+class TestByTorchAo:
+    """Models that `quantize_fx.convert_fx` made, which compute on torch's own quantised tensors."""
+
+    @staticmethod
+    def made(model: nn.Module, engine: str) -> Any:
+        from torch.ao.quantization import get_default_qconfig_mapping
+        from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+
+        torch.backends.quantized.engine = engine
+        prepared = prepare_fx(model.eval(), get_default_qconfig_mapping(engine), (data()[0],))
+        with torch.no_grad():
+            for x in data():
+                prepared(x)
+        return convert_fx(prepared)
+
+    @pytest.mark.parametrize("engine", ["x86", "onednn"])
+    @pytest.mark.parametrize("backend", ["openvino", "export"])
+    def test_answers_are_eagers(self, engine: str, backend: str) -> None:
+        model = self.made(Net(), engine)
+        compiled = tov.compile(model, backend=backend)
+        with torch.no_grad():
+            for factor in (1.0, 0.1, 5.0):
+                x = torch.randn(SHAPE) * factor
+                expected = model(x)
+                # A value halfway between two integers may become either; the output has 255 of them.
+                torch.testing.assert_close(compiled(x), expected, rtol=0, atol=0.02 * float(expected.abs().max()))
+        summary = compiled.report.to_dict()["summary"]
+        assert summary["coverage"] == 1.0 and summary["partitions"] == 1 and summary["fallbacks"] == 0
+        kernels = {(kernel.kind, kernel.precision) for kernel in compiled.report.kernels()}
+        assert {("Convolution", "u8"), ("FullyConnected", "u8")} <= kernels
+
+    def test_more_layers(self) -> None:
+        class More(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.a, self.b = nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect"), nn.Conv2d(3, 8, 3, 2, 1)
+                self.pool, self.last = nn.AdaptiveAvgPool2d(4), nn.Linear(8 * 16, 6)
+                self.gate = nn.Conv2d(8, 8, 1, groups=4)
+
+            def forward(self, x: Tensor) -> Tensor:
+                x = torch.cat([self.a(x).relu(), nn.functional.interpolate(self.b(x), scale_factor=2.0)], 1)[:, :8]
+                x = x * self.gate(x)
+                return self.last(self.pool(x).flatten(1)).relu() + 1.0
+
+        model = self.made(More(), "x86")
+        compiled = tov.compile(model)
+        x = torch.randn(SHAPE)
+        with torch.no_grad():
+            expected = model(x)
+            torch.testing.assert_close(compiled(x), expected, rtol=0, atol=0.03 * float(expected.abs().max()))
+
+    def test_a_layer_that_is_not_known_runs_as_it_is(self) -> None:
+        model = self.made(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Hardswish()), "x86")
+        compiled = tov.compile(model)
+        x = torch.randn(SHAPE)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), model(x))
+        assert any("quantised by torch.ao" in note for note in compiled.report.tracker.notes)
+        assert compiled.report.fallbacks
