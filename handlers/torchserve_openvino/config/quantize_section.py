@@ -59,7 +59,7 @@ class QuantizeSection(TaskSection):
     fast_bias_correction: Boolean = True
     """`false` corrects biases layer by layer: slower to make, sometimes more accurate."""
     smooth_quant: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Moves the range of activations into the weights, by this share, in layers of transformers."""
+    """Moves the range of activations into the weights, by this share, in models with attention. Unset: not at all."""
     group_size: Annotated[int, Field(ge=-1)] | None = None
     """For `int4_weights`: how many weights of a row share a scale; -1 for the whole row. Unset: 64, or the largest
     power of two from 16 that divides all rows."""

@@ -7,16 +7,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.config.quantize_section import QuantizeSection
 from torchserve_openvino.errors import PackagingError
+from torchserve_openvino.ops.names import tensors_of, value_of
 from torchserve_openvino.packaging.quantizing.samples import Sample, distinct_shapes
 from torchserve_openvino.packaging.quantizing.tidying import tidied
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 
 _GROUPS = (64, 32, 16)
+_ATTENTION = {torch.ops.aten.scaled_dot_product_attention.default, torch.ops.aten.softmax.int}
 
 
 def exported(model: nn.Module, samples: Sequence[Sample]) -> tuple[torch.export.ExportedProgram, Inputs]:
@@ -96,12 +98,15 @@ def quantised(program: torch.export.ExportedProgram, section: QuantizeSection, s
     nncf.set_log_level(logging.WARNING)
     module = tidied(program.module(check_guards=False))
     data = nncf.Dataset([sample.inputs for sample in samples], _called(module))
-    ignored = nncf.IgnoredScope(patterns=list(section.ignored.names), types=list(section.ignored.types), validate=False)
+    ignored = nncf.IgnoredScope(
+        names=_with_integers(module), patterns=list(section.ignored.names), types=list(section.ignored.types),
+        validate=False,
+    )  # fmt: skip
     try:
         if section.method == "int8":
             return nncf.quantize(
                 module, data, subset_size=len(samples), fast_bias_correction=section.fast_bias_correction,
-                preset=nncf.QuantizationPreset(section.preset), ignored_scope=ignored, **_smooth(nncf, section),
+                preset=nncf.QuantizationPreset(section.preset), ignored_scope=ignored, **_options(nncf, module, section),
             )  # fmt: skip
         if section.method == "int8_weights":
             return nncf.compress_weights(module, mode=nncf.CompressWeightsMode.INT8_ASYM, ignored_scope=ignored)
@@ -115,14 +120,26 @@ def quantised(program: torch.export.ExportedProgram, section: QuantizeSection, s
         raise PackagingError(f"NNCF can't quantise the model by {section.method}: {error}") from error
 
 
-def _smooth(nncf: Any, section: QuantizeSection) -> dict[str, Any]:
-    if section.smooth_quant is None:
+def _options(nncf: Any, module: GraphModule, section: QuantizeSection) -> dict[str, Any]:
+    """Returns options for transformers, whose activations have outliers."""
+    if not any(node.target in _ATTENTION for node in module.graph.nodes):
         return {}
-    alphas = nncf.AdvancedSmoothQuantParameters(matmul=section.smooth_quant)
+    share = section.smooth_quant if section.smooth_quant is not None else -1
+    alphas = nncf.AdvancedSmoothQuantParameters(matmul=share)
     return {
         "model_type": nncf.ModelType.TRANSFORMER,
         "advanced_parameters": nncf.AdvancedQuantizationParameters(smooth_quant_alphas=alphas),
     }
+
+
+def _with_integers(module: GraphModule) -> list[str]:
+    """Returns the nodes that take integers or truth values: NNCF would quantise these, too."""
+
+    def is_float(node: Node) -> bool:
+        return all(tensor.is_floating_point() for tensor in tensors_of(value_of(node)))
+
+    nodes = [node for node in module.graph.nodes if node.op == "call_function"]
+    return [node.name for node in nodes if not all(map(is_float, node.all_input_nodes))]
 
 
 def _called(module: nn.Module) -> Any:
