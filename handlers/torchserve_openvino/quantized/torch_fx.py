@@ -158,8 +158,9 @@ class _Decomposition:
             call, relu = _BINARY[packet]
             return self._binary(node, call, relu)
         if packet is _ops.cat:
-            parts, axis, scale, zero = (*node.args, *node.kwargs.values())[:4]
-            found = self._graph.call_function(torch.cat, ([self._of(part) for part in parts], axis))  # type: ignore[union-attr]
+            given: list[Any] = [*node.args, *node.kwargs.values()]
+            parts, axis, scale, zero = given[:4]
+            found = self._graph.call_function(torch.cat, ([self._of(part) for part in parts], axis))
             return self._quantised(found, self._number(scale), self._number(zero), torch.quint8)
         scales = {self._values[source].scale for source in node.all_input_nodes}
         made = self._graph.node_copy(node, self._of)

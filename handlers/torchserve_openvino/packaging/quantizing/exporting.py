@@ -98,15 +98,15 @@ def quantised(program: torch.export.ExportedProgram, section: QuantizeSection, s
     nncf.set_log_level(logging.WARNING)
     module = tidied(program.module(check_guards=False))
     data = nncf.Dataset([sample.inputs for sample in samples], _called(module))
-    ignored = nncf.IgnoredScope(
-        names=_with_integers(module), patterns=list(section.ignored.names), types=list(section.ignored.types),
-        validate=False,
-    )  # fmt: skip
+    names = _with_integers(module) if section.method == "int8" else []
+    patterns, types = list(section.ignored.names), list(section.ignored.types)
+    ignored = nncf.IgnoredScope(names=names, patterns=patterns, types=types, validate=False)
     try:
         if section.method == "int8":
             return nncf.quantize(
-                module, data, subset_size=len(samples), fast_bias_correction=section.fast_bias_correction,
-                preset=nncf.QuantizationPreset(section.preset), ignored_scope=ignored, **_options(nncf, module, section),
+                module, data, subset_size=len(samples), preset=nncf.QuantizationPreset(section.preset),
+                fast_bias_correction=section.fast_bias_correction, ignored_scope=ignored,
+                **_options(nncf, module, section),
             )  # fmt: skip
         if section.method == "int8_weights":
             return nncf.compress_weights(module, mode=nncf.CompressWeightsMode.INT8_ASYM, ignored_scope=ignored)
