@@ -162,8 +162,8 @@ def _eager(model: Any, prompts: list[list[int]], tokens: int) -> Answer:
 
 
 def _settings(place: Path, form: str, threads: int) -> Any:
-    from torchserve_openvino.config.generate_sections import GenerateSection
-    from torchserve_openvino.config.sections import VerifySection
+    from torchserve_openvino.config.sections.generate import GenerateSection
+    from torchserve_openvino.config.sections.handler import VerifySection
     from torchserve_openvino.generation.text.settings import EngineSettings
 
     packed = form == "gptq"

@@ -15,7 +15,7 @@ from PIL import Image
 from skimage import data
 
 from encoder import encoder
-from torchserve_openvino.config.task_sections import ImageSection
+from torchserve_openvino.config.sections.tasks import ImageSection
 from torchserve_openvino.tasks.images import to_tensor
 
 MAX_LENGTH, VOCABULARY = 16, 50

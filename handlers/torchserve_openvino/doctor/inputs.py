@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torchserve_openvino.config import ServingConfig
-from torchserve_openvino.config.sections import WarmupInput
+from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.serving.shapes.input_spec import Inputs, InputSpec, Signature, declared_specs, parameter_names
 from torchserve_openvino.serving.shapes.inputs import DeclaredInputs

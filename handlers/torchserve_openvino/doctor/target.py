@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from torchserve_openvino.config import ResolvedOptions, ServingConfig, load_serving_config, resolve_options
-from torchserve_openvino.config.sections import VerifySection
+from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.config.yaml_source import read_yaml
 from torchserve_openvino.doctor.inputs import declared_inputs, parse_inputs
 from torchserve_openvino.errors import ModelLoadError

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchserve_openvino.config.sections import WarmupInput
+from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.serving.shapes.plan import Shapes
 
 

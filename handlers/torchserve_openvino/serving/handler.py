@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.config import ServingConfig, load_serving_config
-from torchserve_openvino.config.sections import WarmupInput
+from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.errors import ItemError, ModelLoadError, TorchServeOpenVINOError
 from torchserve_openvino.report import CompileReport, Tracker
 from torchserve_openvino.serving.base import model_name

@@ -12,7 +12,7 @@ import torch
 from torchserve_openvino.backend import CompiledModule
 from torchserve_openvino.cache.open import PACKAGED_FOLDER, open_cache
 from torchserve_openvino.config import ResolvedOptions, ServingConfig
-from torchserve_openvino.config.sections import WarmupInput
+from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.report import Tracker
 from torchserve_openvino.serving import precision
 from torchserve_openvino.serving.compilation import Compilation, Prepared

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from torchserve_openvino.cache.identity.versions import versions
-from torchserve_openvino.config.sections import VerifySection
+from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.base import model_name
 from torchserve_openvino.serving.metrics import SECONDS_BETWEEN, MetricsEmitter, metrics_of, worker_name

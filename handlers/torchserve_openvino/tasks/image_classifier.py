@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from ts.utils.util import map_class_to_label
 
-from torchserve_openvino.config.sections import WarmupInput
+from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.errors import ItemError
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.tasks import images

@@ -13,7 +13,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import nn
 
-from torchserve_openvino.config.task_sections import ImageSection
+from torchserve_openvino.config.sections.tasks import ImageSection
 from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError, UnsupportedMediaTypeError
 from torchserve_openvino.tasks.payloads import from_base64
 

@@ -43,7 +43,7 @@ class Classifier(ls.LitAPI):
         import openvino as ov
         import torch
 
-        from torchserve_openvino.config.task_sections import ImageSection
+        from torchserve_openvino.config.sections.tasks import ImageSection
 
         torch.set_num_threads(self.threads)
         self.image = ImageSection()

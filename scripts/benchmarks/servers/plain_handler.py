@@ -11,7 +11,7 @@ from ts.context import Context
 from ts.torch_handler.base_handler import BaseHandler
 from ts.utils.util import map_class_to_label
 
-from torchserve_openvino.config.task_sections import ImageSection
+from torchserve_openvino.config.sections.tasks import ImageSection
 from torchserve_openvino.tasks.images import to_tensor
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ _OURS = """
 import sys
 from pathlib import Path
 from torchserve_openvino.cache.storage.store import Store
-from torchserve_openvino.config.generate_sections import GenerateSection
-from torchserve_openvino.config.sections import VerifySection
+from torchserve_openvino.config.sections.generate import GenerateSection
+from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.generation.text.engine import Sampling
 from torchserve_openvino.generation.text.opening import open_engine
 from torchserve_openvino.generation.text.settings import EngineSettings

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.cache.storage.store import Store
-from torchserve_openvino.config.generate_sections import GenerateSection
-from torchserve_openvino.config.sections import VerifySection
+from torchserve_openvino.config.sections.generate import GenerateSection
+from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.generation.text.engine import Engine, Piece, Sampling
 from torchserve_openvino.generation.text.genai.pipeline import Pipeline, PipelineSettings
 from torchserve_openvino.generation.text.genai.process import Link

@@ -11,7 +11,7 @@ from engines import answers, opened
 from language_models import greedy, prompts, saved
 from torchserve_openvino.cache.identity.key import make_key
 from torchserve_openvino.cache.storage.store import Store
-from torchserve_openvino.config.generate_sections import GenerateSection
+from torchserve_openvino.config.sections.generate import GenerateSection
 from torchserve_openvino.generation.text import making
 from torchserve_openvino.generation.text.engine import Sampling
 from torchserve_openvino.generation.text.exporting.artifact import KIND, fields_of, folder_digest

@@ -12,7 +12,7 @@ from engines import opened, settings
 from language_models import EOS, VOCABULARY, greedy, prompts, saved, tiny
 from torchserve_openvino.backend.runtime.build import device_capabilities
 from torchserve_openvino.cache.storage.store import Store
-from torchserve_openvino.config.sections import VerifySection
+from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.errors import BusyError, ConfigError, VerificationError
 from torchserve_openvino.generation.text.engine import Load, Piece, Sampling, Token
 from torchserve_openvino.generation.text.expected import Expected, Nearness, expect, made_up

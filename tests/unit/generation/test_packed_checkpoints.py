@@ -16,7 +16,7 @@ from language_models import greedy, prompts, tiny
 from quantized_folders import Packing, configure, save_quantized
 from torchserve_openvino.backend.upstream._openvino_private import core
 from torchserve_openvino.cache.storage.store import Store
-from torchserve_openvino.config.generate_sections import GenerateSection
+from torchserve_openvino.config.sections.generate import GenerateSection
 from torchserve_openvino.errors import ConfigError, ModelLoadError
 from torchserve_openvino.generation.text import making
 from torchserve_openvino.generation.text.engine import Sampling

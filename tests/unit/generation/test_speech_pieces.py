@@ -11,7 +11,7 @@ import transformers
 
 from hub_audio_models import recording
 from speech_models import WINDOW, whisper
-from torchserve_openvino.config.sections import VerifySection
+from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.errors import GenerationError, InvalidInputError, ModelLoadError, NonFiniteOutputError
 from torchserve_openvino.generation.speech.listener import Listener
 from torchserve_openvino.generation.speech.pieces import WIDTH, Pieces

@@ -12,7 +12,7 @@ from torch import nn
 from language_models import VOCABULARY, each_kind, prompts, tiny
 from torchserve_openvino.backend.upstream._openvino_private import core
 from torchserve_openvino.cache.storage.store import Store
-from torchserve_openvino.config.generate_sections import GenerateSection
+from torchserve_openvino.config.sections.generate import GenerateSection
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.generation.text.expected import logits
 from torchserve_openvino.generation.text.exporting.architecture import USUAL_LENGTH, length_of

@@ -143,7 +143,7 @@ FINGERPRINTS = """
 import sys
 from pathlib import Path
 from torchserve_openvino.cache.identity.fingerprint import fingerprint
-from torchserve_openvino.config.task_sections import ImageGenerationSection
+from torchserve_openvino.config.sections.tasks import ImageGenerationSection
 from torchserve_openvino.generation.images.components import Components
 from torchserve_openvino.generation.images.loading import load
 found = Components(load(Path(sys.argv[1])))

@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import torchserve_openvino as tov
-from torchserve_openvino.config.quantize_section import QuantizeSection
+from torchserve_openvino.config.sections.quantize import QuantizeSection
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.quantizing.accuracy import Judge
 from torchserve_openvino.packaging.quantizing.exporting import exported, quantised

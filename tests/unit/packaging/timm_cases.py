@@ -21,7 +21,7 @@ from serving_worker import Archive
 from typer.testing import CliRunner
 
 from torchserve_openvino.cli import app
-from torchserve_openvino.config.task_sections import ImageSection
+from torchserve_openvino.config.sections.tasks import ImageSection
 from torchserve_openvino.tasks.image_classifier import ImageClassifier
 from torchserve_openvino.tasks.images import to_tensor
 

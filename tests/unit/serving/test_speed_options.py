@@ -14,7 +14,7 @@ import torchserve_openvino as tov
 from encoder import build
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.config import load_serving_config
-from torchserve_openvino.config.task_sections import ImageSection
+from torchserve_openvino.config.sections.tasks import ImageSection
 from torchserve_openvino.errors import ConfigError, InexactValueError, WeightsReleasedError
 from torchserve_openvino.serving import threads
 from torchserve_openvino.tasks.image_classifier import ImageClassifier

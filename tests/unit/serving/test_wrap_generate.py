@@ -11,7 +11,7 @@ from test_wrap_examples import eager, served
 
 import example_handlers
 from language_models import prompts, seq2seq, tiny
-from torchserve_openvino.config.sections import VerifySection
+from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError
 from torchserve_openvino.generation.compiled.face import generating
 from torchserve_openvino.generation.compiled.layout import Sizes

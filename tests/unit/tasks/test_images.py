@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from torchserve_openvino.config.task_sections import ImageSection
+from torchserve_openvino.config.sections.tasks import ImageSection
 from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError, UnsupportedMediaTypeError
 from torchserve_openvino.tasks.images import to_tensor, transform
 

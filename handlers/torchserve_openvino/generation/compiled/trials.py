@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchserve_openvino.config.sections import VerifySection
+from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.generation.compiled.layout import IDS, model_input
 from torchserve_openvino.generation.compiled.model import CompiledGeneration
 from torchserve_openvino.generation.text.expected import made_up, nearness_of

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torchserve_openvino.config.sections import WarmupInput
-from torchserve_openvino.config.task_sections import ImageGenerationSection
+from torchserve_openvino.config.sections.handler import WarmupInput
+from torchserve_openvino.config.sections.tasks import ImageGenerationSection
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.generation.calls import Calls, Part
 from torchserve_openvino.generation.images import graphs

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchserve_openvino.config.sections import WarmupInput
+from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.errors import NonFiniteOutputError
 from torchserve_openvino.generation.calls import Calls, Part
 from torchserve_openvino.generation.speech.graphs import DecoderGraph, EncoderGraph, SoundGraph

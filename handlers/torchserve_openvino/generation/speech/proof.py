@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchserve_openvino.config.sections import VerifySection
+from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.generation.speech.recordings import QUIET
 from torchserve_openvino.generation.text.expected import Expected, Nearness
 from torchserve_openvino.generation.text.proof import Count, Proof, compare, least_exact, problems_of

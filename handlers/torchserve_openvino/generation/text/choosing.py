@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from torchserve_openvino.config.generate_sections import GenerateSection
+from torchserve_openvino.config.sections.generate import GenerateSection
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.generation.text.exporting.architecture import length_of
 from torchserve_openvino.generation.text.exporting.export import unpaged

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchserve_openvino.config.generate_sections import GenerateSection
+from torchserve_openvino.config.sections.generate import GenerateSection
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.generation.compiled.layout import Sizes
 from torchserve_openvino.generation.compiled.model import CompiledGeneration

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 
 from torchserve_openvino.cache.storage.store import Store
-from torchserve_openvino.config.generate_sections import GenerateSection
+from torchserve_openvino.config.sections.generate import GenerateSection
 from torchserve_openvino.errors import ConfigError, VerificationError
 from torchserve_openvino.generation.text.exporting.architecture import length_within
 from torchserve_openvino.generation.text.exporting.artifact import Facts

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.backend.runtime.build import device_capabilities
-from torchserve_openvino.config.generate_sections import GenerateSection
-from torchserve_openvino.config.sections import VerifySection
+from torchserve_openvino.config.sections.generate import GenerateSection
+from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.errors import ConfigError, ModelLoadError
 
 

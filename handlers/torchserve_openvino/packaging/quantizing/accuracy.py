@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torchserve_openvino.config.quantize_section import Metric
+from torchserve_openvino.config.sections.quantize import Metric
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.quantizing.samples import Sample, Samples
 

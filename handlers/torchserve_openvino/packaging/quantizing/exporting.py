@@ -10,7 +10,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from torchserve_openvino.config.quantize_section import QuantizeSection
+from torchserve_openvino.config.sections.quantize import QuantizeSection
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.ops.names import tensors_of, value_of
 from torchserve_openvino.packaging.quantizing.samples import Sample, distinct_shapes

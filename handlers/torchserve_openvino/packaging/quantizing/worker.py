@@ -18,7 +18,7 @@ from torch import nn
 from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 
 import torchserve_openvino as tov
-from torchserve_openvino.config.quantize_section import QuantizeSection
+from torchserve_openvino.config.sections.quantize import QuantizeSection
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.quantizing.accuracy import Judge
 from torchserve_openvino.packaging.quantizing.exporting import exported, quantised

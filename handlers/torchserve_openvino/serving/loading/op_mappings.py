@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from torchserve_openvino.config.sections import OpenVINOSection
+from torchserve_openvino.config.sections.handler import OpenVINOSection
 from torchserve_openvino.ops.mappings import load_mappings
 
 logger = logging.getLogger(__name__)

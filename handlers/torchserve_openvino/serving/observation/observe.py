@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from torchserve_openvino.config.sections import WarmupInput
+from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving.modes import SERVING, Modes
 from torchserve_openvino.serving.observation.methods import MethodGraph, Redirected, outermost

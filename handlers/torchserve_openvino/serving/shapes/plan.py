@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchserve_openvino.backend.runtime.compare import output_tensors
-from torchserve_openvino.config.sections import OpenVINOSection, WarmupInput
+from torchserve_openvino.config.sections.handler import OpenVINOSection, WarmupInput
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving.loading import files as loading
 from torchserve_openvino.serving.modes import SERVING, Modes

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from torchserve_openvino.config.sections import VerifySection
+from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.serving.verification.mismatches import MismatchFolder
 from torchserve_openvino.serving.verification.quiet import Ended, Quiet

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchserve_openvino.backend.runtime.compare import output_tensors, relative_tolerance, too_far, widened
-from torchserve_openvino.config.sections import VerifySection
+from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.serving.shapes.value_sets import ValueSet
 from torchserve_openvino.serving.shapes.warmup import Case
 from torchserve_openvino.serving.verification.rounding import is_rounding

@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from torchserve_openvino.config.sections import OpenVINOSection
+from torchserve_openvino.config.sections.handler import OpenVINOSection
 from torchserve_openvino.config.spelling import listed, nearest
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError
 from torchserve_openvino.generation.images.pictures import PictureMaker, Wanted

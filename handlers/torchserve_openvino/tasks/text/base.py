@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from torchserve_openvino.config import ServingConfig
-from torchserve_openvino.config.sections import WarmupInput
+from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.errors import (
     InvalidInputError,
     ItemError,

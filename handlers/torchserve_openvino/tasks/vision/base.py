@@ -12,7 +12,7 @@ from PIL import Image
 from pydantic import Field
 from torch import nn
 
-from torchserve_openvino.config.sections import WarmupInput
+from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.shapes.input_spec import Inputs

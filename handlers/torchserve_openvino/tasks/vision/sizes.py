@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from torchserve_openvino.config.sections import WarmupInput
+from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.errors import ModelLoadError
 
 Shapes = dict[str, tuple[int, ...]]

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from torchserve_openvino.config.sections import WarmupInput
+from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError, PayloadTooLargeError
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.observation.observe import Seen

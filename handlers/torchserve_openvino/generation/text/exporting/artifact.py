@@ -14,7 +14,7 @@ from blake3 import blake3
 from torchserve_openvino.cache.identity.key import make_key
 from torchserve_openvino.cache.identity.versions import source_digest, versions
 from torchserve_openvino.cache.storage.store import Entry, Store
-from torchserve_openvino.config.generate_sections import GenerateSection
+from torchserve_openvino.config.sections.generate import GenerateSection
 from torchserve_openvino.errors import DamagedEntryError
 from torchserve_openvino.generation.text.exporting.stateful import CacheShape
 

@@ -1,6 +1,6 @@
 """Which format the weights of an exported model have: that of the configuration, or the checkpoint's own."""
 
-from torchserve_openvino.config.generate_sections import GenerateSection
+from torchserve_openvino.config.sections.generate import GenerateSection
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.quantized.scheme import SECTION, Scheme
 

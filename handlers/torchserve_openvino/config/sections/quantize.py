@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from torchserve_openvino.config.fields import Boolean, Count, Share
-from torchserve_openvino.config.task_sections import TaskSection
+from torchserve_openvino.config.sections.tasks import TaskSection
 
 Method = Literal["int8", "int8_weights", "int4_weights"]
 Metric = Literal["auto", "top1", "f1", "cosine", "agreement"]

@@ -26,10 +26,10 @@ from torchserve_openvino.config.fields import (
     SomeShare,
     Threads,
 )  # fmt: skip
-from torchserve_openvino.config.generate_sections import GenerateSection
-from torchserve_openvino.config.quantize_section import QuantizeSection
+from torchserve_openvino.config.sections.generate import GenerateSection
+from torchserve_openvino.config.sections.quantize import QuantizeSection
 from torchserve_openvino.config.spelling import listed, nearest
-from torchserve_openvino.config.task_sections import (
+from torchserve_openvino.config.sections.tasks import (
     SECTION,
     AudioSection,
     ImageGenerationSection,

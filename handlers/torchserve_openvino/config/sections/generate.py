@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from torchserve_openvino.config.fields import Boolean, Count, Positive
-from torchserve_openvino.config.task_sections import TaskSection
+from torchserve_openvino.config.sections.tasks import TaskSection
 
 WeightFormat = Literal["auto", "f32", "bf16", "int8", "int4"]
 CachePrecision = Literal["f32", "bf16", "u8"]
