@@ -3,7 +3,6 @@
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 
 from torchserve_openvino.cli.console import fail, print_json, stdout, steps
 from torchserve_openvino.cli.handler_path import handlers
+from torchserve_openvino.cli.reports.quantized import show_proof
 from torchserve_openvino.cli.reports.verdict import show
 from torchserve_openvino.config.fields import is_handler_file
 from torchserve_openvino.errors import PackagingError
@@ -112,6 +112,17 @@ def package(
             help="With --quantize: a folder of requests, or a .npz file of inputs.", exists=True, show_default=False
         ),
     ] = None,
+    made: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="With --quantize: a .pt2 of the model that is quantised already; it is only compared with f32.",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+        ),
+    ] = None,
     precompile: Annotated[
         bool, typer.Option("--precompile", help="Load the model once and put the compiled graphs into the archive.")
     ] = False,
@@ -192,10 +203,15 @@ def package(
         extra = [path for path in (index_to_name, *(sample or ()), *(extra_files or ())) if path is not None]
         if index_to_name is not None and index_to_name.name != "index_to_name.json":
             raise typer.BadParameter(f"the handlers read index_to_name.json; rename {index_to_name.name}.")
-        result = _make(
-            model_name, arguments, extra, requirements_file, bundle_package, precompile, level or [], target, named,
-            pretrained, _Quantising(quantize, calibration, config_file.parent if config_file else Path()),
+        from torchserve_openvino.packaging.making import Quantising, Recipe, make
+
+        recipe = Recipe(
+            model_name, arguments, [*extra, *(path for path in named if path not in extra)], requirements_file,
+            bundle_package, precompile, level or [], pretrained,
+            Quantising(quantize, calibration, made, config_file.parent if config_file else Path()),
         )  # fmt: skip
+        with steps(lambda text: typer.echo(text, err=True)) as step:
+            result = make(recipe, target, step)
     except PackagingError as error:
         fail(str(error))
     finally:
@@ -206,98 +222,11 @@ def package(
     console = stdout()
     if pretrained is not None:
         console.print(f"task: {pretrained.task.handler} ({pretrained.why})")
+    if result["quantized"] is not None:
+        show_proof(result["quantized"], console)
     for line in result["precompiled"]:
         console.print(f"compiled for {line}")
     console.print(f"{target}: {result['bytes'] / 1e6:.1f} MB")
-
-
-@dataclass(frozen=True)
-class _Quantising:
-    """What the command line says of `handler.openvino.quantize`, and the folder to which paths are relative."""
-
-    method: str | None
-    calibration: Path | None
-    beside: Path
-
-    def write(self, folder: Path) -> None:
-        """Puts it into the archive's YAML."""
-        import yaml
-
-        from torchserve_openvino.serving.loading.archive import model_of
-
-        if self.method is None and self.calibration is None:
-            return
-        name = model_of(folder).get("configFile")
-        if name is None:
-            raise PackagingError("--quantize needs a --config-file.")
-        document = yaml.safe_load((folder / name).read_text(encoding="utf-8")) or {}
-        section = document.setdefault("handler", {}).setdefault("openvino", {}).setdefault("quantize", {})
-        if self.method is not None:
-            section["method"] = self.method
-        if self.calibration is not None:
-            section.setdefault("calibration", {})["data"] = str(self.calibration.resolve())
-        (folder / name).write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
-
-
-def _make(
-    name: str,
-    arguments: list[str],
-    extra: list[Path],
-    requirements: Path | None,
-    bundle: bool,
-    precompile: bool,
-    levels: list[str],
-    target: Path,
-    named: list[Path],
-    pretrained: "HubModel | None",
-    quantising: "_Quantising",
-) -> dict[str, Any]:
-    from torchserve_openvino.packaging import archive, hub
-    from torchserve_openvino.packaging.check import check_folder
-    from torchserve_openvino.packaging.precompile import check_levels
-    from torchserve_openvino.packaging.precompile import precompile as fill
-    from torchserve_openvino.packaging.wheel import build_wheel
-
-    check_levels(levels)
-    extra = [*extra, *(path for path in named if path not in extra)]
-    with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
-        work, folder = Path(scratch) / "work", Path(scratch) / "archive"
-        work.mkdir()
-        folder.mkdir()
-        if bundle:
-            wheel = build_wheel(work)
-            lines = requirements.read_text(encoding="utf-8").rstrip() + "\n" if requirements is not None else ""
-            requirements = work / "requirements.txt"
-            requirements.write_text(f"{lines}./{wheel.name}\n", encoding="utf-8")
-            extra = [*extra, wheel]
-        if extra:
-            arguments = [*arguments, "--extra-files", ",".join(map(str, extra))]
-        if requirements is not None:
-            arguments = [*arguments, "--requirements-file", str(requirements)]
-        with steps(lambda text: typer.echo(text, err=True)) as step:
-            if pretrained is not None:
-                step("loading the model")
-                hub.check_loads(pretrained)
-            step("torch-model-archiver")
-            archive.extract(archive.run_archiver(arguments, name, work), folder)
-            if pretrained is not None:
-                hub.put_into(folder, pretrained)
-            quantising.write(folder)
-            # The archive may be served by another machine, which has the device.
-            checked = check_folder(folder, check_device=False)
-            if checked.problems:
-                raise PackagingError("a worker would not serve it: " + "; ".join(checked.problems))
-            quantised = None
-            if checked.config.openvino.quantize.method is not None:
-                from torchserve_openvino.packaging.quantizing.archive import quantize
-
-                quantised = quantize(folder, quantising.beside, step)
-            done = fill(folder, levels, step) if precompile else []
-            step("writing the archive")
-            archive.write(folder, target)
-    summaries = [each.summary for each in done]
-    made = {"archive": str(target), "bytes": target.stat().st_size, "precompiled": summaries, "quantized": quantised}
-    return made if pretrained is None else {**made, "task": pretrained.task.handler, "task_from": pretrained.why}
 
 
 def _pretrained(

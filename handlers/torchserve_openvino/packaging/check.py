@@ -14,7 +14,7 @@ from torchserve_openvino.errors import ConfigError, ModelLoadError
 from torchserve_openvino.generation.text.exporting.weight_format import format_of
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.quantized.scheme import scheme_of
-from torchserve_openvino.serving.loading.archive import model_of
+from torchserve_openvino.serving.loading.archive import is_quantized, model_of, not_quantized
 from torchserve_openvino.serving.loading.hub import hub_folder, read_config
 from torchserve_openvino.tasks.catalog import TASKS
 
@@ -46,7 +46,10 @@ def check_archive(path: Path, *, check_device: bool) -> Checked:
     with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
         folder = Path(scratch)
         extract(path, folder)
-        return check_folder(folder, check_device=check_device)
+        checked = check_folder(folder, check_device=check_device)
+        if problem := not_quantized(folder, checked.config):
+            checked.problems.append(problem)
+        return checked
 
 
 def check_folder(folder: Path, *, check_device: bool) -> Checked:
@@ -111,6 +114,9 @@ def _pretrained(folder: Path, model: Mapping[str, Any], config: ServingConfig) -
             from torchserve_openvino.generation.images.loading import pipeline_folder
 
             pipeline_folder(folder)
+            return
+        if is_quantized(folder):
+            # Its weights are in the quantised model.
             return
         scheme = scheme_of(read_config(hub_folder(folder)))
         if task.handler == "text_generator":

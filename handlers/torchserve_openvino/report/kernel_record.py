@@ -1,9 +1,13 @@
 """Kernels as plain data: which ran, at which precision, for how long."""
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+# The plugin's words for layers that have kernels of 8 bits, and for the precisions of others.
+_LAYERS = {"Convolution", "FullyConnected", "MatMul"}
+_FLOATS = {"f32", "bf16", "f16"}
 
 
 @dataclass(frozen=True)
@@ -52,3 +56,27 @@ def by_kind(kernels: Iterable[Kernel]) -> list[dict[str, Any]]:
         for (kind, precision), group in groups.items()
     ]
     return sorted(rows, key=lambda row: -(row["seconds"] or 0.0))
+
+
+def quantizes(op_counts: Mapping[str, int]) -> bool:
+    """Whether a graph with these operators computes activations in 8 bits."""
+    return any(name.startswith("quantized_decomposed.quantize_per_") for name in op_counts)
+
+
+def kept_in_floats(kernels: Iterable[Kernel], float_layers: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Says what kept the layers of a quantised partition from computing in 8 bits.
+
+    Args:
+        kernels: Of the partition.
+        float_layers: `PartitionRecord.float_layers`.
+
+    Returns:
+        ``op``, ``count`` and ``why`` of each: layers whose input is not quantised, by operator; the rest by kernel.
+    """
+    found = [{"op": name, "count": count, "why": "its input is not quantised"} for name, count in float_layers.items()]
+    left = sum(float_layers.values())
+    for kernel, count in Counter(k.kind for k in kernels if k.kind in _LAYERS and k.precision in _FLOATS).items():
+        more, left = max(0, count - left), max(0, left - count)
+        if more:
+            found.append({"op": kernel, "count": more, "why": "OpenVINO has no kernel of 8 bits for this form of it"})
+    return found

@@ -8,7 +8,7 @@ from typing import Any
 from torchserve_openvino.report import text
 from torchserve_openvino.report.cache_record import CacheRecord
 from torchserve_openvino.report.environment import environment
-from torchserve_openvino.report.kernel_record import Kernel, by_kind, precisions
+from torchserve_openvino.report.kernel_record import Kernel, by_kind, kept_in_floats, precisions, quantizes
 from torchserve_openvino.report.tracker import Fallback, Tracker
 
 SCHEMA = 1
@@ -116,6 +116,10 @@ class CompileReport:
         t = self._tracker
         return [kernel for graph in t.graphs for part in graph.partitions for kernel in t.kernels(part)]
 
+    def precisions(self) -> dict[str, float]:
+        """Returns the share of time in each precision in which kernels really compute, largest first."""
+        return precisions(self.kernels())
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the whole report, JSON-safe, as described in docs/report.md."""
         t = self._tracker
@@ -126,6 +130,8 @@ class CompileReport:
             for part, shown in zip(graph.partitions, entry["partitions"], strict=True):
                 found = t.kernels(part)
                 shown |= {"precisions": precisions(found), "kernels": by_kind(found)}
+                if quantizes(part.op_counts):
+                    shown["kept_in_floats"] = kept_in_floats(found, part.float_layers)
                 kernels += found
             graphs.append(entry)
         plain = {

@@ -92,6 +92,8 @@ def render(report: dict[str, Any]) -> str:
             if kernels := part.get("kernels"):
                 words = [f"{each['count']}x {each['kind']} {each['precision']}" for each in kernels[:_MOST_KERNELS]]
                 lines.append(f"      kernels, longest first: {', '.join(words)}")
+            for each in part.get("kept_in_floats", ()):
+                lines.append(f"      not in 8 bits: {each['count']}x {each['op']}: {each['why']}")
         for name, each in graph.get("decomposed", {}).items():
             into = ", ".join(f"{count}x {op}" for op, count in each["into"].items())
             lines.append(f"    decomposed: {each['count']}x {name} into {into}")

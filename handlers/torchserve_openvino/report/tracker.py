@@ -59,6 +59,7 @@ class PartitionRecord:
     Attributes:
         name: Unique within its graph.
         ops: Operators in it that do work.
+        float_layers: In a quantised model, the layers whose activations are not quantised: operator to count.
         runs_on: ``openvino``, ``eager`` or ``inductor``.
         convert_seconds: From FX graph to ov.Model.
         compile_seconds: From ov.Model to CompiledModel, or the import of the blob from the cache.
@@ -73,6 +74,7 @@ class PartitionRecord:
     name: str
     ops: int
     op_counts: dict[str, int] = field(default_factory=dict)
+    float_layers: dict[str, int] = field(default_factory=dict)
     runs_on: str = "openvino"
     convert_seconds: float = 0.0
     compile_seconds: float = 0.0
@@ -284,6 +286,11 @@ class Tracker:
         """Returns the kernels of a partition, with times up to now; none if it is not compiled, or was freed."""
         read = self._kernels.get(id(record))
         return read() if read is not None else []
+
+    def note_precision(self, precision: str) -> None:
+        """Records the precision of a partition; a model is of the coarsest of its partitions, int8."""
+        if self.config.get("effective_precision") != "int8":
+            self.config["effective_precision"] = precision
 
     def set_config(self, name: str, value: Any) -> None:
         """Records one effective setting; its value must be JSON-safe."""

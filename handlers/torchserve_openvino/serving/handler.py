@@ -9,13 +9,13 @@ from typing import Any
 
 from torchserve_openvino.config import ServingConfig, load_serving_config
 from torchserve_openvino.config.sections.handler import WarmupInput
-from torchserve_openvino.errors import ItemError, ModelLoadError, TorchServeOpenVINOError
+from torchserve_openvino.errors import ItemError, ModelLoadError, NotExplainedError, TorchServeOpenVINOError
 from torchserve_openvino.report import CompileReport, Tracker
 from torchserve_openvino.serving.base import model_name
+from torchserve_openvino.serving.loading.archive import facts_of, is_quantized
 from torchserve_openvino.serving.loading.files import read_samples
 from torchserve_openvino.serving.loading.model import ArchiveLoading
 from torchserve_openvino.serving.loading.op_mappings import load_archived_mappings
-from torchserve_openvino.serving.loading.quantized import facts_of, is_quantized, quantized_model
 from torchserve_openvino.serving.loading.wrapped import wrapped_class
 from torchserve_openvino.serving.metrics import MetricsEmitter
 from torchserve_openvino.serving.models import Models, prepare_models
@@ -34,7 +34,7 @@ from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.serving.shapes.plan import batch_sizes
 from torchserve_openvino.serving.shapes.warmup import startup_advice
 from torchserve_openvino.serving.siblings import Board, sibling_pids
-from torchserve_openvino.serving.threads import ThreadPlan, plan_threads
+from torchserve_openvino.serving.threads import ThreadPlan, plan_for
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,6 @@ class OpenVINOHandler(ArchiveLoading):
 
     def __init__(self) -> None:
         super().__init__()
-        self.loaded: Any = None
         self.eager_model: Any = None
         self.served: ServedModel | None = None
         self.report = CompileReport(Tracker())
@@ -118,22 +117,20 @@ class OpenVINOHandler(ArchiveLoading):
             type(self).__init__(self)
             self._serve(context)
             return
-        threads = self._plan_threads()
+        threads = plan_for(self.config, len(sibling_pids()))
         threads.apply()
         self.find_weights(context)
         type(self).initialize(self, context)
         loaded = time.perf_counter() - start
         self.initialized = False
         self.context = context
-        self.loaded = self.loaded_model()
-        quantized = is_quantized(self.model_dir)
-        self.eager_model = quantized_model(self.model_dir, self.loaded) if quantized else self.servable(self.loaded)
+        self.eager_model = self.model_to_serve()
         models = self._prepare(threads, int(context.system_properties.get("batch_size") or 1))
         if models is not None and models.needs_no_torch:
             threads = threads.settle()
         self.report.tracker.add_timing("load_seconds", loaded)
         self.report.tracker.set_config("threads", threads.to_dict())
-        if quantized:
+        if is_quantized(self.model_dir):
             self.report.tracker.set_config("quantized", facts_of(self.model_dir))
         self._advise(time.perf_counter() - start)
         watch = PolicyWatch(self.report, self.config.openvino.fallback)
@@ -149,10 +146,6 @@ class OpenVINOHandler(ArchiveLoading):
         logger.info("%s: %s", model_name(context), self._summary(models))
         self.initialized = True
 
-    def servable(self, model: Any) -> Any:
-        """Returns the module to compile for a loaded model; a task may wrap it. Eager comparisons use it as well."""
-        return model
-
     def _load_config(self, context: Any) -> ServingConfig:
         """Reads the configuration, from its file where there is one, so that errors name the line."""
         manifest = context.manifest or {}
@@ -160,18 +153,6 @@ class OpenVINOHandler(ArchiveLoading):
         if name and (self.model_dir / name).is_file():
             return load_serving_config(self.model_dir / name)
         return load_serving_config(context.model_yaml_config or {})
-
-    def _plan_threads(self) -> ThreadPlan:
-        keys, section, backend = self.config.torchserve, self.config.openvino, self.config.backend
-        return plan_threads(
-            section.threads,
-            # More workers may run than the YAML says: by TorchServe's default, or when scaled at run time.
-            workers=max(int(keys.get("maxWorkers", keys.get("minWorkers", 1))), len(sibling_pids())),
-            streams=section.execution.streams,
-            throughput=section.execution.mode == "throughput",
-            ov_config=backend.options.config if backend is not None else {},
-            device=backend.options.device if backend is not None else "CPU",
-        )
 
     # --- compilation ------------------------------------------------------------------------------------------
 
@@ -302,7 +283,13 @@ class OpenVINOHandler(ArchiveLoading):
         return run_isolated(list(enumerate(items)), run, lambda _, error: server_fault(error), self.counters)
 
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> Any:
-        """Runs TorchServe's explanations on the eager model: they hook into its layers and need gradients."""
+        """Runs TorchServe's explanations on the eager model: they hook into its layers and need gradients.
+
+        Raises:
+            NotExplainedError: The model is quantised, and has no gradients.
+        """
+        if is_quantized(self.model_dir):
+            raise NotExplainedError("a quantised model has no gradients: explanations need the model in f32")
         served, self.model = self.model, self.eager_model
         try:
             with self._own_code.explaining():

@@ -123,6 +123,8 @@ class MetricsEmitter:
         self._revision = -1
         self._next = 0.0
         self._sent: dict[str, int] = {}
+        # One that no kernel has any more is sent as 0.
+        self._precisions: set[str] = set()
         # Requests and the thread of shadow verification both send metrics.
         self._lock = threading.Lock()
 
@@ -155,6 +157,10 @@ class MetricsEmitter:
         self._gauge(metrics, "openvino_policy_violated", int(violated))
         self._gauge(metrics, "openvino_verified", int(self._report.verified))
         self._gauge(metrics, "openvino_backend", 1, "backend", self._report.backend)
+        shares = self._report.precisions()
+        self._precisions |= shares.keys()
+        for precision in sorted(self._precisions):
+            self._gauge(metrics, "openvino_time_ratio", shares.get(precision, 0.0), "precision", precision)
         counts = self._report.fallback_counts()
         for kind in FALLBACK_KINDS:
             self._count(metrics, "openvino_fallbacks_total", counts.get(kind, 0), "kind", kind)

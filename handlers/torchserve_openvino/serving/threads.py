@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from torchserve_openvino.config import ServingConfig
 from torchserve_openvino.config.options import json_safe
 from torchserve_openvino.errors import ConfigError
 
@@ -127,7 +128,7 @@ class ThreadPlan:
                 continue
             os.environ[name] = _written[name] = str(self.torch_threads)
 
-    def settle(self) -> "ThreadPlan":
+    def settle(self) -> ThreadPlan:
         """Gives PyTorch a single thread, once all operators run on OpenVINO; an explicit `setting` stays.
 
         PyTorch then only copies inputs. Split over several threads these copies take longer, because the threads spin
@@ -153,6 +154,20 @@ class _Number(NamedTuple):
     value: int
     source: str
     key: str
+
+
+def plan_for(config: ServingConfig, siblings: int) -> ThreadPlan:
+    """Plans the threads of one worker of a model, of which ``siblings`` run by now; see `plan_threads`."""
+    keys, section, backend = config.torchserve, config.openvino, config.backend
+    return plan_threads(
+        section.threads,
+        # More workers may run than the YAML says: by TorchServe's default, or when scaled at run time.
+        workers=max(int(keys.get("maxWorkers", keys.get("minWorkers", 1))), siblings),
+        streams=section.execution.streams,
+        throughput=section.execution.mode == "throughput",
+        ov_config=backend.options.config if backend is not None else {},
+        device=backend.options.device if backend is not None else "CPU",
+    )
 
 
 def plan_threads(

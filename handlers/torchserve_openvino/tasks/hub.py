@@ -11,7 +11,7 @@ from ts.utils.util import load_label_mapping
 
 from torchserve_openvino.errors import InvalidInputError, ItemError, NotExplainedError
 from torchserve_openvino.serving.loading import hub
-from torchserve_openvino.serving.loading.quantized import is_quantized
+from torchserve_openvino.serving.loading.archive import is_quantized
 from torchserve_openvino.serving.requests.batch_answer import Several
 from torchserve_openvino.tasks.asks import Ask, Parameters, ask_of, parameters_of
 from torchserve_openvino.tasks.catalog import TASKS, Task, loader_of

@@ -19,6 +19,7 @@ from torchserve_openvino.backend.capture.fallback import fallback_for, laid_out
 from torchserve_openvino.backend.conversion.convert import ConversionError, Converted, convert
 from torchserve_openvino.backend.instrumentation import Observation
 from torchserve_openvino.backend.lowering.weight_integers import CLOSED, REFUSED, mark_closed
+from torchserve_openvino.backend.partitioning.float_layers import float_layers
 from torchserve_openvino.backend.partitioning.partition import Part, Partitioned, RefusedNode, partition
 from torchserve_openvino.backend.routes.partition_cache import StoredPartition
 from torchserve_openvino.backend.routes.serialized_part import Blueprint
@@ -137,7 +138,8 @@ class GraphBuilder:
         self._record.ops_total = partitioned.ops_total
         self._record.left_out = dict(Counter(item.op for item in partitioned.left_out))
         self._record.partitions = [
-            PartitionRecord(name=part.name, ops=part.ops, op_counts=dict(part.op_counts)) for part in partitioned.parts
+            PartitionRecord(part.name, part.ops, dict(part.op_counts), float_layers(part.graph.graph))
+            for part in partitioned.parts
         ]
         return partitioned
 

@@ -45,7 +45,14 @@ def below(tensors: Mapping[str, torch.Tensor], part: str) -> dict[str, torch.Ten
 def plain_record(record: GraphRecord) -> dict[str, Any]:
     """Returns a record as JSON-safe data, without what is specific to the process that compiled."""
     partitions = [
-        {"name": p.name, "ops": p.ops, "op_counts": dict(p.op_counts), "builds": 0} for p in record.partitions
+        {
+            "name": p.name,
+            "ops": p.ops,
+            "op_counts": dict(p.op_counts),
+            "float_layers": dict(p.float_layers),
+            "builds": 0,
+        }
+        for p in record.partitions
     ]
     facts = dataclasses.asdict(record)
     for name in ("index", "lower_seconds"):

@@ -19,6 +19,7 @@ from torchserve_openvino.backend.runtime.kernels import kernels_of
 from torchserve_openvino.backend.runtime.own_weights import compile_from_file
 from torchserve_openvino.backend.spec import Interface
 from torchserve_openvino.backend.upstream._openvino_private import core
+from torchserve_openvino.report.kernel_record import quantizes
 from torchserve_openvino.report.tracker import PartitionRecord, Tracker
 
 # With symbolic sizes, the CPU plugin caches the kernels that it made for each size: by default up to 5000 per compiled
@@ -156,8 +157,13 @@ def note_built(built: Built, interface: Interface, record: PartitionRecord, trac
         tracker.add_note(
             f"OpenVINO would crash while fusing elementwise operators at {built.unfused_at}: compiled without fusion"
         )
-    if precision := effective_precision(built.compiled):
-        tracker.config["effective_precision"] = precision
+    if precision := _computes_in(built.compiled, record):
+        tracker.note_precision(precision)
+
+
+def _computes_in(compiled: ov.CompiledModel, record: PartitionRecord) -> str:
+    precision = effective_precision(compiled)
+    return "int8" if precision == "f32" and quantizes(record.op_counts) else precision
 
 
 def effective_precision(compiled: ov.CompiledModel) -> str:

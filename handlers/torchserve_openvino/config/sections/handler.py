@@ -28,7 +28,6 @@ from torchserve_openvino.config.fields import (
 )  # fmt: skip
 from torchserve_openvino.config.sections.generate import GenerateSection
 from torchserve_openvino.config.sections.quantize import QuantizeSection
-from torchserve_openvino.config.spelling import listed, nearest
 from torchserve_openvino.config.sections.tasks import (
     SECTION,
     AudioSection,
@@ -37,6 +36,7 @@ from torchserve_openvino.config.sections.tasks import (
     TensorSection,
     TextSection,
 )
+from torchserve_openvino.config.spelling import listed, nearest
 
 # The name that a shape may begin with; batching.buckets defines its sizes.
 BATCH = "batch"

@@ -1,6 +1,6 @@
 """The section `handler.openvino.quantize`: weights and arithmetic of 8 or 4 bits, made while an archive is packaged."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -70,6 +70,13 @@ class QuantizeSection(TaskSection):
     max_drop: Share = 0.01
     """Largest loss of the metric against f32. Above it, the layers that cost the most stay in f32; if that does not
     help, there is no archive."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_mapping(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError(f"must be a mapping, such as {{method: {value}, calibration: {{data: photos}}}}.")
+        return value
 
     @model_validator(mode="after")
     def _has_data(self) -> "QuantizeSection":

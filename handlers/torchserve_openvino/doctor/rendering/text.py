@@ -30,6 +30,15 @@ def print_diagnosis(diagnosis: Entry, console: Console, *, cpp: bool = False) ->
         if box["runs_on"] not in {"input", "output"}
     ]
     _print(console, "Time by partition", PARTS, boxes, lambda box: _STYLES[box["runs_on"]])
+    parts = [
+        {"graph": graph["index"], "part": part}
+        for graph in diagnosis["report"]["graphs"]
+        for part in graph["partitions"]
+    ]
+    kernels = [{**each, **kernel} for each in parts for kernel in each["part"].get("kernels", ())]
+    _print(console, "Kernels that OpenVINO chose, with their precision", KERNELS, kernels)
+    kept = [{**each, **layer} for each in parts for layer in each["part"].get("kept_in_floats", ())]
+    _print(console, "Layers that do not compute in 8 bits", KEPT, kept)
     _print(console, "Decomposed before OpenVINO saw them", DECOMPOSED, diagnosis["decomposed"])
     _print(console, "Fallbacks", FALLBACKS, diagnosis["fallbacks"])
     for item in diagnosis["refused"]:
@@ -117,6 +126,21 @@ PARTS: tuple[Column, ...] = (
     ("ops", lambda box: str(box["ops"])),
     ("ms", lambda box: f"{box['ms']:.3f}"),
     ("share", lambda box: f"{box['share']:.1%}"),
+)
+KERNELS: tuple[Column, ...] = (
+    ("graph", lambda row: str(row["graph"])),
+    ("part", lambda row: row["part"]["name"]),
+    ("kernel", lambda row: row["kind"]),
+    ("precision", lambda row: row["precision"]),
+    ("count", lambda row: str(row["count"])),
+    ("ms", lambda row: "-" if row["seconds"] is None else f"{row['seconds'] * 1e3:.3f}"),
+)
+KEPT: tuple[Column, ...] = (
+    ("graph", lambda row: str(row["graph"])),
+    ("part", lambda row: row["part"]["name"]),
+    ("layer", lambda row: row["op"]),
+    ("count", lambda row: str(row["count"])),
+    ("why", lambda row: row["why"]),
 )
 DECOMPOSED: tuple[Column, ...] = (
     ("operator", lambda row: row["op"]),

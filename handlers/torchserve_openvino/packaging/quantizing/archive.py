@@ -11,18 +11,20 @@ from typing import Any
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.quantizing import worker
 from torchserve_openvino.serving.loading.archive import MANIFEST, QUANTIZED, QUANTIZED_MODEL
-from torchserve_openvino.serving.loading.hub import FOLDER
+from torchserve_openvino.serving.loading.hub import hub_folder
+from torchserve_openvino.tasks.catalog import TASKS
 
 _LAST_LINES = 20
 _WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
 
 
-def quantize(folder: Path, beside: Path, log: Callable[[str], None]) -> dict[str, Any]:
+def quantize(folder: Path, beside: Path, made: Path | None, log: Callable[[str], None]) -> dict[str, Any]:
     """Quantises the model as `handler.openvino.quantize` says, and puts it in the place of class and weights.
 
     Args:
         folder: The unpacked archive.
         beside: Folder to which paths in its YAML are relative.
+        made: A model that is quantised already, as an exported program; it is compared, and takes the same place.
         log: Called with each line that tells how it goes on.
 
     Returns:
@@ -32,26 +34,28 @@ def quantize(folder: Path, beside: Path, log: Callable[[str], None]) -> dict[str
         PackagingError: The model can't be quantised, or loses too much.
     """
     with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
-        facts = _run(folder, beside.resolve(), Path(scratch), log)
+        facts = _run(folder, beside.resolve(), Path(scratch), made, log)
         (folder / QUANTIZED_MODEL).write_bytes((Path(scratch) / QUANTIZED_MODEL).read_bytes())
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     model = manifest["model"]
     for key in ("modelFile", "serializedFile"):
         if name := model.pop(key, None):
             (folder / name).unlink(missing_ok=True)
-    hub = folder / FOLDER
-    for pattern in _WEIGHTS:
-        for path in hub.glob(pattern):
+    task = TASKS.get(str(model.get("handler", "")).removesuffix(".py"))
+    if task is not None and task.loader:
+        hub = hub_folder(folder)
+        for path in [path for pattern in _WEIGHTS for path in hub.glob(pattern)]:
             path.unlink()
-    if not hub.is_dir():
+    else:
         model["serializedFile"] = QUANTIZED_MODEL
     (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
     (folder / QUANTIZED).write_text(json.dumps(facts, indent=1, sort_keys=True), encoding="utf-8")
     return facts
 
 
-def _run(folder: Path, beside: Path, out: Path, log: Callable[[str], None]) -> dict[str, Any]:
+def _run(folder: Path, beside: Path, out: Path, made: Path | None, log: Callable[[str], None]) -> dict[str, Any]:
     command = [sys.executable, "-W", "ignore", "-m", worker.__name__, str(folder.resolve()), str(beside), str(out)]
+    command += [str(made.resolve())] if made is not None else []
     last: list[str] = []
     facts: dict[str, Any] | None = None
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Quantises the model of an unpacked archive: ``python -m ... ARCHIVE BESIDE OUT``, in a process of its own.
+"""Quantises the model of an unpacked archive: ``python -m ... ARCHIVE BESIDE OUT [MADE]``, in a process of its own.
 
 The archive's handler runs in eager PyTorch, so that calibration sees what requests make of its model.
 """
@@ -15,6 +15,7 @@ import torch
 import ts
 import yaml
 from torch import nn
+from torch.fx import GraphModule
 from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 
 import torchserve_openvino as tov
@@ -31,13 +32,14 @@ _METRICS = Path(ts.__file__).parent / "configs" / "metrics.yaml"
 RESULT, ERROR = "torchserve-openvino-quantized: ", "torchserve-openvino-refused: "
 
 
-def main(archive: Path, beside: Path, out: Path) -> None:
+def main(archive: Path, beside: Path, out: Path, made: Path | None = None) -> None:
     """Quantises, and writes the model.
 
     Args:
         archive: The unpacked archive.
         beside: Folder to which paths in its YAML are relative.
         out: Folder for `QUANTIZED_MODEL`.
+        made: An exported program of the quantised model, which is then only compared.
 
     Raises:
         PackagingError: The model can't be quantised, or loses too much.
@@ -52,7 +54,7 @@ def main(archive: Path, beside: Path, out: Path) -> None:
         if not isinstance(model, nn.Module):
             raise PackagingError("--quantize needs a handler of this package whose self.model is a torch.nn.Module.")
         section: QuantizeSection = handler.config.openvino.quantize
-        facts = _quantise(handler, model, section, beside, out)
+        facts = _quantise(handler, model, section, beside, out, made)
     print(RESULT + json.dumps(facts), flush=True)
 
 
@@ -65,7 +67,9 @@ def _without_compilation(place: Path) -> None:
     (place / name).write_text(yaml.safe_dump(document), encoding="utf-8")
 
 
-def _quantise(handler: Any, model: nn.Module, section: QuantizeSection, beside: Path, out: Path) -> dict[str, Any]:
+def _quantise(
+    handler: Any, model: nn.Module, section: QuantizeSection, beside: Path, out: Path, given: Path | None
+) -> dict[str, Any]:
     call = Caller(model, handler.run_sample)
 
     def samples(data: str | None, most: int, labels: str | None, key: str) -> Samples | None:
@@ -78,20 +82,35 @@ def _quantise(handler: Any, model: nn.Module, section: QuantizeSection, beside: 
     evaluation = samples(asked.data or section.calibration.data, asked.samples, asked.labels, "evaluation")
     assert evaluation is not None
     used = calibration or evaluation
-    logging.info("exporting, and quantising by %s with %d requests", section.method, len(used))
-    made = quantised(exported(model, used.items)[0], section, used.items)
+    if given is None:
+        logging.info("exporting, and quantising by %s with %d requests", section.method, len(used))
+        made = quantised(exported(model, used.items)[0], section, used.items)
+    else:
+        made = _read(given)
     judge = Judge(evaluation, asked.metric, _compiled(model))
     logging.info("comparing %d requests with f32", len(evaluation))
     kept, proof = gated(
         made, judge, len(evaluation), section.max_drop, _compiled, mixes=section.method == "int8"
     )  # fmt: skip
-    again, _ = exported(kept, used.items)
-    torch.export.save(again, out / QUANTIZED_MODEL)
+    if given is not None and kept is made:
+        shutil.copyfile(given, out / QUANTIZED_MODEL)
+    else:
+        torch.export.save(exported(kept, used.items)[0], out / QUANTIZED_MODEL)
+    calibrated = section.method != "int8_weights" and given is None
     return {
         "method": section.method,
-        "calibration": {"items": len(used), "digest": used.digest} if section.method != "int8_weights" else None,
+        "calibration": {"items": len(used), "digest": used.digest} if calibrated else None,
+        "from": given.name if given is not None else None,
         "evaluation": {"digest": evaluation.digest, **proof.to_dict()},
     }
+
+
+def _read(path: Path) -> GraphModule:
+    try:
+        return torch.export.load(path).module(check_guards=False)
+    except Exception as error:
+        # Of many classes: not a program, another version's, operators of a library that is not imported.
+        raise PackagingError(f"--from: torch.export.load could not read {path.name}: {error}") from error
 
 
 def _compiled(model: nn.Module) -> tov.CompiledModule:

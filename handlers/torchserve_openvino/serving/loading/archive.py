@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from torchserve_openvino.config import ServingConfig
+
 # The file in which torch-model-archiver stores its arguments.
 MANIFEST = "MAR-INF/MANIFEST.json"
 # What `package --quantize` made and compared.
@@ -21,6 +23,28 @@ def model_of(folder: Path) -> dict[str, Any]:
     """Returns what an unpacked archive's manifest says about its model."""
     model: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("model", {})
     return model
+
+
+def is_quantized(model_dir: Path) -> bool:
+    """Whether an unpacked archive holds a quantised model."""
+    return (model_dir / QUANTIZED).is_file()
+
+
+def not_quantized(model_dir: Path, config: ServingConfig) -> str:
+    """Returns why an unpacked archive is not what its YAML says; empty if it is."""
+    method = config.openvino.quantize.method
+    if method is None or is_quantized(model_dir):
+        return ""
+    return (
+        f"handler.openvino.quantize.method is {method}, but the archive holds no quantised model: it is made by "
+        "`torchserve-openvino package`, not at load. Package it with that command, or remove the key"
+    )
+
+
+def facts_of(model_dir: Path) -> dict[str, Any]:
+    """Returns what was made and compared when the archive was packaged."""
+    found: dict[str, Any] = json.loads((model_dir / QUANTIZED).read_text(encoding="utf-8"))
+    return found
 
 
 def load_handler(place: Path) -> Any:

@@ -13,6 +13,8 @@ from torchserve_openvino.config import ServingConfig
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving.base import BaseHandler
 from torchserve_openvino.serving.loading import files as loading
+from torchserve_openvino.serving.loading.archive import is_quantized, not_quantized
+from torchserve_openvino.serving.loading.quantized import quantized_model
 
 logger = logging.getLogger(__name__)
 
@@ -23,16 +25,24 @@ class ArchiveLoading(BaseHandler):
     Attributes:
         config: The handler's settings.
         model_dir: Where the archive was unpacked.
+        loaded: What `initialize` set ``self.model`` to.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.config = ServingConfig()
         self.model_dir = Path()
+        self.loaded: Any = None
         self._serialized: Path | None = None
 
     def find_weights(self, context: Any) -> None:
-        """Remembers the path of the weights file, under its real name."""
+        """Remembers the path of the weights file, under its real name.
+
+        Raises:
+            ModelLoadError: The archive holds no quantised model, which its YAML asks for.
+        """
+        if problem := not_quantized(self.model_dir, self.config):
+            raise ModelLoadError(f"{problem}.")
         name = (context.manifest or {}).get("model", {}).get("serializedFile")
         self._serialized = self.model_dir / name if name else None
 
@@ -63,6 +73,17 @@ class ArchiveLoading(BaseHandler):
         finally:
             context.manifest = self.manifest = given
             self.model_pt_path = str(self._serialized) if self._serialized else None
+
+    def servable(self, model: Any) -> Any:
+        """Returns the module to compile for a loaded model; a task may wrap it. Eager comparisons use it as well."""
+        return model
+
+    def model_to_serve(self) -> Any:
+        """Returns the module to compile: that of `servable`, or the quantised one that `package` made of it."""
+        self.loaded = self.loaded_model()
+        if is_quantized(self.model_dir):
+            return quantized_model(self.model_dir, self.loaded)
+        return self.servable(self.loaded)
 
     def loaded_model(self) -> Any:
         """Returns what `initialize` set ``self.model`` to.

@@ -1,12 +1,11 @@
 """Models that `package --quantize` made: an exported program, beside what a task needs to know of the model."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from torchserve_openvino.serving.loading.archive import QUANTIZED, QUANTIZED_MODEL
+from torchserve_openvino.serving.loading.archive import QUANTIZED_MODEL
 from torchserve_openvino.serving.loading.files import is_exported, load_without_class
 
 
@@ -26,17 +25,6 @@ class QuantizedModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the exported program."""
         return self.exported(*args, **kwargs)
-
-
-def is_quantized(model_dir: Path) -> bool:
-    """Whether an unpacked archive holds a quantised model."""
-    return (model_dir / QUANTIZED).is_file()
-
-
-def facts_of(model_dir: Path) -> dict[str, Any]:
-    """Returns what was made and compared when the archive was packaged."""
-    found: dict[str, Any] = json.loads((model_dir / QUANTIZED).read_text(encoding="utf-8"))
-    return found
 
 
 def quantized_model(model_dir: Path, loaded: Any) -> Any:

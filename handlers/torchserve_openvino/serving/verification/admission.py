@@ -59,8 +59,9 @@ class Admission:
         logger.warning("%s is not verified: %s", name, self.skipped)
 
     def compare(self, model: Callable[..., Any], report: CompileReport, precision: str | None = None) -> dict[str, Any]:
-        """Returns the result of `verify.compare` for ``precision``, by default the report's."""
-        used = precision or report.summary.precision or "f32"
+        """Returns the result of `verify.compare` for ``precision``, by default and in int8 the report's."""
+        own = report.summary.precision
+        used = own if own == "int8" else precision or own or "f32"
         return verify.compare(model, self._eager, self._cases, precision=used, section=self._section.verify)
 
     def judge(self, report: CompileReport, result: dict[str, Any]) -> None:

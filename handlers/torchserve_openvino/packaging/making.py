@@ -1,0 +1,146 @@
+"""Makes a .mar step by step: torch-model-archiver, the model's folder, checks, quantising, compiled graphs."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from torchserve_openvino.errors import PackagingError
+from torchserve_openvino.packaging import archive, hub
+from torchserve_openvino.packaging.check import check_folder
+from torchserve_openvino.packaging.hub import HubModel
+from torchserve_openvino.packaging.precompile import check_levels, precompile
+from torchserve_openvino.packaging.quantizing.archive import quantize
+from torchserve_openvino.packaging.wheel import build_wheel
+from torchserve_openvino.serving.loading.archive import model_of
+
+
+@dataclass(frozen=True)
+class Quantising:
+    """What a command line says of `handler.openvino.quantize`.
+
+    Attributes:
+        method: Instead of the YAML's.
+        calibration: Instead of the YAML's ``calibration.data``.
+        made: A model that is quantised already.
+        beside: Folder to which paths in the YAML are relative.
+    """
+
+    method: str | None = None
+    calibration: Path | None = None
+    made: Path | None = None
+    beside: Path = Path()
+
+    def write(self, folder: Path) -> None:
+        """Puts it into the YAML of an unpacked archive.
+
+        Raises:
+            PackagingError: The archive has no YAML.
+        """
+        if self.method is None and self.calibration is None:
+            return
+        name = model_of(folder).get("configFile")
+        if name is None:
+            raise PackagingError("--quantize needs a --config-file.")
+        document = yaml.safe_load((folder / name).read_text(encoding="utf-8")) or {}
+        section = document.setdefault("handler", {}).setdefault("openvino", {}).setdefault("quantize", {})
+        if not isinstance(section, dict):
+            # The check of the YAML says so.
+            return
+        if self.method is not None:
+            section["method"] = self.method
+        if self.calibration is not None:
+            section.setdefault("calibration", {})["data"] = str(self.calibration.resolve())
+        (folder / name).write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What goes into an archive.
+
+    Attributes:
+        name: The model's name.
+        arguments: Options for torch-model-archiver, without name, extra files and requirements.
+        extra: Further files.
+        requirements: pip requirements.
+        bundles: Whether this package's wheel is added.
+        precompiles: Whether the compiled graphs are added.
+        levels: CPU levels for which they are compiled, besides this machine's.
+        pretrained: The Hugging Face model, if it is one.
+        quantising: Of the model.
+    """
+
+    name: str
+    arguments: Sequence[str]
+    extra: Sequence[Path] = ()
+    requirements: Path | None = None
+    bundles: bool = False
+    precompiles: bool = False
+    levels: Sequence[str] = ()
+    pretrained: HubModel | None = None
+    quantising: Quantising = field(default_factory=Quantising)
+
+
+def make(recipe: Recipe, target: Path, step: Callable[[str], None]) -> dict[str, Any]:
+    """Makes an archive.
+
+    Args:
+        recipe: What goes into it.
+        target: Where it is written.
+        step: Called with what is done next.
+
+    Returns:
+        JSON-safe: ``archive``, ``bytes``, ``precompiled``, ``quantized``; with a Hugging Face model also ``task`` and
+        ``task_from``.
+
+    Raises:
+        PackagingError: Something can't be packaged.
+    """
+    check_levels(recipe.levels)
+    with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
+        work, folder = Path(scratch) / "work", Path(scratch) / "archive"
+        work.mkdir()
+        folder.mkdir()
+        arguments = [*recipe.arguments, *_files(recipe, work)]
+        if recipe.pretrained is not None:
+            step("loading the model")
+            hub.check_loads(recipe.pretrained)
+        step("torch-model-archiver")
+        archive.extract(archive.run_archiver(arguments, recipe.name, work), folder)
+        if recipe.pretrained is not None:
+            hub.put_into(folder, recipe.pretrained)
+        recipe.quantising.write(folder)
+        # The archive may be served by another machine, which has the device.
+        checked = check_folder(folder, check_device=False)
+        if checked.problems:
+            raise PackagingError("a worker would not serve it: " + "; ".join(checked.problems))
+        quantised = None
+        if checked.config.openvino.quantize.method is not None:
+            quantised = quantize(folder, recipe.quantising.beside, recipe.quantising.made, step)
+        elif recipe.quantising.made is not None:
+            raise PackagingError("--from needs --quantize, or handler.openvino.quantize.method.")
+        done = precompile(folder, list(recipe.levels), step) if recipe.precompiles else []
+        step("writing the archive")
+        archive.write(folder, target)
+    summaries = [each.summary for each in done]
+    made = {"archive": str(target), "bytes": target.stat().st_size, "precompiled": summaries, "quantized": quantised}
+    if recipe.pretrained is None:
+        return made
+    return {**made, "task": recipe.pretrained.task.handler, "task_from": recipe.pretrained.why}
+
+
+def _files(recipe: Recipe, work: Path) -> list[str]:
+    """Returns the archiver's options for extra files and requirements, the package's wheel among them if it is asked
+    for."""
+    extra, requirements = list(recipe.extra), recipe.requirements
+    if recipe.bundles:
+        wheel = build_wheel(work)
+        lines = requirements.read_text(encoding="utf-8").rstrip() + "\n" if requirements is not None else ""
+        requirements = work / "requirements.txt"
+        requirements.write_text(f"{lines}./{wheel.name}\n", encoding="utf-8")
+        extra.append(wheel)
+    options = ["--extra-files", ",".join(map(str, extra))] if extra else []
+    return options + (["--requirements-file", str(requirements)] if requirements is not None else [])
