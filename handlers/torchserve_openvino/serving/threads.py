@@ -128,7 +128,7 @@ class ThreadPlan:
                 continue
             os.environ[name] = _written[name] = str(self.torch_threads)
 
-    def settle(self) -> ThreadPlan:
+    def settle(self) -> "ThreadPlan":
         """Gives PyTorch a single thread, once all operators run on OpenVINO; an explicit `setting` stays.
 
         PyTorch then only copies inputs. Split over several threads these copies take longer, because the threads spin

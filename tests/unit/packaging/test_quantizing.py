@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import torchserve_openvino as tov
+from digits import TRAINED, pictures, trained
 from torchserve_openvino.config.sections.quantize import QuantizeSection
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.quantizing.accuracy import Judge
@@ -20,41 +20,15 @@ from torchserve_openvino.packaging.quantizing.samples import Sample, Samples, re
 
 pytest.importorskip("nncf")
 
-TRAINED = 1200
-
-
-class Digits(nn.Module):
-    """Two convolutions and two linear layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
-            nn.MaxPool2d(2), nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10),
-        )  # fmt: skip
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(x)
-
 
 @pytest.fixture(scope="module")
 def digits() -> tuple[Tensor, Tensor]:
-    found = load_digits()
-    return torch.from_numpy(found.images).float()[:, None] / 16, torch.from_numpy(found.target)
+    return pictures()
 
 
-@pytest.fixture(scope="module")
-def trained(digits: tuple[Tensor, Tensor]) -> nn.Module:
-    images, labels = (each[:TRAINED] for each in digits)
-    torch.manual_seed(0)
-    model = Digits()
-    optimizer = torch.optim.Adam(model.parameters(), 2e-3)
-    for _ in range(12):
-        for batch in torch.randperm(TRAINED).split(64):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
-            optimizer.step()
-    return model.eval()
+@pytest.fixture(scope="module", name="trained")
+def trained_network() -> nn.Module:
+    return trained()
 
 
 def samples(digits: tuple[Tensor, Tensor], first: int, count: int, *, labelled: bool = True) -> Samples:
