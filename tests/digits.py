@@ -52,9 +52,9 @@ def trained() -> nn.Module:
 
 
 def requests(folder: Path, first: int, count: int) -> dict[str, int]:
-    """Writes pictures as .npy files, and returns the digit of each by file name."""
+    """Writes pictures as .npy files, float32 [1, 1, 8, 8], and returns the digit of each by file name."""
     folder.mkdir()
     images, labels = pictures()
     for number in range(first, first + count):
-        np.save(folder / f"{number}.npy", images[number].numpy())
+        np.save(folder / f"{number}.npy", images[number : number + 1].numpy())
     return {f"{number}.npy": int(labels[number]) for number in range(first, first + count)}

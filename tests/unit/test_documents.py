@@ -94,9 +94,21 @@ def test_a_kept_mismatch_is_run_again(tmp_path: Path) -> None:
     assert torch.equal(space["kept"].expected[0], answer)
 
 
+def test_the_recipe_of_openvinos_page(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torchao")
+    space: dict[str, object] = {}
+    exec(python("import torch\nfrom torchao"), space)
+    model, photos = space["quantised"], space["photos"]
+    with torch.no_grad():
+        torch.testing.assert_close(space["compiled"](photos[1]), model(photos[1]), rtol=0, atol=0.05)
+    report = space["compiled"].report
+    assert report.summary.coverage == 1.0 and report.summary.partitions == 1 and report.summary.precision == "int8"
+    assert "'u8'" in capsys.readouterr().out
+
+
 def test_no_python_block_is_left_out() -> None:
     # Those of docs/tasks.md run in tests/unit/tasks.
-    assert len([block for block in blocks("python") if block.page != "docs/tasks.md"]) == 6
+    assert len([block for block in blocks("python") if block.page != "docs/tasks.md"]) == 7
 
 
 def test_the_worked_example_of_an_operator() -> None:

@@ -25,6 +25,7 @@ from torchserve_openvino.cache.open import CacheSettings, open_cache
 from torchserve_openvino.config import ResolvedOptions, resolve_options, vocabulary
 from torchserve_openvino.errors import TorchScriptModelError
 from torchserve_openvino.ops.mappings import Mappings, registered
+from torchserve_openvino.quantized.torch_fx import UnknownLayerError, decomposed, is_quantized_by_fx
 from torchserve_openvino.report import Tracker
 
 # Each static shape is one compilation; with Dynamo's default of 8, a ninth batch size would always run in eager.
@@ -239,9 +240,6 @@ def _in_plain_tensors(model: Callable[..., Any], tracker: Tracker) -> Callable[.
     """Returns what to capture: the model, or the twin of one that computes on torch's quantised tensors."""
     if not isinstance(model, torch.fx.GraphModule):
         return model
-    # Imported here: it imports torch.ao, which other models do not need.
-    from torchserve_openvino.quantized.torch_fx import UnknownLayerError, decomposed, is_quantized_by_fx
-
     if not is_quantized_by_fx(model):
         return model
     try:

@@ -28,6 +28,7 @@ def test_schema_of_the_design() -> None:
     assert report["summary"] == {
         "ops_total": 10, "ops_on_openvino": 6, "coverage": 0.6, "graphs": 1, "partitions": 1, "graph_breaks": 1,
         "fallbacks": 2, "recompiles": 1, "compile_seconds": 1.0, "device": "CPU", "precision": "f32",
+        "precisions": {},
     }  # fmt: skip
     assert report["fallbacks"][0].keys() == {"kind", "op", "to", "count", "reason", "where"}
     assert {"torch", "openvino", "torchserve", "cpu", "pid"} <= report["environment"].keys()

@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 
 from torchserve_openvino.backend.capture.decomposed import decomposed_ops
 from torchserve_openvino.backend.capture.graph import CompiledGraph
+from torchserve_openvino.backend.lowering.round_trips import drop_round_trips
 from torchserve_openvino.backend.partitioning.partition import is_dynamic
 from torchserve_openvino.backend.partitioning.views import computed_views
 from torchserve_openvino.backend.settings import BackendSettings
@@ -26,7 +27,6 @@ from torchserve_openvino.ops import where_of
 from torchserve_openvino.ops.kept import STAND_INS, restore
 from torchserve_openvino.ops.memory_order import without_base
 from torchserve_openvino.ops.padded_encoders import last_layers, zero_padding
-from torchserve_openvino.ops.round_trips import drop_round_trips
 from torchserve_openvino.ops.rules.complex_numbers import join_pairs
 from torchserve_openvino.report.tracker import GraphRecord
 

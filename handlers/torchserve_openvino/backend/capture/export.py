@@ -23,12 +23,12 @@ from torchserve_openvino.backend.capture.export_bind import Binding, bind
 from torchserve_openvino.backend.capture.graph import CompiledGraph
 from torchserve_openvino.backend.capture.kept_state import StateKeeper
 from torchserve_openvino.backend.capture.module_state import AnswerShape, Watched, module_state
+from torchserve_openvino.backend.lowering.round_trips import drop_round_trips
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.upstream import _torch_kept
 from torchserve_openvino.backend.upstream import _torch_private as private
 from torchserve_openvino.ops import op_name, where_of
 from torchserve_openvino.ops.kept import STAND_INS, restore
-from torchserve_openvino.ops.round_trips import drop_round_trips
 from torchserve_openvino.ops.rules.complex_numbers import join_pairs
 from torchserve_openvino.report.tracker import GraphRecord
 

@@ -1,5 +1,6 @@
 """Exports a model with batch sizes left open, and quantises it with NNCF."""
 
+import inspect
 import logging
 import re
 from collections.abc import Sequence
@@ -60,8 +61,6 @@ def exported(model: nn.Module, samples: Sequence[Sample]) -> tuple[torch.export.
 
 
 def _positional(model: nn.Module, count: int) -> list[str]:
-    import inspect
-
     return list(inspect.signature(model.forward).parameters)[:count]
 
 

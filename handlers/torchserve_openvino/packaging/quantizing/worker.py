@@ -12,22 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import ts
 import yaml
 from torch import nn
 from torch.fx import GraphModule
-from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 
 import torchserve_openvino as tov
+from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.config.sections.quantize import QuantizeSection
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.quantizing.accuracy import Judge
 from torchserve_openvino.packaging.quantizing.exporting import exported, quantised
 from torchserve_openvino.packaging.quantizing.gate import gated
 from torchserve_openvino.packaging.quantizing.samples import Caller, Samples, read
-from torchserve_openvino.serving.loading.archive import QUANTIZED_MODEL, load_handler, model_of
+from torchserve_openvino.serving.loading.archive import QUANTIZED_MODEL, load_without_server, model_of
 
-_METRICS = Path(ts.__file__).parent / "configs" / "metrics.yaml"
 # Prefixes of the line with the result, and of the one with an error.
 RESULT, ERROR = "torchserve-openvino-quantized: ", "torchserve-openvino-refused: "
 
@@ -47,24 +45,25 @@ def main(archive: Path, beside: Path, out: Path, made: Path | None = None) -> No
     with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
         place = Path(scratch) / "eager"
         shutil.copytree(archive, place)
-        _without_compilation(place)
-        handler = load_handler(place)
-        handler.context.metrics = MetricsCacheYamlImpl(config_file_path=str(_METRICS))
+        section = _without_compilation(place)
+        handler = load_without_server(place)
         model = getattr(handler, "eager_model", None)
         if not isinstance(model, nn.Module):
             raise PackagingError("--quantize needs a handler of this package whose self.model is a torch.nn.Module.")
-        section: QuantizeSection = handler.config.openvino.quantize
         facts = _quantise(handler, model, section, beside, out, made)
     print(RESULT + json.dumps(facts), flush=True)
 
 
-def _without_compilation(place: Path) -> None:
-    name = model_of(place).get("configFile")
-    if not name:
-        raise PackagingError("--quantize needs a --config-file with handler.openvino.quantize.")
-    document = yaml.safe_load((place / name).read_text(encoding="utf-8")) or {}
+def _without_compilation(place: Path) -> QuantizeSection:
+    """Lets the archive's handler answer in eager PyTorch; returns how its model is to be quantised."""
+    path = place / str(model_of(place)["configFile"])
+    section = load_serving_config(path, check_device=False).openvino.quantize
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
     document["pt2"] = {"compile": {"enable": False}}
-    (place / name).write_text(yaml.safe_dump(document), encoding="utf-8")
+    # A worker refuses an archive that should be quantised, and is not.
+    del document["handler"]["openvino"]["quantize"]
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return section
 
 
 def _quantise(

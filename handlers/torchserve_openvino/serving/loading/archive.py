@@ -69,6 +69,26 @@ def load_handler(place: Path) -> Any:
     return getattr(service._entry_point, "__self__", None)
 
 
+def load_without_server(place: Path) -> Any:
+    """Runs an archive's handler up to READY, and lets it answer requests outside of any server.
+
+    Args:
+        place: The unpacked archive.
+
+    Returns:
+        The handler; None where the archive's handler is a plain function.
+    """
+    # Imported here, as in `load_handler`.
+    import ts
+    from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
+
+    handler = load_handler(place)
+    if handler is not None:
+        metrics = Path(ts.__file__).parent / "configs" / "metrics.yaml"
+        handler.context.metrics = MetricsCacheYamlImpl(config_file_path=str(metrics))
+    return handler
+
+
 def main(folder: str) -> None:
     """Loads an archive and prints the report of its handler.
 

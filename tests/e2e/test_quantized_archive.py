@@ -40,7 +40,7 @@ def test_a_float_model_is_served_in_int8(server: TorchServeProcess, tmp_path: Pa
     assert server.register(archive.name, NAME).status_code == 200
     server.wait_ready(NAME)
     try:
-        images, labels = pictures()
+        labels = pictures()[1]
         url = f"{server.inference_url}/predictions/{NAME}"
         right = 0
         for number in range(TRAINED, TRAINED + 100):
