@@ -146,3 +146,29 @@ def test_what_stays_in_eager_says_why(call: Any, reason: str) -> None:
     x = torch.randn(3, 4) * 50
     torch.testing.assert_close(compiled(x), call(x))
     assert any(reason in each.reason for each in compiled.report.fallbacks), compiled.report.fallbacks
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+def test_zero_points_of_8_bits(dtype: torch.dtype) -> None:
+    """torch subtracts them in 8 bits: zeros are harmless, others wrap around."""
+    low, high = (0, 255) if dtype is torch.uint8 else (-128, 127)
+
+    class Channels(nn.Module):
+        def __init__(self, zeros: list[int]) -> None:
+            super().__init__()
+            self.register_buffer("scales", torch.rand(3) * 0.05 + 0.01)
+            self.register_buffer("zeros", torch.tensor(zeros, dtype=dtype))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = Q.quantize_per_channel(x, self.scales, self.zeros, 1, low, high, dtype)
+            return Q.dequantize_per_channel(x, self.scales, self.zeros, 1, low, high, dtype).relu()
+
+    for zeros, partitions in (([0, 0, 0], 1), ([0, 100, 0], None)):
+        model = Channels(zeros)
+        compiled = tov.compile(model)
+        for _ in range(2):
+            x = torch.randn(2, 3, 4, 4) * 3
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=0.07 if partitions else 1e-5)
+        assert bool(compiled.report.fallbacks) is (partitions is None)
+        if partitions:
+            assert compiled.report.summary.coverage == 1.0

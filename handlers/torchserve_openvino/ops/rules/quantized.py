@@ -109,9 +109,18 @@ def _dequantize_per_tensor(
 
 def _dequantize_per_channel(
     x: Output, scales: Output, zeros: Output | None, axis: int, low: int, high: int, dtype: torch.dtype,
-    *, out_dtype: torch.dtype | None = None,
+    *, out_dtype: torch.dtype | None = None, wraps: bool = False,
 ) -> Any:  # fmt: skip
-    """As per tensor, with ``scales`` and ``zeros`` of ``[x.shape[axis]]``."""
+    """As per tensor, with ``scales`` and ``zeros`` of ``[x.shape[axis]]``.
+
+    Raises:
+        ValueError: torch subtracts the zero points in 8 bits, and they are not known to be zeros.
+    """
+    if wraps and ((known := _constant(zeros)) is None or known.any()):
+        raise ValueError(
+            "quantized_decomposed.dequantize_per_channel.default with 8-bit zero points other than 0, which torch "
+            "subtracts in 8 bits"
+        )
     return _dequantized(x, scales, zeros, out_dtype, axis % rank(x))
 
 
@@ -135,10 +144,14 @@ def _limit_dequantize(node: Node) -> str | None:
         return f"{op_name(node.target)} from {given['dtype']}: only int8, uint8 and int32 are converted"
     if given.get("out_dtype") not in {None, torch.float32}:
         return f"{op_name(node.target)} to {given['out_dtype']}: torch rounds each step, OpenVINO the result"
-    zeros = given.get("zero_points")
-    if isinstance(zeros, Node) and value_of(zeros).dtype in _TYPES:
-        return f"{op_name(node.target)} with 8-bit zero points, from which torch subtracts in 8 bits"
     return None
+
+
+def _wraps(node: Node) -> dict[str, Any]:
+    """Returns whether torch subtracts the zero points in 8 bits, which only zeros come through unharmed."""
+    given = arguments_of(node)
+    zeros = given.get("zero_points")
+    return {"wraps": isinstance(zeros, Node) and value_of(zeros).dtype is given["dtype"] and given["dtype"] in _TYPES}
 
 
 def _with_float32_scale(operator: Any) -> Any:
@@ -187,7 +200,10 @@ declare(
     _PACKETS.dequantize_per_tensor.default,
     _PACKETS.dequantize_per_tensor.tensor,
 )
-declare(Rule(convert=_dequantize_per_channel, limit=_limit_dequantize), _PACKETS.dequantize_per_channel.default)
+declare(
+    Rule(convert=_dequantize_per_channel, facts=_wraps, limit=_limit_dequantize),
+    _PACKETS.dequantize_per_channel.default,
+)
 declare(Rule(decompose=_choose), _PACKETS.choose_qparams.tensor)
 declare(Rule(decompose=_choose_symmetric), _PACKETS.choose_qparams_symmetric.tensor)
 for _packet in (_PACKETS.quantize_per_tensor, _PACKETS.dequantize_per_tensor):

@@ -48,6 +48,9 @@ def _make_sizeless(node: Node) -> None:
         node.replace_all_uses_with(source)
         return
     last = _common(before[first:][::-1], after[first:][::-1])
+    if first and first + last in {len(before), len(after)}:
+        # Only axes of size 1 come or go: together with the one before them.
+        first -= 1
     split, joined = after[first : len(after) - last], before[first : len(before) - last]
     if len(joined) == 1 and sum(not isinstance(size, int) for size in split) <= 1:
         sizes = [size if isinstance(size, int) else -1 for size in split]
