@@ -171,3 +171,18 @@ class TestByTorchAo:
             torch.testing.assert_close(compiled(x), model(x))
         assert any("quantised by torch.ao" in note for note in compiled.report.tracker.notes)
         assert compiled.report.fallbacks
+
+
+def test_checks_of_an_exported_program_are_no_fallbacks() -> None:
+    """torch.export asserts types where a model casts, which guards determine already."""
+
+    class Casts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.to(torch.float32).relu() + x.to(torch.float64).sum().to(torch.float32) * 0
+
+    x = torch.randn(3, 4)
+    model = exported(Casts(), x)
+    assert any("_assert_tensor_metadata" in str(node.target) for node in model.graph.nodes)
+    compiled = tov.compile(model)
+    torch.testing.assert_close(compiled(x), model(x))
+    assert not any("_assert_tensor_metadata" in each.op for each in compiled.report.fallbacks)

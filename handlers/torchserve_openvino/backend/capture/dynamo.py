@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 
 from torchserve_openvino.backend.capture.decomposed import decomposed_ops
 from torchserve_openvino.backend.capture.graph import CompiledGraph
-from torchserve_openvino.backend.lowering.round_trips import drop_round_trips
+from torchserve_openvino.backend.lowering.redundant import drop_checks, drop_round_trips
 from torchserve_openvino.backend.partitioning.partition import is_dynamic
 from torchserve_openvino.backend.partitioning.views import computed_views
 from torchserve_openvino.backend.settings import BackendSettings
@@ -98,6 +98,7 @@ class OpenVINOBackend:
             start = time.perf_counter()
         restore(gm.graph)
         join_pairs(gm.graph)
+        drop_checks(gm.graph)
         drop_round_trips(gm.graph)
         # The saved tensors of a backward graph are new at each call: none is a constant.
         facts = private.GraphFacts() if stage == "backward" else private.graph_facts()

@@ -23,11 +23,11 @@ from torchserve_openvino.backend.capture.export_bind import Binding, bind
 from torchserve_openvino.backend.capture.graph import CompiledGraph
 from torchserve_openvino.backend.capture.kept_state import StateKeeper
 from torchserve_openvino.backend.capture.module_state import AnswerShape, Watched, module_state
-from torchserve_openvino.backend.lowering.round_trips import drop_round_trips
+from torchserve_openvino.backend.lowering.redundant import drop_checks, drop_round_trips
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.upstream import _torch_kept
 from torchserve_openvino.backend.upstream import _torch_private as private
-from torchserve_openvino.ops import op_name, where_of
+from torchserve_openvino.ops import where_of
 from torchserve_openvino.ops.kept import STAND_INS, restore
 from torchserve_openvino.ops.rules.complex_numbers import join_pairs
 from torchserve_openvino.report.tracker import GraphRecord
@@ -38,8 +38,6 @@ logger = logging.getLogger(__name__)
 MAX_SIGNATURES = 64
 _REASON_LINES = 3
 _PLAIN = (bool, int, float, str, type(None))
-# A check of dtype and device, which the signature already determines.
-_CHECKED_BEFORE = "aten._assert_tensor_metadata.default"
 _RECORDS_GRADIENTS = "gradients are recorded, which exported graphs do not support: call under torch.inference_mode()"
 
 
@@ -175,9 +173,7 @@ def _tidied(gm: GraphModule) -> GraphModule:
     # those that are Python builtins (``input``) in every copy.
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
-    for node in graph.nodes:
-        if node.op == "call_function" and op_name(node.target) == _CHECKED_BEFORE:
-            graph.erase_node(node)
+    drop_checks(graph)
     return GraphModule(gm, graph)
 
 

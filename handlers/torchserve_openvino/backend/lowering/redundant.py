@@ -1,4 +1,8 @@
-"""Removes casts to a wider type and back: scales of dynamic quantisation are float64, in which OpenVINO has none."""
+"""Removes what changes nothing.
+
+These are checks of types and devices, which a graph's guards or its signature determine, and casts to a wider type and
+back: scales of dynamic quantisation are float64, in which OpenVINO has none.
+"""
 
 import torch
 from torch.fx import Graph, Node
@@ -13,6 +17,13 @@ _HOLDS = {
     torch.int64: {torch.int32, torch.int16, torch.int8, torch.uint8},
     torch.int32: {torch.int16, torch.int8, torch.uint8},
 }
+
+
+def drop_checks(graph: Graph) -> None:
+    """Removes `_assert_tensor_metadata`, which torch.export inserts, in place."""
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target is torch.ops.aten._assert_tensor_metadata.default:
+            graph.erase_node(node)
 
 
 def drop_round_trips(graph: Graph) -> None:
