@@ -95,7 +95,8 @@ def test_a_layer_in_f32_takes_its_input_as_it_is(int8: Any, digits: tuple[Tensor
 
 
 def test_without_labels_f32_is_right(trained: nn.Module, digits: tuple[Tensor, Tensor], int8: Any) -> None:
-    judge = Judge(samples(digits, TRAINED, 100, labelled=False), "auto", trained)
+    assert Judge(samples(digits, TRAINED, 10, labelled=False), "auto", trained).metric == "cosine"
+    judge = Judge(samples(digits, TRAINED, 100, labelled=False), "auto", trained, classifies=True)
     assert judge.metric == "agreement" and judge.reference.value == 1.0 and judge.score(int8).value >= 0.98
     cosine = Judge(samples(digits, TRAINED, 100, labelled=False), "cosine", trained)
     assert 0.99 < cosine.score(int8).value <= 1.0
@@ -137,3 +138,37 @@ def test_what_can_not_be_read_says_why(tmp_path: Path) -> None:
     np.savez(tmp_path / "one.npz", np.arange(6, dtype=np.float32).reshape(3, 2))
     found = read(tmp_path / "one.npz", 2, None, no, key)
     assert len(found) == 2 and found.items[1].inputs[0][0].tolist() == [[2.0, 3.0]] and len(found.digest) == 64
+
+
+@pytest.mark.parametrize("method", ["int8", "int8_weights", "int4_weights"])
+def test_a_model_of_tokens_becomes_small(method: str, tmp_path: Path) -> None:
+    """Tables of embeddings become small, too, and what `package` stores answers alike for any batch and length."""
+
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.first, self.last = nn.Embedding(500, 64), nn.Linear(64, 64), nn.Linear(64, 8)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.last(self.first(self.table(ids)).relu()).mean(1)
+
+    torch.manual_seed(0)
+    model = Tokens().eval()
+    some = tuple(Sample("", ((torch.randint(500, (1, 5 + n % 3)),), {})) for n in range(12))
+    section = QuantizeSection.model_validate({"method": method, "calibration": {"data": "x"}})
+    made = quantised(exported(model, some)[0], section, some)
+    stored = exported(made, some)[0]
+    torch.export.save(stored, tmp_path / "small.pt2")
+    size = sum(p.numel() for p in model.parameters()) * 4
+    assert (tmp_path / "small.pt2").stat().st_size < 0.3 * size + 60_000
+    again = torch.export.load(tmp_path / "small.pt2").module(check_guards=False)
+    served = tov.compile(again, dynamic=True)
+    with torch.no_grad():
+        for shape in ((1, 6), (3, 5), (4, 9)):
+            ids = torch.randint(500, shape)
+            expected = made(ids)
+            torch.testing.assert_close(again(ids), expected)
+            scale = float(expected.abs().max())
+            torch.testing.assert_close(served(ids), expected, rtol=0, atol=0.03 * scale)
+            torch.testing.assert_close(expected, model(ids), rtol=0, atol=0.15 * scale)
+    assert served.report.summary.coverage == 1.0 and not served.report.fallbacks

@@ -9,7 +9,10 @@
 - A reduction of three dimensions is fused with a following product or sum with a constant, and the result is wrong:
   for integers only the first values are right, ``mask.sum(-1) - 1``; for floats with a number per channel, those of
   other channels are used, ``batch_norm(x.mean(-1))``. A division by a constant is wrong too, ``x.mean(-1) / 3``, also
-  with more dimensions where OpenVINO drops some first. A reduction with two users is not fused.
+  with more dimensions where OpenVINO drops some first. A reduction with two users is not fused. The product may also
+  come from before the reduction: OpenVINO reduces 8-bit integers and scales the result, ``dequantize(x).mean(1)``.
+  In the same way it clamps integers, with bounds that are rounded to integers, and takes the mean of them with padding
+  of 0 instead of the zero point.
 - Matrices of at most 2 by 2, neither of them constant, are multiplied by a kernel that fuses the following operators
   and mixes up the numbers per column: ``relu(x @ y) * scale``.
 - An absolute value of a concatenation is applied to its parts instead, for all users of the concatenation; and in one
@@ -53,9 +56,15 @@ def keep_kernels_apart(model: ov.Model) -> None:
     A reshape to a scalar becomes a squeeze.
     """
     found: list[ov.Output] = []
+    # Without a FakeQuantize, OpenVINO moves no scales.
+    has_bytes = any(node.get_type_name() == "FakeQuantize" for node in model.get_ops())
     for node in model.get_ordered_ops():
         if node.get_type_name() == "Reshape" and node.get_output_partial_shape(0) == ov.PartialShape([]):
             _squeeze(node)
+        if has_bytes and (_reduces_bytes(node) or _clamps_bytes(node) or _pads_mean(node)):
+            # OpenVINO does not move the scale behind a maximum.
+            value = node.input_value(0)
+            node.input(0).replace_source_output(ops.maximum(value, value).output(0))
         if _is_joined_reduction(node) or _is_joined_product(node):
             _put_behind(node.output(0), lambda value: ops.maximum(value, value))
         if node.get_type_name() in _PRODUCTS and _is_attention(node):
@@ -123,6 +132,44 @@ def _is_mean_per_channel(node: ov.Node) -> bool:
         if 0 not in reduced or 1 in reduced:
             return False
     return any(shape[1].compatible(ov.Dimension(channels)) for channels in _FEW_CHANNELS)
+
+
+def _is_dequantized(node: ov.Node) -> bool:
+    """Checks whether a node makes floats of 8-bit integers."""
+    return node.get_type_name() == "Convert" and node.input_value(0).get_element_type() in {ov.Type.u8, ov.Type.i8}
+
+
+def _reduces_bytes(node: ov.Node) -> bool:
+    """Checks whether a node is a reduction of floats to which OpenVINO might move a scale from before it.
+
+    Those of images, which are right, stay fast.
+    """
+    if node.get_type_name() not in {"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"}:
+        return False
+    value = node.input_value(0)
+    rank = value.get_partial_shape().rank
+    image = rank.is_static and rank.get_length() == _IMAGE_RANK
+    return value.get_element_type().is_real() and not image
+
+
+def _clamps_bytes(node: ov.Node) -> bool:
+    """Checks whether a node clamps dequantised values, and not what a product or a convolution made of them."""
+    if node.get_type_name() not in {"Clamp", "Minimum", "Maximum"}:
+        return False
+    value = node.input_value(0)
+    while value.get_node().get_type_name() in _MOVES | {"Multiply", "Subtract", "Slice", "StridedSlice", "Gather"}:
+        if _is_dequantized(value.get_node()):
+            return True
+        value = value.get_node().input_value(0)
+    return False
+
+
+def _pads_mean(node: ov.Node) -> bool:
+    """Checks whether a node is a mean over windows that counts padding."""
+    if node.get_type_name() != "AvgPool":
+        return False
+    given = node.get_attributes()
+    return not given["exclude-pad"] and max(*given["pads_begin"], *given["pads_end"]) > 0
 
 
 def _is_joined_reduction(node: ov.Node) -> bool:

@@ -33,8 +33,8 @@ class EvaluationSection(TaskSection):
     """Most requests that are used, the first by name."""
     metric: Metric = "auto"
     """`top1`: share of right classes. `f1`: mean of the classes' F1. `agreement`: share of classes as in f32. `cosine`:
-    mean cosine similarity with the outputs in f32. `auto`: `top1` with labels, without them `agreement` for outputs
-    `[items, classes]`, else `cosine`."""
+    mean cosine similarity with the outputs in f32. `auto`: `top1` with labels, without them `agreement` for classifiers
+    (by the handler's name, or with an index_to_name.json), else `cosine`."""
 
 
 class IgnoredSection(TaskSection):

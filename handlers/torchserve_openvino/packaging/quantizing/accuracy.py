@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from torchserve_openvino.config.sections.quantize import Metric
 from torchserve_openvino.errors import PackagingError
-from torchserve_openvino.packaging.quantizing.samples import Sample, Samples
+from torchserve_openvino.packaging.quantizing.samples import Sample, Samples, distinct_shapes
 
 Run = Callable[..., Any]
 Measure = Literal["top1", "f1", "agreement", "cosine"]
@@ -38,6 +38,7 @@ class Judge:
         samples: The requests.
         metric: `handler.openvino.quantize.evaluation.metric`.
         f32: The model in f32.
+        classifies: Whether outputs [items, classes] are known to be scores of classes.
 
     Attributes:
         metric: What is measured.
@@ -47,13 +48,13 @@ class Judge:
         PackagingError: The metric needs classes that are not given, or outputs that the model does not have.
     """
 
-    def __init__(self, samples: Samples, metric: Metric, f32: Run) -> None:
+    def __init__(self, samples: Samples, metric: Metric, f32: Run, *, classifies: bool = False) -> None:
         self._samples = samples.items
         self._outputs, seconds = _answers(f32, self._samples)
         self._labels = [sample.label for sample in self._samples]
         first = self._outputs[0][0]
         classes = first.dim() == 2 and first.shape[1] > 1 and first.is_floating_point()
-        self.metric = _metric(metric, labelled=None not in self._labels, classes=classes)
+        self.metric = _metric(metric, labelled=None not in self._labels, classes=classes, sure=classifies)
         self.reference = Score(self._value(self._outputs), seconds)
 
     def score(self, run: Run) -> Score:
@@ -63,7 +64,7 @@ class Judge:
 
     def distance(self, run: Run, most: int) -> float:
         """Returns the mean squared difference to f32, over the first requests, relative to the outputs' own squares."""
-        found = _answers(run, self._samples[:most])[0]
+        found = _answers(run, self._samples[:most], timed=False)[0]
         pairs = [
             pair for ours, theirs in zip(found, self._outputs, strict=False) for pair in zip(ours, theirs, strict=True)
         ]
@@ -84,11 +85,12 @@ class Judge:
         return statistics.fmean(float(a == b) for a, b in zip(found, wanted, strict=True))
 
 
-def _metric(asked: Metric, *, labelled: bool, classes: bool) -> Measure:
+def _metric(asked: Metric, *, labelled: bool, classes: bool, sure: bool) -> Measure:
     if asked == "auto":
         if labelled:
             return "top1"
-        return "agreement" if classes else "cosine"
+        # Vectors have the same shape as scores.
+        return "agreement" if classes and sure else "cosine"
     if asked in {"top1", "f1"} and not labelled:
         raise PackagingError(f"quantize.evaluation.metric: {asked} needs quantize.evaluation.labels.")
     if asked in {"top1", "f1", "agreement"} and not classes:
@@ -98,10 +100,14 @@ def _metric(asked: Metric, *, labelled: bool, classes: bool) -> Measure:
     return asked
 
 
-def _answers(run: Run, samples: Sequence[Sample]) -> tuple[list[list[Tensor]], float]:
+def _answers(run: Run, samples: Sequence[Sample], *, timed: bool = True) -> tuple[list[list[Tensor]], float]:
     """Returns the output tensors for each request, and the median time."""
     outputs, times = [], []
     with torch.no_grad():
+        for sample in distinct_shapes(samples) if timed else ():
+            # Compiles, and allocates.
+            args, kwargs = sample.inputs
+            run(*args, **kwargs)
         for sample in samples:
             args, kwargs = sample.inputs
             start = time.perf_counter()

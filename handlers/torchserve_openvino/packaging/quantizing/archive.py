@@ -67,9 +67,10 @@ def _run(folder: Path, beside: Path, out: Path, made: Path | None, log: Callable
                 facts = json.loads(line.removeprefix(worker.RESULT))
             elif line.startswith(worker.ERROR):
                 raise PackagingError(json.loads(line.removeprefix(worker.ERROR)))
+            elif line.startswith(worker.STEP):
+                log(line.removeprefix(worker.STEP).rstrip())
             else:
                 last = [*last[1 - _LAST_LINES :], line.rstrip()]
-                log(line.rstrip())
     if process.returncode or facts is None:
         said = "\n".join(last)
         raise PackagingError(f"the model could not be quantised (exit code {process.returncode}):\n{said}")

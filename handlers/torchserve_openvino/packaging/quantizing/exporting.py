@@ -26,7 +26,7 @@ def exported(model: nn.Module, samples: Sequence[Sample]) -> tuple[torch.export.
     """Exports a model.
 
     Args:
-        model: In eager PyTorch.
+        model: In eager PyTorch, and in evaluation mode.
         samples: What it is called with; sizes in which these differ are left open, as is the batch.
 
     Returns:
@@ -50,7 +50,7 @@ def exported(model: nn.Module, samples: Sequence[Sample]) -> tuple[torch.export.
     try:
         with torch.no_grad():
             program = torch.export.export(
-                model.eval(), *inputs, dynamic_shapes={**dict(zip(names, args, strict=True)), **kwargs}, strict=False
+                model, *inputs, dynamic_shapes={**dict(zip(names, args, strict=True)), **kwargs}, strict=False
             )
     except Exception as error:
         line = str(error).strip().splitlines()[0] if str(error).strip() else ""
@@ -102,11 +102,12 @@ def quantised(program: torch.export.ExportedProgram, section: QuantizeSection, s
     ignored = nncf.IgnoredScope(names=names, patterns=patterns, types=types, validate=False)
     try:
         if section.method == "int8":
-            return nncf.quantize(
+            made = nncf.quantize(
                 module, data, subset_size=len(samples), preset=nncf.QuantizationPreset(section.preset),
                 fast_bias_correction=section.fast_bias_correction, ignored_scope=ignored,
                 **_options(nncf, module, section),
             )  # fmt: skip
+            return _with_small_tables(nncf, made, patterns, types)
         if section.method == "int8_weights":
             return nncf.compress_weights(module, mode=nncf.CompressWeightsMode.INT8_ASYM, ignored_scope=ignored)
         size = section.group_size if section.group_size is not None else _group_for(module)
@@ -117,6 +118,16 @@ def quantised(program: torch.export.ExportedProgram, section: QuantizeSection, s
     except Exception as error:
         # NNCF has errors of many classes; some are those of the model's own operators.
         raise PackagingError(f"NNCF can't quantise the model by {section.method}: {error}") from error
+
+
+def _with_small_tables(nncf: Any, model: GraphModule, patterns: list[str], types: list[str]) -> Any:
+    """Puts the tables of embeddings, which `nncf.quantize` leaves in f32, into 8 bits."""
+    nodes = [node for node in model.graph.nodes if node.op == "call_function"]
+    others = [node.name for node in nodes if node.target is not torch.ops.aten.embedding.default]
+    if len(others) == len(nodes):
+        return model
+    ignored = nncf.IgnoredScope(names=others, patterns=patterns, types=types, validate=False)
+    return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM, ignored_scope=ignored)
 
 
 def _options(nncf: Any, module: GraphModule, section: QuantizeSection) -> dict[str, Any]:

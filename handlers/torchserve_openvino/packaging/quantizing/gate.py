@@ -17,7 +17,7 @@ from torchserve_openvino.packaging.quantizing.layers import layers_of, without
 logger = logging.getLogger(__name__)
 
 # Requests on which the cost of each layer is estimated, in eager PyTorch.
-_PROBES = 16
+_PROBES = 4
 
 
 @dataclass(frozen=True)
@@ -84,17 +84,17 @@ def gated(
         PackagingError: No version loses little enough.
     """
     reference, steps = judge.reference, list[Step]()
-    names = _by_cost(model, judge) if mixes else []
+    names: list[str] | None = None if mixes else []
     count, last = 0, list[str]()
     passed: tuple[int, GraphModule] | None = None
     failed = -1
     while True:
-        tried = without(model, frozenset(names[:count])) if count else model
+        tried = without(model, frozenset(names[:count])) if count and names else model
         score = _served(judge, compile, tried)
         drop = reference.value - score.value
-        added = tuple(name for name in names[:count] if name not in last)
+        added = tuple(name for name in (names or [])[:count] if name not in last)
         steps.append(Step(count, added, round(score.value, 6), round(drop, 6), round(score.seconds * 1e3, 3)))
-        last = names[:count]
+        last = (names or [])[:count]
         logger.info(
             "%d layer(s) in f32: %s %.4f (f32 %.4f), %.2f ms", count, judge.metric, score.value, reference.value,
             score.seconds * 1e3,
@@ -103,13 +103,15 @@ def gated(
             passed = count, tried
         else:
             failed = count
-        if passed is None and failed >= len(names):
+            if names is None:
+                names = _by_cost(model, judge)
+        if passed is None and names is not None and failed >= len(names):
             raise PackagingError(_refusal(judge, reference, steps, max_drop, mixes=bool(names)))
         if passed is not None and passed[0] - failed <= 1:
             break
         # Twice as many until some version passes; then the middle between that and the last that failed.
-        count = min(len(names), max(1, 2 * count)) if passed is None else (passed[0] + failed) // 2
-    kept = names[: passed[0]]
+        count = min(len(names or []), max(1, 2 * count)) if passed is None else (passed[0] + failed) // 2
+    kept = (names or [])[: passed[0]]
     proof = Proof(
         judge.metric, items, round(reference.value, 6), round(reference.seconds * 1e3, 3), tuple(steps), tuple(kept)
     )
@@ -127,8 +129,10 @@ def _served(judge: Judge, compile: Compile, model: GraphModule) -> Score:
 
 def _by_cost(model: GraphModule, judge: Judge) -> list[str]:
     """Returns the layers in the order of what each costs: how much nearer the outputs come if it alone is in f32."""
+    names = layers_of(model)
+    logger.info("estimating what each of %d layers costs, on %d requests in eager PyTorch", len(names), _PROBES)
     whole = judge.distance(model, _PROBES)
-    gains = {name: whole - judge.distance(without(model, {name}), _PROBES) for name in layers_of(model)}
+    gains = {name: whole - judge.distance(without(model, {name}), _PROBES) for name in names}
     return sorted(gains, key=lambda name: -gains[name])
 
 

@@ -23,11 +23,13 @@ from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.quantizing.accuracy import Judge
 from torchserve_openvino.packaging.quantizing.exporting import exported, quantised
 from torchserve_openvino.packaging.quantizing.gate import gated
-from torchserve_openvino.packaging.quantizing.samples import Caller, Samples, read
+from torchserve_openvino.packaging.quantizing.samples import Caller, Samples, distinct_shapes, read
 from torchserve_openvino.serving.loading.archive import QUANTIZED_MODEL, load_without_server, model_of
 
-# Prefixes of the line with the result, and of the one with an error.
+# Prefixes of the line with the result, of the one with an error, and of those that tell how it goes on.
 RESULT, ERROR = "torchserve-openvino-quantized: ", "torchserve-openvino-refused: "
+STEP = "torchserve-openvino-step: "
+logger = logging.getLogger("torchserve_openvino.packaging.quantizing.worker")
 
 
 def main(archive: Path, beside: Path, out: Path, made: Path | None = None) -> None:
@@ -82,15 +84,19 @@ def _quantise(
     assert evaluation is not None
     used = calibration or evaluation
     if given is None:
-        logging.info("exporting, and quantising by %s with %d requests", section.method, len(used))
+        logger.info("exporting, and quantising by %s with %d requests", section.method, len(used))
         made = quantised(exported(model, used.items)[0], section, used.items)
     else:
         made = _read(given)
-    judge = Judge(evaluation, asked.metric, _compiled(model))
-    logging.info("comparing %d requests with f32", len(evaluation))
-    kept, proof = gated(
-        made, judge, len(evaluation), section.max_drop, _compiled, mixes=section.method == "int8"
-    )  # fmt: skip
+    several = sum(1 for _ in distinct_shapes(evaluation.items)) > 1
+
+    def compiled(model: nn.Module) -> tov.CompiledModule:
+        # As many graphs as there are lengths would take long.
+        return tov.compile(model, dynamic=several)
+
+    logger.info("comparing %d requests with f32", len(evaluation))
+    judge = Judge(evaluation, asked.metric, compiled(model), classifies=_classifies(handler))
+    kept, proof = gated(made, judge, len(evaluation), section.max_drop, compiled, mixes=section.method == "int8")
     if given is not None and kept is made:
         shutil.copyfile(given, out / QUANTIZED_MODEL)
     else:
@@ -112,12 +118,16 @@ def _read(path: Path) -> GraphModule:
         raise PackagingError(f"--from: torch.export.load could not read {path.name}: {error}") from error
 
 
-def _compiled(model: nn.Module) -> tov.CompiledModule:
-    return tov.compile(model, dynamic=False)
+def _classifies(handler: Any) -> bool:
+    return "classifier" in type(handler).__module__ or (handler.model_dir / "index_to_name.json").is_file()
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    shown = logging.StreamHandler(sys.stdout)
+    shown.setFormatter(logging.Formatter(f"{STEP}%(message)s"))
+    steps = logging.getLogger("torchserve_openvino.packaging.quantizing")
+    steps.addHandler(shown)
+    steps.setLevel(logging.INFO)
     # Nobody reads the metrics of these requests.
     logging.getLogger("MODEL_METRICS").setLevel(logging.WARNING)
     logging.getLogger("ts.metrics").setLevel(logging.WARNING)

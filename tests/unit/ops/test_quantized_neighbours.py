@@ -1,0 +1,175 @@
+"""Every operator to which OpenVINO moves a scale from before it gives what eager PyTorch does."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+# Registers the operators.
+from torch.ao.quantization.fx import _decomposed  # noqa: F401
+from torch.nn import functional as F
+
+import torchserve_openvino as tov
+
+Q = torch.ops.quantized_decomposed
+SCALE, ZERO = 0.05, 3
+
+
+def dequantized(x: Tensor) -> Tensor:
+    """Per tensor."""
+    x = Q.quantize_per_tensor(x, SCALE, ZERO, -128, 127, torch.int8)
+    return Q.dequantize_per_tensor(x, SCALE, ZERO, -128, 127, torch.int8)
+
+
+class PerChannel(nn.Module):
+    """Another scale for each index of axis 1."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        # Quotients stay integers.
+        self.register_buffer("scales", SCALE / torch.tensor([1.0, 2.0, 4.0]).repeat(channels // 3))
+        self.register_buffer("zeros", torch.arange(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = Q.quantize_per_channel(x, self.scales, self.zeros, 1, -128, 127, torch.int8)
+        return Q.dequantize_per_channel(x, self.scales, self.zeros, 1, -128, 127, torch.int8)
+
+
+class Convolved(nn.Module):
+    """What a convolution in 8 bits makes of the values, each channel with its own scale."""
+
+    def __init__(self, dimensions: int) -> None:
+        super().__init__()
+        self.convolve = (F.conv1d, F.conv2d, F.conv3d)[dimensions - 1]
+        weight = torch.linspace(-127, 127, 6 * 6 * 3**dimensions).round().to(torch.int8)
+        self.register_buffer("weight", weight.reshape(6, 6, *[3] * dimensions))
+        self.register_buffer("scales", torch.arange(1, 7) / 500)
+
+    def forward(self, x: Tensor) -> Tensor:
+        zeros = torch.zeros(6, dtype=torch.int64)
+        weight = Q.dequantize_per_channel(self.weight, self.scales, zeros, 0, -128, 127, torch.int8)
+        return self.convolve(dequantized(x), weight, padding=1)
+
+
+WEIGHT = torch.linspace(-1, 1, 8 * 6 * 3 * 3).reshape(8, 6, 3, 3)
+# Of [items, 6, rows, columns].
+IMAGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "average": lambda x: F.avg_pool2d(x, 2),
+    "average padded": lambda x: F.avg_pool2d(x, 3, 2, 1),
+    "average without padding": lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+    "largest": lambda x: F.max_pool2d(x, 3, 2, 1),
+    "adaptive": lambda x: F.adaptive_avg_pool2d(x, 1),
+    "adaptive uneven": lambda x: F.adaptive_avg_pool2d(x, (3, 2)),
+    "nearest": lambda x: F.interpolate(x, scale_factor=2.0),
+    "bilinear": lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"),
+    "shuffled": lambda x: F.pixel_shuffle(x[:, :4], 2),
+    "unshuffled": lambda x: F.pixel_unshuffle(x, 2),
+    "channels shuffled": lambda x: F.channel_shuffle(x, 3),
+    "padded": lambda x: F.pad(x, (1, 2, 0, 1)),
+    "padded with a value": lambda x: F.pad(x, (1, 2, 0, 1), value=-3.7),
+    "reflected": lambda x: F.pad(x, (1, 2, 2, 1), mode="reflect"),
+    "normalised": lambda x: F.normalize(x, dim=1),
+    "instances": lambda x: F.instance_norm(x),
+    "groups": lambda x: F.group_norm(x, 3),
+    "convolved": lambda x: F.conv2d(x, WEIGHT.to(x.dtype)),
+    "convolved by channel": lambda x: F.conv2d(x, WEIGHT[:6, :1], groups=6, padding=1),
+    "transposed": lambda x: F.conv_transpose2d(x, WEIGHT.transpose(0, 1).contiguous(), stride=2),
+    "clamped after convolving": lambda x: F.conv2d(x, WEIGHT).clamp(0, 6).mean((2, 3)),
+    "mean": lambda x: x.mean((2, 3)),
+    "mean of channels": lambda x: x.mean(1),
+    "sum of rows": lambda x: x.sum(2, keepdim=True),
+    "least": lambda x: x.amin((1, 3)),
+}
+# Of any shape whose axis 1 has 6.
+ANY: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": lambda x: x.relu(),
+    "leaky": lambda x: F.leaky_relu(x, 0.3),
+    "weighted": lambda x: F.prelu(x, torch.linspace(0.1, 0.6, 6)),
+    "clamped": lambda x: x.clamp(-1.3, 2.2),
+    "clamped between": lambda x: x.clamp(-1.327, 1.523) * 2,
+    "clamped at an end": lambda x: x.clamp(max=1.3),
+    "clamped after moving": lambda x: x.transpose(0, 1).clamp(0, 1.523),
+    "negative": lambda x: -x,
+    "absolute": lambda x: x.abs() + 1,
+    "times": lambda x: x * -2.5,
+    "plus": lambda x: x + 0.7,
+    "divided": lambda x: x / -3,
+    "added to itself": lambda x: x + x.flip(0),
+    "times itself": lambda x: x * x.flip(1),
+    "concatenated": lambda x: torch.cat([x, x * 2, x + 1], 1),
+    "concatenated otherwise": lambda x: torch.cat([x.flip(0), x], -1),
+    "split": lambda x: torch.cat(x.split(2, 1)[::-1], 1),
+    "chunks": lambda x: x.chunk(3, 1)[1],
+    "sliced": lambda x: x[:, 1::2],
+    "gathered": lambda x: x[:, [4, 0, 0, 5]],
+    "last": lambda x: x[..., -1],
+    "transposed": lambda x: x.transpose(0, 1) * 2,
+    "moved": lambda x: x.movedim(1, -1).relu(),
+    "flattened": lambda x: x.flatten(1) + 1,
+    "as rows": lambda x: x.reshape(-1, 2).relu(),
+    "wider": lambda x: x.unsqueeze(1).expand(-1, 3, *x.shape[1:]) + 0.5,
+    "repeated": lambda x: x.repeat_interleave(2, 1),
+    "rolled": lambda x: x.roll(1, 1),
+    "softmax": lambda x: x.softmax(1),
+    "layer": lambda x: F.layer_norm(x, x.shape[1:]),
+    "mean": lambda x: x.mean(1),
+    "mean of items": lambda x: x.mean(0),
+    "sum": lambda x: x.sum(-1),
+    "sum kept": lambda x: x.sum(1, keepdim=True) * 0.5,
+    "largest": lambda x: x.amax(1),
+    "least of all but items": lambda x: x.flatten(1).amin(1),
+    "norm": lambda x: x.norm(dim=1),
+    "variance": lambda x: x.var(1),
+    "product": lambda x: x.transpose(1, -1) @ torch.linspace(-1, 1, 6 * 4).reshape(6, 4),
+    "product with itself": lambda x: x.flatten(1) @ x.flatten(1).T,
+    "sigmoid": lambda x: x.sigmoid(),
+    "where": lambda x: torch.where(x > 0.4, x, x - 1),
+    "quantised again": lambda x: dequantized(x * 0.7713).relu(),
+}
+SHAPES = {
+    "images": (3, 6, 8, 6),
+    "rows": (3, 6, 5),
+    "one column": (4, 6, 1),
+    "vectors": (4, 6),
+    "volumes": (2, 6, 2, 3, 4),
+}
+
+BEFORE = {"tensor": lambda shape: dequantized, "channel": lambda shape: PerChannel(6),
+          "convolved": lambda shape: Convolved(len(shape) - 2)}  # fmt: skip
+# Those of other ranks take the same paths, and run with the long suite.
+OFTEN = ("images", "rows")
+
+
+@pytest.mark.parametrize("kind", BEFORE)
+@pytest.mark.parametrize(
+    ("shape", "name", "after"),
+    [
+        pytest.param(shape, name, after, id=f"{shape}-{name}", marks=[] if shape in OFTEN else pytest.mark.slow)
+        for shape, operators in [("images", IMAGES), *((shape, ANY) for shape in SHAPES)]
+        for name, after in operators.items()
+    ],
+)
+def test_an_operator_after_dequantisation(shape: str, name: str, after: Callable[[Tensor], Tensor], kind: str) -> None:
+    if kind == "convolved" and shape == "vectors":
+        pytest.skip("nothing to convolve")
+    before = BEFORE[kind](SHAPES[shape])
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before = before
+
+        def forward(self, x: Tensor) -> Tensor:
+            return after(self.before(x))
+
+    model = Model().eval()
+    compiled = tov.compile(model, dynamic=False)
+    for seed in range(2):
+        noise = torch.Generator().manual_seed(seed)
+        # Far from halfway between two integers.
+        x = torch.randint(-60, 60, SHAPES[shape], generator=noise) * SCALE
+        with torch.no_grad():
+            expected = model(x)
+            scale = max(1.0, float(expected.abs().max()))
+            torch.testing.assert_close(compiled(x), expected, rtol=2e-4, atol=2e-4 * scale)
