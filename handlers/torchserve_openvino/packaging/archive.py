@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from torchserve_openvino.cache.open import WORKERS_PREFIX
 from torchserve_openvino.errors import PackagingError
-from torchserve_openvino.serving.loading.archive import MANIFEST
+from torchserve_openvino.serving.loading.archive import MANIFEST, QUANTIZED_MODEL
 
 # The earliest date that a zip file can store; it replaces the current time in everything that is packaged.
 EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -115,7 +115,9 @@ def write(folder: Path, target: Path) -> None:
 def _add(archive: zipfile.ZipFile, path: Path, name: str) -> None:
     info = zipfile.ZipInfo(name, EPOCH)
     info.external_attr = 0o644 << 16
-    # Weights and compiled models hardly shrink, and deflating them takes longer than everything else.
-    info.compress_type = zipfile.ZIP_STORED if path.stat().st_size > 2**20 else zipfile.ZIP_DEFLATED
+    # Weights and compiled models hardly shrink, and deflating them takes longer than everything else. A quantised
+    # program has few weights beside its graph, which is text, and its example inputs, which are zeros.
+    stored = path.stat().st_size > 2**20 and path.name != QUANTIZED_MODEL
+    info.compress_type = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
     with path.open("rb") as source, archive.open(info, "w", force_zip64=True) as sink:
         shutil.copyfileobj(source, sink, 2**20)
