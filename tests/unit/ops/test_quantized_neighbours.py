@@ -137,15 +137,14 @@ SHAPES = {
 
 BEFORE = {"tensor": lambda shape: dequantized, "channel": lambda shape: PerChannel(6),
           "convolved": lambda shape: Convolved(len(shape) - 2)}  # fmt: skip
-# Those of other ranks take the same paths, and run with the long suite.
-OFTEN = ("images", "rows")
 
 
+@pytest.mark.many(6)
 @pytest.mark.parametrize("kind", BEFORE)
 @pytest.mark.parametrize(
     ("shape", "name", "after"),
     [
-        pytest.param(shape, name, after, id=f"{shape}-{name}", marks=[] if shape in OFTEN else pytest.mark.slow)
+        pytest.param(shape, name, after, id=f"{shape}-{name}")
         for shape, operators in [("images", IMAGES), *((shape, ANY) for shape in SHAPES)]
         for name, after in operators.items()
     ],
