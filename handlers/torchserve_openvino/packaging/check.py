@@ -14,7 +14,7 @@ from torchserve_openvino.errors import ConfigError, ModelLoadError
 from torchserve_openvino.generation.text.exporting.weight_format import format_of
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.quantized.scheme import scheme_of
-from torchserve_openvino.serving.loading.archive import is_quantized, model_of, not_quantized
+from torchserve_openvino.serving.loading.archive import has_f32, model_of, not_quantized
 from torchserve_openvino.serving.loading.hub import hub_folder, read_config
 from torchserve_openvino.tasks.catalog import TASKS
 
@@ -115,7 +115,7 @@ def _pretrained(folder: Path, model: Mapping[str, Any], config: ServingConfig) -
 
             pipeline_folder(folder)
             return
-        if is_quantized(folder):
+        if not has_f32(folder):
             # Its weights are in the quantised model.
             return
         scheme = scheme_of(read_config(hub_folder(folder)))

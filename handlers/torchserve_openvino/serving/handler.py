@@ -180,8 +180,11 @@ class OpenVINOHandler(ArchiveLoading):
             freezes=self.freezes,
             model_dir=self.model_dir,
             modes_for=self._own_code.modes_for,
+            quantized=self.quantized,
         )
         self.report = self._own_code.report = models.report
+        if self.report.tracker.config.get("precision_choice", {}).get("chosen") == "int8":
+            self.eager_model = self.quantized
         if models.root is not None:
             self.served = models.root.model
             self.model = model_face(root, self.served)

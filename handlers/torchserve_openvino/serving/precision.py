@@ -26,6 +26,8 @@ HINT = f"config.{PROPERTY}"
 KEY = "handler.openvino.precision"
 # Maps OPTIMIZATION_CAPABILITIES to INFERENCE_PRECISION_HINT; f32 comes first, as the baseline.
 PRECISIONS = {"FP32": "f32", "BF16": "bf16", "FP16": "f16"}
+# A candidate beside these: the quantised model of an archive that keeps both.
+INT8 = "int8"
 # A smaller gain is not worth the rounding errors.
 MIN_GAIN = 1.1
 # Confidence required that the median gain is at least `MIN_GAIN`.
@@ -174,10 +176,17 @@ class Decisions:
         model: The eager model.
         resolved: The backend's options.
         cases: Names of the shapes that are timed.
+        quantized: Digest of the weights of the quantised model beside it; empty if there is none.
     """
 
     def __init__(
-        self, store: Store | None, model_dir: Path, model: Any, resolved: ResolvedOptions, cases: Sequence[str]
+        self,
+        store: Store | None,
+        model_dir: Path,
+        model: Any,
+        resolved: ResolvedOptions,
+        cases: Sequence[str],
+        quantized: str = "",
     ) -> None:
         if store is None or store.read_only:
             store = Store(model_dir / FOLDER, packaged=store.root if store is not None else None)
@@ -192,6 +201,7 @@ class Decisions:
             **versions(),
             "code": found.code,
             "weights": found.weights,
+            "quantized": quantized,
             "cases": list(cases),
             "device": device,
             "device_name": facts["names"],
@@ -209,7 +219,7 @@ class Decisions:
         entry = self._store.get("precision", self._key)
         if entry is None:
             return None
-        if entry.body.get("chosen") not in PRECISIONS.values():
+        if entry.body.get("chosen") not in {*PRECISIONS.values(), INT8}:
             logger.warning("A stored choice of precision cannot be used and is rebuilt: %s", entry.body)
             return None
         return {**entry.body, "decided": entry.created}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torchserve_openvino.backend import CompiledModule
+from torchserve_openvino.cache.identity.fingerprint import fingerprint
 from torchserve_openvino.cache.open import PACKAGED_FOLDER, open_cache
 from torchserve_openvino.config import ResolvedOptions, ServingConfig
 from torchserve_openvino.config.sections.handler import WarmupInput
@@ -37,6 +38,7 @@ class Preparation:
 
     Args:
         eager: The model.
+        quantized: The same in int8, for ``precision: auto`` to choose; None if there is none.
         config: Its settings.
         threads: This worker's share of the cores.
         batch_size: TorchServe's batchSize.
@@ -57,6 +59,7 @@ class Preparation:
         eager: Any,
         config: ServingConfig,
         *,
+        quantized: Any = None,
         threads: ThreadPlan,
         batch_size: int,
         declared: Sequence[WarmupInput],
@@ -89,6 +92,13 @@ class Preparation:
             proves=bool(self._admission.skipped), part=part, tracker=tracker,
         )  # fmt: skip
         self._graph = one_graph.choose(eager, config, self._shapes, part)
+        self._int8: Preparation | None = None
+        if quantized is not None:
+            self._int8 = Preparation(
+                quantized, config, threads=threads, batch_size=batch_size, declared=declared, samples=samples,
+                counters=counters, freezes=freezes, model_dir=model_dir, modes_for=modes_for, part=part, learns=learns,
+                tracker=tracker, shapes=self._shapes,
+            )  # fmt: skip
 
     # --- compilation ----------------------------------------------------------------------------------------
 
@@ -119,14 +129,15 @@ class Preparation:
         if wanted != "auto":
             source = "default" if wanted == "f32" else f"{precision.KEY}: {wanted}"
             return self._admitted(precision.with_precision(resolved, wanted, source) if wanted != "f32" else resolved)
-        tried = precision.candidates(resolved)
+        tried = precision.candidates(resolved) + ([precision.INT8] if self._int8 is not None else [])
         if len(tried) < 2 or self._admission.skipped:
             why = self._admission.skipped or f"no precision is known to be faster than f32 on {resolved.options.device}"
             return self._chosen(resolved, {"chosen": "f32", "why": why, "tried": {}})
         settings = self._compilation.cache_settings()
         store = open_cache(resolved.options.cache_dir if resolved.options.model_caching else None, settings)
         names = [case.name for case in self._shapes.cases]
-        decisions = precision.Decisions(store, self._model_dir, self._eager, resolved, names)
+        beside = fingerprint(self._int8._eager).weights if self._int8 is not None else ""
+        decisions = precision.Decisions(store, self._model_dir, self._eager, resolved, names, beside)
         with decisions.lock():
             facts = decisions.load()
             if facts is None:
@@ -139,7 +150,9 @@ class Preparation:
         """Compiles and verifies the model in the precision that `precision: auto` chose."""
         name = facts["chosen"]
         logger.info("Precision %s is served (%s: auto): %s", name, precision.KEY, facts)
-        prepared = self._admitted(precision.with_precision(resolved, name, f"{precision.KEY}: auto"))
+        prepared = self._candidate(name)._admitted(
+            precision.with_precision(resolved, _hint(name), f"{precision.KEY}: auto")
+        )
         prepared.report.tracker.set_config("precision_choice", facts)
         return prepared
 
@@ -197,6 +210,10 @@ class Preparation:
             sources={**resolved.sources, **sources},
         )
 
+    def _candidate(self, name: str) -> "Preparation":
+        """Returns what prepares the model for a precision."""
+        return self._int8 if self._int8 is not None and name == precision.INT8 else self
+
     def _measure(self, resolved: ResolvedOptions, tried: Sequence[str]) -> dict[str, Any]:
         """Compiles and verifies each precision, and times it against f32; returns the choice, JSON-safe."""
         base: Prepared | None = None
@@ -204,9 +221,10 @@ class Preparation:
         for name in tried:
             logger.info("Precision %s: compiling, verifying, timing", name)
             # Without the cache, which may be packaged in an archive: losing trials would only fill it.
-            options = precision.with_precision(resolved, name, f"{precision.KEY}: auto")
-            prepared = self._compilation.make(options, open_axes=self._graph.open_axes, cached=False)
-            result = self._admission.compare(prepared.model, prepared.report, name)
+            options = precision.with_precision(resolved, _hint(name), f"{precision.KEY}: auto")
+            of = self._candidate(name)
+            prepared = of._compilation.make(options, open_axes=of._graph.open_axes, cached=False)
+            result = of._admission.compare(prepared.model, prepared.report, name)
             trial = precision.TimedPrecision(name, result, coverage=prepared.report.summary.coverage)
             if base is None:
                 base = prepared
@@ -237,3 +255,8 @@ class Preparation:
             note = "release_weights has no effect: calls are not frozen (handler.openvino.freeze, warmup.inputs)"
             logger.warning("%s", note)
             prepared.report.tracker.add_note(note)
+
+
+def _hint(name: str) -> str:
+    """Returns the precision of what a candidate computes in floats."""
+    return "f32" if name == precision.INT8 else name

@@ -11,7 +11,7 @@ from ts.utils.util import load_label_mapping
 
 from torchserve_openvino.errors import InvalidInputError, ItemError, NotExplainedError
 from torchserve_openvino.serving.loading import hub
-from torchserve_openvino.serving.loading.archive import is_quantized
+from torchserve_openvino.serving.loading.archive import has_f32
 from torchserve_openvino.serving.requests.batch_answer import Several
 from torchserve_openvino.tasks.asks import Ask, Parameters, ask_of, parameters_of
 from torchserve_openvino.tasks.catalog import TASKS, Task, loader_of
@@ -81,7 +81,7 @@ class HubHandler(ItemHandler):
     def load(self, folder: Path) -> nn.Module:
         """Loads the model, and what else the task needs; of a quantised model, everything but the weights."""
         loader = loader_of(self.about, hub.read_config(folder))
-        if is_quantized(self.model_dir):
+        if not has_f32(self.model_dir):
             return hub.without_weights(folder, loader)
         return hub.load_model(folder, loader, self.about.may_lack)
 

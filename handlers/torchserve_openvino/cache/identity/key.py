@@ -52,6 +52,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         *_VERSIONS,
         "code",
         "weights",
+        "quantized",  # Weights of the quantised model beside it; empty if there is none.
         "cases",  # Names of the shapes that were timed.
         "device",
         "device_name",

@@ -63,6 +63,9 @@ class QuantizeSection(TaskSection):
     group_size: Annotated[int, Field(ge=-1)] | None = None
     """For `int4_weights`: how many weights of a row share a scale; -1 for the whole row. Unset: 64, or the largest
     power of two from 16 that divides all rows."""
+    keep_f32: Boolean = False
+    """Whether the model in f32 stays in the archive. Then `precision: auto` serves the fastest that passes, any other
+    `precision` the one in f32; where it is unset, the quantised one is served."""
     ignored: IgnoredSection = IgnoredSection()
     """Layers that stay as they are."""
     evaluation: EvaluationSection = EvaluationSection()

@@ -36,6 +36,13 @@ def quantize(folder: Path, beside: Path, made: Path | None, log: Callable[[str],
     with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
         facts = _run(folder, beside.resolve(), Path(scratch), made, log)
         (folder / QUANTIZED_MODEL).write_bytes((Path(scratch) / QUANTIZED_MODEL).read_bytes())
+    (folder / QUANTIZED).write_text(json.dumps(facts, indent=1, sort_keys=True), encoding="utf-8")
+    if not facts["keeps_f32"]:
+        _remove_f32(folder)
+    return facts
+
+
+def _remove_f32(folder: Path) -> None:
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     model = manifest["model"]
     for key in ("modelFile", "serializedFile"):
@@ -49,8 +56,6 @@ def quantize(folder: Path, beside: Path, made: Path | None, log: Callable[[str],
     else:
         model["serializedFile"] = QUANTIZED_MODEL
     (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-    (folder / QUANTIZED).write_text(json.dumps(facts, indent=1, sort_keys=True), encoding="utf-8")
-    return facts
 
 
 def _run(folder: Path, beside: Path, out: Path, made: Path | None, log: Callable[[str], None]) -> dict[str, Any]:

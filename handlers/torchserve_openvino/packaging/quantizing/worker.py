@@ -104,6 +104,7 @@ def _quantise(
     calibrated = section.method != "int8_weights" and given is None
     return {
         "method": section.method,
+        "keeps_f32": section.keep_f32,
         "calibration": {"items": len(used), "digest": used.digest} if calibrated else None,
         "from": given.name if given is not None else None,
         "evaluation": {"digest": evaluation.digest, **proof.to_dict()},

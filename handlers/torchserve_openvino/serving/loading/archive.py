@@ -30,6 +30,11 @@ def is_quantized(model_dir: Path) -> bool:
     return (model_dir / QUANTIZED).is_file()
 
 
+def has_f32(model_dir: Path) -> bool:
+    """Whether an unpacked archive holds the weights in f32: one that is not quantised, or that keeps them beside."""
+    return not is_quantized(model_dir) or bool(facts_of(model_dir).get("keeps_f32"))
+
+
 def not_quantized(model_dir: Path, config: ServingConfig) -> str:
     """Returns why an unpacked archive is not what its YAML says; empty if it is."""
     method = config.openvino.quantize.method

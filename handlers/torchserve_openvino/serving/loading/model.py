@@ -13,7 +13,7 @@ from torchserve_openvino.config import ServingConfig
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving.base import BaseHandler
 from torchserve_openvino.serving.loading import files as loading
-from torchserve_openvino.serving.loading.archive import is_quantized, not_quantized
+from torchserve_openvino.serving.loading.archive import has_f32, is_quantized, not_quantized
 from torchserve_openvino.serving.loading.quantized import quantized_model
 
 logger = logging.getLogger(__name__)
@@ -26,6 +26,7 @@ class ArchiveLoading(BaseHandler):
         config: The handler's settings.
         model_dir: Where the archive was unpacked.
         loaded: What `initialize` set ``self.model`` to.
+        quantized: The quantised model beside one in f32, between which `precision: auto` chooses; None otherwise.
     """
 
     def __init__(self) -> None:
@@ -33,6 +34,7 @@ class ArchiveLoading(BaseHandler):
         self.config = ServingConfig()
         self.model_dir = Path()
         self.loaded: Any = None
+        self.quantized: Any = None
         self._serialized: Path | None = None
 
     def find_weights(self, context: Any) -> None:
@@ -81,8 +83,13 @@ class ArchiveLoading(BaseHandler):
     def model_to_serve(self) -> Any:
         """Returns the module to compile: that of `servable`, or the quantised one that `package` made of it."""
         self.loaded = self.loaded_model()
-        if is_quantized(self.model_dir):
-            return quantized_model(self.model_dir, self.loaded)
+        if not is_quantized(self.model_dir):
+            return self.servable(self.loaded)
+        quantized = quantized_model(self.model_dir, self.loaded)
+        section = self.config.openvino
+        if not has_f32(self.model_dir) or "precision" not in section.model_fields_set:
+            return quantized
+        self.quantized = quantized if section.precision == "auto" else None
         return self.servable(self.loaded)
 
     def loaded_model(self) -> Any:

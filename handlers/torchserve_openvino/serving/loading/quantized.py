@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from torchserve_openvino.serving.loading.archive import QUANTIZED_MODEL
+from torchserve_openvino.serving.loading.archive import QUANTIZED_MODEL, has_f32
 from torchserve_openvino.serving.loading.files import is_exported, load_without_class
 
 
@@ -28,12 +28,12 @@ class QuantizedModel(nn.Module):
 
 
 def quantized_model(model_dir: Path, loaded: Any) -> Any:
-    """Returns the model to serve.
+    """Returns the quantised model of an archive.
 
     Args:
         model_dir: The unpacked archive.
-        loaded: What the handler loaded: the exported program itself, or a model without weights.
+        loaded: What the handler loaded: the exported program itself, a model without weights, or the one in f32.
     """
-    if isinstance(loaded, nn.Module) and is_exported(loaded):
+    if not has_f32(model_dir) and isinstance(loaded, nn.Module) and is_exported(loaded):
         return loaded
     return QuantizedModel(load_without_class(model_dir / QUANTIZED_MODEL), loaded)
