@@ -172,3 +172,8 @@ def test_a_model_of_tokens_becomes_small(method: str, tmp_path: Path) -> None:
             torch.testing.assert_close(served(ids), expected, rtol=0, atol=0.03 * scale)
             torch.testing.assert_close(expected, model(ids), rtol=0, atol=0.15 * scale)
     assert served.report.summary.coverage == 1.0 and not served.report.fallbacks
+    if method == "int8":
+        names = layers_of(made)
+        alone = without(made, {names[0]})
+        assert layers_of(alone) == names[1:]
+        torch.testing.assert_close(alone(ids), expected, rtol=0, atol=0.05 * scale)
