@@ -116,3 +116,25 @@ def test_a_disabled_operator_stays_in_eager() -> None:
     with torch.no_grad():
         assert_same(compiled(x), model(x))
     assert ("disabled_op", "aten.bitwise_and.Scalar") in {(each.kind, each.op) for each in compiled.report.fallbacks}
+
+
+@pytest.mark.parametrize("backend", ["openvino", "openvino_ts", "export"])
+def test_integers_of_weights_that_another_part_needs(backend: str) -> None:
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("numbers", torch.arange(6, dtype=torch.int32))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            numbers = self.numbers * 3 + 1
+            first = (x.relu() + numbers).digamma()
+            return first * numbers + numbers.sum(), numbers[1:] + 1, numbers.flip(0).cumsum(0)
+
+    model = Parts().eval()
+    compiled = tov.compile(model, backend=backend, options={"min_partition_us": 0})
+    with torch.no_grad():
+        for _ in range(2):
+            x = torch.rand(2, 6)
+            torch.testing.assert_close(compiled(x), model(x))
+    kinds = {fallback.kind for fallback in compiled.report.fallbacks}
+    assert kinds <= {"unsupported_op"}, compiled.report.fallbacks

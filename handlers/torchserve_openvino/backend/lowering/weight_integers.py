@@ -84,19 +84,21 @@ def folded(gm: GraphModule, constants: Mapping[int, torch.Tensor]) -> GraphModul
     given = set(known)
     with torch.no_grad():
         for node in copy.nodes:
-            if CLOSED in node.meta and all(source in known for source in node.all_input_nodes):
+            # What another part computes is a placeholder here, with the same meta.
+            computed = node.op == "call_function" and CLOSED in node.meta
+            if computed and all(source in known for source in node.all_input_nodes):
                 args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
                 known[node] = node.target(*args, **kwargs)
     made: dict[Node, Node] = {}
     for node in list(copy.nodes):
         if node in known and node not in given:
-            for user in [user for user in node.users if user not in known]:
+            for user in [user for user in node.users if user not in known and user.op != "output"]:
                 _replace(user, node, known, made, root)
     for node in reversed(list(copy.nodes)):
         if node in known and node not in given and not node.users:
             copy.erase_node(node)
     for node in copy.nodes:
-        if REFUSED in node.meta:
+        if node.op == "call_function" and REFUSED in node.meta:
             raise UnfoldedError(op_name(node.target), node.meta[REFUSED])
     return GraphModule(root, copy)
 

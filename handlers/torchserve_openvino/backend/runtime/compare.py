@@ -7,8 +7,10 @@ from torch.utils import _pytree as pytree
 
 # Largest difference, relative to the largest value of the output. For float32 it covers the summation order over some
 # thousand terms; bfloat16 has 8 bits of mantissa, float16 11, and their rounding adds up over the layers of a network.
-# So does that of activations in int8, where a value halfway between two integers may become either.
-RELATIVE_TOLERANCE = {"f32": 1e-3, "f16": 2e-2, "bf16": 6e-2, "int8": 6e-2}
+# Of activations in int8, a value halfway between two integers may become either, and each further layer makes more of
+# the difference: raw OpenVINO is up to 0.3 off in a transformer with random tokens. This finds what is wrong, not what
+# is inaccurate.
+RELATIVE_TOLERANCE = {"f32": 1e-3, "f16": 2e-2, "bf16": 6e-2, "int8": 0.5}
 # Outputs below it are assumed to be what remains after larger values cancel: the tolerance shrinks no further.
 SMALLEST_SCALE = 1e-2
 # The share of an output's integers or booleans that may differ in f32. Rounding rarely changes an argmax or a
