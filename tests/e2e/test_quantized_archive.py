@@ -64,10 +64,14 @@ def test_a_float_model_is_served_in_int8(server: TorchServeProcess, tmp_path: Pa
         server.http.delete(f"{server.management_url}/models/{NAME}")
 
 
+def run(command: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "torchserve_openvino.cli", *shlex.split(command)[1:], *more]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=400, check=False)
+
+
 def package(command: str, folder: Path, *more: str) -> dict:
     """Runs the command with ``--json``, and returns what it prints."""
-    words = [sys.executable, "-m", "torchserve_openvino.cli", *shlex.split(command)[1:], "--json", *more]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=400, check=False)
+    done = run(command, folder, "--json", *more)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return json.loads(done.stdout)
 
@@ -92,13 +96,8 @@ def test_a_model_that_is_quantised_already(tmp_path: Path) -> None:
         )
     made = package(command, tmp_path, "--from", "right.pt2")
     assert made["quantized"]["from"] == "right.pt2" and made["quantized"]["evaluation"]["steps"][0]["drop"] == 0
-    words = [sys.executable, "-m", "torchserve_openvino.cli", *shlex.split(command)[1:], "--force"]
-    done = subprocess.run(
-        [*words, "--from", "wrong.pt2"], cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False
-    )
+    done = run(command, tmp_path, "--force", "--from", "wrong.pt2")
     assert done.returncode == 1 and "loses too much: top1 is 0.0" in done.stderr
     (tmp_path / "no.pt2").write_bytes(b"x")
-    done = subprocess.run(
-        [*words, "--from", "no.pt2"], cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False
-    )
+    done = run(command, tmp_path, "--force", "--from", "no.pt2")
     assert done.returncode == 1 and "--from: torch.export.load could not read no.pt2" in done.stderr

@@ -238,8 +238,6 @@ def _without_wrapper(compiled: Callable[..., Any]) -> Callable[..., Any]:
 
 def _in_plain_tensors(model: Callable[..., Any], tracker: Tracker) -> Callable[..., Any]:
     """Returns what to capture: the model, or the twin of one that computes on torch's quantised tensors."""
-    if not isinstance(model, torch.fx.GraphModule):
-        return model
     if not is_quantized_by_fx(model):
         return model
     try:

@@ -7,7 +7,7 @@ result, which OpenVINO turns into kernels of 8 bits. A result that lies halfway 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -62,7 +62,7 @@ class UnknownLayerError(Exception):
     """A model has a layer for which there is no twin."""
 
 
-def is_quantized_by_fx(model: Any) -> bool:
+def is_quantized_by_fx(model: Any) -> TypeGuard[GraphModule]:
     """Whether a model is one that `torch.ao.quantization.quantize_fx.convert_fx` made."""
     kinds = (*_CONVOLUTIONS, *_LINEARS)
     return isinstance(model, GraphModule) and any(type(module) in kinds for module in model.modules())

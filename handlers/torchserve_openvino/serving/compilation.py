@@ -46,7 +46,7 @@ class Prepared:
         compiled, summary = self.model.compiled, self.report.summary
         covered = summary.graphs > 0 and summary.coverage == 1.0 and summary.fallbacks == 0
         frozen = isinstance(compiled, CompiledModule) and compiled.frozen >= len(self.signatures) > 0
-        closed = self.closed or not any(graph["dynamic"] for graph in self.report.to_dict()["graphs"])
+        closed = self.closed or not any(graph.dynamic for graph in self.report.tracker.graphs)
         return covered and frozen and closed
 
 

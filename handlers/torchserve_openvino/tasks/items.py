@@ -124,7 +124,7 @@ class ItemHandler(OpenVINOHandler):
     @cached_property
     def _decoders(self) -> Streams:
         """The threads for decoding: as many as OpenVINO has if items are decoded in parallel, else one."""
-        threads = self.report.to_dict()["config"].get("threads", {}).get("openvino_threads")
+        threads = self.report.tracker.config.get("threads", {}).get("openvino_threads")
         return Streams((threads or 1) if self.decodes_in_parallel else 1)
 
     def _together(self, values: list[Any], context: Any) -> list[Any]:

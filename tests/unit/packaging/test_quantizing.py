@@ -53,7 +53,7 @@ def int8(trained: nn.Module, digits: tuple[Tensor, Tensor]) -> Any:
 def test_int8_is_within_a_point_of_f32(trained: nn.Module, digits: tuple[Tensor, Tensor], int8: Any) -> None:
     held_out = samples(digits, TRAINED, 400)
     judge = Judge(held_out, "auto", trained)
-    kept, proof = gated(int8, judge, 400, 0.01, compiled, mixes=True)
+    kept, proof = gated(int8, judge, 0.01, compiled, mixes=True)
     assert proof.metric == "top1" and proof.f32 > 0.9 and proof.items == 400
     assert kept is int8 and proof.in_f32 == () and len(proof.steps) == 1 and proof.steps[0].drop <= 0.01
     assert {"u8"} == {
@@ -76,13 +76,13 @@ def test_layers_that_cost_much_stay_in_f32(trained: nn.Module, digits: tuple[Ten
     )
     model = quantised(exported(trained, dark.items)[0], section, dark.items)
     judge = Judge(samples(digits, TRAINED, 200), "auto", trained)
-    kept, proof = gated(model, judge, 200, 0.01, compiled, mixes=True)
+    kept, proof = gated(model, judge, 0.01, compiled, mixes=True)
     assert proof.steps[0].drop > 0.1 and 0 < len(proof.in_f32) <= len(layers_of(model))
     assert layers_of(kept) == [name for name in layers_of(model) if name not in proof.in_f32]
     final = next(step for step in proof.steps if step.in_f32 == len(proof.in_f32))
     assert final.drop <= 0.01
     with pytest.raises(PackagingError, match=r"top1 is 0\.\d+, and 0\.9\d+ in f32.*max_drop is 0\.01"):
-        gated(model, judge, 200, 0.01, compiled, mixes=False)
+        gated(model, judge, 0.01, compiled, mixes=False)
 
 
 def test_a_layer_in_f32_takes_its_input_as_it_is(int8: Any, digits: tuple[Tensor, Tensor]) -> None:

@@ -42,6 +42,7 @@ class Judge:
 
     Attributes:
         metric: What is measured.
+        items: How many requests are compared.
         reference: How the model in f32 did.
 
     Raises:
@@ -50,6 +51,7 @@ class Judge:
 
     def __init__(self, samples: Samples, metric: Metric, f32: Run, *, classifies: bool = False) -> None:
         self._samples = samples.items
+        self.items = len(samples)
         self._outputs, seconds = _answers(f32, self._samples)
         self._labels = [sample.label for sample in self._samples]
         first = self._outputs[0][0]

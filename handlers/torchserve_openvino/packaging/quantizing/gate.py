@@ -68,14 +68,13 @@ Compile = Callable[[nn.Module], CompiledModule]
 
 
 def gated(
-    model: GraphModule, judge: Judge, items: int, max_drop: float, compile: Compile, *, mixes: bool
+    model: GraphModule, judge: Judge, max_drop: float, compile: Compile, *, mixes: bool
 ) -> tuple[GraphModule, Proof]:
     """Returns the fastest version of a quantised model that loses little enough.
 
     Args:
         model: The quantised model.
         judge: Knows the requests, and the answers in f32.
-        items: How many requests it knows.
         max_drop: `handler.openvino.quantize.max_drop`.
         compile: Compiles a version, as it will be served.
         mixes: Whether layers may be left in f32.
@@ -112,9 +111,10 @@ def gated(
         # Twice as many until some version passes; then the middle between that and the last that failed.
         count = min(len(names or []), max(1, 2 * count)) if passed is None else (passed[0] + failed) // 2
     kept = (names or [])[: passed[0]]
+    milliseconds = round(reference.seconds * 1e3, 3)
     proof = Proof(
-        judge.metric, items, round(reference.value, 6), round(reference.seconds * 1e3, 3), tuple(steps), tuple(kept)
-    )
+        judge.metric, judge.items, round(reference.value, 6), milliseconds, tuple(steps), tuple(kept)
+    )  # fmt: skip
     return passed[1], proof
 
 

@@ -96,7 +96,7 @@ def _quantise(
 
     logger.info("comparing %d requests with f32", len(evaluation))
     judge = Judge(evaluation, asked.metric, compiled(model), classifies=_classifies(handler))
-    kept, proof = gated(made, judge, len(evaluation), section.max_drop, compiled, mixes=section.method == "int8")
+    kept, proof = gated(made, judge, section.max_drop, compiled, mixes=section.method == "int8")
     if given is not None and kept is made:
         shutil.copyfile(given, out / QUANTIZED_MODEL)
     else:
