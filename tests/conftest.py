@@ -54,3 +54,14 @@ def fresh_torch() -> Iterator[None]:
 
         left = "this test left a dispatch mode active: Dynamo would not compile in later tests"
         assert not is_in_torch_dispatch_mode(), left
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """So small models are fastest in one thread."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -2,9 +2,6 @@
 
 import io
 import json
-import shlex
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -12,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from commands import package, run
 from torchserve_process import TorchServeProcess, metric
 
 from digits import CODE, TRAINED, pictures, requests, trained
@@ -62,18 +60,6 @@ def test_a_float_model_is_served_in_int8(server: TorchServeProcess, tmp_path: Pa
         assert refused.status_code >= 400
     finally:
         server.http.delete(f"{server.management_url}/models/{NAME}")
-
-
-def run(command: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "torchserve_openvino.cli", *shlex.split(command)[1:], *more]
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=400, check=False)
-
-
-def package(command: str, folder: Path, *more: str) -> dict:
-    """Runs the command with ``--json``, and returns what it prints."""
-    done = run(command, folder, "--json", *more)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return json.loads(done.stdout)
 
 
 def test_a_model_that_is_quantised_already(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import httpx
 import numpy as np
 import openai
 import pytest
-import torch
 from torchserve_process import TorchServeProcess
 
 from documents import blocks, commands
@@ -55,18 +54,13 @@ def folder(server: TorchServeProcess, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="module")
-def wanted(folder: Path) -> list[Any]:
+def wanted(folder: Path, one_thread: None) -> list[Any]:
     import transformers
 
-    threads = torch.get_num_threads()
-    # So small models are fastest in one thread.
-    torch.set_num_threads(1)
     reference = transformers.pipeline("automatic-speech-recognition", model=str(folder), device="cpu")
     arrays = [(samples / np.float32(32768)).astype(np.float32) for samples in HEARD]
     given = {"num_beams": 1, "language": "de", "task": "transcribe"}
-    found = [reference(array, return_timestamps=True, generate_kwargs=given) for array in arrays]
-    torch.set_num_threads(threads)
-    return found
+    return [reference(array, return_timestamps=True, generate_kwargs=given) for array in arrays]
 
 
 def test_recordings_of_one_batch(server: TorchServeProcess, folder: Path, wanted: list[Any]) -> None:

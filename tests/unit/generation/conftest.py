@@ -1,15 +1,18 @@
 """One export of each architecture for all tests of this folder: most of the time goes there."""
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from engines import opened
+from engines import OFF, begun_nearby, opened
 
 from language_models import saved
 from torchserve_openvino.cache.storage.store import Store
+from torchserve_openvino.generation.text.genai.batching import GenAIEngine
+from torchserve_openvino.generation.text.genai.pipeline import Pipeline
 from torchserve_openvino.generation.text.opening import Opened
 
 
@@ -50,3 +53,38 @@ def served(tmp_path_factory: pytest.TempPathFactory, exports: Store) -> Iterator
     yield serve
     for one in made.values():
         one.opened.engine.close()
+
+
+@pytest.fixture(scope="session")
+def llama(served: Any) -> tuple[Path, Any]:
+    return served("llama")[:2]
+
+
+@pytest.fixture(scope="session")
+def engine(served: Any) -> GenAIEngine:
+    return served("llama").opened.engine
+
+
+@pytest.fixture
+def nearby(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets engines that a test opens run in its own process."""
+    monkeypatch.setattr("torchserve_openvino.generation.text.opening.begun", begun_nearby)
+
+
+@pytest.fixture
+def own(nearby: None, llama: tuple[Path, Any], exports: Store) -> Iterator[GenAIEngine]:
+    found = opened(llama[0], exports, verify=OFF).engine
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes each step take 20 ms at least, so that a test on a busy machine sees sequences while they run."""
+    whole = Pipeline.step
+
+    def step(pipeline: Pipeline) -> None:
+        time.sleep(0.02)
+        whole(pipeline)
+
+    monkeypatch.setattr(Pipeline, "step", step)

@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from torchserve_openvino.generation.text.genai.process import Link
 from torchserve_openvino.generation.text.genai.stepping import serve
 from torchserve_openvino.generation.text.opening import Opened, open_engine
 from torchserve_openvino.generation.text.settings import EngineSettings
+
+# Settings of `verify` for engines that a test opens only to use them.
+OFF = {"against": "off"}
 
 
 def settings(folder: Path, *, verify: dict[str, Any] | None = None, threads: int = 1, **section: Any) -> EngineSettings:
@@ -62,3 +66,11 @@ def finishes(pieces: list[Piece]) -> dict[int, str]:
     found = [(piece.choice, piece.finish) for piece in pieces if piece.finish is not None]
     assert len(dict(found)) == len(found)
     return {choice: str(finish) for choice, finish in found}
+
+
+def until(condition: Any, seconds: float = 20.0) -> None:
+    """Waits for it."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import Nearby, opened
+from engines import OFF, Nearby, opened
 
 from language_models import greedy, prompts
 from torchserve_openvino.cache.storage.store import Store
@@ -16,7 +16,6 @@ from torchserve_openvino.generation.text.genai.messages import Add, Cancel, End,
 from torchserve_openvino.generation.text.genai.pipeline import Pipeline, PipelineSettings
 from torchserve_openvino.generation.text.genai.stepping import Stepper
 
-OFF = {"against": "off"}
 TOKENS = Sampling(4, ignore_eos=True)
 
 

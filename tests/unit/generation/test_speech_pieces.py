@@ -1,6 +1,5 @@
 """Whisper in pieces, not compiled here: the same scores and texts as the model itself, in any rows and any company."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,8 @@ from torchserve_openvino.generation.text.expected import Nearness
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.tasks.catalog import TASKS
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SHORT = [recording(seconds, seed) for seed, seconds in enumerate((0.5, 1.9, 1.2))]
 LONG = [recording(seconds, seed) for seed, seconds in enumerate((3.1, 4.4, 2.1))]
 
@@ -29,15 +30,6 @@ LONG = [recording(seconds, seed) for seed, seconds in enumerate((3.1, 4.4, 2.1))
 def opened(folder: Path) -> Listener:
     model: Any = hub.load_model(folder, TASKS["speech_recognizer"].encoder_loader)
     return Listener(model, hub.load_feature_extractor(folder), hub.load_tokenizer(folder, fast=False))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """So small models are fastest in one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -43,16 +43,32 @@ def by_nncf(**how: Any) -> Any:
 
 
 def by_torchao(fold: bool, **how: Any) -> Any:
-    pt2e = pytest.importorskip("torchao.quantization.pt2e.quantize_pt2e")
+    pytest.importorskip("torchao")
     from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
     quantizer = x86.X86InductorQuantizer()
     quantizer.set_global(x86.get_default_x86_inductor_quantization_config(**how))
-    prepared = pt2e.prepare_pt2e(exported(Net(), data()[0]), quantizer)
+    return by_quantizer(quantizer, exported(Net(), data()[0]), data(), fold)
+
+
+def openvino_quantizer(mode: str, **how: Any) -> Any:
+    """executorch's. Its package is large, and in no extra: these tests run where it is installed."""
+    quantizers = pytest.importorskip("executorch.backends.openvino.quantizer")
+    return quantizers.OpenVINOQuantizer(mode=quantizers.QuantizationMode[mode], **how)
+
+
+def by_quantizer(quantizer: Any, model: Any, inputs: list[Tensor], fold: bool) -> Any:
+    from torchao.quantization.pt2e import quantize_pt2e as pt2e
+
+    prepared = pt2e.prepare_pt2e(model, quantizer)
     with torch.no_grad():
-        for x in data():
+        for x in inputs:
             prepared(x)
     return pt2e.convert_pt2e(prepared, fold_quantize=fold)
+
+
+def by_executorch(mode: str, fold: bool) -> Any:
+    return by_quantizer(openvino_quantizer(mode), exported(Net(), data()[0]), data(), fold)
 
 
 MADE: dict[str, Callable[[], Any]] = {
@@ -61,6 +77,10 @@ MADE: dict[str, Callable[[], Any]] = {
     "torchao": lambda: by_torchao(True),
     "torchao unfolded": lambda: by_torchao(False),
     "torchao dynamic": lambda: by_torchao(True, is_dynamic=True),
+    "executorch": lambda: by_executorch("INT8_SYM", True),
+    "executorch unfolded": lambda: by_executorch("INT8_SYM", False),
+    "executorch mixed": lambda: by_executorch("INT8_MIXED", False),
+    "executorch transformer": lambda: by_executorch("INT8_TRANSFORMER", False),
 }
 
 
@@ -101,10 +121,32 @@ def test_a_quantised_network(made: str, frozen: bool) -> None:
     ],
 )
 def test_compressed_weights(mode: str, options: dict[str, Any], precision: str) -> None:
-    layers = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.LayerNorm(256), nn.Linear(256, 64)).eval()
-    x = torch.randn(3, 128)
+    layers, x = two_layers(), torch.randn(3, 128)
     given = {"dataset": nncf.Dataset([x]), **options} if options else {}
     model = nncf.compress_weights(exported(layers, x), mode=nncf.CompressWeightsMode[mode], **given)
+    runs_in_bits(model, precision)
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "precision"),
+    [
+        ("INT8WO_ASYM", {}, "u8"),
+        ("INT8WO_SYM", {}, "i8"),
+        ("INT4WO_SYM", {"group_size": 64, "ratio": 1.0, "all_layers": True}, "u4"),
+        ("INT4WO_ASYM", {"group_size": 64, "ratio": 1.0, "all_layers": True}, "u4"),
+    ],
+)
+def test_weights_compressed_by_executorch(mode: str, options: dict[str, Any], precision: str) -> None:
+    x = torch.randn(3, 128)
+    runs_in_bits(by_quantizer(openvino_quantizer(mode, **options), exported(two_layers(), x), [x], False), precision)
+
+
+def two_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.LayerNorm(256), nn.Linear(256, 64)).eval()
+
+
+def runs_in_bits(model: nn.Module, precision: str) -> None:
+    """Compares the answers of two layers, and the precision of their kernels."""
     compiled = tov.compile(model, dynamic=False)
     with torch.no_grad():
         for _ in range(2):

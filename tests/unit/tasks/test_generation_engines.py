@@ -16,7 +16,7 @@ from serving_worker import Archive
 from test_text_generator import Frontend
 from typer.testing import CliRunner
 
-from chat_models import PROMPTS, eager_tokens, language_model, text_of
+from chat_models import PROMPTS, eager_tokens, text_of
 from torchserve_openvino.cli import app
 from torchserve_openvino.errors import ConfigError, ModelLoadError, VerificationError
 from torchserve_openvino.packaging.precompile import PACKAGED_FOLDER
@@ -24,11 +24,6 @@ from torchserve_openvino.serving.loading.archive import MANIFEST
 from torchserve_openvino.tasks.generation.generator import TextGenerator
 
 SMALL = {"max_length": 128, "max_tokens": 64, "proof_tokens": 6}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return language_model(tmp_path_factory.mktemp("llama"))
 
 
 class Served:

@@ -2,7 +2,6 @@
 
 import base64
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,8 @@ from torchserve_openvino.tasks.speech import endpoints
 from torchserve_openvino.tasks.speech.parameters import SpeechParameters, flattened
 from torchserve_openvino.tasks.speech.transcriber import Transcriber
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 # Two are longer than the model's window of 2 s.
 HEARD = [
     np.round(recording(seconds, seed) * 32767).astype(np.int16) for seed, seconds in enumerate((0.5, 3.1, 1.9, 4.4))
@@ -41,15 +42,6 @@ def started(place: Path, folder: Path, *, batching: Any = None, **section: Any) 
         **section,
     }
     return Worker(place / "archive", SpeechRecognizer, folder, openvino, batch_size=2)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """So small models are fastest in one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,127 @@
+"""TorchServe's `asyncCommunication: true`: requests in flight together, each with an end of its own."""
+
+import asyncio
+import concurrent.futures
+import json
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from talker import COMPLETION, Talker
+from ts import async_service
+from ts.service import Service
+from ts.torch_handler.request_envelope.json import JSONEnvelope
+
+from chat_models import eager_tokens, text_of
+
+
+class Frontend:
+    """TorchServe's service for `asyncCommunication: true` around a handler, with what it would send."""
+
+    def __init__(self, talker: Talker) -> None:
+        self.talker = talker
+        self._received = b""
+        self._reads = threading.Thread(target=self._read, daemon=True)
+        self._reads.start()
+
+    def _read(self) -> None:
+        self.talker.theirs.setblocking(True)
+        while some := self.talker.theirs.recv(1 << 16):
+            self._received += some
+
+    def ask_all(self, requests: list[tuple[str, bytes]]) -> list[bytes]:
+        return self.ends(self.talker, requests)
+
+    @classmethod
+    def ends(cls, talker: Any, requests: list[tuple[str, bytes]], entry: Any = None) -> list[bytes]:
+        """All final responses of a worker; each request in flight at once."""
+        made = talker.made
+        folder = made.context.system_properties["model_dir"]
+        service = Service("net", folder, made.manifest, entry or talker.handler.handle, None, 1, True, made.metrics)
+        service.set_cl_socket(talker.mine)
+
+        async def run() -> list[Any]:
+            rows = [cls._row(number, *each) for number, each in enumerate(requests)]
+            return await asyncio.gather(*(async_service.predict(service, [row]) for row in rows))
+
+        return [bytes(each) for each in asyncio.run(run())]
+
+    @staticmethod
+    def _row(number: int, path: str, body: bytes) -> dict[str, Any]:
+        headers = [{"name": b"url_path", "value": path.encode()}, {"name": b"explain", "value": b"False"}]
+        given = {"name": "body", "contentType": "", "value": body}
+        return {"requestId": f"request-{number:02}".encode(), "headers": headers, "parameters": [given]}
+
+    def received(self, until: Callable[[bytes], bool]) -> bytes:
+        for _ in range(500):
+            if until(self._received):
+                return self._received
+            threading.Event().wait(0.01)
+        raise AssertionError(self._received[-2000:])
+
+
+def test_requests_run_together_and_a_bad_one_fails_alone(folder: Path, tmp_path: Path) -> None:
+    talker = Talker(tmp_path / "archive", folder, asyncCommunication=True, batchSize=1)
+    try:
+        frontend = Frontend(talker)
+        good = json.dumps({"prompt": "Hello", "max_tokens": 8}).encode()
+        stream = json.dumps({"prompt": "Hello", "max_tokens": 8, "temperature": 0, "stream": True}).encode()
+        ends = frontend.ask_all([
+            ("", good), ("", b'{"prompt": ""}'), (COMPLETION, stream), (COMPLETION, b"{"), ("", b'{"prompt": 7}'),
+            ("", good),
+        ])  # fmt: skip
+        # TorchServe answers all requests in flight with the status of a message that is not 200.
+        assert all(int.from_bytes(end[:4], "big") == 200 for end in ends)
+        assert all(b"ts_stream_next" in end and b"false" in end for end in ends)
+        text = text_of(eager_tokens(folder, "Hello", 8))
+        whole = frontend.received(lambda got: got.count(json.dumps(text).encode()) == 2 and b"[DONE]" in got)
+        assert whole.count(b"Bad Request") >= 3
+        pieces = re.findall(rb"data: (\{.*?\})\n\n", whole)
+        assert "".join(json.loads(each)["choices"][0]["text"] for each in pieces) == text
+        assert talker.handler.counters.to_dict()["refused_400"] == 3
+    finally:
+        talker.close()
+
+
+def test_an_envelope_is_awaited_too(folder: Path, tmp_path: Path) -> None:
+    talker = Talker(tmp_path / "archive", folder, asyncCommunication=True, batchSize=1)
+    try:
+        bodies = [
+            b'{"instances": [{"prompt": "Hello", "max_tokens": 4}, {"prompt": ""}]}',
+            b"{",
+            b'{"instances": [{}]}',
+        ]
+        ends = Frontend.ends(talker, [("", body) for body in bodies], JSONEnvelope(talker.handler.handle).handle)
+        assert all(int.from_bytes(end[:4], "big") == 200 and b"false" in end for end in ends)
+        got = talker.streamed()
+        answers = [json.loads(each)["predictions"] for each in re.findall(rb'{"predictions": .*?]}', got)]
+        (found,) = [each for each in answers if len(each) == 2]
+        assert found[0]["text"] == text_of(eager_tokens(folder, "Hello", 4)) and found[1]["code"] == 400
+        assert got.count(b"Bad Request") == 2 and b"Multi-Status" in got
+    finally:
+        talker.close()
+
+
+def test_long_messages_of_several_threads_do_not_mix(folder: Path, tmp_path: Path) -> None:
+    talker = Talker(tmp_path / "archive", folder, asyncCommunication=True, batchSize=1)
+    try:
+        from torchserve_openvino.tasks.generation import wire
+
+        wire.one_at_a_time(SimpleNamespace(cl_socket=talker.mine))
+        messages = [bytes([65 + number]) * 1_000_000 for number in range(8)]
+        got = bytearray()
+
+        def read() -> None:
+            while len(got) < sum(map(len, messages)):
+                got.extend(talker.theirs.recv(1 << 16))
+
+        with concurrent.futures.ThreadPoolExecutor(9) as pool:
+            reading = pool.submit(read)
+            list(pool.map(talker.mine.sendall, messages))
+            reading.result()
+        assert sorted(re.findall(rb"(.)\1*", bytes(got))) == [bytes([65 + number]) for number in range(8)]
+    finally:
+        talker.close()
