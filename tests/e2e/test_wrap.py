@@ -1,13 +1,17 @@
 """A handler of a user's own, served by `handler.openvino.wrap` alone."""
 
 import concurrent.futures
+import json
 
+import pytest
 import torch
 import transformers
 from torchserve_process import TorchServeProcess, handler_path, loaded
 
+import example_handlers
 from hub_handler import TRANSFORMERS
 from hub_models import minilm, text_model
+from language_models import greedy, prompts, saved
 
 CONFIG = """
 batchSize: 4
@@ -51,3 +55,41 @@ def test_hugging_faces_example_is_served_on_openvino(server: TorchServeProcess, 
     report = described["customizedMetadata"]
     assert report["summary"]["coverage"] == 1.0 and not report["fallbacks"] and report["verify"]["passed"]
     assert report["serving"]["compiles_after_ready"] == 0
+
+
+@pytest.mark.slow
+def test_generate_of_a_users_own_handler_is_compiled(server: TorchServeProcess, tmp_path) -> None:
+    (tmp_path / "saved").mkdir()
+    model = saved(tmp_path / "saved", "llama")
+    (tmp_path / "own_generates.py").write_text(example_handlers.GENERATES.replace("AUTO", "AutoModelForCausalLM"))
+    given = prompts(3, 17, 30, 9, 24)
+    more = {"min_new_tokens": 6}
+    bodies = [json.dumps({"ids": each, "more": more}).encode() for each in given]
+    (tmp_path / "sample.json").write_bytes(bodies[0])
+    config = """
+batchSize: 2
+maxBatchDelay: 50
+minWorkers: 1
+maxWorkers: 1
+pt2: {compile: {enable: true, backend: openvino}}
+handler:
+  openvino:
+    wrap: own_generates.py
+    compile: [model.generate]
+    generate: {max_length: 40, max_tokens: 16, step_tokens: 8, proof_tokens: 5}
+    warmup: {samples: [sample.json]}
+    fallback: {allow: [], on_violation: refuse}
+"""
+    extra = [*(tmp_path / "saved").iterdir(), tmp_path / "own_generates.py", tmp_path / "sample.json"]
+    with loaded(server, "generates", handler=handler_path("tensor"), config=config, extra_files=extra):
+        url = f"{server.inference_url}/predictions/generates"
+        with concurrent.futures.ThreadPoolExecutor(5) as pool:
+            answers = [each.json() for each in pool.map(lambda body: server.http.post(url, content=body), bodies)]
+        assert [answer[-6:] for answer in answers] == [greedy(model, prompt, 6) for prompt in given]
+        long = server.http.post(url, content=json.dumps({"ids": prompts(36)[0], "more": more}).encode())
+        assert long.status_code == 400 and "40 were compiled" in long.json()["message"]
+        (described,) = server.http.get(f"{server.management_url}/models/generates?customized=true").json()
+    report = described["customizedMetadata"]
+    assert report["summary"]["coverage"] == 1.0 and not report["fallbacks"] and report["verify"]["passed"]
+    assert report["serving"]["compiles_after_ready"] == 0
+    assert report["config"]["generate"]["tokens_compared"] == report["config"]["generate"]["tokens_equal"] > 0

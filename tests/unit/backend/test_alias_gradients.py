@@ -54,3 +54,29 @@ def test_answers_that_share_memory(name: str, backend: str, computed: bool, dyna
             found.append(([t.requires_grad for t in answers], [t.detach() for t in answers], x.grad, model.weight.grad))
         torch.testing.assert_close(found[1], found[0])
     assert backend == "openvino_ts" or not compiled.report.fallbacks
+
+
+class WritesToAnAnswer(nn.Module):
+    """Writes to what one graph answers, in the next."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x + x).sin()
+        torch._dynamo.graph_break()
+        y[:, -1] = 0
+        return y * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dynamic", [False, None, True])
+def test_an_answer_can_be_written_to(dtype: torch.dtype, dynamic: bool | None) -> None:
+    """Autograd refuses that for a view that was made inside of a graph."""
+    compiled = tov.compile(WritesToAnAnswer(), dynamic=dynamic, options={"min_partition_us": 0})
+    for rows in (3, 5, 4):
+        x = torch.linspace(-1, 1, rows * 4).view(rows, 4).to(dtype)
+        given, expected = (x.clone().requires_grad_() for _ in range(2))
+        got, wanted = compiled(given), WritesToAnAnswer()(expected)
+        torch.testing.assert_close(got, wanted)
+        got.sum().backward()
+        wanted.sum().backward()
+        torch.testing.assert_close(given.grad, expected.grad)
+    assert compiled.report.summary.coverage > 0.5

@@ -24,7 +24,9 @@ pytest.importorskip("torchao")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The unpacked archive."""
     place = tmp_path_factory.mktemp("both")
-    (place / "model.py").write_text(CODE)
+    # A name of its own: other tests import a `model` in this process.
+    code = place / "digits_beside_f32.py"
+    code.write_text(CODE)
     torch.save(trained().state_dict(), place / "w.pth")
     np.savez(place / "x.npz", pictures()[0][:60].numpy())
     quantize = {"method": "int8", "calibration": {"data": str(place / "x.npz")}, "keep_f32": True}
@@ -35,7 +37,14 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "handler": {"openvino": section},
     }
     (place / "c.yaml").write_text(yaml.safe_dump(config))
-    arguments = ["--version", "1.0", "--handler", str(handlers()["tensor"]), "--model-file", str(place / "model.py")]
+    arguments = [
+        "--version",
+        "1.0",
+        "--handler",
+        str(handlers()["tensor"]),
+        "--model-file",
+        str(code),
+    ]
     arguments += ["--serialized-file", str(place / "w.pth"), "--config-file", str(place / "c.yaml")]
     made = make(Recipe("d", arguments), place / "d.mar", lambda _: None)
     assert made["quantized"]["keeps_f32"]

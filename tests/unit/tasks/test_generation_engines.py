@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from serving_worker import Archive
-from test_text_generator import Frontend
+from talker import Frontend
 from typer.testing import CliRunner
 
 from chat_models import PROMPTS, eager_tokens, text_of

@@ -1,66 +1,15 @@
 """TorchServe's `asyncCommunication: true`: requests in flight together, each with an end of its own."""
 
-import asyncio
 import concurrent.futures
 import json
 import re
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-from talker import COMPLETION, Talker
-from ts import async_service
-from ts.service import Service
+from talker import COMPLETION, Frontend, Talker
 from ts.torch_handler.request_envelope.json import JSONEnvelope
 
 from chat_models import eager_tokens, text_of
-
-
-class Frontend:
-    """TorchServe's service for `asyncCommunication: true` around a handler, with what it would send."""
-
-    def __init__(self, talker: Talker) -> None:
-        self.talker = talker
-        self._received = b""
-        self._reads = threading.Thread(target=self._read, daemon=True)
-        self._reads.start()
-
-    def _read(self) -> None:
-        self.talker.theirs.setblocking(True)
-        while some := self.talker.theirs.recv(1 << 16):
-            self._received += some
-
-    def ask_all(self, requests: list[tuple[str, bytes]]) -> list[bytes]:
-        return self.ends(self.talker, requests)
-
-    @classmethod
-    def ends(cls, talker: Any, requests: list[tuple[str, bytes]], entry: Any = None) -> list[bytes]:
-        """All final responses of a worker; each request in flight at once."""
-        made = talker.made
-        folder = made.context.system_properties["model_dir"]
-        service = Service("net", folder, made.manifest, entry or talker.handler.handle, None, 1, True, made.metrics)
-        service.set_cl_socket(talker.mine)
-
-        async def run() -> list[Any]:
-            rows = [cls._row(number, *each) for number, each in enumerate(requests)]
-            return await asyncio.gather(*(async_service.predict(service, [row]) for row in rows))
-
-        return [bytes(each) for each in asyncio.run(run())]
-
-    @staticmethod
-    def _row(number: int, path: str, body: bytes) -> dict[str, Any]:
-        headers = [{"name": b"url_path", "value": path.encode()}, {"name": b"explain", "value": b"False"}]
-        given = {"name": "body", "contentType": "", "value": body}
-        return {"requestId": f"request-{number:02}".encode(), "headers": headers, "parameters": [given]}
-
-    def received(self, until: Callable[[bytes], bool]) -> bytes:
-        for _ in range(500):
-            if until(self._received):
-                return self._received
-            threading.Event().wait(0.01)
-        raise AssertionError(self._received[-2000:])
 
 
 def test_requests_run_together_and_a_bad_one_fails_alone(folder: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 from torchserve_openvino.backend.runtime.memory import OutputMemory, computed_outputs, poison_array
 from torchserve_openvino.backend.spec import Bounds, Interface, Sizes, ValueSpec, checked_spec
 from torchserve_openvino.errors import InexactValueError, WeightsReleasedError
-from torchserve_openvino.ops.memory_order import laid_out_copy, layout_of
+from torchserve_openvino.ops.memory_order import laid_out_copy, layout_of, without_base
 from torchserve_openvino.report.tracker import Tracker
 
 logger = logging.getLogger(__name__)
@@ -39,10 +39,10 @@ def wrap(tensor: torch.Tensor, spec: ValueSpec) -> ov.Tensor:
 
 
 def _from_ov(tensor: ov.Tensor, spec: ValueSpec) -> torch.Tensor:
-    """Copies an ov.Tensor's content into a new torch tensor."""
+    """Copies an ov.Tensor's content into a new torch tensor, which is not a view (see `laid_out_copy`)."""
     if spec.dtype is torch.bfloat16:
         raw = np.frombuffer(np.ascontiguousarray(tensor.data).tobytes(), dtype=np.uint16).copy()
-        return torch.from_numpy(raw).view(torch.bfloat16).reshape(list(tensor.shape))
+        return without_base(torch.from_numpy(raw).view(torch.bfloat16).reshape(list(tensor.shape)))
     return torch.from_numpy(np.array(tensor.data, copy=True))
 
 
