@@ -2,6 +2,7 @@
 
 import sys
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,21 +15,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the tests that the quick suite leaves out")
 
 
+# Folders of tests whose cases compile a model each. The quick suite runs one in three of a test's cases, if there are
+# more than three.
+_SAMPLED = ("backend", "doctor", "generation", "ops", "quantized", "serving", "tasks")
+_ONE_IN, _FEW = 3, 3
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The quick suite: no slow tests, and a fixed sample of those marked `many`. A file given by name runs whole."""
+    """The quick suite: no slow tests, and a fixed sample of those with many cases. A file given by name runs whole."""
     if config.getoption("--all") or any("::" in each or each.endswith(".py") for each in config.args):
         return
-    kept: list[pytest.Item] = []
-    left_out: list[pytest.Item] = []
+    chosen = set(_chosen([item for item in items if item.get_closest_marker("slow") is None]))
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]
+
+
+def _chosen(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yields a sample of the cases of each test, at least one."""
+    cases = defaultdict(list)
     for item in items:
-        (left_out if item.get_closest_marker("slow") or not _is_drawn(item) else kept).append(item)
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = kept
+        cases[item.nodeid.partition("[")[0]].append(item)
+    for each in cases.values():
+        one_in = _one_in(each)
+        yield from [item for item in each if zlib.crc32(item.nodeid.encode()) % one_in == 0] or each[:1]
 
 
-def _is_drawn(item: pytest.Item) -> bool:
-    many = item.get_closest_marker("many")
-    return many is None or zlib.crc32(item.nodeid.encode()) % many.args[0] == 0
+def _one_in(cases: list[pytest.Item]) -> int:
+    many = cases[0].get_closest_marker("many")
+    if many is not None:
+        return int(many.args[0])
+    compiles = cases[0].path.parent.name in _SAMPLED
+    return _ONE_IN if compiles and len(cases) > _FEW else 1
 
 
 @pytest.fixture(autouse=True, scope="session")

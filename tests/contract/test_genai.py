@@ -162,6 +162,7 @@ def test_a_page_that_was_half_computed_is_found_as_if_it_were_whole(exported: Pa
     assert wrong > 0
 
 
+@pytest.mark.slow
 def test_a_step_holds_the_interpreter(tmp_path: Path) -> None:
     """Why other threads of a worker run between two steps only; a version that changes this is faster."""
     import threading

@@ -60,6 +60,7 @@ def test_weights_of_an_ir_may_be_mapped(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_blob_states_its_level_and_is_refused_on_another(tmp_path: Path) -> None:
     """Why a blob for another CPU is never run, and how `--level` makes one."""
     assert cpu_level().startswith("meta=") and "isa=" in cpu_level() and "ov=2026.4" in cpu_level()

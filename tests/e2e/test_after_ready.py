@@ -103,7 +103,7 @@ def test_a_worker_that_breaks_its_policy_answers_503_and_is_replaced(server, wei
         assert report["pid"] != first and report["serving"]["policy"]["holds"]
 
 
-@pytest.fixture(scope="module", params=["json", "kservev2"])
+@pytest.fixture(scope="module", params=["json", pytest.param("kservev2", marks=pytest.mark.slow)])
 def enveloped(request, tmp_path_factory) -> Iterator[tuple[TorchServeProcess, str]]:
     with torchserve(properties={"service_envelope": request.param}) as running:
         yield running, request.param

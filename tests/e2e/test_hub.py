@@ -28,7 +28,7 @@ handler:
 """
 
 
-@pytest.fixture(scope="module", params=["sentence_embedder", "token_classifier"])
+@pytest.fixture(scope="module", params=[pytest.param("sentence_embedder", marks=pytest.mark.slow), "token_classifier"])
 def served(request, server: TorchServeProcess, tmp_path_factory) -> tuple[str, str]:
     """A model's name and folder, registered from an archive that the command made."""
     task, place = request.param, tmp_path_factory.mktemp(request.param)

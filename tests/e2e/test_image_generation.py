@@ -18,6 +18,8 @@ from torchserve_process import TorchServeProcess
 
 from diffusion_models import pipeline_folder
 
+pytestmark = pytest.mark.slow
+
 CONFIG = """
 batchSize: 4
 maxBatchDelay: 50

@@ -18,6 +18,8 @@ from documents import blocks, commands
 pytest.importorskip("nncf")
 pytest.importorskip("torchao")
 
+pytestmark = pytest.mark.slow
+
 PAGE = "docs/quantization.md"
 NAME = "digits"
 

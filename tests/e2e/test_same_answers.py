@@ -32,9 +32,10 @@ handler:
     ("precision", "one_graph"),
     [
         ("f32", "auto"),
-        pytest.param("auto", "true", marks=pytest.mark.slow),
+        ("auto", "true"),
     ],
 )
+@pytest.mark.slow
 def test_all_registrations_answer_the_same(
     server: TorchServeProcess, tmp_path: Path, precision: str, one_graph: str
 ) -> None:

@@ -18,6 +18,8 @@ from documents import blocks, commands
 from hub_audio_models import encoded, recording
 from speech_models import whisper
 
+pytestmark = pytest.mark.slow
+
 CONFIG = """
 batchSize: 2
 maxBatchDelay: 200

@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return language_model(tmp_path_factory.mktemp("llama"))
 
 
-@pytest.fixture(scope="module", params=["joined", "batches"])
+@pytest.fixture(scope="module", params=["joined", pytest.param("batches", marks=pytest.mark.slow)])
 def served(
     request: pytest.FixtureRequest, server: TorchServeProcess, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
@@ -233,6 +233,7 @@ def test_the_documented_commands(server: TorchServeProcess, folder: Path) -> Non
         httpx.delete(f"{server.management_url}/models/text_generator", timeout=60)
 
 
+@pytest.mark.slow
 def test_a_version_called_v1_makes_the_url_short(server: TorchServeProcess, folder: Path) -> None:
     package(server, folder, "short", "--version", "v1")
     try:

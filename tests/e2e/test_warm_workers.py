@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torchserve_process import TorchServeProcess, handler_path, loaded
 from typer.testing import CliRunner
@@ -89,6 +90,7 @@ def test_two_workers_compile_once_and_new_weights_are_never_served_stale(
         assert {"weights"} in [set(differs) for differs in nearest]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_added_while_serving_shares_the_cores(server: TorchServeProcess, tmp_path: Path) -> None:
     model = weights_at(tmp_path / "weights.pth", seed=4)
     silent = CONFIG.replace("minWorkers: {workers}\nmaxWorkers: {workers}\n", "").format(options=f"{{{F32}}}")

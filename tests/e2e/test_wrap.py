@@ -13,6 +13,8 @@ from hub_handler import TRANSFORMERS
 from hub_models import minilm, text_model
 from language_models import greedy, prompts, saved
 
+pytestmark = pytest.mark.slow
+
 CONFIG = """
 batchSize: 4
 maxBatchDelay: 50
@@ -57,7 +59,6 @@ def test_hugging_faces_example_is_served_on_openvino(server: TorchServeProcess, 
     assert report["serving"]["compiles_after_ready"] == 0
 
 
-@pytest.mark.slow
 def test_generate_of_a_users_own_handler_is_compiled(server: TorchServeProcess, tmp_path) -> None:
     (tmp_path / "saved").mkdir()
     model = saved(tmp_path / "saved", "llama")

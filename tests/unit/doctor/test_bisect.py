@@ -98,6 +98,7 @@ def test_a_wrong_operator_and_which_of_its_nodes(wrong: Any) -> None:
     assert any("left out, right" in line for line in said) and any("still wrong" in line for line in said)
 
 
+@pytest.mark.slow
 def test_two_operators_are_wrong(wrong: Any) -> None:
     wrong("Tanh", plus_one)
     wrong("Sigmoid", plus_one)

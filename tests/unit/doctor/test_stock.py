@@ -38,6 +38,7 @@ def test_an_operator_that_it_lacks_is_named(stock: Any) -> None:
     assert "aten.digamma.default (1)" in run.text()
 
 
+@pytest.mark.slow
 def test_silent_eager_is_seen_with_its_reason(stock: Any) -> None:
     run = stock("conv", {"aot_autograd": True, "device": "AUTO"})
     assert (run.outcome, run.ops_offloaded, run.partitions) == ("eager", 0, 0)

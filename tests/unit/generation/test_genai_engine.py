@@ -63,6 +63,7 @@ def test_ends(llama: tuple[Path, Any], engine: GenAIEngine) -> None:
         pytest.fail("no prompt ends early")
 
 
+@pytest.mark.slow
 def test_a_model_without_an_end(tmp_path: Path) -> None:
     model = saved(tmp_path, "gpt2", eos_token_id=None)
     (tmp_path / "generation_config.json").write_text("{}")

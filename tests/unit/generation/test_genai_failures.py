@@ -153,6 +153,7 @@ class TestItsProcess:
         apart[0].close()
         assert finishes(list(stream)) == {0: "cancelled"} and not apart[1].is_running()
 
+    @pytest.mark.slow
     def test_it_ends_with_its_worker(self, llama: tuple[Path, Any], exports: Store) -> None:
         """Even with one that is killed."""
         code = f"""

@@ -57,6 +57,7 @@ def test_a_warm_start_makes_nothing(folder: Path, tmp_path: Path, monkeypatch: p
     assert {k: v for k, v in warm.items() if k not in varying} == {k: v for k, v in cold.items() if k not in varying}
 
 
+@pytest.mark.slow
 def test_other_weights_are_another_model(folder: Path, filled: Store) -> None:
     model = saved(folder, "llama", rms_norm_eps=1e-3)
     found = opened(folder, filled)
@@ -73,6 +74,7 @@ def test_settings_that_do_not_matter_to_the_model(folder: Path, filled: Store) -
     assert sources(opened_and_closed(folder, filled, verify={"against": "off"})) == (True, False)
 
 
+@pytest.mark.slow
 def test_another_engine_is_proven_in_full(folder: Path, filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def compared(**given: Any) -> int:
         return int(opened_and_closed(folder, filled, **given)["tokens_compared_at_start"])
@@ -91,7 +93,7 @@ def test_a_stored_proof_that_cannot_be_read_is_made_again(folder: Path, filled: 
     assert opened_and_closed(folder, filled)["tokens_compared_at_start"] == 96
 
 
-@pytest.mark.parametrize("name", ["model.xml", "model.bin"])
+@pytest.mark.parametrize("name", ["model.xml", pytest.param("model.bin", marks=pytest.mark.slow)])
 def test_a_damaged_file_means_a_new_export(folder: Path, filled: Store, name: str) -> None:
     key = make_key(KIND, fields_of(folder_digest(folder), GenerateSection()))
     entry = filled.load(KIND, key)
@@ -112,6 +114,7 @@ def test_a_packaged_model_is_used(folder: Path, filled: Store, tmp_path: Path, m
     assert not list(packaged.entries())
 
 
+@pytest.mark.slow
 def test_without_a_cache_nothing_is_left(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "temporary"
     place.mkdir()

@@ -202,6 +202,7 @@ class TestOpening:
             32 * 4 if kv_cache == "f32" else 32 + 16
         )
 
+    @pytest.mark.slow
     def test_bf16(self, served: Any, exports: Store) -> None:
         folder = served("llama").folder
         if "BF16" not in device_capabilities("CPU"):

@@ -94,6 +94,7 @@ def test_a_short_prompt_goes_between_the_parts_of_a_long_one(served: Any, steppe
     assert set(heard.ends.values()) == {End.LENGTH}
 
 
+@pytest.mark.slow
 def test_short_prompts_without_end_do_not_starve_long_ones(served: Any, stepper_of: Callable[..., Stepper]) -> None:
     long, second, *short = prompts(300, 200, *[5] * 40)
     heard = Heard(stepper_of())

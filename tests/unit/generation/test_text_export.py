@@ -66,6 +66,7 @@ def test_logits_of_a_padded_batch_and_of_the_tokens_after_it(kind: str, served: 
         np.testing.assert_allclose(got[:, -1], wanted[:, -1].numpy(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_facts_of_the_exported_model() -> None:
     found = export(tiny("llama"))
     assert found.layers == (CacheShape(2, 8, 8),) * 2
@@ -139,7 +140,9 @@ class TestLengths:
 
 
 class TestCompression:
-    @pytest.mark.parametrize(("weights", "types"), [("int8", {"i8", "u8"}), ("int4", {"i4", "u4"})])
+    @pytest.mark.parametrize(
+        ("weights", "types"), [("int8", {"i8", "u8"}), pytest.param("int4", {"i4", "u4"}, marks=pytest.mark.slow)]
+    )
     def test_constants_have_the_format(self, weights: str, types: set[str]) -> None:
         pytest.importorskip("nncf")
         model, how = compressed(export(tiny("llama", hidden_size=64)).model, weights, None)  # type: ignore[arg-type]

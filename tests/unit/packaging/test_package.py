@@ -162,6 +162,7 @@ def test_another_cpu_starts_from_the_stored_ir_or_from_its_level(packed: Path, t
     assert verdict.start == "from IR" and "not compiled for this machine" in verdict.reasons[0]
 
 
+@pytest.mark.slow
 def test_damage_is_named_and_survived(packed: Path, tmp_path: Path) -> None:
     folder = repacked(packed, tmp_path / "worker")
     for path in (folder / PACKAGED_FOLDER / "objects").rglob("*"):
@@ -183,6 +184,7 @@ def test_a_model_that_does_not_load_is_told_with_its_reason(sources: Path, tmp_p
     assert not (tmp_path / "small.mar").exists()
 
 
+@pytest.mark.slow
 def test_a_model_without_declared_inputs_can_not_be_precompiled(sources: Path, tmp_path: Path) -> None:
     (tmp_path / "model-config.yaml").write_text("pt2: openvino\n")
     result = package(*options(sources, tmp_path, config=tmp_path / "model-config.yaml"), "--precompile")
@@ -233,6 +235,7 @@ def test_the_bundled_wheel_is_the_package(tmp_path: Path) -> None:
     assert wheel.read_bytes() == build_wheel(tmp_path).read_bytes()
 
 
+@pytest.mark.slow
 def test_an_own_handler_is_told_why_it_starts_cold(sources: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(

@@ -153,6 +153,7 @@ for part in found.parts([found.own_size], ImageGenerationSection()):
 """
 
 
+@pytest.mark.slow
 def test_the_cache_knows_a_pipeline_in_another_folder_and_process(folder: Path, tmp_path: Path) -> None:
     other = shutil.copytree(folder, tmp_path / "other")
     found = [

@@ -19,6 +19,8 @@ from torchserve_openvino.serving.loading.archive import load_without_server
 pytest.importorskip("nncf")
 pytest.importorskip("torchao")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -68,6 +68,7 @@ def served(model: nn.Module, digits: tuple[Tensor, Tensor]) -> list[Any]:
     return found.report.kernels()
 
 
+@pytest.mark.slow
 def test_layers_that_cost_much_stay_in_f32(trained: nn.Module, digits: tuple[Tensor, Tensor]) -> None:
     """One layer sees values in service that calibration did not: dark pictures for bright ones."""
     section = QuantizeSection.model_validate({"method": "int8", "calibration": {"data": "x"}})
@@ -141,6 +142,7 @@ def test_what_can_not_be_read_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["int8", "int8_weights", "int4_weights"])
+@pytest.mark.slow
 def test_a_model_of_tokens_becomes_small(method: str, tmp_path: Path) -> None:
     """Tables of embeddings become small, too, and what `package` stores answers alike for any batch and length."""
 

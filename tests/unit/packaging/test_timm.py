@@ -35,6 +35,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads((place / "result.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_packaged_model_answers_as_timms_own(result) -> None:
     assert result["codes"] == [0, 0], result["output"]
     assert list(result["answer"]) == list(result["expected"])

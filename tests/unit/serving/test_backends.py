@@ -47,6 +47,7 @@ def test_a_worker_serves_with_every_backend(archive, tmp_path, backend, caplog) 
         assert f"backend {used}" in handler.report.summary_line()
 
 
+@pytest.mark.slow
 def test_released_weights_with_auto(archive) -> None:
     config = {"pt2": "auto", "handler": {"openvino": {"warmup": WARMUP, "release_weights": True}}}
     made = archive(config, weights=save_weights)

@@ -100,6 +100,7 @@ def test_throughput_splits_a_batch_over_streams(archive, monkeypatch) -> None:
     assert report["serving"]["counts"]["split_batches"] == 2 and report["serving"]["compiles_after_ready"] == 0
 
 
+@pytest.mark.slow
 def test_released_weights_leave_right_answers(archive) -> None:
     section = {"warmup": WARMUP, "release_weights": True}
     made, handler = started(archive, TensorHandler(), section, weights=save_weights, batch_size=2)

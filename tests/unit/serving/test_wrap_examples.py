@@ -89,6 +89,7 @@ def test_a_method_that_is_called_with_something_else_than_tensors_is_refused_wit
         diffusers(archive, "generator=torch.Generator().manual_seed(1)", compile=["pipe.vae.decode"])
 
 
+@pytest.mark.slow
 def test_wav2vec2(archive) -> None:
     from hub_audio_models import audio_model, encoded, recording
 
@@ -132,6 +133,7 @@ def test_speecht5_with_its_modules(archive) -> None:
 
 
 @pytest.mark.parametrize("named", [pytest.param(False, marks=pytest.mark.slow), True], ids=["as it is", "a method"])
+@pytest.mark.slow
 def test_a_predictor_around_a_model(archive, named) -> None:
     path = "predictor.model.get_image_embeddings"
     fill, section = example_handlers.sam_folder, {"compile": [path]} if named else {}

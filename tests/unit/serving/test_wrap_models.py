@@ -71,6 +71,7 @@ def eager(handler: Any, *bodies: bytes) -> Any:
         pytest.param("question_answering", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_each_mode_of_the_hugging_face_example(archive, mode) -> None:
     minilm()
     made, handler, bodies = hugging_face(archive, mode)

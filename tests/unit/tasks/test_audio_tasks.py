@@ -153,6 +153,7 @@ def test_a_masked_recording_is_answered_as_alone(kind, norm) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_rates_and_channels_of_one_batch_may_differ(serve) -> None:
     worker = serve("audio_classifier")
     reference = pipeline("audio-classification", worker.folder)
@@ -197,6 +198,7 @@ def test_features_of_a_fixed_shape(tmp_path) -> None:
     worker.ran_compiled()
 
 
+@pytest.mark.slow
 def test_independent_labels_and_samples_in_the_archive(tmp_path) -> None:
     folder = audio_model(CLASSES["audio_classifier"], tmp_path / "saved", problem_type="multi_label_classification")
     texts = [base64.b64encode(file).decode() for file in (FILES[0], FILES[2])]
@@ -270,6 +272,7 @@ def test_padding_that_changes_answers_is_refused(tmp_path) -> None:
         started(tmp_path, "speech_recognizer", folder)
 
 
+@pytest.mark.slow
 def test_parameters_of_models_that_write_token_by_token_are_refused(serve) -> None:
     worker = serve("speech_recognizer")
     text = base64.b64encode(FILES[0]).decode()

@@ -168,6 +168,7 @@ def test_wrong_parameters_are_refused(worker, parameters, message) -> None:
     assert worker.status() == 400 and message in answer["message"]
 
 
+@pytest.mark.slow
 def test_a_policy_that_forbids_eager_pytorch_refuses_them_and_keeps_its_worker(tmp_path) -> None:
     worker = started(tmp_path, fallback={"allow": [], "on_violation": "refuse"})
     (answer,) = explained(worker, {"inputs": TEXT})
@@ -206,6 +207,7 @@ def test_freed_weights_are_named(worker, monkeypatch) -> None:
     assert worker.status() == 501 and "release_weights" in answer["message"]
 
 
+@pytest.mark.slow
 def test_tasks_without_explanations_say_so(tmp_path) -> None:
     embedder = started(tmp_path / "text", SentenceEmbedder, "sentence_embedder")
     (answer,) = explained(embedder, {"inputs": TEXT})

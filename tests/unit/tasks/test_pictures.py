@@ -138,6 +138,7 @@ def test_a_denoiser_that_reads_masks_only_fills_them(tmp_path: Path) -> None:
     assert farthest(picture, expected) <= 1
 
 
+@pytest.mark.slow
 def test_eager_pytorch_serves_as_well(tmp_path: Path) -> None:
     from serving_worker import Archive
 

@@ -96,6 +96,7 @@ def test_token_classifier_answers_as_the_pipeline_does(serve, strategy) -> None:
         assert all(text[each["start"] : each["end"]] for each in found)
 
 
+@pytest.mark.slow
 def test_fill_mask_answers_as_the_pipeline_does(serve) -> None:
     worker = serve("fill_mask")
     reference = worker.pipeline("fill-mask")
@@ -119,6 +120,7 @@ def test_zero_shot_answers_as_the_pipeline_does(serve, multi) -> None:
           reference(SHORT, ["travel"])["scores"][0])  # fmt: skip
 
 
+@pytest.mark.slow
 def test_real_sentence_vectors_have_the_known_order(serve) -> None:
     worker = serve("sentence_embedder")
     texts = ["How old are you?", "What is your age?", "The train leaves at noon."]
@@ -136,6 +138,7 @@ def test_real_sentence_vectors_have_the_known_order(serve) -> None:
     worker.ran_compiled()
 
 
+@pytest.mark.slow
 def test_reranker_orders_as_eager_does(serve) -> None:
     worker = serve("reranker")
     answers = worker({"query": SHORT, "texts": TEXTS}, {"inputs": {"query": "Yes", "texts": TEXTS[:1]}})

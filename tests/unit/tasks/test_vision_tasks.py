@@ -100,6 +100,7 @@ def test_detector_finds_the_boxes_of_the_pipeline(serve) -> None:
     worker.ran_compiled()
 
 
+@pytest.mark.slow
 def test_a_detector_with_a_mask_is_padded_as_its_processor_pads(tmp_path) -> None:
     worker = started(tmp_path / "archive", "object_detector", hub_vision_models.masked_detector(tmp_path / "saved"))
     model = transformers.AutoModelForObjectDetection.from_pretrained(worker.folder).eval()
@@ -136,6 +137,7 @@ def test_depth_is_that_of_the_pipeline(serve) -> None:
     worker.ran_compiled()
 
 
+@pytest.mark.slow
 def test_zero_shot_answers_as_the_pipeline_does(serve) -> None:
     worker = serve("zero_shot_image_classifier")
     reference = worker.pipeline("zero-shot-image-classification")
