@@ -53,8 +53,7 @@ def test_hugging_faces_example_is_served_on_openvino(server: TorchServeProcess, 
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(lambda text: server.http.post(url, content=text.encode()), TEXTS * 4))
         assert [each.text for each in answers] == wanted * 4
-        (described,) = server.http.get(f"{server.management_url}/models/wrapped?customized=true").json()
-    report = described["customizedMetadata"]
+        report = server.describe("wrapped")
     assert report["summary"]["coverage"] == 1.0 and not report["fallbacks"] and report["verify"]["passed"]
     assert report["serving"]["compiles_after_ready"] == 0
 
@@ -92,8 +91,7 @@ handler:
             assert answer[-6:] == model.generate(ids, **how)[0, -6:].tolist()
         long = server.http.post(url, content=json.dumps({"ids": prompts(36)[0], "more": more}).encode())
         assert long.status_code == 400 and "40 were compiled" in long.json()["message"]
-        (described,) = server.http.get(f"{server.management_url}/models/generates?customized=true").json()
-    report = described["customizedMetadata"]
+        report = server.describe("generates")
     assert report["summary"]["coverage"] == 1.0 and not report["fallbacks"]
     assert {part["passed"] for part in report["verify"]["parts"].values()} == {True}
     assert report["serving"]["compiles_after_ready"] == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import answers, opened
+from engines import OFF, answers, opened
 
 from language_models import greedy, prompts, saved
 from torchserve_openvino.cache.identity.key import make_key
@@ -71,7 +71,7 @@ def test_settings_that_do_not_matter_to_the_model(folder: Path, filled: Store) -
     assert sources(opened_and_closed(folder, filled, threads=2, max_waiting=3)) == (True, True)
     assert sources(opened_and_closed(folder, filled, kv_cache="u8")) == (True, False)
     assert sources(opened_and_closed(folder, filled, proof_tokens=7)) == (True, False)
-    assert sources(opened_and_closed(folder, filled, verify={"against": "off"})) == (True, False)
+    assert sources(opened_and_closed(folder, filled, verify=OFF)) == (True, False)
 
 
 @pytest.mark.slow

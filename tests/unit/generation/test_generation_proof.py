@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import opened, settings
+from engines import OFF, opened, settings
 
 from language_models import EOS, VOCABULARY, greedy, prompts, saved, tiny
 from torchserve_openvino.backend.runtime.build import device_capabilities
@@ -176,7 +176,7 @@ class TestOpening:
         assert not found.facts["passed"] and found.facts["first_difference"]["prompt"] == 0
 
     def test_nothing_is_compared_if_the_yaml_says_so(self, served: Any, exports: Store) -> None:
-        found = opened(served("gpt2").folder, exports, verify={"against": "off"})
+        found = opened(served("gpt2").folder, exports, verify=OFF)
         found.engine.close()
         assert found.proof is None and found.facts["tokens_compared"] == 0 and found.facts["passed"] is None
 

@@ -27,6 +27,8 @@ class Net(nn.Module):
 
 
 SHAPE = (2, 3, 16, 16)
+# Of all weights in 4 bits.
+GROUPED = {"group_size": 64, "ratio": 1.0, "all_layers": True}
 
 
 def exported(model: nn.Module, x: Tensor) -> Any:
@@ -115,9 +117,9 @@ def test_a_quantised_network(made: str, frozen: bool) -> None:
     [
         ("INT8_ASYM", {}, "u8"),
         ("INT8_SYM", {}, "i8"),
-        ("INT4_SYM", {"group_size": 64, "ratio": 1.0, "all_layers": True}, "u4"),
-        ("INT4_ASYM", {"group_size": 64, "ratio": 1.0, "all_layers": True}, "u4"),
-        ("INT4_SYM", {"group_size": -1, "ratio": 1.0, "all_layers": True}, "u4"),
+        ("INT4_SYM", GROUPED, "u4"),
+        ("INT4_ASYM", GROUPED, "u4"),
+        ("INT4_SYM", {**GROUPED, "group_size": -1}, "u4"),
     ],
 )
 def test_compressed_weights(mode: str, options: dict[str, Any], precision: str) -> None:
@@ -132,8 +134,8 @@ def test_compressed_weights(mode: str, options: dict[str, Any], precision: str) 
     [
         ("INT8WO_ASYM", {}, "u8"),
         ("INT8WO_SYM", {}, "i8"),
-        ("INT4WO_SYM", {"group_size": 64, "ratio": 1.0, "all_layers": True}, "u4"),
-        ("INT4WO_ASYM", {"group_size": 64, "ratio": 1.0, "all_layers": True}, "u4"),
+        ("INT4WO_SYM", GROUPED, "u4"),
+        ("INT4WO_ASYM", GROUPED, "u4"),
     ],
 )
 def test_weights_compressed_by_executorch(mode: str, options: dict[str, Any], precision: str) -> None:
