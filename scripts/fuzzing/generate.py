@@ -10,7 +10,16 @@ from dataclasses import replace
 
 import torch
 
-from fuzzing import ops_attention, ops_elementwise, ops_index, ops_nn, ops_reduce, ops_shape, ops_state  # noqa: F401
+from fuzzing import (  # noqa: F401
+    ops_attention,
+    ops_elementwise,
+    ops_index,
+    ops_nn,
+    ops_quantized,
+    ops_reduce,
+    ops_shape,
+    ops_state,
+)
 from fuzzing.context import Context
 from fuzzing.draft import Skip, Val
 from fuzzing.program import Mode, Program

@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+
+# Registers operators that programs name.
+from torch.ao.quantization.fx import _decomposed  # noqa: F401
 from torch.utils import _pytree as pytree
 
 import torchserve_openvino as tov

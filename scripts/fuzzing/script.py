@@ -34,6 +34,7 @@ def script(program: Program, title: str) -> str:
 import torch
 import torch.nn.functional as F
 from torch import cond
+from torch.ao.quantization.fx import _decomposed
 
 import torchserve_openvino as tov
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with

@@ -1,6 +1,6 @@
 """Models that would crash OpenVINO's CPU plugin while it fuses operators; an undetected one kills the process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import openvino as ov
@@ -13,6 +13,7 @@ import torchserve_openvino as tov
 from helpers import assert_same
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.backend.conversion.fused_chains import crashes_plugin
+from torchserve_openvino.backend.upstream._openvino_private import core
 from torchserve_openvino.cache.open import CacheSettings
 
 Tensor = torch.Tensor
@@ -156,6 +157,14 @@ def test_beside_a_batch_norm() -> None:
     assert compiled.report.summary.fallbacks == 0
 
 
+@pytest.fixture
+def fused_again() -> Iterator[None]:
+    """For other devices than CPU, fusion is disabled in the whole process."""
+    yield
+    core().set_property("CPU", {"SNIPPETS_MODE": "ENABLE"})
+
+
+@pytest.mark.usefixtures("fused_again")
 @pytest.mark.parametrize("device", ["CPU", "AUTO"])
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts", "export"])
 def test_residual_blocks(backend: str, device: str) -> None:

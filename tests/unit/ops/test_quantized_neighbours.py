@@ -11,6 +11,7 @@ from torch.ao.quantization.fx import _decomposed  # noqa: F401
 from torch.nn import functional as F
 
 import torchserve_openvino as tov
+from torchserve_openvino.backend.runtime import build
 
 Q = torch.ops.quantized_decomposed
 SCALE, ZERO = 0.05, 3
@@ -39,9 +40,12 @@ class PerChannel(nn.Module):
 class Convolved(nn.Module):
     """What a convolution in 8 bits makes of the values, each channel with its own scale."""
 
-    def __init__(self, dimensions: int) -> None:
+    def __init__(self, shape: tuple[int, ...], bias: float = 0, transposed: bool = False) -> None:
         super().__init__()
-        self.convolve = (F.conv1d, F.conv2d, F.conv3d)[dimensions - 1]
+        if (dimensions := len(shape) - 2) < 1:
+            pytest.skip("nothing to convolve")
+        self.register_buffer("bias", torch.linspace(-bias, bias, 6) if bias else None)
+        self.convolve = getattr(F, f"conv{'_transpose' if transposed else ''}{dimensions}d")
         weight = torch.linspace(-127, 127, 6 * 6 * 3**dimensions).round().to(torch.int8)
         self.register_buffer("weight", weight.reshape(6, 6, *[3] * dimensions))
         self.register_buffer("scales", torch.arange(1, 7) / 500)
@@ -49,7 +53,28 @@ class Convolved(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         zeros = torch.zeros(6, dtype=torch.int64)
         weight = Q.dequantize_per_channel(self.weight, self.scales, zeros, 0, -128, 127, torch.int8)
-        return self.convolve(dequantized(x), weight, padding=1)
+        return self.convolve(dequantized(x), weight, self.bias, padding=1)
+
+
+class Multiplied(nn.Module):
+    """A layer in 8 bits over the last axis, each column with its own scale."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        weight = torch.linspace(-127, 127, columns * columns).round().to(torch.int8)
+        self.register_buffer("weight", weight.reshape(columns, columns))
+        self.register_buffer("scales", torch.arange(1, columns + 1) / 500)
+
+    def forward(self, x: Tensor) -> Tensor:
+        zeros = torch.zeros(len(self.scales), dtype=torch.int64)
+        weight = Q.dequantize_per_channel(self.weight, self.scales, zeros, 0, -128, 127, torch.int8)
+        return F.linear(dequantized(x), weight)
+
+
+def crossed(x: Tensor) -> Tensor:
+    """A product of values in 8 bits with themselves."""
+    x = x if x.dim() > 2 else x.T
+    return dequantized(x) @ dequantized(x.transpose(-1, -2))
 
 
 WEIGHT = torch.linspace(-1, 1, 8 * 6 * 3 * 3).reshape(8, 6, 3, 3)
@@ -90,6 +115,16 @@ ANY: dict[str, Callable[[Tensor], Tensor]] = {
     "clamped between": lambda x: x.clamp(-1.327, 1.523) * 2,
     "clamped at an end": lambda x: x.clamp(max=1.3),
     "clamped after moving": lambda x: x.transpose(0, 1).clamp(0, 1.523),
+    "soft sign": F.softsign,
+    "hard swish": F.hardswish,
+    "swish": F.silu,
+    "mish": F.mish,
+    "elu": F.elu,
+    "gelu": F.gelu,
+    "logarithms": lambda x: x.log_softmax(1),
+    "twice": lambda x: torch.cat([x * -2.5, (x * -2.5).sum(1, keepdim=True)], 1),
+    "scaled and added": lambda x: (x * -2.5) + (x * -2.5).flip(0),
+    "gated": lambda x: x * x.mean((0, 1), keepdim=True).sigmoid(),
     "negative": lambda x: -x,
     "absolute": lambda x: x.abs() + 1,
     "times": lambda x: x * -2.5,
@@ -135,11 +170,21 @@ SHAPES = {
     "volumes": (2, 6, 2, 3, 4),
 }
 
-BEFORE = {"tensor": lambda shape: dequantized, "channel": lambda shape: PerChannel(6),
-          "convolved": lambda shape: Convolved(len(shape) - 2)}  # fmt: skip
+BEFORE: dict[str, Callable[[tuple[int, ...]], Callable[[Tensor], Tensor]]] = {
+    "tensor": lambda shape: dequantized,
+    "channel": lambda shape: PerChannel(6),
+    "convolved": Convolved,
+    "biased": lambda shape: Convolved(shape, bias=0.7),
+    "deconvolved": lambda shape: Convolved(shape, transposed=True),
+    "multiplied": lambda shape: Multiplied(shape[-1]),
+    "crossed": lambda shape: crossed,
+}
+# Without its fusion of elementwise operators, OpenVINO fuses more of them with convolutions.
+MODES = ("static", "unfused", "symbolic")
 
 
-@pytest.mark.many(6)
+@pytest.mark.many(20)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", BEFORE)
 @pytest.mark.parametrize(
     ("shape", "name", "after"),
@@ -150,14 +195,10 @@ BEFORE = {"tensor": lambda shape: dequantized, "channel": lambda shape: PerChann
     ],
 )
 def test_an_operator_after_dequantisation(
-    shape: str, name: str, after: Callable[[Tensor], Tensor], kind: str, request: pytest.FixtureRequest
+    shape: str, name: str, after: Callable[[Tensor], Tensor], kind: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if kind == "convolved" and shape == "vectors":
-        pytest.skip("nothing to convolve")
-    if kind == "convolved" and name == "added to itself":
-        # Seen after tests/unit/quantized, test_mappings.py and test_kernel_fusions.py in one process, never alone.
-        reason = "the scale is applied twice in some processes: not understood yet, see docs/limits.md"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=False))
+    if mode == "unfused":
+        monkeypatch.setattr(build, "crashes_plugin", lambda model: "any")
     before = BEFORE[kind](SHAPES[shape])
 
     class Model(nn.Module):
@@ -169,7 +210,7 @@ def test_an_operator_after_dequantisation(
             return after(self.before(x))
 
     model = Model().eval()
-    compiled = tov.compile(model, dynamic=False)
+    compiled = tov.compile(model, dynamic=mode == "symbolic")
     for seed in range(2):
         noise = torch.Generator().manual_seed(seed)
         # Far from halfway between two integers.

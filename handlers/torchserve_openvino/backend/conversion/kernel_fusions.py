@@ -13,6 +13,10 @@
   come from before the reduction: OpenVINO reduces 8-bit integers and scales the result, ``dequantize(x).mean(1)``.
   In the same way it clamps integers, with bounds that are rounded to integers, and takes the mean of them with padding
   of 0 instead of the zero point.
+- The scale of a convolution or a product in 8 bits becomes part of its kernel. Where several operators use the result,
+  OpenVINO gives each its own copy of the scale, and makes all copies part of the one kernel, so that each user gets a
+  value scaled twice: ``x + x.flip(0)`` behind a convolution without bias. It does so where it does not fuse these
+  copies with other operators first: if any size is symbolic, or with `NO_FUSION`.
 - Matrices of at most 2 by 2, neither of them constant, are multiplied by a kernel that fuses the following operators
   and mixes up the numbers per column: ``relu(x @ y) * scale``.
 - An absolute value of a concatenation is applied to its parts instead, for all users of the concatenation; and in one
@@ -45,6 +49,10 @@ _TINY = 2
 # Numbers of channels that it averages wrongly, and the fewest dimensions of their values.
 _FEW_CHANNELS = (2, 3)
 _IMAGE_RANK = 4
+# Whose kernels scale their result.
+_SCALED = frozenset(
+    {"Convolution", "ConvolutionBackpropData", "GroupConvolution", "GroupConvolutionBackpropData", "MatMul"}
+)
 # What the plugin fuses as elementwise operators, including those with a number per channel.
 _JOINS = ELEMENTWISE | {"BatchNormInference"}
 _MOVES = frozenset({"Broadcast", "Convert", "ConvertLike", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
@@ -65,6 +73,8 @@ def keep_kernels_apart(model: ov.Model) -> None:
             # OpenVINO does not move the scale behind a maximum.
             value = node.input_value(0)
             node.input(0).replace_source_output(ops.maximum(value, value).output(0))
+        if has_bytes and (shared := _shared_result(node)) is not None:
+            _put_behind(shared, lambda value: ops.maximum(value, value))
         if _is_joined_reduction(node) or _is_joined_product(node):
             _put_behind(node.output(0), lambda value: ops.maximum(value, value))
         if node.get_type_name() in _PRODUCTS and _is_attention(node):
@@ -154,9 +164,11 @@ def _reduces_bytes(node: ov.Node) -> bool:
 
 def _clamps_bytes(node: ov.Node) -> bool:
     """Checks whether a node clamps dequantised values, and not what a product or a convolution made of them."""
-    if node.get_type_name() not in {"Clamp", "Minimum", "Maximum"}:
-        return False
-    value = node.input_value(0)
+    return node.get_type_name() in {"Clamp", "Minimum", "Maximum"} and _comes_from_bytes(node.input_value(0))
+
+
+def _comes_from_bytes(value: ov.Output) -> bool:
+    """Checks whether a value is dequantised, and perhaps moved."""
     while value.get_node().get_type_name() in _MOVES | {"Multiply", "Subtract", "Slice", "StridedSlice", "Gather"}:
         if _is_dequantized(value.get_node()):
             return True
@@ -170,6 +182,20 @@ def _pads_mean(node: ov.Node) -> bool:
         return False
     given = node.get_attributes()
     return not given["exclude-pad"] and max(*given["pads_begin"], *given["pads_end"]) > 0
+
+
+def _shared_result(node: ov.Node) -> ov.Output | None:
+    """Returns what several operators use of a kernel in 8 bits, possibly times constants; None if there is nothing."""
+    if node.get_type_name() not in _SCALED or not _comes_from_bytes(node.input_value(1)):
+        return None
+    value = node.output(0)
+    while len(users := list(value.get_target_inputs())) == 1:
+        user = users[0].get_node()
+        others = [other.get_node() for at, other in enumerate(user.input_values()) if at != users[0].get_index()]
+        if user.get_type_name() not in _MOVES | {"Multiply", "Divide"} or not all(map(is_constant, others)):
+            return None
+        value = user.output(0)
+    return value
 
 
 def _is_joined_reduction(node: ov.Node) -> bool:
