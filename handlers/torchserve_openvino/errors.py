@@ -156,6 +156,12 @@ class NotExplainedError(ItemError):
     status = 501
 
 
+class ModelMissingError(ItemError):
+    """A request to a model that is not served."""
+
+    status = 404
+
+
 class ForbiddenFallbackError(ItemError):
     """A call that ran outside OpenVINO though ``handler.openvino.fallback`` does not allow it.
 

@@ -8,6 +8,7 @@ from torchserve_openvino.cli.doctor import doctor
 from torchserve_openvino.cli.handler_path import handler_path
 from torchserve_openvino.cli.init import init
 from torchserve_openvino.cli.package import package
+from torchserve_openvino.cli.ray import ray
 from torchserve_openvino.cli.report import report
 from torchserve_openvino.cli.tasks import tasks
 from torchserve_openvino.cli.why import why
@@ -21,6 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(cache, name="cache")
+app.add_typer(ray, name="ray")
 app.command("check")(check)
 app.command("doctor")(doctor)
 app.command("handler-path")(handler_path)

@@ -1,14 +1,18 @@
-"""Imports TorchServe's BaseHandler without its costly dependency.
+"""TorchServe's BaseHandler without its costly dependency; where TorchServe is not installed, a class with its steps.
 
 BaseHandler's module imports ``openvino.torch``, OpenVINO's own torch.compile backend, which imports all of Dynamo. That
 takes three seconds of each worker's start, for a backend that this package replaces.
 """
 
 import functools
+import importlib.util
 import logging
 import sys
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+# Hosts other than TorchServe need none of it.
+HAS_TORCHSERVE = importlib.util.find_spec("ts") is not None
 
 _UNUSED = "openvino.torch"
 
@@ -25,7 +29,10 @@ if _before is None:
     # An entry of None makes Python raise ImportError for the module; BaseHandler then goes on without it.
     sys.modules[_UNUSED] = None  # type: ignore[assignment]
 try:
-    from ts.torch_handler.base_handler import BaseHandler
+    if TYPE_CHECKING or HAS_TORCHSERVE:
+        from ts.torch_handler.base_handler import BaseHandler
+    else:
+        from torchserve_openvino.serving.host.base_handler import BaseHandler
 finally:
     _logger.removeFilter(_keep)
     if _before is None:
@@ -45,10 +52,16 @@ def _initialize(self: Any, context: Any) -> Any:
 BaseHandler.initialize = _initialize
 
 
+def missing_torchserve(error: ImportError) -> str:
+    """Returns what to do about an import that fails because TorchServe is not installed; empty for other reasons."""
+    missing = not HAS_TORCHSERVE and (error.name or "").partition(".")[0] == "ts"
+    return " It needs TorchServe: pip install torchserve." if missing else ""
+
+
 def model_name(context: Any) -> str:
     """Returns the model's name in TorchServe; contexts in tests have it in the manifest, or not at all."""
     manifest = getattr(context, "manifest", None) or {}
     return str(getattr(context, "model_name", "") or manifest.get("model", {}).get("modelName") or "model")
 
 
-__all__ = ["BaseHandler", "model_name"]
+__all__ = ["HAS_TORCHSERVE", "BaseHandler", "missing_torchserve", "model_name"]

@@ -7,11 +7,12 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from torchserve_openvino.config.vocabulary import FALLBACK_KINDS
 from torchserve_openvino.report import CompileReport
+from torchserve_openvino.serving.host.metrics import HostMetrics
 from torchserve_openvino.serving.requests.counters import Counters
 
 GAUGES = {
@@ -34,10 +35,36 @@ SECONDS_BETWEEN = 1.0
 
 def metrics_of(context: Any) -> Any:
     """Returns ``context.metrics`` if it takes gauges; None if it is missing or is TorchServe's older metrics store."""
+    metrics = getattr(context, "metrics", None)
+    if metrics is None or isinstance(metrics, HostMetrics):
+        return metrics
+    # Imported here, as in `send`.
     from ts.metrics.metric_cache_abstract import MetricCacheAbstract
 
-    metrics = getattr(context, "metrics", None)
     return metrics if isinstance(metrics, MetricCacheAbstract) else None
+
+
+def send(metrics: Any, kind: str, name: str, value: float, unit: str, labels: Mapping[str, str]) -> None:
+    """Sends one value.
+
+    Args:
+        metrics: From `metrics_of`.
+        kind: ``counter``, ``gauge`` or ``histogram``.
+        name: The metric's name.
+        value: The value; a counter's is what it grew by.
+        unit: As TorchServe shows it.
+        labels: Labels by name.
+    """
+    if isinstance(metrics, HostMetrics):
+        metrics.record(kind, name, value, labels)
+        return
+    # Imported here: other hosts have no TorchServe.
+    from ts.metrics.dimension import Dimension
+    from ts.metrics.metric_type_enum import MetricTypes
+
+    # TorchServe appends to the list it is given, and all callers share its default: pass a new list each time.
+    dimensions = [Dimension(label, value) for label, value in labels.items()]
+    metrics.add_metric(name, value, unit=unit, dimensions=dimensions, metric_type=MetricTypes(kind))
 
 
 def worker_name(arguments: Sequence[str]) -> str:
@@ -186,23 +213,16 @@ class MetricsEmitter:
             self._count(metrics, "openvino_refused_items_total", count, "code", key.removeprefix("refused_"))
 
     def _gauge(self, metrics: Any, name: str, value: float, dimension: str = "", kind: str = "") -> None:
-        from ts.metrics.dimension import Dimension
-        from ts.metrics.metric_type_enum import MetricTypes
-
         labels = {dimension: kind, **self._labels} if dimension else self._labels
-        # TorchServe appends to the list it is given, and all callers share its default: pass a new list each time.
-        dimensions = [Dimension(label, value) for label, value in labels.items()]
-        metrics.add_metric(name, value, unit="count", dimensions=dimensions, metric_type=MetricTypes.GAUGE)
+        send(metrics, "gauge", name, value, "count", labels)
 
     def _count(self, metrics: Any, name: str, total: int, dimension: str = "", value: str = "") -> None:
-        from ts.metrics.dimension import Dimension
-
         key = f"{name} {value}"
         grown = total - self._sent.get(key, 0)
         # Each counter is sent once at 0, so that monitoring sees its first increase.
         if grown > 0 or key not in self._sent:
             self._sent[key] = total
-            metrics.add_counter(name, grown, dimensions=[Dimension(dimension, value)] if dimension else [])
+            send(metrics, "counter", name, grown, "count", {dimension: value} if dimension else {})
 
 
 def _is_refusal(name: str) -> bool:

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from ts.utils.util import load_label_mapping
 
 from torchserve_openvino.errors import InvalidInputError, ItemError, NotExplainedError
+from torchserve_openvino.serving.host.names import LABELS, read_labels
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.loading.archive import has_f32
 from torchserve_openvino.serving.requests.batch_answer import Several
@@ -74,8 +74,7 @@ class HubHandler(ItemHandler):
         self.device, self.map_location = torch.device("cpu"), "cpu"
         self.folder = hub.hub_folder(self.model_dir)
         self.model = self.load(self.folder)
-        names = self.model_dir / "index_to_name.json"
-        self.mapping = load_label_mapping(str(names)) if names.is_file() else None
+        self.mapping = read_labels(self.model_dir / LABELS)
         self.labels = {int(number): str(label) for number, label in (self.model.config.id2label or {}).items()}
 
     def load(self, folder: Path) -> nn.Module:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from ts.utils.util import map_class_to_label
 
 from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.errors import ItemError
+from torchserve_openvino.serving.host.names import labelled
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.tasks import images
 from torchserve_openvino.tasks.items import ItemHandler, body
@@ -51,7 +51,7 @@ class ImageClassifier(ItemHandler):
             scores = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
             probabilities = scores if section.fold else torch.softmax(scores.float(), dim=1)
             top, classes = torch.topk(probabilities, min(section.top_k, scores.shape[1]), dim=1)
-        answers: list[Answer] = map_class_to_label(top.tolist(), self.mapping, classes.tolist())
+        answers: list[Answer] = [*labelled(top.tolist(), self.mapping, classes.tolist())]
         for index, row in enumerate(scores):
             try:
                 self.check_finite([row])

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from torchserve_openvino.errors import ModelLoadError, TorchScriptModelError
+from torchserve_openvino.serving.host.names import own_classes
 
 TORCHSCRIPT_ADVICE = (
     "torch.compile can't trace TorchScript and would run it without OpenVINO. Package the model's class with "
@@ -125,12 +126,10 @@ def load_class(model_dir: Path, model_file: str) -> nn.Module:
     Raises:
         ModelLoadError: The file is missing, does not define exactly one class, or the class needs arguments.
     """
-    from ts.utils.util import list_classes_from_module
-
     if not (model_dir / model_file).is_file():
         raise ModelLoadError(f"the model file {model_file} is not in the archive; package it with --model-file.")
     module = importlib.import_module(Path(model_file).stem)
-    classes = list_classes_from_module(module)
+    classes = own_classes(module)
     if len(classes) != 1:
         raise ModelLoadError(f"{not_one_class(model_file, [cls.__name__ for cls in classes])}.")
     try:

@@ -4,11 +4,10 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from ts.utils.util import list_classes_from_module
-
 from torchserve_openvino.config.fields import is_handler_file
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.serving.base import BaseHandler
+from torchserve_openvino.serving.base import BaseHandler, missing_torchserve
+from torchserve_openvino.serving.host.names import own_classes
 
 _KEY = "handler.openvino.wrap"
 _STEPS = ("initialize", "handle")
@@ -31,8 +30,8 @@ def wrapped_class(folder: Path, name: str, mixin: type) -> type[Any]:
     try:
         module = importlib.import_module(name.removesuffix(".py") if is_file else f"ts.torch_handler.{name}")
     except ImportError as error:
-        raise ModelLoadError(f"{_KEY}: {name} cannot be imported: {error}.") from error
-    classes = list_classes_from_module(module)
+        raise ModelLoadError(f"{_KEY}: {name} cannot be imported: {error}.{missing_torchserve(error)}") from error
+    classes = own_classes(module)
     if len(classes) != 1:
         names = ", ".join(each.__name__ for each in classes) or "none"
         raise ModelLoadError(f"{_KEY}: {name} must define exactly one class of its own; found {names}.")

@@ -9,11 +9,11 @@ from traceback import walk_tb
 from typing import Any, TypeVar
 
 from torch import nn
-from ts.context import RequestProcessor
 
 from torchserve_openvino.errors import ItemError, ModelLoadError
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.base import BaseHandler
+from torchserve_openvino.serving.host.context import Headers
 from torchserve_openvino.serving.modes import SERVING, Modes
 from torchserve_openvino.serving.observation.observe import ROOT, Observer, Seen, UncopiedCallError, files_of
 from torchserve_openvino.serving.observation.outside import Eager, Outside, report_open
@@ -254,7 +254,7 @@ def _batches(samples: Sequence[tuple[str, bytes]], sizes: Sequence[int]) -> list
 def _request(context: Any, count: int) -> Iterator[None]:
     """Sets up the context as a handler finds it in a request over HTTP."""
     before = getattr(context, "request_processor", None), getattr(context, "request_ids", None)
-    context.request_processor = [RequestProcessor({"explain": "False"}) for _ in range(count)]
+    context.request_processor = [Headers({"explain": "False"}) for _ in range(count)]
     context.request_ids = {index: f"sample-{index}" for index in range(count)}
     try:
         yield

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from torchserve_openvino.errors import InvalidInputError, ItemError
+from torchserve_openvino.serving.base import HAS_TORCHSERVE
 
 Kind = Literal["json", "kserve", "kservev2"]
 MULTI_STATUS = 207
@@ -96,6 +97,8 @@ def status_of(answers: Sequence[Any]) -> int:
 
 def take_over() -> None:
     """Lets handlers with `handle_envelope` answer enveloped requests themselves; safe to call more than once."""
+    if not HAS_TORCHSERVE:
+        return
     from ts.torch_handler.request_envelope.base import BaseEnvelope
     from ts.torch_handler.request_envelope.json import JSONEnvelope
     from ts.torch_handler.request_envelope.kserve import KServeEnvelope
@@ -182,11 +185,17 @@ def _strings(data: Any) -> list[str]:
 
 
 def _kserve_output(name: str, answer: Any) -> dict[str, Any]:
-    from ts.torch_handler.request_envelope.kservev2 import _to_datatype
-
     array = _array(answer)
     shape = list(array.shape) or [1]
-    return {"name": name, "datatype": _to_datatype(array.dtype), "data": array.flatten().tolist(), "shape": shape}
+    return {"name": name, "datatype": _datatype(array.dtype), "data": array.flatten().tolist(), "shape": shape}
+
+
+def _datatype(dtype: np.dtype) -> str:
+    """Returns the protocol's name of a type."""
+    if dtype.kind == "f":
+        return f"FP{dtype.itemsize * 8}"
+    kinds = {"b": "BOOL", "i": f"INT{dtype.itemsize * 8}", "u": f"UINT{dtype.itemsize * 8}"}
+    return kinds.get(dtype.kind, "BYTES")
 
 
 def _array(answer: Any) -> np.ndarray:

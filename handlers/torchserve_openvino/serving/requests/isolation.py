@@ -1,6 +1,7 @@
 """Isolates the items of a batch: a batch that fails is run item by item, so that only the faulty items fail."""
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -73,9 +74,9 @@ def _checked(answers: list[Any], count: int) -> list[Any]:
 
 def server_fault(error: Exception) -> ItemError:
     """Returns the refusal of an item after a server error, with TorchServe's own status where the error has one."""
-    from ts.utils.util import PredictionException
-
-    if isinstance(error, PredictionException):
+    # An error of TorchServe's own class can only come from code that has imported it.
+    upstream = sys.modules.get("ts.utils.util")
+    if upstream is not None and isinstance(error, upstream.PredictionException):
         refusal: ItemError = ModelCallError(str(error.message))
         refusal.status = int(error.error_code)
         return refusal

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torchserve_openvino.generation.text.engine import Load
-from torchserve_openvino.serving.metrics import SECONDS_BETWEEN, worker_name
+from torchserve_openvino.serving.metrics import SECONDS_BETWEEN, send, worker_name
 from torchserve_openvino.tasks.generation.exchange import Exchange
 
 FIRST = "openvino_time_to_first_token_seconds"
@@ -79,16 +79,12 @@ class Measures:
         return load
 
     def _gauge(self, metrics: Any, name: str, value: float, dimension: str = "", kind: str = "") -> None:
-        from ts.metrics.metric_type_enum import MetricTypes
-
         if self._sent.get(f"{name} {kind}") != value:
             self._sent[f"{name} {kind}"] = value
             labels = {dimension: kind, **self._labels} if dimension else self._labels
-            self._add(metrics, name, value, "count", labels, MetricTypes.GAUGE)
+            send(metrics, "gauge", name, value, "count", labels)
 
     def _count(self, metrics: Any, name: str, total: int, dimension: str = "", kind: str = "") -> None:
-        from ts.metrics.metric_type_enum import MetricTypes
-
         key = f"{name} {kind}"
         # An engine that was started again counts from 0.
         before = self._sent.get(key, 0)
@@ -96,17 +92,7 @@ class Measures:
         # Each counter is sent once at 0, so that monitoring sees its first increase.
         if grown > 0 or key not in self._sent:
             self._sent[key] = total
-            self._add(metrics, name, grown, "count", {dimension: kind} if dimension else {}, MetricTypes.COUNTER)
+            send(metrics, "counter", name, grown, "count", {dimension: kind} if dimension else {})
 
     def _observe(self, metrics: Any, name: str, seconds: float) -> None:
-        from ts.metrics.metric_type_enum import MetricTypes
-
-        self._add(metrics, name, round(seconds, 6), "seconds", {}, MetricTypes.HISTOGRAM)
-
-    @staticmethod
-    def _add(metrics: Any, name: str, value: float, unit: str, labels: dict[str, str], kind: Any) -> None:
-        from ts.metrics.dimension import Dimension
-
-        # TorchServe appends to the list it is given, and all callers share its default: pass a new list each time.
-        dimensions = [Dimension(label, text) for label, text in labels.items()]
-        metrics.add_metric(name, value, unit=unit, dimensions=dimensions, metric_type=kind)
+        send(metrics, "histogram", name, round(seconds, 6), "seconds", {})

@@ -19,7 +19,9 @@ import threading
 from http import HTTPStatus
 from typing import Any
 
+from torchserve_openvino.serving.host.context import Context
 from torchserve_openvino.serving.metrics import keep_metrics_apart
+from torchserve_openvino.serving.requests.pieces import send_pieces
 
 _writing = threading.Lock()
 
@@ -60,19 +62,17 @@ def send(context: Any, bodies: dict[int, Any]) -> None:
         context: The call's context, with statuses and content types.
         bodies: Pieces by the place of their request.
     """
-    from ts.handler_utils.utils import send_intermediate_predict_response
-
-    ids = {place: context.request_ids[place] for place in bodies}
-    send_intermediate_predict_response(bodies, ids, "Prediction", 200, context)
+    send_pieces(context, bodies)
 
 
 def sent(context: Any, body: Any) -> list[Any]:
     """Sends the answer to the only request of a call; returns what ends it."""
-    from ts.protocol.otf_message_handler import create_predict_response
-
-    if context.get_response_status(0)[0] < HTTPStatus.BAD_REQUEST:
+    if isinstance(context, Context) or context.get_response_status(0)[0] < HTTPStatus.BAD_REQUEST:
         send(context, {0: body})
     else:
+        # Imported here: other hosts have no TorchServe.
+        from ts.protocol.otf_message_handler import create_predict_response
+
         # TorchServe closes the connection after the head of such a response, so that it has to be one piece.
         context.cl_socket.sendall(create_predict_response([body], context.request_ids, "Prediction", 200, context))
     return ended(context)

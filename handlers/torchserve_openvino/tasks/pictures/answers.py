@@ -5,13 +5,12 @@ import io
 import json
 import time
 from collections.abc import Sequence
-from http import HTTPStatus
 from typing import Any
 
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from ts.handler_utils.utils import send_intermediate_predict_response
 
+from torchserve_openvino.serving.requests.pieces import send_pieces
 from torchserve_openvino.tasks.forms import Answer
 
 _EVENT = "image_generation"
@@ -75,9 +74,7 @@ class Events:
         if not self.begun:
             self._context.set_response_content_type(self._place, "text/event-stream")
             self.begun = True
-        ids = {self._place: self._context.get_request_id(self._place)}
-        # TorchServe looks each id's body up by its place; other requests of the batch go on waiting.
-        send_intermediate_predict_response({self._place: text}, ids, "Progress", HTTPStatus.OK.value, self._context)
+        send_pieces(self._context, {self._place: text})
 
 
 def event(kind: str, facts: dict[str, Any]) -> str:

@@ -1,0 +1,236 @@
+"""`Host`: an archive made for TorchServe, loaded and proven; requests in, answers out, without TorchServe."""
+
+import importlib
+import json
+import logging
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError, PackagingError
+from torchserve_openvino.packaging.archive import extract
+from torchserve_openvino.serving.base import missing_torchserve
+from torchserve_openvino.serving.handler import OpenVINOHandler
+from torchserve_openvino.serving.host.context import Context, encoded
+from torchserve_openvino.serving.host.metrics import HostMetrics, Record
+from torchserve_openvino.serving.host.names import own_classes
+from torchserve_openvino.serving.loading.archive import MANIFEST
+from torchserve_openvino.serving.requests.batch_answer import refusal
+from torchserve_openvino.serving.requests.envelopes import Envelope
+from torchserve_openvino.serving.requests.isolation import server_fault
+
+logger = logging.getLogger(__name__)
+
+# TorchServe's defaults.
+_DELAY_MS, _TIMEOUT_SECONDS = 100, 120
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request.
+
+    Attributes:
+        row: Its parts by name, as TorchServe passes them to a handler: ``{"body": ...}``.
+        headers: Its headers.
+        id: Its id.
+        envelope: The protocol that its body follows; None for the handler's own.
+    """
+
+    row: Mapping[str, Any]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    id: str = ""
+    envelope: Envelope | None = None
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What is sent for one request, or a piece of it."""
+
+    body: bytes
+    content_type: str
+    status: int = HTTPStatus.OK
+
+    @staticmethod
+    def refused(error: ItemError) -> "Answered":
+        """Returns what the sender of a refused request gets."""
+        body, content_type = encoded(refusal(error))
+        return Answered(body, content_type, error.status)
+
+
+class Host:
+    """One loaded archive.
+
+    Args:
+        archive: The .mar.
+        record: Gets metrics.
+        place: Folder to unpack into; a private temporary one, if None.
+
+    Attributes:
+        record: Gets metrics.
+        name: The model's name.
+        version: Its version.
+        batch_size: Most requests that it answers at once.
+        delay: Seconds that a request waits for others.
+        timeout: Seconds in which requests have to be answered.
+        awaits: Whether requests join each other in the model's own engine, so that each is a call of its own.
+        ended: Why this process has to be replaced; empty while it may serve.
+
+    Raises:
+        ModelLoadError: The archive's handler needs TorchServe, or is refused.
+        PackagingError: The file is no archive.
+    """
+
+    def __init__(self, archive: Path, record: Record, place: Path | None = None) -> None:
+        if place is None:
+            self._scratch = tempfile.TemporaryDirectory(prefix="torchserve-openvino-")
+            place = Path(self._scratch.name)
+        extract(archive, place)
+        manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+        model = manifest["model"]
+        name = model.get("configFile")
+        config = (yaml.safe_load((place / name).read_text(encoding="utf-8")) if name else None) or {}
+        self.record = record
+        self.name, self.version = str(model["modelName"]), str(model.get("modelVersion") or "1.0")
+        self.batch_size = int(config.get("batchSize", 1))
+        self.delay = float(config.get("maxBatchDelay", _DELAY_MS)) / 1e3
+        self.timeout = float(config.get("responseTimeout", _TIMEOUT_SECONDS))
+        self.awaits = bool(config.get("asyncCommunication"))
+        self.ended = ""
+        self._context = Context(manifest, str(place), config, self.batch_size, HostMetrics(record))
+        self._handler = _handler_of(place, model["handler"])
+        self._handler.initialize(self._context)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the report, as ``GET /models/NAME?customized=true`` has it; JSON-safe."""
+        return self._handler.describe_handle()
+
+    def answer(self, asked: Sequence[Asked], send: Callable[[int, Answered], None]) -> list[Answered]:
+        """Answers requests of one call, each with its own status.
+
+        Args:
+            asked: The requests; all in the same envelope.
+            send: Gets pieces of answers that are streamed, with the place of their request.
+        """
+        context = self._context_of(asked, send)
+        rows = [dict(each.row) for each in asked]
+        try:
+            if asked[0].envelope is not None:
+                bodies = self._handler.handle_envelope(asked[0].envelope, rows, context)
+            else:
+                bodies = self._handler.handle(rows, context)
+            if len(bodies) != len(asked):
+                raise RuntimeError(f"the handler returned {len(bodies)} answers to {len(asked)} requests")
+            return [_answered(context, place, body) for place, body in enumerate(bodies)]
+        except SystemExit:
+            self.ended = "the worker violates its policy"
+            return [Answered.refused(_replaced(self.ended))] * len(asked)
+        except Exception as error:
+            # TorchServe answers the whole call with a server error, too.
+            return [Answered.refused(server_fault(error))] * len(asked)
+
+    async def answer_alone(self, asked: Asked, send: Callable[[int, Answered], None]) -> Answered:
+        """Answers one request whose handler is awaited; see `awaits`."""
+        context = self._context_of([asked], send)
+        rows = [dict(asked.row)]
+        try:
+            if asked.envelope is not None:
+                called = self._handler.handle_envelope(asked.envelope, rows, context)
+            else:
+                called = self._handler.handle(rows, context)
+            (body,) = await called
+            return _answered(context, 0, body)
+        except SystemExit:
+            self.ended = "the worker violates its policy"
+            return Answered.refused(_replaced(self.ended))
+        except Exception as error:
+            return Answered.refused(server_fault(error))
+
+    def _context_of(self, asked: Sequence[Asked], send: Callable[[int, Answered], None]) -> Context:
+        def send_piece(place: int, body: Any) -> None:
+            send(place, _answered(context, place, body))
+
+        context = self._context.for_requests([each.id for each in asked], [each.headers for each in asked], send_piece)
+        return context
+
+
+def _handler_of(place: Path, name: str) -> Any:
+    """Returns the archive's handler, not initialized yet.
+
+    Raises:
+        ModelLoadError: It can't be imported here, or is not one of this package's.
+    """
+    if not (place / name).is_file():
+        raise ModelLoadError(
+            f"the archive's handler is {name}, TorchServe's own. Package it with a handler of this package: "
+            f"`torchserve-openvino package`, or handler.openvino.wrap: {name}."
+        )
+    sys.path.insert(0, str(place))
+    try:
+        module = importlib.import_module(Path(name).stem)
+    except ImportError as error:
+        needed = missing_torchserve(error)
+        raise ModelLoadError(f"the archive's handler {name} cannot be imported: {error}.{needed}") from error
+    classes = [each for each in own_classes(module) if issubclass(each, OpenVINOHandler)]
+    if len(classes) != 1:
+        raise ModelLoadError(
+            f"the archive's handler {name} defines {len(classes)} OpenVINO handlers, and must define one. A handler of "
+            f"your own is served by handler.openvino.wrap: {name}."
+        )
+    return classes[0]()
+
+
+def _answered(context: Context, place: int, body: Any) -> Answered:
+    content, content_type = encoded(body)
+    return Answered(
+        content, context.get_response_content_type(place) or content_type, context.get_response_status(place)[0]
+    )
+
+
+def _replaced(reason: str) -> ItemError:
+    error = ItemError(f"{reason}, and is being replaced: send the request again")
+    error.status = HTTPStatus.SERVICE_UNAVAILABLE.value
+    return error
+
+
+def row_of(body: bytes, content_type: str, parameters: Mapping[str, str]) -> dict[str, Any]:
+    """Returns a request as TorchServe passes it to a handler.
+
+    Args:
+        body: The request's body.
+        content_type: Its type; JSON is parsed, and text is decoded.
+        parameters: Those of the URL.
+
+    Raises:
+        InvalidInputError: The body is not of its type.
+    """
+    kind, value = content_type.partition(";")[0].strip().lower(), body
+    try:
+        if kind == "application/json":
+            return {**parameters, "body": json.loads(value)}
+        if kind.startswith("text"):
+            return {**parameters, "body": value.decode()}
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise InvalidInputError(f"the body is not valid {kind}: {error}") from error
+    return {**parameters, "body": bytearray(value)}
+
+
+def about(archive: Path) -> tuple[str, dict[str, Any]]:
+    """Returns an archive's name and YAML, without unpacking it.
+
+    Raises:
+        PackagingError: The file is no archive.
+    """
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            model = json.loads(opened.read(MANIFEST))["model"]
+            config = yaml.safe_load(opened.read(model["configFile"])) if model.get("configFile") else None
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise PackagingError(f"{archive} cannot be read as a .mar: {error}.") from error
+    return model["modelName"], config or {}

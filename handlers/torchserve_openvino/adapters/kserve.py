@@ -1,0 +1,148 @@
+"""Serves an archive as a KServe predictor, by its v1 and v2 protocols (REST and gRPC).
+
+    python -m torchserve_openvino.adapters.kserve --model net.mar --http_port 8080 --grpc_port 8081
+
+The server listens once the archive is loaded and verified. ``GET /v1/models/NAME/report`` is the report. An item that
+is refused has its refusal in its place; the request fails only if all of its items do, with the status of the first.
+"""
+
+import argparse
+import base64
+import json
+import uuid
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from fastapi import HTTPException
+from grpc import StatusCode
+from grpc_interceptor.exceptions import GrpcException
+from kserve import InferInput, InferOutput, InferRequest, InferResponse, Model, ModelServer, model_server
+from kserve.model_server import app
+
+from torchserve_openvino.adapters.batcher import Batcher
+from torchserve_openvino.adapters.core import Asked, Host, about
+from torchserve_openvino.adapters.prometheus import PrometheusMetrics
+from torchserve_openvino.serving.requests.envelopes import Envelope
+
+# Upstream's `json` decodes {"b64": ...}, as KServe's v1 protocol has it.
+_V1, _V2 = Envelope("json"), Envelope("kservev2")
+_GRPC = {
+    HTTPStatus.NOT_FOUND: StatusCode.NOT_FOUND,
+    HTTPStatus.NOT_IMPLEMENTED: StatusCode.UNIMPLEMENTED,
+    HTTPStatus.SERVICE_UNAVAILABLE: StatusCode.UNAVAILABLE,
+}
+
+
+class Archive(Model):
+    """A .mar as a model of KServe's.
+
+    Args:
+        archive: The .mar.
+    """
+
+    def __init__(self, archive: Path) -> None:
+        super().__init__(about(archive)[0])
+        self._archive = archive
+        self._host: Host | None = None
+        self._batcher: Batcher | None = None
+
+    def load(self) -> bool:
+        """Loads and verifies the model."""
+        self._host = Host(self._archive, PrometheusMetrics().record)
+        self._batcher = Batcher(self._host)
+        self.ready = True
+        return True
+
+    async def healthy(self) -> bool:
+        """Whether this process may go on: nothing violated its policy, no call took too long."""
+        return self.ready and self._host is not None and not self._host.ended
+
+    async def alive(self) -> dict[str, bool]:
+        """Answers liveness probes.
+
+        Raises:
+            HTTPException: This process has to be replaced.
+        """
+        if not await self.healthy():
+            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, self._host.ended if self._host is not None else "")
+        return {"alive": True}
+
+    def report(self) -> dict[str, Any]:
+        """Returns the report; JSON-safe."""
+        assert self._host is not None
+        return self._host.describe()
+
+    async def predict(
+        self, payload: Any, headers: dict[str, str] | None = None, response_headers: dict[str, str] | None = None
+    ) -> Any:
+        """Answers one request of either protocol."""
+        over_grpc = isinstance(payload, InferRequest) and payload.from_grpc is True
+        envelope, body = (_V2, _inputs(payload)) if isinstance(payload, InferRequest) else (_V1, payload)
+        name = (headers or {}).get("x-request-id") or uuid.uuid4().hex
+        assert self._batcher is not None
+        asked = Asked({"body": body}, headers or {}, name, envelope)
+        (answer,) = [piece async for piece in self._batcher.ask(asked)]
+        found = json.loads(answer.body)
+        if answer.status >= HTTPStatus.BAD_REQUEST:
+            raise _failure(answer.status, found, over_grpc)
+        if envelope is _V1:
+            return found
+        outputs = [InferOutput(each["name"], each["shape"], each["datatype"], _data(each)) for each in found["outputs"]]
+        return InferResponse(found["id"], self.name, outputs)
+
+
+def _inputs(request: InferRequest) -> dict[str, Any]:
+    """Returns the JSON form of a request; bytes that are no text become base64, as TorchServe's handlers take them."""
+    return {"id": request.id, "inputs": [_input(each) for each in request.inputs]}
+
+
+def _input(given: InferInput) -> dict[str, Any]:
+    data = given.as_numpy().reshape(-1).tolist()
+    data = [_text(each) if isinstance(each, bytes) else each for each in data]
+    return {"name": given.name, "shape": list(given.shape), "datatype": given.datatype, "data": data}
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(value).decode()
+
+
+def _data(output: dict[str, Any]) -> list[Any]:
+    """Returns an output's elements: of BYTES, text, which is JSON for anything else."""
+    if output["datatype"] != "BYTES":
+        return list(output["data"])
+    return [each if isinstance(each, str) else json.dumps(each) for each in output["data"]]
+
+
+def _failure(status: int, found: Any, over_grpc: bool) -> Exception:
+    """Returns the error that gives a request this status."""
+    first = next(iter(found.get("predictions") or found.get("outputs") or [found]))
+    message = (
+        first.get("message") or (first.get("data") or [{}])[0].get("message", "") if isinstance(first, dict) else ""
+    )
+    if not over_grpc:
+        return HTTPException(status, message)
+    code = StatusCode.INTERNAL if status >= HTTPStatus.INTERNAL_SERVER_ERROR else StatusCode.INVALID_ARGUMENT
+    return GrpcException(message, _GRPC.get(HTTPStatus(status), code))
+
+
+def main() -> None:
+    """Serves the archive that the command line names."""
+    parser = argparse.ArgumentParser(parents=[model_server.parser], description=__doc__, conflict_handler="resolve")
+    parser.add_argument("--model", required=True, type=Path, help="the .mar, or a folder with one")
+    given: Path = parser.parse_args().model
+    found = sorted(given.glob("*.mar")) if given.is_dir() else [given]
+    if len(found) != 1:
+        parser.error(f"--model: {given} holds {len(found)} .mar files, and must hold one")
+    archive = Archive(found[0])
+    archive.load()
+    app.add_api_route(f"/v1/models/{archive.name}/report", archive.report, methods=["GET"])
+    app.add_api_route("/openvino/alive", archive.alive, methods=["GET"])
+    ModelServer().start([archive])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Serves archives on Ray Serve; `app` is the builder that Ray's config files name.
+
+    applications:
+      - name: models
+        import_path: torchserve_openvino.adapters.ray:app
+        args: {archives: [net.mar], cpus: 2, replicas: 2}
+
+Answers are those of TorchServe at ``POST /predictions/NAME``; ``GET /models/NAME`` is the report of one replica, and
+``GET /models/NAME/replicas`` of all. The YAML's batchSize, maxBatchDelay and responseTimeout apply to each replica.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from ray import serve
+from starlette.requests import Request
+from starlette.responses import Response
+
+from torchserve_openvino.adapters import http
+from torchserve_openvino.adapters.batcher import QUEUE_SIZE, Batcher
+from torchserve_openvino.adapters.core import Answered, Host, about
+from torchserve_openvino.adapters.ray_metrics import RayMetrics
+from torchserve_openvino.errors import ModelMissingError, PayloadTooLargeError
+
+
+class AppArgs(BaseModel):
+    """Arguments of `app`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    archives: list[str] = Field(min_length=1, description="Paths of .mar files, readable on each node.")
+    cpus: float = Field(default=1, gt=0, description="CPUs of each replica, which sets its threads.")
+    replicas: int = Field(default=1, ge=1, description="Replicas of each model; with max_replicas, the fewest.")
+    max_replicas: int | None = Field(default=None, ge=1, description="Scales up to so many by ongoing requests.")
+    max_request_bytes: int = Field(default=6_553_500, ge=1, description="Larger requests are refused (413).")
+
+
+class Replica:
+    """One replica of one model.
+
+    Args:
+        archive: The .mar.
+        largest: Most bytes of a request.
+    """
+
+    def __init__(self, archive: str, largest: int) -> None:
+        self._host = Host(Path(archive), RayMetrics().record)
+        self._batcher = Batcher(self._host)
+        self._largest = largest
+
+    def check_health(self) -> None:
+        """Fails if this replica has to be replaced, so that Ray does.
+
+        Raises:
+            RuntimeError: The policy is violated, or a call takes too long.
+        """
+        if self._host.ended:
+            raise RuntimeError(self._host.ended)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the report; JSON-safe."""
+        return {**self._host.describe(), "replica": serve.get_replica_context().replica_id.unique_id}
+
+    async def reports(self) -> list[dict[str, Any]]:
+        """Returns the reports of all replicas."""
+        here = serve.get_replica_context()
+        return list(
+            await serve.get_deployment_handle(here.deployment, here.app_name).broadcast("describe").results_async()
+        )
+
+    async def pieces(self, sent: http.Sent) -> AsyncIterator[Answered]:
+        """Yields the pieces of the answer to one request."""
+        if sent.method == "GET":
+            found = await self.reports() if sent.path == "replicas" else self.describe()
+            yield Answered(json.dumps(found).encode(), "application/json")
+            return
+        async for piece in http.predictions(self._batcher, sent):
+            yield piece
+
+    async def __call__(self, request: Request) -> Response:
+        """Answers one request over HTTP."""
+        return await _answered(request, self._largest, self.pieces)
+
+
+async def _answered(request: Request, largest: int, ask: Any) -> Response:
+    try:
+        sent = await http.Sent.of(request, largest)
+    except PayloadTooLargeError as error:
+        return await http.response(http.only(Answered.refused(error)))
+    return await http.response(ask(sent))
+
+
+class Router:
+    """Passes requests on to the model that their path names, where an app has several.
+
+    Args:
+        models: Handles by name.
+        largest: Most bytes of a request.
+    """
+
+    def __init__(self, models: dict[str, Any], largest: int) -> None:
+        self._models = {name: handle.options(method_name="pieces", stream=True) for name, handle in models.items()}
+        self._largest = largest
+
+    async def __call__(self, request: Request) -> Response:
+        """Passes one request on."""
+        return await _answered(request, self._largest, self._asked)
+
+    def _asked(self, sent: http.Sent) -> AsyncIterator[Answered]:
+        if sent.model in self._models:
+            return aiter(self._models[sent.model].remote(sent))
+        known = ", ".join(sorted(self._models))
+        error = ModelMissingError(f"no model {sent.model!r} is served here, but {known}")
+        return http.only(Answered.refused(error))
+
+
+def app(args: AppArgs) -> serve.Application:
+    """Builds an application of one or several archives."""
+    models = {}
+    for archive in args.archives:
+        name, config = about(Path(archive))
+        scaling: dict[str, Any] = {"num_replicas": args.replicas}
+        if args.max_replicas:
+            ongoing = 2 * int(config.get("batchSize", 1))
+            limits = {"min_replicas": args.replicas, "max_replicas": args.max_replicas}
+            scaling = {"autoscaling_config": {**limits, "target_ongoing_requests": ongoing}}
+        deployment = serve.deployment(Replica).options(
+            name=name, ray_actor_options={"num_cpus": args.cpus}, max_ongoing_requests=QUEUE_SIZE, **scaling
+        )
+        models[name] = deployment.bind(archive, args.max_request_bytes)
+    router = serve.deployment(Router).options(ray_actor_options={"num_cpus": 0.1}, max_ongoing_requests=1000)
+    return next(iter(models.values())) if len(models) == 1 else router.bind(models, args.max_request_bytes)

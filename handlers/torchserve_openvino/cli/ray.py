@@ -1,0 +1,114 @@
+"""`torchserve-openvino ray deploy|config`."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from torchserve_openvino.cli.console import fail, steps
+from torchserve_openvino.errors import TorchServeOpenVINOError
+
+if TYPE_CHECKING:
+    from torchserve_openvino.adapters.ray import AppArgs
+
+BUILDER = "torchserve_openvino.adapters.ray:app"
+
+ray = typer.Typer(help="Serve archives on Ray Serve.", no_args_is_help=True)
+
+Archives = Annotated[list[Path], typer.Argument(help="The .mar files; each model is at /predictions/NAME.")]
+Replicas = Annotated[int, typer.Option(min=1, help="Replicas of each model.")]
+MaxReplicas = Annotated[int | None, typer.Option(min=1, help="Scale up to so many by ongoing requests.")]
+Cpus = Annotated[float, typer.Option(min=0.1, help="CPUs of each replica, which sets its threads.")]
+Name = Annotated[str, typer.Option(help="Name of the application.")]
+
+
+def _args(archives: list[Path], replicas: int, max_replicas: int | None, cpus: float) -> "AppArgs":
+    if importlib.util.find_spec("ray") is None:
+        fail("Ray is not installed: pip install 'torchserve-openvino[ray]'")
+    # Imported here: the other commands do not need Ray.
+    from torchserve_openvino.adapters.core import about
+    from torchserve_openvino.adapters.ray import AppArgs
+
+    for archive in archives:
+        about(archive)
+    paths = [str(archive.resolve()) for archive in archives]
+    return AppArgs(archives=paths, cpus=cpus, replicas=replicas, max_replicas=max_replicas)
+
+
+@ray.command()
+def deploy(
+    archives: Archives,
+    replicas: Replicas = 1,
+    max_replicas: MaxReplicas = None,
+    cpus: Cpus = 1,
+    name: Name = "models",
+    address: Annotated[str | None, typer.Option(help="The cluster; else RAY_ADDRESS, or a new local one.")] = None,
+    host: Annotated[str, typer.Option(help="Address that a new local one listens on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of a new local one.")] = 8000,
+    detach: Annotated[bool, typer.Option(help="Return once all are READY; a local cluster then ends.")] = False,
+) -> None:
+    """Serves archives, or updates an application that runs: its replicas are replaced one by one.
+
+    Examples:
+
+      torchserve-openvino ray deploy net.mar --replicas 2 --cpus 2
+
+      torchserve-openvino ray deploy a.mar b.mar --max-replicas 8 --address auto --detach
+    """
+    try:
+        args = _args(archives, replicas, max_replicas, cpus)
+    except TorchServeOpenVINOError as error:
+        fail(str(error))
+    # Imported here: the other commands do not need Ray.
+    import ray as cluster
+    from ray import serve
+
+    from torchserve_openvino.adapters.ray import app
+
+    with steps(lambda text: typer.echo(text, err=True)) as step:
+        step("connecting to Ray")
+        cluster.init(address=address, log_to_driver=False, logging_level="warning", include_dashboard=False)
+        serve.start(http_options={"host": host, "port": port})
+        step("loading and verifying on each replica")
+        try:
+            serve.run(app(args), name=name, route_prefix="/")
+        except RuntimeError as error:
+            fail(f"{error}\n`serve status` and Ray's logs say why a replica did not start.")
+    typer.echo(f"READY: {', '.join(path.stem for path in archives)} on http://{host}:{port}/predictions/NAME")
+    if not detach:
+        _until_interrupted()
+
+
+def _until_interrupted() -> None:
+    # Imported here, with what else only this command needs.
+    import signal
+
+    typer.echo("Ctrl-C ends it.", err=True)
+    signal.sigwait({signal.SIGINT, signal.SIGTERM})
+
+
+@ray.command()
+def config(
+    archives: Archives,
+    replicas: Replicas = 1,
+    max_replicas: MaxReplicas = None,
+    cpus: Cpus = 1,
+    name: Name = "models",
+) -> None:
+    """Prints a config file for Ray's own `serve deploy` and `serve run`.
+
+    Example:
+
+      torchserve-openvino ray config net.mar --replicas 2 > serve.yaml && serve run serve.yaml
+    """
+    try:
+        args = _args(archives, replicas, max_replicas, cpus)
+    except TorchServeOpenVINOError as error:
+        fail(str(error))
+    application: dict[str, Any] = {
+        "name": name, "route_prefix": "/", "import_path": BUILDER, "args": args.model_dump(exclude_defaults=True)
+    }  # fmt: skip
+    # JSON is YAML, and Ray reads it as such.
+    typer.echo(json.dumps({"applications": [application]}, indent=2))

@@ -1,0 +1,154 @@
+"""A handler's context on other hosts than TorchServe, with the members of TorchServe's that handlers use."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+
+@dataclass
+class Headers:
+    """The headers of one request, and the status and headers of its answer; TorchServe's ``RequestProcessor``."""
+
+    given: Mapping[str, str]
+    status: int = HTTPStatus.OK
+    phrase: str = ""
+    answer: dict[str, str] = field(default_factory=dict)
+
+    def get_request_property(self, key: str) -> str | None:
+        """Returns a header of the request."""
+        return self.given.get(key)
+
+    def get_request_properties(self) -> dict[str, str]:
+        """Returns all headers of the request."""
+        return dict(self.given)
+
+    def report_status(self, code: int, reason_phrase: str = "") -> None:
+        """Sets the answer's status."""
+        self.status, self.phrase = code, reason_phrase
+
+    def get_response_status_code(self) -> int:
+        """Returns the answer's status."""
+        return self.status
+
+    def get_response_status_phrase(self) -> str:
+        """Returns the words beside the answer's status."""
+        return self.phrase
+
+    def add_response_property(self, key: str, value: str) -> None:
+        """Sets a header of the answer."""
+        self.answer[key] = value
+
+    def get_response_headers(self) -> dict[str, str]:
+        """Returns the headers of the answer."""
+        return self.answer
+
+    def get_response_header(self, key: str) -> str | None:
+        """Returns a header of the answer."""
+        return self.answer.get(key)
+
+
+class Context:
+    """What a handler knows of the model, and of the requests of one call.
+
+    Args:
+        manifest: The archive's.
+        model_dir: Where the archive was unpacked.
+        config: The archive's YAML.
+        batch_size: Most requests in a call.
+        metrics: Takes metrics, as TorchServe's cache does.
+
+    Attributes:
+        send_piece: Sends a piece of the answer to the request at a place, before the call ends.
+    """
+
+    def __init__(
+        self, manifest: dict[str, Any], model_dir: str, config: dict[str, Any], batch_size: int, metrics: Any
+    ) -> None:
+        self.manifest = manifest
+        self.model_name: str = manifest.get("model", {}).get("modelName", "model")
+        self.model_yaml_config = config
+        self.metrics = metrics
+        self.system_properties: dict[str, Any] = {
+            "model_dir": model_dir, "gpu_id": None, "batch_size": batch_size, "limit_max_image_pixels": True,
+        }  # fmt: skip
+        self.request_ids: dict[int, str] | None = None
+        self.request_processor: list[Headers] | None = None
+        self.stopping_criteria: Any = None
+        self.send_piece: Callable[[int, Any], None] = _dropped
+
+    def for_requests(
+        self, ids: Sequence[str], headers: Sequence[Mapping[str, str]], send_piece: Callable[[int, Any], None]
+    ) -> "Context":
+        """Returns the context of one call with these requests."""
+        made = Context.__new__(Context)
+        made.__dict__.update(self.__dict__)
+        made.request_ids = dict(enumerate(ids))
+        # As TorchServe's REST API sets it: each request can have a status of its own.
+        made.request_processor = [Headers({"explain": "False", **each}) for each in headers]
+        made.stopping_criteria, made.send_piece = None, send_piece
+        return made
+
+    def _of(self, place: int) -> Headers:
+        assert self.request_processor is not None, "outside of a call there are no requests"
+        return self.request_processor[place]
+
+    def get_request_id(self, idx: int = 0) -> str | None:
+        """Returns a request's id."""
+        return (self.request_ids or {}).get(idx)
+
+    def get_request_header(self, idx: int, key: str) -> str | None:
+        """Returns a header of a request; None before the first request."""
+        return self._of(idx).get_request_property(key) if self.request_processor else None
+
+    def get_all_request_header(self, idx: int) -> dict[str, str]:
+        """Returns all headers of a request."""
+        return self._of(idx).get_request_properties()
+
+    def set_response_content_type(self, idx: int, value: str) -> None:
+        """Sets the type of an answer."""
+        self.set_response_header(idx, "content-type", value)
+
+    def get_response_content_type(self, idx: int) -> str | None:
+        """Returns the type of an answer; None if it is not set."""
+        return self._of(idx).get_response_header("content-type")
+
+    def get_response_status(self, idx: int) -> tuple[int, str]:
+        """Returns the status of an answer, in numbers and in words."""
+        headers = self._of(idx)
+        return headers.status, headers.phrase
+
+    def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:
+        """Sets the status of an answer."""
+        self._of(idx).report_status(code, phrase)
+
+    def set_all_response_status(self, code: int = 200, phrase: str = "") -> None:
+        """Sets the status of all answers."""
+        for headers in self.request_processor or ():
+            headers.report_status(code, phrase)
+
+    def get_response_headers(self, idx: int) -> dict[str, str]:
+        """Returns the headers of an answer."""
+        return self._of(idx).get_response_headers()
+
+    def set_response_header(self, idx: int, key: str, value: str) -> None:
+        """Sets a header of an answer."""
+        self._of(idx).add_response_property(key, value)
+
+
+def _dropped(place: int, piece: Any) -> None:
+    """Outside of a call nobody waits for pieces."""
+
+
+def encoded(body: Any) -> tuple[bytes, str]:
+    """Returns what is sent for a body, and its type where none is set; as TorchServe encodes it.
+
+    Raises:
+        TypeError: The body is neither bytes, text nor JSON.
+    """
+    if isinstance(body, (bytes, bytearray)):
+        return bytes(body), "application/octet-stream"
+    if isinstance(body, str):
+        return body.encode(), "text/plain; charset=utf-8"
+    return json.dumps(body, indent=2).encode(), "application/json"

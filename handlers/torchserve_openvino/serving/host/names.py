@@ -1,0 +1,65 @@
+"""Classes of a module, and labels of classes, as TorchServe finds them."""
+
+import inspect
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from torchserve_openvino.errors import ModelLoadError
+
+logger = logging.getLogger(__name__)
+
+LABELS = "index_to_name.json"
+
+
+def own_classes(module: ModuleType) -> list[type]:
+    """Returns the classes that a module defines itself, by name."""
+    return [each for _, each in inspect.getmembers(module, inspect.isclass) if each.__module__ == module.__name__]
+
+
+def read_labels(path: Path) -> dict[str, str] | None:
+    """Reads names of classes; None if there is no such file.
+
+    Args:
+        path: JSON in one of TorchServe's forms: ``{"0": "cat"}``, ``{"0": ["n02123045", "cat"]}`` or
+            ``{"object_type_names": ["cat"]}``.
+
+    Raises:
+        ModelLoadError: The file holds something else.
+    """
+    if not path.is_file():
+        logger.info("%s is missing: answers have the numbers of classes.", path.name)
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelLoadError(f"{path.name} is not valid JSON: {error}.") from error
+    names = found.get("object_type_names") if isinstance(found, dict) else None
+    if isinstance(names, list):
+        found = dict(enumerate(names))
+    labels = found.items() if isinstance(found, dict) else [("", None)]
+    read = {}
+    for key, value in labels:
+        name = value[-1] if isinstance(value, list) and value else value
+        if not isinstance(name, str):
+            raise ModelLoadError(f"{path.name}: the entry {key!r} is neither a name nor a list that ends in one.")
+        read[str(key)] = name
+    return read
+
+
+def labelled(
+    rows: Sequence[Sequence[float]], labels: Mapping[str, str] | None, classes: Sequence[Sequence[int]]
+) -> list[dict[str, float]]:
+    """Returns ``{label: probability}`` for each row, in its order.
+
+    Args:
+        rows: Probabilities.
+        labels: Names by number, as text; None names classes by their numbers.
+        classes: The number of the class of each probability.
+    """
+    return [
+        {labels[str(number)] if labels is not None else str(number): value for number, value in zip(*pair, strict=True)}
+        for pair in zip(classes, rows, strict=True)
+    ]

@@ -1,0 +1,110 @@
+"""An archive made for TorchServe as a KServe predictor, asked by KServe's own clients."""
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from network import NETWORK, make_network
+from test_ray_serve import CONFIG, free_port
+from torchserve_process import handler_path
+
+from torchserve_openvino.packaging.archive import run_archiver
+
+kserve = pytest.importorskip("kserve", reason="needs the extra kserve")
+
+pytestmark = pytest.mark.slow
+
+ROW = [1.0, 2.0, 3.0, 4.0]
+_READY_SECONDS = 120
+
+
+class Predictor:
+    """A running predictor, and the ports that it listens on."""
+
+    def __init__(self, process: subprocess.Popen[bytes], http: int, grpc: int, log: Path) -> None:
+        self.process, self.log = process, log
+        self.url, self.grpc = f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"
+
+    def wait(self) -> None:
+        until = time.monotonic() + _READY_SECONDS
+        while True:
+            assert self.process.poll() is None and time.monotonic() < until, self.log.read_text()
+            try:
+                if httpx.get(f"{self.url}/v2/models/net/ready").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.2)
+
+    async def infer(self, over_grpc: bool, rows: list[list[float]]) -> Any:
+        given = kserve.InferInput("x", [len(rows), len(rows[0])], "FP32")
+        given.set_data_from_numpy(np.array(rows, np.float32), binary_data=over_grpc)
+        request = kserve.InferRequest("net", [given])
+        if over_grpc:
+            return await kserve.InferenceGRPCClient(self.grpc).infer(request)
+        client = kserve.InferenceRESTClient(kserve.RESTConfig(protocol="v2"))
+        return await client.infer(self.url, request, model_name="net")
+
+
+@pytest.fixture(scope="module")
+def predictor(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Predictor]:
+    folder = tmp_path_factory.mktemp("kserve")
+    (folder / "kserve_network.py").write_text(NETWORK)
+    (folder / "model-config.yaml").write_text(CONFIG)
+    arguments = ["--version", "1.0", "--model-file", str(folder / "kserve_network.py")]
+    arguments += ["--serialized-file", str(weights), "--config-file", str(folder / "model-config.yaml")]
+    made = run_archiver([*arguments, "--handler", handler_path("tensor")], "net", folder)
+    http, grpc = free_port(), free_port()
+    command = [sys.executable, "-m", "torchserve_openvino.adapters.kserve", "--model", str(made)]
+    command += ["--http_port", str(http), "--grpc_port", str(grpc)]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    running = Predictor(process, http, grpc, folder / "log")
+    try:
+        running.wait()
+        yield running
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def expected(rows: list[list[float]]) -> torch.Tensor:
+    with torch.no_grad():
+        return make_network()(torch.tensor(rows))
+
+
+def test_version_1(predictor: Predictor) -> None:
+    url = f"{predictor.url}/v1/models/net:predict"
+    answer = httpx.post(url, json={"instances": [ROW, ROW]}).json()
+    torch.testing.assert_close(torch.tensor(answer["predictions"]), expected([ROW, ROW]), rtol=1e-4, atol=1e-5)
+    refused = httpx.post(url, json={"instances": [[1.0]]})
+    assert refused.status_code == 400 and "it takes x [batch, 4]" in refused.json()["detail"]
+    assert httpx.post(url, json={"rows": []}).status_code == 400
+
+
+@pytest.mark.parametrize("over_grpc", [False, True])
+def test_version_2_by_kserve_s_own_client(predictor: Predictor, over_grpc: bool) -> None:
+    answer = asyncio.run(predictor.infer(over_grpc, [ROW, ROW]))
+    (output,) = answer.outputs
+    found = torch.tensor(np.array(output.as_numpy(), dtype=np.float32)).reshape(2, 3)
+    torch.testing.assert_close(found, expected([ROW, ROW]), rtol=1e-4, atol=1e-5)
+    with pytest.raises(Exception, match=r"it takes x \[batch, 4\]") as refused:
+        asyncio.run(predictor.infer(over_grpc, [[1.0]]))
+    assert ("INVALID_ARGUMENT" if over_grpc else "400") in str(refused.value)
+
+
+def test_report_and_metrics(predictor: Predictor) -> None:
+    httpx.post(f"{predictor.url}/v1/models/net:predict", json={"instances": [ROW]})
+    report = httpx.get(f"{predictor.url}/v1/models/net/report").json()
+    assert report["summary"]["coverage"] == 1.0 and report["verify"]["passed"]
+    lines = httpx.get(f"{predictor.url}/metrics").text.splitlines()
+    assert any(line.startswith("openvino_coverage_ratio{") and line.endswith(" 1.0") for line in lines)
+    assert "openvino_waiting_requests 0.0" in lines

@@ -1,0 +1,174 @@
+"""An archive made for TorchServe on a real Ray Serve: answers, statuses, reports, and replicas that die."""
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from network import NETWORK, make_network
+from torchserve_process import ROOT, handler_path
+
+from torchserve_openvino.packaging.archive import run_archiver
+
+ray = pytest.importorskip("ray", reason="needs the extra ray")
+serve = pytest.importorskip("ray.serve")
+adapter = pytest.importorskip("torchserve_openvino.adapters.ray")
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+batchSize: 4
+maxBatchDelay: 10
+responseTimeout: 60
+pt2: {compile: {enable: true, backend: openvino, options: {config: {INFERENCE_PRECISION_HINT: f32}}}}
+handler: {openvino: {warmup: {inputs: [{shape: [4]}]}}}
+"""
+_READY_SECONDS = 180
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+class Served:
+    """A cluster with two nodes, and an HTTP proxy."""
+
+    def __init__(self, cluster: Any, nodes: list[Any], port: int) -> None:
+        self.cluster, self.nodes = cluster, nodes
+        self.url = f"http://127.0.0.1:{port}"
+
+    def deploy(self, *archives: Path, **options: Any) -> None:
+        args = adapter.AppArgs(archives=[str(path) for path in archives], cpus=0.5, **options)
+        serve.run(adapter.app(args), name="models", route_prefix="/")
+
+    def reports(self, name: str) -> list[dict[str, Any]]:
+        return httpx.get(f"{self.url}/models/{name}/replicas", timeout=30).raise_for_status().json()
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    # Imported here: `ray` may be missing.
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    # Nodes are processes of this machine: the first has the proxy, the second can be removed.
+    environment = {
+        "env_vars": {"PYTHONPATH": os.pathsep.join([str(ROOT / "handlers"), os.environ.get("PYTHONPATH", "")])}
+    }
+    nodes = [cluster.add_node(num_cpus=3, object_store_memory=100 * 2**20) for _ in range(2)]
+    ray.init(address=cluster.address, runtime_env=environment, log_to_driver=False)
+    port = free_port()
+    # Both nodes have the same addresses, so one proxy has to do.
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+    try:
+        yield Served(cluster, nodes, port)
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def archives(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("ray")
+    (folder / "ray_network.py").write_text(NETWORK)
+    (folder / "model-config.yaml").write_text(CONFIG)
+    arguments = [
+        "--version",
+        "1.0",
+        "--model-file",
+        str(folder / "ray_network.py"),
+        "--handler",
+        handler_path("tensor"),
+    ]
+    arguments += ["--serialized-file", str(weights), "--config-file", str(folder / "model-config.yaml")]
+    return [run_archiver(arguments, name, folder) for name in ("first", "second")]
+
+
+def expected(row: list[float]) -> torch.Tensor:
+    with torch.no_grad():
+        return make_network()(torch.tensor([row]))
+
+
+def test_answers_statuses_and_reports(served: Served, archives: list[Path]) -> None:
+    served.deploy(archives[0])
+    with httpx.Client(base_url=served.url, timeout=30) as client:
+        answer = client.post("/predictions/first", json=[[1.0, 2.0, 3.0, 4.0]])
+        torch.testing.assert_close(torch.tensor(answer.json()), expected([1.0, 2.0, 3.0, 4.0]), rtol=1e-4, atol=1e-5)
+        assert answer.headers["content-type"] == "application/json"
+        assert client.post("/predictions/first", json=[[1.0]]).status_code == 400
+        assert client.post("/predictions/first/1.0", json=[[1.0, 2.0, 3.0, 4.0]]).status_code == 200
+        large = client.post("/predictions/first", content=b"x" * 7_000_000)
+        assert large.status_code == 413 and "max_request_bytes" in large.json()["message"]
+        report = client.get("/models/first").json()
+    assert report["summary"]["coverage"] == 1.0 and report["verify"]["passed"]
+    (only,) = served.reports("first")
+    assert only["replica"] == report["replica"] and only["serving"]["counts"]["requests"] == 3
+
+
+def test_several_models_in_one_app(served: Served, archives: list[Path]) -> None:
+    served.deploy(*archives)
+    with httpx.Client(base_url=served.url, timeout=30) as client:
+        for name in ("first", "second"):
+            answer = client.post(f"/predictions/{name}", json=[[1.0, 2.0, 3.0, 4.0]])
+            torch.testing.assert_close(torch.tensor(answer.json()), expected([1, 2, 3, 4.0]), rtol=1e-4, atol=1e-5)
+        missing = client.post("/predictions/third", json=[])
+        assert missing.status_code == 404 and "first, second" in missing.json()["message"]
+
+
+async def _ask(url: str, count: int, disturb: Any) -> list[tuple[list[float], int, Any]]:
+    """Sends requests from 16 clients, a quarter of them bad; returns what each got."""
+    chance = random.Random(1)
+    rows = [[round(chance.uniform(-2, 2), 3) for _ in range(4 if chance.random() > 0.25 else 3)] for _ in range(count)]
+    waiting = iter(enumerate(rows))
+    answers: dict[int, tuple[int, Any]] = {}
+
+    async def client() -> None:
+        async with httpx.AsyncClient(timeout=60) as http:
+            for number, row in waiting:
+                if number in disturb:
+                    await asyncio.to_thread(disturb[number])
+                try:
+                    answer = await http.post(f"{url}/predictions/first", json=[row])
+                    found = (answer.status_code, answer.json() if answer.status_code == 200 else answer.text)
+                except httpx.TransportError as error:
+                    found = (0, type(error).__name__)
+                assert number not in answers
+                answers[number] = found
+
+    await asyncio.gather(*[client() for _ in range(16)])
+    return [(row, *answers[number]) for number, row in enumerate(rows)]
+
+
+def test_a_killed_replica_and_a_removed_node_under_load(served: Served, archives: list[Path]) -> None:
+    served.deploy(archives[0], replicas=4)
+    until = time.monotonic() + _READY_SECONDS
+    while len(served.reports("first")) < 4:
+        assert time.monotonic() < until, "four replicas are not READY"
+        time.sleep(0.5)
+
+    def kill() -> None:
+        os.kill(served.reports("first")[0]["pid"], signal.SIGKILL)
+
+    disturb = {500: kill, 1000: lambda: served.cluster.remove_node(served.nodes[1])}
+    found = asyncio.run(_ask(served.url, 2000, disturb))
+    statuses = Counter((len(row) == 4, status) for row, status, _ in found)
+    print(statuses)
+    for row, status, body in found:
+        if status == 200:
+            torch.testing.assert_close(torch.tensor(body), expected(row), rtol=1e-4, atol=1e-5)
+        assert (status == 400) is (len(row) == 3) or status in {500, 503}, (row, status, body)
+    # What was under way on a process that died fails; everything else is answered.
+    lost = sum(count for (_, status), count in statuses.items() if status in {500, 503})
+    assert lost <= 64, statuses

@@ -1,0 +1,248 @@
+"""`Host` and `Batcher`: an archive made for TorchServe answers without it."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from encoder import build
+from torchserve_openvino.adapters.batcher import Batcher
+from torchserve_openvino.adapters.core import Answered, Asked, Host, about, row_of
+from torchserve_openvino.cli import app
+from torchserve_openvino.errors import InvalidInputError, ModelLoadError, PackagingError
+from torchserve_openvino.serving.requests.envelopes import Envelope
+
+NETWORK = """
+import torch
+class Hosted(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(4, 8), torch.nn.Linear(8, 3)
+    def forward(self, x):
+        return self.last(self.first(x).relu())
+"""
+CONFIG = """
+batchSize: 4
+maxBatchDelay: 50
+responseTimeout: 20
+pt2: {compile: {enable: true, backend: openvino, options: {config: {INFERENCE_PRECISION_HINT: f32}}}}
+handler: {openvino: {warmup: {inputs: [{shape: [4]}]}}}
+"""
+OWN = """
+import torch
+from ts.torch_handler.base_handler import BaseHandler
+class Own(BaseHandler):
+    def preprocess(self, data):
+        return torch.tensor([row["body"][0] for row in data])
+"""
+BLOCKED = """
+import sys
+sys.modules["ts"] = None
+from importlib.util import find_spec
+from pathlib import Path
+from torchserve_openvino.adapters.core import Asked, Host
+host = Host(Path(sys.argv[1]), lambda *_: None)
+(answer,) = host.answer([Asked({"body": [[0.5, -1.0, 2.0, 0.1]]})], lambda *_: None)
+assert not [name for name in sys.modules if name.startswith("ts.")]
+print("answered:", answer.status, answer.body.decode().replace("\\n", ""))
+"""
+ROW = [0.5, -1.0, 2.0, 0.1]
+
+
+def archive(folder: Path, name: str, handler: str = "tensor", config: str = CONFIG, *more: object) -> Path:
+    (folder / "hosted_model.py").write_text(NETWORK)
+    (folder / f"{name}.yaml").write_text(config)
+    torch.save(build(NETWORK, "Hosted").state_dict(), folder / "weights.pth")
+    arguments = [
+        *("--model-name", name, "--model-file", folder / "hosted_model.py"),
+        *("--serialized-file", folder / "weights.pth", "--handler", handler),
+        *("--config-file", folder / f"{name}.yaml", "--export-path", folder, *more),
+    ]
+    result = CliRunner().invoke(app, ["package", *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return folder / f"{name}.mar"
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return archive(tmp_path_factory.mktemp("store"), "hosted")
+
+
+@pytest.fixture(scope="module")
+def metrics() -> Counter[str]:
+    return Counter()
+
+
+@pytest.fixture(scope="module")
+def host(packed: Path, metrics: Counter[str]) -> Iterator[Host]:
+    path = list(sys.path)
+    yield Host(packed, lambda kind, name, value, labels: metrics.update({f"{kind} {name}": value}))
+    sys.path[:] = path
+
+
+def expected(rows: Sequence[Sequence[float]]) -> torch.Tensor:
+    with torch.no_grad():
+        return build(NETWORK, "Hosted")(torch.tensor(rows))
+
+
+def ask(batcher: Batcher, *bodies: Any, envelope: Envelope | None = None) -> list[Answered]:
+    async def one(body: Any) -> Answered:
+        (piece,) = [piece async for piece in batcher.ask(Asked({"body": body}, envelope=envelope))]
+        return piece
+
+    async def together() -> list[Answered]:
+        return list(await asyncio.gather(*map(one, bodies)))
+
+    return asyncio.run(together())
+
+
+def test_requests_share_a_call_and_each_has_its_own_status(host: Host, metrics: Counter[str]) -> None:
+    before = host.describe()["serving"]["counts"].get("requests", 0)
+    answers = ask(Batcher(host), [ROW], "text", [[1, 2]], [[0.0, 1.0, 0.0, 1.0]])
+    assert [answer.status for answer in answers] == [200, 415, 400, 200]
+    for answer, row in ((answers[0], ROW), (answers[3], [0.0, 1.0, 0.0, 1.0])):
+        torch.testing.assert_close(torch.tensor(json.loads(answer.body)), expected([row]), rtol=1e-4, atol=1e-5)
+    assert json.loads(answers[2].body)["type"] == "OutsideDeclaredError"
+    assert {answer.content_type for answer in answers} == {"application/json"}
+    report = host.describe()
+    assert report["serving"]["counts"]["requests"] == before + 4
+    assert report["summary"]["coverage"] == 1.0 and report["serving"]["compiles_after_ready"] == 0
+    assert metrics["gauge openvino_verified"] and metrics["gauge openvino_coverage_ratio"]
+
+
+def test_a_call_has_requests_of_one_protocol(host: Host) -> None:
+    async def mixed() -> list[Answered]:
+        batcher, envelope = Batcher(host), Envelope("json")
+
+        async def one(asked: Asked) -> Answered:
+            (piece,) = [piece async for piece in batcher.ask(asked)]
+            return piece
+
+        plain, inside = Asked({"body": [ROW]}), Asked({"body": {"instances": [ROW, ROW]}}, envelope=envelope)
+        return list(await asyncio.gather(*map(one, [plain, inside, plain])))
+
+    answers = asyncio.run(mixed())
+    assert [answer.status for answer in answers] == [200, 200, 200]
+    predictions = torch.tensor(json.loads(answers[1].body)["predictions"])
+    torch.testing.assert_close(predictions, expected([ROW, ROW]), rtol=1e-4, atol=1e-5)
+
+
+def test_a_full_queue_refuses(host: Host) -> None:
+    answers = ask(Batcher(host, queue_size=3), *[[ROW]] * 20)
+    statuses = Counter(int(answer.status) for answer in answers)
+    assert statuses[503] and statuses[200] >= 3 and sum(statuses.values()) == 20
+    refused = next(answer for answer in answers if answer.status == 503)
+    assert "3 requests are waiting already" in json.loads(refused.body)["message"]
+
+
+class Slow:
+    """Answers after a while, or not at all."""
+
+    name, batch_size, delay, timeout, awaits = "slow", 2, 0.0, 0.2, False
+
+    def __init__(self) -> None:
+        self.ended = ""
+        self.release = threading.Event()
+        self.record = lambda *_: None
+
+    def answer(self, asked: Sequence[Asked], send: Any) -> list[Answered]:
+        if asked[0].row["body"] == "fail":
+            raise MemoryError
+        self.release.wait(5)
+        return [Answered(b"late", "text/plain")] * len(asked)
+
+
+def test_a_call_that_takes_too_long_ends_the_process() -> None:
+    slow = Slow()
+    (answer,) = ask(Batcher(slow), "")  # type: ignore[arg-type]
+    assert answer.status == 503 and "responseTimeout (0.2 s)" in json.loads(answer.body)["message"]
+    assert "responseTimeout" in slow.ended
+    start = time.monotonic()
+    (answer,) = ask(Batcher(slow), "")  # type: ignore[arg-type]
+    assert answer.status == 503 and time.monotonic() - start < 0.15
+    slow.release.set()
+
+
+def test_requests_after_a_failed_call_are_answered() -> None:
+    slow = Slow()
+    slow.release.set()
+
+    async def both() -> list[Answered]:
+        batcher = Batcher(slow)  # type: ignore[arg-type]
+        found = []
+        for body in ("fail", "", ""):
+            found += [piece async for piece in batcher.ask(Asked({"body": body}))]
+        return found
+
+    assert [answer.status for answer in asyncio.run(both())] == [500, 200, 200]
+
+
+def test_without_torchserve(packed: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, packed], check=False, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    line = next(line for line in done.stdout.splitlines() if line.startswith("answered: 200"))
+    answer = torch.tensor(json.loads(line.removeprefix("answered: 200")))
+    torch.testing.assert_close(answer, expected([ROW]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_handler_that_derives_from_torchserve_s_needs_it(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    config = CONFIG.replace("warmup:", "wrap: own.py, warmup:")
+    made = archive(tmp_path, "wrapped", "tensor", config, "--extra-files", tmp_path / "own.py")
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, made], check=False, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode != 0 and "It needs TorchServe: pip install torchserve." in done.stderr
+    allowed = BLOCKED.replace('sys.modules["ts"] = None', "").replace("assert not", "assert")
+    done = subprocess.run(
+        [sys.executable, "-c", allowed, made], check=False, capture_output=True, text=True, timeout=300
+    )
+    assert "answered: 200" in done.stdout, done.stderr
+
+
+def test_an_archive_of_torchserve_s_own_handler_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(NETWORK)
+    command = ["model_archiver.model_packaging", "--model-name", "theirs", "--version", "1", "--handler"]
+    command += ["image_classifier", "--model-file", str(tmp_path / "m.py"), "--export-path", str(tmp_path)]
+    subprocess.run([sys.executable, "-m", *command], check=True, capture_output=True)
+    with pytest.raises(ModelLoadError, match="handler.openvino.wrap: image_classifier"):
+        Host(tmp_path / "theirs.mar", lambda *_: None)
+
+
+def test_what_is_no_archive(tmp_path: Path) -> None:
+    (tmp_path / "no.mar").write_bytes(b"no")
+    for read in (about, lambda path: Host(path, lambda *_: None)):
+        with pytest.raises(PackagingError, match="cannot be read as a .mar"):
+            read(tmp_path / "no.mar")
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "value"),
+    [
+        (b'{"a": 1}', "application/json; charset=utf-8", {"a": 1}),
+        ("é".encode(), "text/plain", "é"),
+        (b"\xff\xd8", "image/jpeg", bytearray(b"\xff\xd8")),
+        (b"", "", bytearray()),
+    ],
+)
+def test_bodies_reach_the_handler_as_from_torchserve(body: bytes, kind: str, value: Any) -> None:
+    assert row_of(body, kind, {"k": "3"}) == {"k": "3", "body": value}
+
+
+@pytest.mark.parametrize(("body", "kind"), [(b"{", "application/json"), (b"\xff", "text/plain")])
+def test_a_body_that_is_not_of_its_type(body: bytes, kind: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"not valid {kind}"):
+        row_of(body, kind, {})
