@@ -1,6 +1,7 @@
 """Layers in 8 bits, as quantisers write them: quantised values and weights, dequantised before each operator.
 
-Quantisation turns a rounding error before it into a whole step, so it only takes values without any.
+Quantisation turns a rounding error before it into a whole step, so it only takes values without any: multiples of 1/64.
+Scales are odd multiples of that: no quotient lies halfway between two integers, where OpenVINO may round the other way.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def _bytes(g: Context) -> str:
 
 
 def _dequantized(g: Context, value: str) -> str:
-    """One scale, a power of 2: the quotient does not round."""
-    how = f"{g.choice([0.0625, 0.125, 0.25])}, {_bytes(g)}"
+    """With one scale."""
+    how = f"{g.choice([3, 5, 7])} / 64, {_bytes(g)}"
     return f"{_OPS}.dequantize_per_tensor({_OPS}.quantize_per_tensor({value}, {how}), {how})"
 
 
@@ -69,7 +70,7 @@ def quantized(g: Context) -> Draft:
 def quantized_per_channel(g: Context) -> Draft:
     value = _value(g)
     axis = g.integer(0, value.dim - 1)
-    scales = _constant(g, f"0.125 * 2.0 ** torch.randint(-1, 2, ({value.shape[axis]},))")
+    scales = _constant(g, f"(torch.randint(1, 4, ({value.shape[axis]},)) * 2 + 1) / 64")
     zeros = _constant(g, f"torch.randint(-20, 20, ({value.shape[axis]},))")
     how = f"self.{scales}, self.{zeros}, {axis}, -128, 127, torch.int8"
     code = f"{_OPS}.dequantize_per_channel({_OPS}.quantize_per_channel({{0}}, {how}), {how})"

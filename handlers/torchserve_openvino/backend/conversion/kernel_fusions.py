@@ -189,13 +189,18 @@ def _shared_result(node: ov.Node) -> ov.Output | None:
     if node.get_type_name() not in _SCALED or not _comes_from_bytes(node.input_value(1)):
         return None
     value = node.output(0)
-    while len(users := list(value.get_target_inputs())) == 1:
+    while len(users := _users(value)) == 1:
         user = users[0].get_node()
         others = [other.get_node() for at, other in enumerate(user.input_values()) if at != users[0].get_index()]
         if user.get_type_name() not in _MOVES | {"Multiply", "Divide"} or not all(map(is_constant, others)):
             return None
         value = user.output(0)
     return value
+
+
+def _users(value: ov.Output) -> list[ov.Input]:
+    """Returns the inputs that take a value itself, and not only its shape."""
+    return [port for port in value.get_target_inputs() if port.get_node().get_type_name() != "ShapeOf"]
 
 
 def _is_joined_reduction(node: ov.Node) -> bool:
