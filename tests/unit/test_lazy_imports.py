@@ -18,6 +18,8 @@ HEAVY = {
     "openvino.torch", "ts", "safetensors", "jinja2", "filelock", "transformers", "timm",
     "openvino_genai", "nncf", "diffusers",
 }  # fmt: skip
+# May be missing, where only functions that the present host does not call need it.
+MISSING = {"ts"}
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
 
 
@@ -78,6 +80,7 @@ def name_of(path: Path) -> str:
 def test_imports_inside_functions_spare_something(path: Path) -> None:
     functions = [node for node in ast.walk(TREES[path]) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     inside = {module for function in functions for node in ast.walk(function) for module in modules(node)}
+    inside = {module for module in inside if module.partition(".")[0] not in MISSING}
     idle = {module for module in inside if not heavy_parts(module) - heavy_parts(name_of(path))}
     assert not idle, "import it at the top"
 
