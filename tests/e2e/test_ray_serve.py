@@ -5,6 +5,9 @@ import os
 import random
 import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+import yaml
 from network import NETWORK, make_network
 from torchserve_process import ROOT, handler_path
 
@@ -172,3 +176,62 @@ def test_a_killed_replica_and_a_removed_node_under_load(served: Served, archives
     # What was under way on a process that died fails; everything else is answered.
     lost = sum(count for (_, status), count in statuses.items() if status in {500, 503})
     assert lost <= 64, statuses
+
+
+def test_an_update_loses_no_request(served: Served, archives: list[Path]) -> None:
+    served.deploy(archives[0], replicas=2)
+    before = {report["replica"] for report in served.reports("first")}
+    changed = threading.Event()
+
+    async def load() -> Counter[int]:
+        statuses: Counter[int] = Counter()
+        async with httpx.AsyncClient(timeout=60) as http:
+            while not changed.is_set():
+                answers = await asyncio.gather(
+                    *[http.post(f"{served.url}/predictions/first", json=[[1.0, 2.0, 3.0, 4.0]]) for _ in range(8)]
+                )
+                statuses.update(answer.status_code for answer in answers)
+        return statuses
+
+    def update() -> None:
+        # Another limit is another configuration: all replicas are replaced.
+        served.deploy(archives[0], replicas=2, max_request_bytes=1_000_000)
+        changed.set()
+
+    async def both() -> Counter[int]:
+        statuses, _ = await asyncio.gather(load(), asyncio.to_thread(update))
+        return statuses
+
+    statuses = asyncio.run(both())
+    assert set(statuses) == {200} and statuses[200] > 100, statuses
+    until = time.monotonic() + _READY_SECONDS
+    while {report["replica"] for report in served.reports("first")} & before:
+        assert time.monotonic() < until, "the old replicas are still there"
+        time.sleep(0.5)
+
+
+def test_the_command(archives: list[Path], tmp_path: Path) -> None:
+    base = [sys.executable, "-m", "torchserve_openvino.cli", "ray"]
+    printed = subprocess.run(
+        [*base, "config", archives[0], "--max-replicas", "3"], check=True, capture_output=True, text=True
+    )
+    (application,) = yaml.safe_load(printed.stdout)["applications"]
+    assert adapter.AppArgs(**application["args"]).max_replicas == 3
+    schema = pytest.importorskip("ray.serve.schema")
+    schema.ServeDeploySchema(**yaml.safe_load(printed.stdout))
+    port = free_port()
+    command = [*base, "deploy", archives[0], "--port", str(port), "--cpus", "0.5", "--address", "local"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        until = time.monotonic() + _READY_SECONDS
+        while b"READY: first" not in (tmp_path / "log").read_bytes():
+            assert process.poll() is None and time.monotonic() < until, (tmp_path / "log").read_text()
+            time.sleep(0.2)
+        answer = httpx.post(f"http://127.0.0.1:{port}/predictions/first", json=[[1.0, 2.0, 3.0, 4.0]])
+        torch.testing.assert_close(torch.tensor(answer.json()), expected([1.0, 2.0, 3.0, 4.0]), rtol=1e-4, atol=1e-5)
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
+    missing = subprocess.run([*base, "deploy", tmp_path / "no.mar"], check=False, capture_output=True, text=True)
+    assert missing.returncode == 1 and "cannot be read as a .mar" in missing.stderr

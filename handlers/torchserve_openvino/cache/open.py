@@ -3,8 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from torchserve_openvino.cache.storage.remote import RemoteStore, is_remote, local_folder
 from torchserve_openvino.cache.storage.store import LIMIT_BYTES, Store
+from torchserve_openvino.config.options import cache_root
 
 # Where `torchserve-openvino package` puts entries into a model archive.
 PACKAGED_FOLDER = "torchserve-openvino-cache"
@@ -57,16 +60,19 @@ def open_cache(directory: str | None, settings: CacheSettings) -> Store | None:
         settings: All other settings.
 
     Raises:
-        CacheDirectoryError: The folder belongs to another user, or others may write to it.
+        CacheDirectoryError: The folder belongs to another user, others may write to it, or fsspec has no such URLs.
     """
+    remote = directory if settings.directory is None and directory is not None and is_remote(directory) else None
     folder = settings.directory or (Path(directory) if directory is not None else None)
     packaged = settings.packaged if settings.packaged is not None and settings.packaged.is_dir() else None
     if folder is None:
         return Store(packaged, writable=False, private=False) if packaged is not None else None
-    return Store(
-        folder,
-        limit_bytes=settings.limit_bytes,
-        lock_seconds=settings.lock_seconds,
-        packaged=packaged,
-        created=settings.created,
-    )
+    options: dict[str, Any] = {
+        "limit_bytes": settings.limit_bytes,
+        "lock_seconds": settings.lock_seconds,
+        "packaged": packaged,
+        "created": settings.created,
+    }
+    if remote is not None:
+        return RemoteStore(local_folder(remote, cache_root()), remote, **options)
+    return Store(folder, **options)

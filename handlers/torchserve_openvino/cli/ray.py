@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import signal
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,15 +80,17 @@ def deploy(
             fail(f"{error}\n`serve status` and Ray's logs say why a replica did not start.")
     typer.echo(f"READY: {', '.join(path.stem for path in archives)} on http://{host}:{port}/predictions/NAME")
     if not detach:
-        _until_interrupted()
+        _wait_for_the_end()
+        serve.shutdown()
+    cluster.shutdown()
 
 
-def _until_interrupted() -> None:
-    # Imported here, with what else only this command needs.
-    import signal
-
+def _wait_for_the_end() -> None:
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
     typer.echo("Ctrl-C ends it.", err=True)
-    signal.sigwait({signal.SIGINT, signal.SIGTERM})
+    ended.wait()
 
 
 @ray.command()

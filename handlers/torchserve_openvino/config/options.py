@@ -45,8 +45,8 @@ class BackendOptions:
     model_caching: bool = False
     """Keep compiled models in `cache_dir`. Environment: `OPENVINO_TORCH_MODEL_CACHING`."""
     cache_dir: str | None = None
-    """Folder of the cache, absolute or relative to the user's cache folder, which is the default. Environment:
-    `OPENVINO_TORCH_CACHE_DIR`."""
+    """Folder of the cache, absolute or relative to the user's cache folder, which is the default; or a URL that fsspec
+    knows (`s3://bucket/folder`), which machines share. Environment: `OPENVINO_TORCH_CACHE_DIR`."""
     decompositions: tuple[str, ...] = ()
     """Operators to decompose before partitioning: `aten.addcdiv` (all overloads) or `aten.addcdiv.default`."""
     disabled_ops: tuple[str, ...] = ()
@@ -269,6 +269,8 @@ class _Resolver:
         if not isinstance(value, (str, os.PathLike)) or not str(value).strip():
             problems.add(keys, f"must be the path of a folder, not {shown(value)}.")
             return None
+        if "://" in str(value):
+            return str(value)
         path = Path(value).expanduser()
         if not path.is_absolute():
             path = cache_root(self.env) / path

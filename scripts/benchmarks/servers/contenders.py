@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import importlib.util
 import os
 import shutil
 import signal
@@ -26,8 +27,8 @@ from build_efficientnet_mar import archiver_command, run_archiver
 
 HERE = Path(__file__).resolve().parent
 EAGER, TUNED = "torchserve-eager", "torchserve-eager-tuned"
-INDUCTOR, OURS, LITSERVE = "torchserve-inductor", "ours", "litserve-openvino"
-NAMES = (EAGER, TUNED, INDUCTOR, OURS, LITSERVE)
+INDUCTOR, OURS, LITSERVE, RAY = "torchserve-inductor", "ours", "litserve-openvino", "ray"
+NAMES = (EAGER, TUNED, INDUCTOR, OURS, LITSERVE, RAY)
 CONFIGS = {EAGER: HERE / "eager.yaml", TUNED: HERE / "eager-tuned.yaml", INDUCTOR: HERE / "inductor.yaml"}
 START_SECONDS = 900.0
 COMPILERS = ("c++", "g++", "clang++")
@@ -89,8 +90,8 @@ def serve(name: str, options: Options, work: Path) -> Iterator[Running]:
     Raises:
         SkippedError: It cannot run here.
     """
-    if name == LITSERVE:
-        with _litserve(options) as running:
+    if name in {LITSERVE, RAY}:
+        with _litserve(options) if name == LITSERVE else _ray(options, work) as running:
             yield running
         return
     config = {**CONFIGS, OURS: options.ours_config}[name]
@@ -167,43 +168,80 @@ def _ready_workers(server: TorchServeProcess, model: str) -> int:
 
 @contextmanager
 def _litserve(options: Options) -> Iterator[Running]:
-    port = free_ports(1)[0]
     with tempfile.TemporaryDirectory(prefix="tsov-lit-") as folder:
-        state = Path(folder)
-        command = [sys.executable, str(HERE / "litserve_app.py"), "--port", str(port), "--state", folder]
-        command += ["--workers", str(options.litserve_workers), "--batch", str(options.litserve_batch)]
-        command += ["--api-servers", str(options.litserve_api_servers), "--precision", options.precision]
-        log = state / "console.log"
-        with log.open("wb") as console:
-            process = subprocess.Popen(
-                command,
-                # Holds its multiprocessing sockets, which are removed with the folder.
-                env={**os.environ, "TMPDIR": folder},
-                stdin=subprocess.DEVNULL,
-                stdout=console,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        command = [str(HERE / "litserve_app.py"), "--state", folder, "--workers", str(options.litserve_workers)]
+        command += ["--batch", str(options.litserve_batch), "--api-servers", str(options.litserve_api_servers)]
+        command += ["--precision", options.precision]
 
-        def log_tail() -> str:
-            return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-40:])
+        def pids(_: str) -> list[int]:
+            return [int(path.stem) for path in Path(folder).glob("*.worker")]
 
-        def pids() -> list[int]:
-            return [int(path.stem) for path in state.glob("*.worker")]
+        settings = {"workers": options.litserve_workers, "batch": options.litserve_batch}
+        with _program(
+            command, Path(folder), "/predict", "/health", pids, options.litserve_workers, settings
+        ) as running:
+            yield running
 
-        url = f"http://{HOST}:{port}"
-        try:
-            _wait(
-                lambda: len(pids()) == options.litserve_workers and _healthy(f"{url}/health"),
-                log_tail,
-                lambda: process.poll() is None,
-            )
-            settings = {"command": command[2:], "workers": options.litserve_workers, "batch": options.litserve_batch}
-            yield Running(f"{url}/predict", process.pid, pids(), settings, log_tail)
-        finally:
-            with _uninterrupted():
-                stop_group(process.pid)
-                process.wait(timeout=15)
+
+@contextmanager
+def _ray(options: Options, work: Path) -> Iterator[Running]:
+    """The archive of `ours`, with as many replicas as it has workers there, of one core each."""
+    if importlib.util.find_spec("ray") is None:
+        raise SkippedError("Ray is not installed (the extra ray)")
+    settings = yaml.safe_load(options.ours_config.read_text(encoding="utf-8"))
+    workers = int(settings.get("minWorkers", 1))
+    run_archiver(archiver_command(work, RAY, options.ours_config))
+    command = ["-m", "torchserve_openvino.cli", "ray", "deploy", str(work / f"{RAY}.mar"), "--replicas", str(workers)]
+
+    def pids(url: str) -> list[int]:
+        return [each["pid"] for each in httpx.get(f"{url}/models/{RAY}/replicas", trust_env=False, timeout=30).json()]
+
+    with (
+        tempfile.TemporaryDirectory(prefix="tsov-ray-") as folder,
+        _program(command, Path(folder), f"/predictions/{RAY}", f"/models/{RAY}", pids, workers, settings) as running,
+    ):
+        yield running
+
+
+@contextmanager
+def _program(
+    command: list[str],
+    folder: Path,
+    path: str,
+    health: str,
+    pids: Callable[[str], list[int]],
+    workers: int,
+    settings: dict[str, Any],
+) -> Iterator[Running]:
+    """Starts a Python program that serves on the port that it is given, and waits until all its workers are ready."""
+    port = free_ports(1)[0]
+    command, log = [sys.executable, *command, "--port", str(port)], folder / "console.log"
+    with log.open("wb") as console:
+        process = subprocess.Popen(
+            command,
+            # Holds sockets of worker processes, which are removed with the folder.
+            env={**os.environ, "TMPDIR": str(folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def log_tail() -> str:
+        return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-40:])
+
+    url = f"http://{HOST}:{port}"
+    try:
+        _wait(
+            lambda: _healthy(f"{url}{health}") and len(pids(url)) == workers,
+            log_tail,
+            lambda: process.poll() is None,
+        )
+        yield Running(f"{url}{path}", process.pid, pids(url), {"command": command[1:], **settings}, log_tail)
+    finally:
+        with _uninterrupted():
+            stop_group(process.pid)
+            process.wait(timeout=15)
 
 
 def _healthy(url: str) -> bool:
