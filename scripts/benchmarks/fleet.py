@@ -112,7 +112,7 @@ def simulate(cold: Start, warm: Start, workers: int, per_second: float, bandwidt
         workers: How many start.
         per_second: How many come up in a second (the scheduler's rate).
         bandwidth: Of the shared storage, bytes per second.
-        readers: Reads at once at full bandwidth each's share; more wait.
+        readers: Reads at once; more wait.
     """
     environment, fleet = simpy.Environment(), Fleet([])
     lock, storage = simpy.Resource(environment), simpy.Resource(environment, readers)
@@ -135,8 +135,8 @@ def simulate(cold: Start, warm: Start, workers: int, per_second: float, bandwidt
             yield environment.timeout(_POLL_SECONDS)
         with storage.request() as turn:
             yield turn
-            # Each of the readers gets its share.
-            yield environment.timeout(warm.read / (bandwidth / readers))
+            # Those who read at once share the bandwidth.
+            yield environment.timeout(warm.read * storage.count / bandwidth)
         fleet.read += warm.read
         fleet.ready.append(environment.now)
 
