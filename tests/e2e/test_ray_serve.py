@@ -36,6 +36,16 @@ responseTimeout: 60
 pt2: {compile: {enable: true, backend: openvino, options: {config: {INFERENCE_PRECISION_HINT: f32}}}}
 handler: {openvino: {warmup: {inputs: [{shape: [4]}]}}}
 """
+# Hangs on one request.
+SLEEPY = """
+import time
+from torchserve_openvino.tasks.tensor import TensorHandler
+class Sleepy(TensorHandler):
+    def decode(self, item):
+        if item.get("body") == "sleep":
+            time.sleep(60)
+        return super().decode(item)
+"""
 _READY_SECONDS = 180
 
 
@@ -98,6 +108,17 @@ def archives(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Pa
     ]
     arguments += ["--serialized-file", str(weights), "--config-file", str(folder / "model-config.yaml")]
     return [run_archiver(arguments, name, folder) for name in ("first", "second")]
+
+
+@pytest.fixture(scope="module")
+def sleepy(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sleepy")
+    (folder / "sleepy_handler.py").write_text(SLEEPY)
+    (folder / "sleepy_network.py").write_text(NETWORK)
+    (folder / "model-config.yaml").write_text(CONFIG.replace("responseTimeout: 60", "responseTimeout: 2"))
+    arguments = ["--version", "1.0", "--model-file", str(folder / "sleepy_network.py")]
+    arguments += ["--handler", str(folder / "sleepy_handler.py"), "--serialized-file", str(weights)]
+    return run_archiver([*arguments, "--config-file", str(folder / "model-config.yaml")], "sleepy", folder)
 
 
 def expected(row: list[float]) -> torch.Tensor:
@@ -176,6 +197,20 @@ def test_a_killed_replica_and_a_removed_node_under_load(served: Served, archives
     # What was under way on a process that died fails; everything else is answered.
     lost = sum(count for (_, status), count in statuses.items() if status in {500, 503})
     assert lost <= 64, statuses
+
+
+def test_a_replica_that_hangs_is_replaced(served: Served, sleepy: Path) -> None:
+    served.deploy(sleepy)
+    (before,) = served.reports("sleepy")
+    with httpx.Client(base_url=served.url, timeout=60) as client:
+        hanging = client.post("/predictions/sleepy", content=b"sleep", headers={"content-type": "text/plain"})
+        assert hanging.status_code == 503 and "responseTimeout (2 s)" in hanging.json()["message"]
+        until = time.monotonic() + _READY_SECONDS
+        while (answer := client.post("/predictions/sleepy", json=[[1.0, 2.0, 3.0, 4.0]])).status_code != 200:
+            assert answer.status_code == 503 and time.monotonic() < until, answer.text
+            time.sleep(0.5)
+    torch.testing.assert_close(torch.tensor(answer.json()), expected([1.0, 2.0, 3.0, 4.0]), rtol=1e-4, atol=1e-5)
+    assert served.reports("sleepy")[0]["pid"] != before["pid"]
 
 
 def test_an_update_loses_no_request(served: Served, archives: list[Path]) -> None:

@@ -50,7 +50,6 @@ class Batcher:
         self._thread = ThreadPoolExecutor(1, "answers")
         self._tasks: set[asyncio.Task[None]] = set()
         self._collector: asyncio.Task[None] | None = None
-        self.running = 0
         self._show()
 
     @property
@@ -105,7 +104,9 @@ class Batcher:
             await self._answer([asked for asked, _ in batch], [reply for _, reply in batch])
 
     async def _answer(self, asked: Sequence[Asked], replies: Sequence[Reply]) -> None:
-        self.running = len(asked)
+        if self._host.ended:
+            _refuse(replies, f"{self._host.ended}, and is being replaced")
+            return
         call = asyncio.get_running_loop().run_in_executor(
             self._thread, self._host.answer, asked, lambda place, piece: replies[place].put(piece)
         )
@@ -120,19 +121,13 @@ class Batcher:
         except Exception as error:
             # Whatever is wrong with this call: those that wait behind it are answered.
             answers = [Answered.refused(server_fault(error))] * len(asked)
-        finally:
-            self.running = 0
         for reply, answer in zip(replies, answers, strict=True):
             reply.put(answer)
             reply.put(None)
 
     async def _alone(self, asked: Asked, reply: Reply) -> None:
-        self.running += 1
-        try:
-            reply.put(await self._host.answer_alone(asked, lambda _, piece: reply.put(piece)))
-        finally:
-            self.running -= 1
-            reply.put(None)
+        reply.put(await self._host.answer_alone(asked, lambda _, piece: reply.put(piece)))
+        reply.put(None)
 
 
 def _refuse(replies: Sequence[Reply], why: str) -> None:

@@ -167,9 +167,13 @@ def test_a_call_that_takes_too_long_ends_the_process() -> None:
     (answer,) = ask(Batcher(slow), "")  # type: ignore[arg-type]
     assert answer.status == 503 and "responseTimeout (0.2 s)" in json.loads(answer.body)["message"]
     assert "responseTimeout" in slow.ended
+    # What comes later, and what waited already, is refused at once.
     start = time.monotonic()
     (answer,) = ask(Batcher(slow), "")  # type: ignore[arg-type]
     assert answer.status == 503 and time.monotonic() - start < 0.15
+    slow.ended = ""
+    answers = ask(Batcher(slow), *[""] * 9)  # type: ignore[arg-type]
+    assert {answer.status for answer in answers} == {503} and time.monotonic() - start < 0.5
     slow.release.set()
 
 
