@@ -91,17 +91,24 @@ class Batcher:
             batch = [held or await self._waiting.get()]
             held = None
             until = loop.time() + self._host.delay
-            while len(batch) < self._host.batch_size:
-                try:
-                    one = await asyncio.wait_for(self._waiting.get(), until - loop.time())
-                except asyncio.TimeoutError:
-                    break
+            while len(batch) < self._host.batch_size and (one := await self._next(until)):
                 if one[0].envelope is not batch[0][0].envelope:
                     held = one
                     break
                 batch.append(one)
             self._show()
             await self._answer([asked for asked, _ in batch], [reply for _, reply in batch])
+
+    async def _next(self, until: float) -> tuple[Asked, Reply] | None:
+        """Returns what waits already, however late the loop comes to it, or what comes until then."""
+        try:
+            return self._waiting.get_nowait()
+        except asyncio.QueueEmpty:
+            wait = until - asyncio.get_running_loop().time()
+        try:
+            return await asyncio.wait_for(self._waiting.get(), wait)
+        except asyncio.TimeoutError:
+            return None
 
     async def _answer(self, asked: Sequence[Asked], replies: Sequence[Reply]) -> None:
         if self._host.ended:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import signal
 import threading
 from pathlib import Path
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from torchserve_openvino.adapters.ray import AppArgs
 
 BUILDER = "torchserve_openvino.adapters.ray:app"
+# Ray's switch for HAProxy in the place of its own proxy, and the one for less work beside each request.
+HAPROXY, OPTIMIZED = "RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_THROUGHPUT_OPTIMIZED"
 
 ray = typer.Typer(help="Serve archives on Ray Serve.", no_args_is_help=True)
 
@@ -49,6 +52,14 @@ def deploy(
     address: Annotated[str | None, typer.Option(help="The cluster; else RAY_ADDRESS, or a new local one.")] = None,
     host: Annotated[str, typer.Option(help="Address that a new local one listens on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of a new local one.")] = 8000,
+    haproxy: Annotated[
+        bool,
+        typer.Option(
+            "--haproxy",
+            help="A new local one that answers through HAProxy, not through Ray's proxy in Python: 1.4 times as many "
+            "requests/s. HAProxy also shows its statistics (ports 8404 and 9101), on all network interfaces.",
+        ),
+    ] = False,
     detach: Annotated[bool, typer.Option(help="Return once all are READY; a local cluster then ends.")] = False,
 ) -> None:
     """Serves archives, or updates an application that runs: its replicas are replaced one by one.
@@ -57,8 +68,16 @@ def deploy(
 
       torchserve-openvino ray deploy net.mar --replicas 2 --cpus 2
 
+      torchserve-openvino ray deploy net.mar --haproxy
+
       torchserve-openvino ray deploy a.mar b.mar --max-replicas 8 --address auto --detach
     """
+    if haproxy:
+        if address:
+            fail(f"--haproxy is for a new cluster. Before `ray start`, set {HAPROXY}=1 and {OPTIMIZED}=1 on each node")
+        # Ray reads them when it is imported, and the processes that it starts inherit them.
+        os.environ |= {HAPROXY: "1", OPTIMIZED: "1"}
+        address = "local"
     try:
         args = _args(archives, replicas, max_replicas, cpus)
     except TorchServeOpenVINOError as error:

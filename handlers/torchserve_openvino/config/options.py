@@ -271,9 +271,8 @@ class _Resolver:
             return None
         if "://" in str(value):
             return str(value)
-        path = Path(value).expanduser()
-        if not path.is_absolute():
-            path = cache_root(self.env) / path
+        # An absolute path stays as it is.
+        path = cache_root(self.env) / Path(value).expanduser()
         if path.exists() and not path.is_dir():
             problems.add(keys, f"{str(path)!r} is not a folder.")
         return os.path.normpath(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import importlib.util
 import os
@@ -191,7 +192,8 @@ def _ray(options: Options, work: Path) -> Iterator[Running]:
     settings = yaml.safe_load(options.ours_config.read_text(encoding="utf-8"))
     workers = int(settings.get("minWorkers", 1))
     run_archiver(archiver_command(work, RAY, options.ours_config))
-    command = ["-m", "torchserve_openvino.cli", "ray", "deploy", str(work / f"{RAY}.mar"), "--replicas", str(workers)]
+    command = ["-m", "torchserve_openvino.cli", "ray", "deploy", str(work / f"{RAY}.mar")]
+    command += ["--replicas", str(workers), "--haproxy"]
 
     def pids(url: str) -> list[int]:
         return [each["pid"] for each in httpx.get(f"{url}/models/{RAY}/replicas", trust_env=False, timeout=30).json()]
@@ -240,6 +242,10 @@ def _program(
         yield Running(f"{url}{path}", process.pid, pids(url), {"command": command[1:], **settings}, log_tail)
     finally:
         with _uninterrupted():
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                # Ray ends HAProxy, which is in a process group of its own.
+                process.wait(timeout=30)
             stop_group(process.pid)
             process.wait(timeout=15)
 

@@ -191,6 +191,14 @@ def test_requests_after_a_failed_call_are_answered() -> None:
     assert [answer.status for answer in asyncio.run(both())] == [500, 200, 200]
 
 
+def test_what_waits_is_joined_though_no_time_is_left() -> None:
+    slow, sizes = Slow(), []
+    slow.answer = lambda asked, send: sizes.append(len(asked)) or [Answered(b"", "text/plain")] * len(asked)  # type: ignore[method-assign]
+    # The delay is over before the loop looks at it.
+    ask(Batcher(slow), *[""] * 9)  # type: ignore[arg-type]
+    assert sizes == [2, 2, 2, 2, 1]
+
+
 def test_without_torchserve(packed: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BLOCKED, packed], check=False, capture_output=True, text=True, timeout=300

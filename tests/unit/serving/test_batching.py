@@ -1,6 +1,7 @@
 """Batch sizes: which are compiled, how batches are split and padded, and that answers do not change."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from torchserve_openvino.serving.modes import Modes
 from torchserve_openvino.serving.requests.batching import RowRunner, bucket_sizes, split_rows
+from torchserve_openvino.serving.requests.costs import CallCosts
 from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.streams import Streams
 from torchserve_openvino.serving.served import ServedModel
@@ -54,6 +56,50 @@ def test_padded_and_split_rows_are_counted() -> None:
     for rows in (1, 3, 4, 9):
         assert run((torch.zeros(rows, 1),), {}, rows).shape[0] == rows
     assert counters.to_dict() == {"padded_rows": 1 + 3, "split_batches": 1}
+
+
+def noted(times: dict[int, float], shape: str = "") -> CallCosts:
+    costs = CallCosts(list(times))
+    for size, seconds in times.items():
+        for factor in (9.0, 1.0, 1.0, 1.1, 1.0):
+            costs.note(shape, size, factor * seconds)
+    return costs
+
+
+def test_a_batch_is_split_where_rows_cost_and_padded_where_calls_do() -> None:
+    large, small = noted({1: 1.1, 2: 2.0, 4: 3.8, 8: 7.2}), noted({1: 1.0, 2: 1.0, 4: 1.1, 8: 1.2})
+    assert [sorted(large.parts("", rows)) for rows in (3, 5, 6, 7, 8)] == [[1, 2], [1, 4], [2, 4], [7], [8]]
+    assert [small.parts("", rows) for rows in (3, 5, 6, 7)] == [[3], [5], [6], [7]]
+    # A hiccup, other shapes and too few calls decide nothing.
+    assert large.parts("other", 3) == [3]
+    few = CallCosts([1, 2, 4])
+    few.note("", 4, 10.0)
+    assert few.parts("", 3) == [3]
+
+
+@given(
+    rows=st.integers(1, 16),
+    times=st.dictionaries(st.sampled_from([1, 2, 4, 8]), st.floats(1e-4, 1.0), min_size=1),
+)
+def test_calls_chosen_by_cost_hold_all_rows(rows: int, times: dict[int, float]) -> None:
+    costs = noted({size: times[size] for size in sorted(times)} | {16: 1.0})
+    parts = costs.parts("", rows)
+    assert sum(parts) == rows and min(parts) >= 1
+
+
+def test_calls_are_timed_and_split() -> None:
+    seen = []
+
+    def model(x):
+        seen.append(x.shape[0])
+        time.sleep(0.002 * x.shape[0])
+        return x
+
+    run, x = RowRunner(model, [1, 2, 4], Streams(), Counters()), torch.randn(4, 2)
+    for rows in (1, 2, 4) * 6:
+        run((x[:rows],), {}, rows)
+    seen.clear()
+    assert torch.equal(run((x[:3],), {}, 3), x[:3]) and sorted(seen) == [1, 2]
 
 
 def test_streams_run_at_the_same_time_and_keep_the_callers_modes() -> None:

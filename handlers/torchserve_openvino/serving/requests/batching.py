@@ -1,11 +1,13 @@
 """Runs batches of any size on a model compiled for a few sizes: splits, pads with copies, cuts the answer back."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch.utils import _pytree as pytree
 
+from torchserve_openvino.serving.requests.costs import CallCosts
 from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.streams import Streams
 
@@ -48,6 +50,7 @@ class RowRunner:
         self.sizes = list(sizes) if sizes else None
         self._streams = streams
         self._counters = counters
+        self._costs = CallCosts(self.sizes or ())
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any], rows: int) -> Any:
         """Runs one batch.
@@ -58,10 +61,12 @@ class RowRunner:
             rows: The batch size.
         """
         sizes = self.sizes
-        if sizes is None or (rows in sizes and self._streams.count == 1):
+        if sizes is None:
             return self.model(*args, **kwargs)
         leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
         parts = split_rows(rows, sizes, self._streams.count)
+        if self._streams.count == 1:
+            parts = [each for part in parts for each in self._costs.parts(_rest_of(leaves), part)]
         if len(parts) == 1:
             return self._padded(leaves, spec, rows)
         self._counters.add("split_batches")
@@ -80,10 +85,16 @@ class RowRunner:
             with torch.inference_mode(False):
                 leaves = [torch.cat([t, t[-1:].expand(size - rows, *t.shape[1:])]) for t in leaves]
         args, kwargs = pytree.tree_unflatten(list(leaves), spec)
+        start = time.perf_counter()
         output = self.model(*args, **kwargs)
+        self._costs.note(_rest_of(leaves), size, time.perf_counter() - start)
         if size == rows:
             return output
         return pytree.tree_map(lambda v: v[:rows] if isinstance(v, torch.Tensor) else v, output)
+
+
+def _rest_of(leaves: Sequence[torch.Tensor]) -> tuple[torch.Size, ...]:
+    return tuple(leaf.shape[1:] for leaf in leaves)
 
 
 def _concatenate(outputs: Sequence[Any]) -> Any:
