@@ -36,14 +36,18 @@ responseTimeout: 60
 pt2: {compile: {enable: true, backend: openvino, options: {config: {INFERENCE_PRECISION_HINT: f32}}}}
 handler: {openvino: {warmup: {inputs: [{shape: [4]}]}}}
 """
-# Hangs on one request.
+# Hangs on one request, and computes a part of the model in eager on another.
 SLEEPY = """
 import time
+import torch
 from torchserve_openvino.tasks.tensor import TensorHandler
 class Sleepy(TensorHandler):
     def decode(self, item):
         if item.get("body") == "sleep":
             time.sleep(60)
+        if item.get("body") == "eager":
+            next(self.model.children())(torch.zeros(1, 4))
+            item = {"body": [[0.0] * 4]}
         return super().decode(item)
 """
 _READY_SECONDS = 180
@@ -118,7 +122,9 @@ def sleepy(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sleepy")
     (folder / "sleepy_handler.py").write_text(SLEEPY)
     (folder / "sleepy_network.py").write_text(NETWORK)
-    (folder / "model-config.yaml").write_text(CONFIG.replace("responseTimeout: 60", "responseTimeout: 2"))
+    config = CONFIG.replace("responseTimeout: 60", "responseTimeout: 2")
+    policy = "fallback: {allow: [], on_violation: refuse}, warmup:"
+    (folder / "model-config.yaml").write_text(config.replace("warmup:", policy))
     arguments = ["--version", "1.0", "--model-file", str(folder / "sleepy_network.py")]
     arguments += ["--handler", str(folder / "sleepy_handler.py"), "--serialized-file", str(weights)]
     return run_archiver([*arguments, "--config-file", str(folder / "model-config.yaml")], "sleepy", folder)
@@ -202,18 +208,60 @@ def test_a_killed_replica_and_a_removed_node_under_load(served: Served, archives
     assert lost <= 64, statuses
 
 
-def test_a_replica_that_hangs_is_replaced(served: Served, sleepy: Path) -> None:
+@pytest.mark.parametrize(
+    ("body", "reason"), [("sleep", "responseTimeout (2 s)"), ("eager", "outside_compiled")], ids=["hangs", "violates"]
+)
+def test_a_replica_that_hangs_or_violates_its_policy_is_replaced(
+    served: Served, sleepy: Path, body: str, reason: str
+) -> None:
     served.deploy(sleepy)
     (before,) = served.reports("sleepy")
     with httpx.Client(base_url=served.url, timeout=60) as client:
-        hanging = client.post("/predictions/sleepy", content=b"sleep", headers={"content-type": "text/plain"})
-        assert hanging.status_code == 503 and "responseTimeout (2 s)" in hanging.json()["message"]
+        failed = client.post("/predictions/sleepy", content=body, headers={"content-type": "text/plain"})
+        assert failed.status_code == 503 and reason in failed.json()["message"], failed.text
         until = time.monotonic() + _READY_SECONDS
         while (answer := client.post("/predictions/sleepy", json=[[1.0, 2.0, 3.0, 4.0]])).status_code != 200:
             assert answer.status_code == 503 and time.monotonic() < until, answer.text
             time.sleep(0.5)
     torch.testing.assert_close(torch.tensor(answer.json()), expected([1.0, 2.0, 3.0, 4.0]), rtol=1e-4, atol=1e-5)
     assert served.reports("sleepy")[0]["pid"] != before["pid"]
+
+
+def test_replicas_follow_the_load_and_compile_nothing_that_the_archive_holds(
+    served: Served, weights: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "grown_network.py").write_text(NETWORK)
+    (tmp_path / "model-config.yaml").write_text(CONFIG)
+    files = ["--model-file", tmp_path / "grown_network.py", "--config-file", tmp_path / "model-config.yaml"]
+    command = [sys.executable, "-m", "torchserve_openvino.cli", "package", "--model-name", "grown", *files]
+    command += ["--handler", "tensor", "--serialized-file", weights, "--export-path", tmp_path, "--precompile"]
+    subprocess.run(command, check=True, capture_output=True)
+    served.deploy(tmp_path / "grown.mar", max_replicas=2)
+    assert len(served.reports("grown")) == 1
+    ended = threading.Event()
+
+    async def load() -> set[int]:
+        statuses: set[int] = set()
+        async with httpx.AsyncClient(timeout=60) as http:
+            while not ended.is_set():
+                asked = [http.post(f"{served.url}/predictions/grown", json=[[1.0, 2.0, 3.0, 4.0]]) for _ in range(64)]
+                statuses |= {answer.status_code for answer in await asyncio.gather(*asked)}
+        return statuses
+
+    def watch() -> list[dict[str, Any]]:
+        until = time.monotonic() + _READY_SECONDS
+        while len(reports := served.reports("grown")) < 2 and time.monotonic() < until:
+            time.sleep(0.5)
+        ended.set()
+        return reports
+
+    async def both() -> tuple[set[int], list[dict[str, Any]]]:
+        return await asyncio.gather(load(), asyncio.to_thread(watch))  # type: ignore[return-value]
+
+    statuses, reports = asyncio.run(both())
+    assert statuses == {200} and len(reports) == 2
+    for report in reports:
+        assert (report["cache"]["traces"], report["cache"]["compiles"]) == (0, 0) and report["verify"]["passed"]
 
 
 def test_an_update_loses_no_request(served: Served, archives: list[Path]) -> None:

@@ -112,7 +112,7 @@ class ItemHandler(OpenVINOHandler):
 
     def _decoded(self, item: Any) -> Any:
         try:
-            return self.decode(item)
+            return self._own_code.watch(partial(self.decode, item))
         except ItemError as error:
             return error
         except MemoryError:
@@ -129,7 +129,10 @@ class ItemHandler(OpenVINOHandler):
 
     def _together(self, values: list[Any], context: Any) -> list[Any]:
         """Runs `together`; after a failure for each item by itself, so that one cannot fail the others."""
-        run = partial(self.together, context=context)
+
+        def run(some: list[Any]) -> list[Any]:
+            return self._own_code.watch(partial(self.together, some, context=context))
+
         return run_isolated(values, run, lambda _, error: server_fault(error), self.counters)
 
     def _predicted(self, values: list[Any]) -> list[Any]:

@@ -37,6 +37,7 @@ from serving_worker import WARMUP, sent
 from torch import nn
 
 from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.tasks.tensor import TensorHandler
 
 
 @pytest.mark.parametrize("handler_class", [NoGrad, WithGrad, Autocast])
@@ -133,6 +134,39 @@ def test_a_handler_that_forgets_no_grad_is_served_without_gradients(archive) -> 
     made.handle(handler, BODY)
     stages = {graph["stage"] for graph in handler.describe_handle()["graphs"]}
     assert stages == {"inference"}
+
+
+class Decodes(TensorHandler):
+    """A task with a step of its own, which computes with a part of the model."""
+
+    def decode(self, item):
+        self.model.encoder(torch.zeros(1, len(X)))
+        return super().decode(item)
+
+
+class DecodesInThreads(Decodes):
+    decodes_in_parallel = True
+
+
+class Joins(TensorHandler):
+    def together(self, values, context):
+        self.model.encoder(torch.zeros(1, len(X)))
+        return super().together(values, context)
+
+
+@pytest.mark.parametrize("handler_class", [Decodes, DecodesInThreads, Joins])
+def test_the_steps_of_a_task_are_watched(archive, handler_class) -> None:
+    made, handler = start(archive, handler_class, sample=False, warmup=WARMUP, batch_size=2)
+    made.handle(handler, [X], [X])
+    _, outside = report_of(handler)
+    assert set(outside) == {"model.encoder"}
+    assert outside["model.encoder"]["count"] == (1 if handler_class is Joins else 2)
+    assert __file__ in outside["model.encoder"]["where"]
+    made, handler = start(
+        archive, handler_class, sample=False, warmup=WARMUP, fallback={"allow": [], "on_violation": "refuse"}
+    )
+    made.handle(handler, [X])
+    assert made.status(0) == 503
 
 
 def test_an_operator_on_weights_is_counted(archive) -> None:
