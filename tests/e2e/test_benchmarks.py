@@ -75,6 +75,25 @@ def test_benchmark_serving(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_fleet(tmp_path: Path) -> None:
+    pytest.importorskip("simpy")
+    figures = tmp_path / "fleet.json"
+    assert "simulated" in run("benchmarks/fleet.py", "--workers", "100", "--json", str(figures))
+    result = json.loads(figures.read_text())
+    assert result["simulated"]["compiles"] == 1 and result["measured"]["cold"]["compiles"] > 0
+    assert (result["measured"]["warm"]["traces"], result["measured"]["warm"]["compiles"]) == (0, 0)
+
+
+@pytest.mark.slow
+def test_ray_replica(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    figures = tmp_path / "replica.json"
+    assert "READY after" in run("benchmarks/ray_replica.py", "--rounds", "1", "--json", str(figures))
+    (only,) = json.loads(figures.read_text())["rounds"]
+    assert (only["traces"], only["compiles"]) == (0, 0) and only["since_start"] > 0
+
+
+@pytest.mark.slow
 def test_generation_checks(tmp_path: Path) -> None:
     figures = tmp_path / "checks.json"
     run("benchmarks/generation_checks.py", "--only", "tokens,lengths,soak", "--requests", "60", "--json", str(figures))

@@ -21,6 +21,7 @@ import yaml
 from network import NETWORK, make_network
 from torchserve_process import ROOT, handler_path
 
+from chat_models import eager_tokens, language_model, text_of
 from torchserve_openvino.packaging.archive import run_archiver
 
 ray = pytest.importorskip("ray", reason="needs the extra ray")
@@ -159,6 +160,32 @@ def test_several_models_in_one_app(served: Served, archives: list[Path]) -> None
             torch.testing.assert_close(torch.tensor(answer.json()), expected([1, 2, 3, 4.0]), rtol=1e-4, atol=1e-5)
         missing = client.post("/predictions/third", json=[])
         assert missing.status_code == 404 and "first, second" in missing.json()["message"]
+
+
+def test_text_is_streamed_to_the_client_of_openai(served: Served, tmp_path: Path) -> None:
+    openai = pytest.importorskip("openai")
+    pytest.importorskip("openvino_genai")
+    folder = language_model(tmp_path / "llama")
+    command = [sys.executable, "-m", "torchserve_openvino.cli", "package", "--hf", folder, "--task", "text-generation"]
+    command += ["--model-name", "chat", "--export-path", tmp_path]
+    command += ["--config-file", ROOT / "model-config" / "text-generation.yaml"]
+    subprocess.run(command, check=True, capture_output=True)
+    served.deploy(tmp_path / "chat.mar")
+    client = openai.OpenAI(base_url=f"{served.url}/predictions/chat/1.0/v1", api_key="none", max_retries=0, timeout=60)
+    how: Any = {"model": "chat", "prompt": "Hello", "temperature": 0, "max_tokens": 24}
+    text = text_of(eager_tokens(folder, "Hello", 24))
+    assert client.completions.create(**how).choices[0].text == text
+    assert (
+        "".join(choice.text for chunk in client.completions.create(**how, stream=True) for choice in chunk.choices)
+        == text
+    )
+    how |= {"max_tokens": 400, "extra_body": {"ignore_eos": True}}
+    times = [time.perf_counter() for _ in client.completions.create(**how, stream=True)]
+    assert len(times) > 5 and times[-1] > times[0]
+    with pytest.raises(openai.BadRequestError, match="longest sequence"):
+        client.completions.create(model="chat", prompt=[7] * 600, stream=True)
+    (report,) = served.reports("chat")
+    assert report["verify"]["passed"] and report["serving"]["compiles_after_ready"] == 0
 
 
 async def _ask(url: str, count: int, disturb: Any) -> list[tuple[list[float], int, Any]]:

@@ -70,11 +70,25 @@ def test_a_batch_is_split_where_rows_cost_and_padded_where_calls_do() -> None:
     large, small = noted({1: 1.1, 2: 2.0, 4: 3.8, 8: 7.2}), noted({1: 1.0, 2: 1.0, 4: 1.1, 8: 1.2})
     assert [sorted(large.parts("", rows)) for rows in (3, 5, 6, 7, 8)] == [[1, 2], [1, 4], [2, 4], [7], [8]]
     assert [small.parts("", rows) for rows in (3, 5, 6, 7)] == [[3], [5], [6], [7]]
-    # A hiccup, other shapes and too few calls decide nothing.
+    # Four rows leave the processor's cache.
+    assert noted({1: 1.3, 2: 1.9, 4: 5.1}).parts("", 4) == [2, 2]
+    # Other shapes and too few calls decide nothing.
     assert large.parts("other", 3) == [3]
     few = CallCosts([1, 2, 4])
     few.note("", 4, 10.0)
     assert few.parts("", 3) == [3]
+
+
+def test_sizes_of_which_nothing_is_known_are_tried_and_times_that_change_are_renewed() -> None:
+    costs, seconds = CallCosts([1, 2, 4]), {1: 1.0, 2: 1.5, 4: 4.0}
+    seen = []
+    for _ in range(1000):
+        for rows in costs.parts("", 4) if seen else [4]:
+            seen.append(rows)
+            costs.note("", rows, seconds[rows])
+        if len(seen) == 400:
+            seconds[4] = 2.0
+    assert seen[:300].count(2) > 100 and seen[:300].count(4) > 20 and set(seen[-100:]) == {4}
 
 
 @given(
