@@ -271,7 +271,6 @@ class _Resolver:
             return None
         if "://" in str(value):
             return str(value)
-        # An absolute path stays as it is.
         path = cache_root(self.env) / Path(value).expanduser()
         if path.exists() and not path.is_dir():
             problems.add(keys, f"{str(path)!r} is not a folder.")

@@ -86,7 +86,7 @@ def test_sizes_of_which_nothing_is_known_are_tried_and_times_that_change_are_ren
         for rows in costs.parts("", 4) if seen else [4]:
             seen.append(rows)
             costs.note("", rows, seconds[rows])
-        if len(seen) == 400:
+        if len(seen) > 400:
             seconds[4] = 2.0
     assert seen[:300].count(2) > 100 and seen[:300].count(4) > 20 and set(seen[-100:]) == {4}
 
@@ -101,19 +101,37 @@ def test_calls_chosen_by_cost_hold_all_rows(rows: int, times: dict[int, float]) 
     assert sum(parts) == rows and min(parts) >= 1
 
 
-def test_calls_are_timed_and_split() -> None:
+def timed_rows(answer):
+    """Returns a runner of a model that is slower with more rows, after calls of all sizes, and the sizes of its calls."""
     seen = []
 
     def model(x):
         seen.append(x.shape[0])
-        time.sleep(0.002 * x.shape[0])
-        return x
+        time.sleep(0.001 * x.shape[0] ** 2)
+        return answer(x)
 
-    run, x = RowRunner(model, [1, 2, 4], Streams(), Counters()), torch.randn(4, 2)
-    for rows in (1, 2, 4) * 6:
-        run((x[:rows],), {}, rows)
+    run = RowRunner(model, [1, 2, 4], Streams(), Counters())
+    for rows in (1, 2) * 6:
+        run((torch.randn(rows, 2),), {}, rows)
+    for _ in range(12):
+        for rows in (3, 4):
+            x = torch.randn(rows, 2)
+            assert torch.equal(run((x,), {}, rows), answer(torch.cat([x, x[-1:]]))[:3] if rows == 3 else answer(x))
     seen.clear()
-    assert torch.equal(run((x[:3],), {}, 3), x[:3]) and sorted(seen) == [1, 2]
+    return run, seen
+
+
+def test_calls_are_timed_and_split() -> None:
+    run, seen = timed_rows(lambda x: x * 2)
+    x = torch.randn(4, 2)
+    assert torch.equal(run((x[:3],), {}, 3), x[:3] * 2) and max(seen) <= 2
+    assert torch.equal(run((x,), {}, 4), x * 2) and max(seen) <= 2
+
+
+def test_a_model_that_asks_for_the_batch_size_is_not_split() -> None:
+    run, seen = timed_rows(lambda x: x * x.shape[0])
+    x = torch.randn(4, 2)
+    assert torch.equal(run((x,), {}, 4), x * 4) and seen == [4]
 
 
 def test_streams_run_at_the_same_time_and_keep_the_callers_modes() -> None:
