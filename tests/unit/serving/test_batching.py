@@ -102,7 +102,7 @@ def test_calls_chosen_by_cost_hold_all_rows(rows: int, times: dict[int, float]) 
 
 
 def timed_rows(answer):
-    """Returns a runner of a model that is slower with more rows, after calls of all sizes, and the sizes of its calls."""
+    """Returns a runner of a model that is slower with more rows, warmed in all sizes, and the sizes of its calls."""
     seen = []
 
     def model(x):
