@@ -81,6 +81,14 @@ def test_damaged_content_is_refused(tmp_path: Path) -> None:
     assert "damaged entry" in str(second.events.last_write_failure) and second.verify() == []
 
 
+def test_an_entry_that_is_larger_than_the_cache_is_not_fetched(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/bucket"
+    put(RemoteStore(tmp_path / "first", url), 1)
+    second = RemoteStore(tmp_path / "second", url, limit_bytes=100)
+    assert second.get("partition", key(1)) is None and second.events.write_failures == 1
+    assert "larger than cache.limit_gb allows" in str(second.events.last_write_failure)
+
+
 def test_storage_that_fails_costs_no_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     bucket = tmp_path / "bucket"
     bucket.write_text("not a folder")

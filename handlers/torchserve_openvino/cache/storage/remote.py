@@ -89,6 +89,9 @@ class RemoteStore(Store):
             try:
                 if not self._files.exists(self._place(kind, key)):
                     return
+                if (size := self._files.size(self._place(kind, key))) > self.limit_bytes:
+                    self._write_failed(f"{self._url}: an entry of {size} bytes is larger than cache.limit_gb allows")
+                    return
                 self._files.get_file(self._place(kind, key), str(path))
                 moved = bundle.import_(self, path)
             except Exception as error:
