@@ -38,8 +38,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 def precompiled(folder: Path) -> Path:
     """Packs the model with its graphs; returns the archive."""
-    options = archiver_command(folder, NAME, HERE / "servers" / "ours.yaml")[2:]
-    command = [sys.executable, "-m", "torchserve_openvino.cli", "package", "--force", *options, "--precompile"]
+    options = archiver_command(folder, NAME, HERE / "servers" / "ours.yaml")[1:]
+    command = [sys.executable, "-m", "torchserve_openvino.cli", "package", *options, "--precompile"]
     with output.progress.status("compiling into the archive"):
         done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:

@@ -18,6 +18,7 @@ import httpx
 import pytest
 import torch
 import yaml
+from commands import package
 from network import NETWORK, make_network
 from torchserve_process import ROOT, handler_path
 
@@ -166,10 +167,8 @@ def test_text_is_streamed_to_the_client_of_openai(served: Served, tmp_path: Path
     openai = pytest.importorskip("openai")
     pytest.importorskip("openvino_genai")
     folder = language_model(tmp_path / "llama")
-    command = [sys.executable, "-m", "torchserve_openvino.cli", "package", "--hf", folder, "--task", "text-generation"]
-    command += ["--model-name", "chat", "--export-path", tmp_path]
-    command += ["--config-file", ROOT / "model-config" / "text-generation.yaml"]
-    subprocess.run(command, check=True, capture_output=True)
+    options = ["--hf", str(folder), "--config-file", str(ROOT / "model-config" / "text-generation.yaml")]
+    package("torchserve-openvino package --task text-generation --model-name chat --export-path .", tmp_path, *options)
     served.deploy(tmp_path / "chat.mar")
     client = openai.OpenAI(base_url=f"{served.url}/predictions/chat/1.0/v1", api_key="none", max_retries=0, timeout=60)
     how: Any = {"model": "chat", "prompt": "Hello", "temperature": 0, "max_tokens": 24}
@@ -259,10 +258,13 @@ def test_replicas_follow_the_load_and_compile_nothing_that_the_archive_holds(
 ) -> None:
     (tmp_path / "grown_network.py").write_text(NETWORK)
     (tmp_path / "model-config.yaml").write_text(CONFIG)
-    files = ["--model-file", tmp_path / "grown_network.py", "--config-file", tmp_path / "model-config.yaml"]
-    command = [sys.executable, "-m", "torchserve_openvino.cli", "package", "--model-name", "grown", *files]
-    command += ["--handler", "tensor", "--serialized-file", weights, "--export-path", tmp_path, "--precompile"]
-    subprocess.run(command, check=True, capture_output=True)
+    files = "--model-file grown_network.py --config-file model-config.yaml --handler tensor --export-path ."
+    package(
+        f"torchserve-openvino package --model-name grown {files} --precompile",
+        tmp_path,
+        "--serialized-file",
+        str(weights),
+    )
     served.deploy(tmp_path / "grown.mar", max_replicas=2)
     assert len(served.reports("grown")) == 1
     ended = threading.Event()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import importlib.util
 import os
@@ -13,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -243,7 +242,7 @@ def _program(
     finally:
         with _uninterrupted():
             process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with suppress(subprocess.TimeoutExpired):
                 # Ray ends HAProxy, which is in a process group of its own.
                 process.wait(timeout=30)
             stop_group(process.pid)

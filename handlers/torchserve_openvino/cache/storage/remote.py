@@ -84,16 +84,18 @@ class RemoteStore(Store):
         return f"{self._base.rstrip('/')}/{kind}/{key}.tar"
 
     def _fetch(self, kind: str, key: str) -> None:
+        place = self._place(kind, key)
         with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as folder:
             path = Path(folder) / "entry.tar"
             try:
-                if not self._files.exists(self._place(kind, key)):
-                    return
-                if (size := self._files.size(self._place(kind, key))) > self.limit_bytes:
+                # Not `exists`, which takes any error for an answer.
+                if (size := self._files.size(place)) > self.limit_bytes:
                     self._write_failed(f"{self._url}: an entry of {size} bytes is larger than cache.limit_gb allows")
                     return
-                self._files.get_file(self._place(kind, key), str(path))
+                self._files.get_file(place, str(path))
                 moved = bundle.import_(self, path)
+            except FileNotFoundError:
+                return
             except Exception as error:
                 # Each library behind fsspec has errors of its own.
                 self._write_failed(f"{self._url} cannot be read: {type(error).__name__}: {error}")

@@ -14,6 +14,7 @@ from torchserve_openvino.serving.requests.streams import Streams
 
 # Batches whose answers in parts have to agree with those in one call, before parts are answered with.
 _AGREE = 3
+# Runs leaves of inputs, their structure and the number of their rows.
 _Run = Callable[[Sequence[torch.Tensor], Any, int], Any]
 
 
@@ -90,9 +91,11 @@ class RowRunner:
         """Runs rows that fit into one call, in several where that is faster and gives the same answers."""
         shape = _rest_of(leaves)
         parts = self._costs.parts(shape, rows)
+        if len(parts) == 1:
+            return self._padded(leaves, spec, rows)
         key = shape, rows, tuple(sorted(parts))
         agreed = self._agreed.get(key, 0)
-        if len(parts) == 1 or agreed < 0:
+        if agreed < 0:
             return self._padded(leaves, spec, rows)
         answer = self._split(self._padded, leaves, spec, parts)
         if agreed < _AGREE:
