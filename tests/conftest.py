@@ -15,10 +15,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the tests that the quick suite leaves out")
 
 
-# Folders of tests whose cases compile a model each. The quick suite runs one in eight of a test's cases, if there are
+# Folders of tests whose cases compile a model each. The quick suite runs one in sixteen of a test's cases, if there are
 # more than two, and at least one.
 _SAMPLED = ("backend", "doctor", "generation", "ops", "quantized", "serving", "tasks")
-_ONE_IN, _FEW = 8, 2
+_ONE_IN, _FEW = 16, 2
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

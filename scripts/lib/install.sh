@@ -51,11 +51,12 @@ missing() {
   "$python" "$ROOT/scripts/lib/missing.py" "$@"
 }
 
-# pip_step TITLE LOG PYTHON ARGUMENTS...: pip install, with a plain message if it fails.
+# pip_step TITLE LOG PYTHON ARGUMENTS...: pip install, with a plain message if it fails. Python compiles what it imports;
+# compiling all that is installed would double the time.
 pip_step() {
   local title_text=$1 log=$2 python=$3
   shift 3
-  step "$title_text" "$log" "$python" -m pip install --disable-pip-version-check "$@" && return 0
+  step "$title_text" "$log" "$python" -m pip install --disable-pip-version-check --no-compile "$@" && return 0
   tail -n 6 "$log" | sed 's/^/       /' >&2
   if grep -qE 'Failed to establish a new connection|NewConnectionError|NameResolutionError|Name or service not known|[Tt]emporary failure in name resolution|Max retries exceeded|ConnectTimeout|ProxyError|from versions: none|Network is unreachable' "$log"; then
     die "pip found nothing to install: no network, a proxy or index that does not answer," \

@@ -95,6 +95,7 @@ def ids(count: int) -> Any:
     return ov.Tensor(np.full((1, count), 5, dtype=np.int64))
 
 
+@pytest.mark.slow
 def test_no_tokenizer_is_needed_and_a_page_has_32_tokens(exported: Path) -> None:
     """Why `genai/pipeline.py` gives no tokenizer, and admits prompts by pages of 32 tokens."""
     pipe = pipeline(exported, pages=2)
@@ -106,6 +107,7 @@ def test_no_tokenizer_is_needed_and_a_page_has_32_tokens(exported: Path) -> None
     assert len(tokens) < 8 and handle.get_status() == genai.GenerationStatus.IGNORED
 
 
+@pytest.mark.slow
 def test_a_stop_token_is_demanded(exported: Path) -> None:
     """Why a model without an end-of-text token gets one that it does not have."""
     found = config(4)
@@ -114,6 +116,7 @@ def test_a_stop_token_is_demanded(exported: Path) -> None:
         pipeline(exported, pages=2).add_request(0, ids(3), found)
 
 
+@pytest.mark.slow
 def test_sequences_that_need_more_pages_than_there_are_may_be_dropped_or_delayed(exported: Path) -> None:
     """Why a prompt is admitted only when its longest answer has room."""
     pipe = pipeline(exported, pages=4)
@@ -124,6 +127,7 @@ def test_sequences_that_need_more_pages_than_there_are_may_be_dropped_or_delayed
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_cancelled_sequence_is_gone_after_one_step(exported: Path) -> None:
     pipe = pipeline(exported, pages=8)
     handle = pipe.add_request(0, ids(20), config(100))
@@ -134,6 +138,7 @@ def test_a_cancelled_sequence_is_gone_after_one_step(exported: Path) -> None:
     pipe.step()
 
 
+@pytest.mark.slow
 def test_a_page_that_was_half_computed_is_found_as_if_it_were_whole(exported: Path) -> None:
     """Why a prompt is not dropped while it is computed (`genai/stepping.py`); a version without this needs no care."""
     import numpy as np
@@ -192,6 +197,7 @@ def test_a_step_holds_the_interpreter(tmp_path: Path) -> None:
     assert max(gaps) > took / 2
 
 
+@pytest.mark.slow
 def test_a_cache_of_another_precision_than_the_computation_is_refused(exported: Path) -> None:
     """Why `generate.kv_cache` follows `generate.weights`."""
     with pytest.raises(RuntimeError, match="expect kvcache type"):
@@ -201,6 +207,7 @@ def test_a_cache_of_another_precision_than_the_computation_is_refused(exported: 
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_attention_is_paged_without_mask_and_state(exported: Path) -> None:
     """What `exporting/export.py` tries on a copy."""
     import openvino as ov

@@ -142,6 +142,7 @@ handler: {openvino: {text: {lengths: [16]}, batching: {buckets: [4]}}}
 """
 
 
+@pytest.mark.slow
 def test_texts_in_envelopes(enveloped, tmp_path) -> None:
     server, kind = enveloped
     folder, config = text_model("text_classifier", tmp_path / "saved"), tmp_path / "model-config.yaml"

@@ -84,6 +84,7 @@ def test_a_fault_shows_in_metric_report_and_folder(server, network, weights, tmp
     torch.testing.assert_close(found.answer[0], expected + 0.5)
 
 
+@pytest.mark.slow
 def test_refuse_replaces_the_worker(server, weights, tmp_path) -> None:
     config = CONFIG.format(action="refuse", folder=tmp_path / "kept")
     files = {"model_file": NETWORK, "serialized_file": weights}

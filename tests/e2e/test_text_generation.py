@@ -211,6 +211,7 @@ def test_metrics(served: str, server: TorchServeProcess) -> None:
         assert count and total and 0 < total / count < 10
 
 
+@pytest.mark.slow
 def test_the_documented_commands(server: TorchServeProcess, folder: Path) -> None:
     """With the model's name and version of docs/tasks.md."""
     package(server, folder, "text_generator")

@@ -106,6 +106,7 @@ def test_a_worker_that_is_added_while_serving_shares_the_cores(server: TorchServ
         right(server, "grown", model)
 
 
+@pytest.mark.slow
 def test_a_packaged_archive_starts_every_worker_warm(server: TorchServeProcess, tmp_path: Path) -> None:
     model = weights_at(tmp_path / "weights.pth", seed=3)
     (tmp_path / "model.py").write_text(ENCODER)

@@ -36,6 +36,7 @@ def test_answers_are_eagers(name: str, freezes: bool) -> None:
     assert compiled.frozen == (2 if freezes else 0)
 
 
+@pytest.mark.slow
 def test_the_losers_are_freed() -> None:
     def partitions() -> int:
         gc.collect()

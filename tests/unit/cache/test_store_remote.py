@@ -114,6 +114,7 @@ def test_the_option_is_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert type(open_cache("memory://x", CacheSettings(directory=tmp_path / "packaging"))) is Store
 
 
+@pytest.mark.slow
 def test_a_second_machine_does_not_compile(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/bucket"
     counts = []

@@ -25,6 +25,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("openvino_genai")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nearby", "unhurried")
 class TestAFullCache:
     """The cache has room for one sequence of 64 tokens."""

@@ -44,6 +44,7 @@ def forbid(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         monkeypatch.setattr(making, name, refuse)
 
 
+@pytest.mark.slow
 def test_a_warm_start_makes_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path / "cache")
     cold = opened_and_closed(folder, store)
@@ -67,6 +68,7 @@ def test_other_weights_are_another_model(folder: Path, filled: Store) -> None:
     found.engine.close()
 
 
+@pytest.mark.slow
 def test_settings_that_do_not_matter_to_the_model(folder: Path, filled: Store) -> None:
     assert sources(opened_and_closed(folder, filled, threads=2, max_waiting=3)) == (True, True)
     assert sources(opened_and_closed(folder, filled, kv_cache="u8")) == (True, False)
@@ -86,6 +88,7 @@ def test_another_engine_is_proven_in_full(folder: Path, filled: Store, monkeypat
     assert compared() == 96
 
 
+@pytest.mark.slow
 def test_a_stored_proof_that_cannot_be_read_is_made_again(folder: Path, filled: Store) -> None:
     for entry in list(filled.entries()):
         if entry.kind == "verdict":
@@ -93,6 +96,7 @@ def test_a_stored_proof_that_cannot_be_read_is_made_again(folder: Path, filled: 
     assert opened_and_closed(folder, filled)["tokens_compared_at_start"] == 96
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["model.xml", pytest.param("model.bin", marks=pytest.mark.slow)])
 def test_a_damaged_file_means_a_new_export(folder: Path, filled: Store, name: str) -> None:
     key = make_key(KIND, fields_of(folder_digest(folder), GenerateSection()))
@@ -107,6 +111,7 @@ def test_a_damaged_file_means_a_new_export(folder: Path, filled: Store, name: st
     assert sources(opened_and_closed(folder, Store(filled.root))) == (True, True)
 
 
+@pytest.mark.slow
 def test_a_packaged_model_is_used(folder: Path, filled: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forbid(monkeypatch, "export", "expect", "nearness", "load_model")
     packaged = Store(tmp_path / "own", packaged=filled.root)
@@ -123,6 +128,7 @@ def test_without_a_cache_nothing_is_left(folder: Path, tmp_path: Path, monkeypat
     assert not list(place.iterdir())
 
 
+@pytest.mark.slow
 def test_the_model_survives_its_entry(folder: Path, filled: Store, served: Any) -> None:
     """Another process may evict the entry while the engine runs; its files are mapped."""
     found = opened(folder, filled)

@@ -175,6 +175,7 @@ class TestOpening:
         found.engine.close()
         assert not found.facts["passed"] and found.facts["first_difference"]["prompt"] == 0
 
+    @pytest.mark.slow
     def test_nothing_is_compared_if_the_yaml_says_so(self, served: Any, exports: Store) -> None:
         found = opened(served("gpt2").folder, exports, verify=OFF)
         found.engine.close()
@@ -188,6 +189,7 @@ class TestOpening:
         with pytest.raises(ConfigError, match=r"proof_prompts.*508 tokens.* 5 more .* exceeds 512"):
             open_engine(replace(base, prompts=[[5] * 508]), exports)
 
+    @pytest.mark.slow
     @pytest.mark.many(2)
     @pytest.mark.parametrize("weights", ["int8", "int4"])
     @pytest.mark.parametrize("kv_cache", ["f32", "u8"])

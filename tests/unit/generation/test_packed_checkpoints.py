@@ -71,6 +71,7 @@ def as_it_is(folder: Path, store: Store, place: Path, form: str) -> ov.Model:
         return core().read_model(model_path(stored), model_path(stored).with_suffix(".bin"))
 
 
+@pytest.mark.slow
 @each_packing
 def test_tokens_are_those_of_the_dequantized_model(
     name: str, checkpoint: tuple[Path, Any], exports: Store, tmp_path: Path
@@ -129,6 +130,7 @@ def _is_packed(name: str, layer: Any, packing: Packing) -> bool:
     return linear and name.rpartition(".")[2] not in packing.skip
 
 
+@pytest.mark.slow
 def test_a_warm_start_does_not_unpack(checkpoint: Any, exports: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, model = checkpoint
     cold = opened(folder, exports)

@@ -98,6 +98,7 @@ def test_a_model_without_sdpa_is_refused() -> None:
         export(model)
 
 
+@pytest.mark.slow
 def test_an_operator_without_conversion_is_named() -> None:
     model = tiny("llama")
     plain = model.lm_head.forward
@@ -140,6 +141,7 @@ class TestLengths:
 
 
 class TestCompression:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("weights", "types"), [("int8", {"i8", "u8"}), pytest.param("int4", {"i4", "u4"}, marks=pytest.mark.slow)]
     )

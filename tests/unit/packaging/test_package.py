@@ -127,6 +127,7 @@ def test_an_archive_of_plain_torch_model_archiver_still_starts_and_check_says_co
     assert report["cache"]["status"] == "off" and report["verify"]["passed"]
 
 
+@pytest.mark.slow
 def test_other_weights_in_an_old_archive_are_found_and_never_served_stale(packed: Path, tmp_path: Path) -> None:
     folder = repacked(packed, tmp_path / "new")
     torch.manual_seed(7)
@@ -177,6 +178,7 @@ def test_damage_is_named_and_survived(packed: Path, tmp_path: Path) -> None:
     assert report["verify"]["passed"] and report["summary"]["coverage"] == 1.0
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_load_is_told_with_its_reason(sources: Path, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(ENCODER.replace("torch.nn.Linear(8, 3)", "torch.nn.Linear(9, 3)"))
     result = package(*options(sources, tmp_path, model=tmp_path / "model.py"), "--precompile")

@@ -43,6 +43,7 @@ def test_a_packaged_model_answers_as_timms_own(result) -> None:
     assert result["coverage"] == 1.0 and result["verified"]
 
 
+@pytest.mark.slow
 def test_the_archive_has_the_models_own_preprocessing(result) -> None:
     image, data = result["image"], result["timm"]
     assert image["crop"] == data["input_size"][1]

@@ -118,6 +118,7 @@ def test_without_samples_and_from_the_cache(archive, tmp_path) -> None:
     assert all(each["config"]["generate"]["tokens_compared"] > 0 for each in found)
 
 
+@pytest.mark.slow
 def test_the_proof_finds_another_model(archive) -> None:
     one, other = tiny("gpt2"), tiny("gpt2")
     with torch.no_grad():

@@ -88,6 +88,7 @@ def test_audio_classifier_answers_as_the_pipeline_does(serve, norm) -> None:
     worker.ran_compiled()
 
 
+@pytest.mark.slow
 @each_norm
 def test_speech_recognizer_answers_as_the_pipeline_does(serve, norm) -> None:
     worker = serve("speech_recognizer", norm)
@@ -167,6 +168,7 @@ def test_rates_and_channels_of_one_batch_may_differ(serve) -> None:
         close(got, expected)
 
 
+@pytest.mark.slow
 def test_recordings_come_as_base64_and_in_lists(serve) -> None:
     worker = serve("audio_classifier")
     plain = worker(*FILES[:2])
@@ -189,6 +191,7 @@ def test_recordings_come_as_base64_and_in_lists(serve) -> None:
     close(answers[4], plain[1])
 
 
+@pytest.mark.slow
 def test_features_of_a_fixed_shape(tmp_path) -> None:
     folder = audio_model("ASTForAudioClassification", tmp_path / "saved")
     worker = started(tmp_path, "audio_classifier", folder)

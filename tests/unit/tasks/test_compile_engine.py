@@ -82,6 +82,7 @@ each_kind = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @each_kind
 def test_answers_are_transformers_own(kind: str, served: Callable[[str], Served]) -> None:
     one = served(kind)
@@ -99,6 +100,7 @@ def test_answers_are_transformers_own(kind: str, served: Callable[[str], Served]
     assert one.opened.tracker.builds == one.builds, "nothing is compiled after the start"
 
 
+@pytest.mark.slow
 @each_kind
 def test_transformers_generate_by_the_same_graphs(kind: str, served: Callable[[str], Served]) -> None:
     one = served(kind)
@@ -130,6 +132,7 @@ def test_transformers_generate_by_the_same_graphs(kind: str, served: Callable[[s
     assert "forward" not in vars(one.model), "the original is as it was"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_what_the_model_demands_of_its_tokens(kind: str) -> None:
     model = seq2seq(kind)
@@ -151,6 +154,7 @@ def test_what_the_model_demands_of_its_tokens(kind: str) -> None:
     assert Rules(config, frozenset(), encodes=True).unsupported == ("encoder_no_repeat_ngram_size",)
 
 
+@pytest.mark.slow
 def test_choices_seeds_and_log_probabilities(served: Callable[[str], Served]) -> None:
     engine = served("t5").engine
     (prompt,) = prompts(6)
@@ -165,6 +169,7 @@ def test_choices_seeds_and_log_probabilities(served: Callable[[str], Served]) ->
     assert len(set(tokens(penalized))) > len(set(tokens(list(engine.submit(prompt, Sampling(8, ignore_eos=True))))))
 
 
+@pytest.mark.slow
 def test_limits_cancelling_and_the_end(served: Callable[[str], Served]) -> None:
     one = served("t5")
     found = opened(one.folder, one.cache, {"verify": {"against": "off"}}, max_waiting=1, cache_gb=0.00005)
@@ -222,6 +227,7 @@ def test_a_second_start_compiles_nothing(served: Callable[[str], Served]) -> Non
     assert not one.opened.facts["model_from_cache"]
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_costs_its_sequence_only(
     served: Callable[[str], Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +259,7 @@ def test_other_weights_are_refused(served: Callable[[str], Served], tmp_path: Pa
         opened(one.folder, one.cache)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("generate", "key"),
     [

@@ -85,6 +85,7 @@ def test_importances_are_those_of_the_formula(worker) -> None:
 SMALL = {"vocab_size": 60, "num_labels": 3, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "sizes"),
     [
@@ -122,6 +123,7 @@ def test_an_encoder_and_decoder_is_refused() -> None:
         integrated_gradients(transformers.BartForSequenceClassification(config).eval(), given, ids, 1, 4)
 
 
+@pytest.mark.slow
 def test_they_are_counted_as_computed_outside_of_the_compiled_model(tmp_path) -> None:
     worker = started(tmp_path)
     before = worker.one({"inputs": TEXT})
@@ -178,6 +180,7 @@ def test_a_policy_that_forbids_eager_pytorch_refuses_them_and_keeps_its_worker(t
     assert set(worker.one({"inputs": TEXT})) == {"calm", "angry", "glad"}
 
 
+@pytest.mark.slow
 def test_a_policy_of_coverage_allows_them_and_keeps_its_worker(tmp_path) -> None:
     worker = started(tmp_path, fallback={"min_coverage": 0.9, "on_violation": "refuse"})
     (answer,) = explained(worker, {"inputs": TEXT})

@@ -73,6 +73,7 @@ def served(folder: Path, tmp_path: Path, cache: str) -> Iterator[Any]:
         each.close()
 
 
+@pytest.mark.slow
 def test_the_report_says_what_ran_where_and_how_it_was_compared(served: Any, folder: Path) -> None:
     worker = served(generate={"proof_prompts": PROMPTS[:2]})
     report = worker.handler.describe_handle()
@@ -97,11 +98,13 @@ def test_a_second_worker_neither_traces_nor_compares(served: Any, tmp_path: Path
     assert second["verify"]["passed"] and second["summary"]["coverage"] == 1.0
 
 
+@pytest.mark.slow
 def test_openvinos_properties_of_the_yaml_are_used(served: Any) -> None:
     report = served(options={"config": {"INFERENCE_NUM_THREADS": 1}}).handler.describe_handle()
     assert report["generate"]["properties"]["INFERENCE_NUM_THREADS"] == "1"
 
 
+@pytest.mark.slow
 def test_without_a_comparison_the_report_says_so(served: Any) -> None:
     report = served(openvino={"verify": {"against": "off"}}).handler.describe_handle()
     assert report["verify"] == {"skipped": "verify.against is off"} and not report["generate"]["passed"]
@@ -124,6 +127,7 @@ def test_what_is_refused(served: Any, how: Any, error: Any, said: str) -> None:
         served(**how)
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_killed_starts_again(served: Any, folder: Path) -> None:
     worker = served()
     wanted = text_of(eager_tokens(folder, "Hello", 6))
@@ -146,6 +150,7 @@ def test_an_engine_that_is_killed_starts_again(served: Any, folder: Path) -> Non
     assert report["verify"]["passed"] and report["generate"]["process"] != before
 
 
+@pytest.mark.slow
 def test_with_asynchronous_communication_it_starts_again_too(served: Any) -> None:
     worker = served(asyncCommunication=True)
     os.kill(worker.handler.describe_handle()["generate"]["process"], signal.SIGKILL)
@@ -159,6 +164,7 @@ def test_with_asynchronous_communication_it_starts_again_too(served: Any) -> Non
     assert worker({"prompt": "Hello", "max_tokens": 6})["text"]
 
 
+@pytest.mark.slow
 def test_an_archive_starts_with_what_was_exported_for_it(folder: Path, tmp_path: Path) -> None:
     config = tmp_path / "model-config.yaml"
     config.write_text(json.dumps({"handler": {"openvino": {"generate": SMALL}}}))

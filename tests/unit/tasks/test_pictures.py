@@ -34,6 +34,7 @@ def made(worker: Any, **body: Any) -> Any:
     return opened(answer)
 
 
+@pytest.mark.slow
 def test_a_picture_is_eagers(served) -> None:
     kind, worker = served
     for guidance, more in ((5.0, {"negative_prompt": "a dog"}), (1.0, {})):
@@ -45,6 +46,7 @@ def test_a_picture_is_eagers(served) -> None:
         assert farthest(picture, expected) <= 1
 
 
+@pytest.mark.slow
 def test_each_component_is_one_graph_for_each_of_its_shapes(served) -> None:
     kind, worker = served
     for steps in (1, 2, 5):
@@ -64,6 +66,7 @@ def test_each_component_is_one_graph_for_each_of_its_shapes(served) -> None:
     assert report["serving"]["compiles_after_ready"] == 0
 
 
+@pytest.mark.slow
 def test_a_picture_of_a_picture_is_eagers(served) -> None:
     kind, worker = served
     start, mask = photo(32, 32), photo(32, 32, 1).convert("L").point(lambda value: 255 * (value > 127))

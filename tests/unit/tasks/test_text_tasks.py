@@ -202,6 +202,7 @@ def test_the_documented_request_gets_an_answer_of_the_documented_form(serve, tas
     assert schema_problems(task, "answers" if many else "answer", plain(answer)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "inputs", "parameters"),
     [
@@ -302,6 +303,7 @@ def test_strings_become_one_tensor_of_vectors(serve) -> None:
     close(torch.tensor(output["data"]).reshape(2, 384).tolist(), vectors)
 
 
+@pytest.mark.slow
 def test_a_long_text_is_cut_where_the_yaml_says_so(tmp_path) -> None:
     worker = started(tmp_path, "text_classifier", too_long="truncate", lengths=[16])
     assert set(worker.one({"inputs": "word " * 500})) == {"calm", "angry", "glad"}

@@ -118,6 +118,7 @@ def test_a_detector_with_a_mask_is_padded_as_its_processor_pads(tmp_path) -> Non
     worker.ran_compiled()
 
 
+@pytest.mark.slow
 def test_depth_is_that_of_the_pipeline(serve) -> None:
     worker = serve("depth_estimator")
     reference = worker.pipeline("depth-estimation")
@@ -155,6 +156,7 @@ def test_zero_shot_answers_as_the_pipeline_does(serve) -> None:
     assert parts["texts"]["frozen"] > 0 and "attention_mask" in parts["texts"]["declared"]
 
 
+@pytest.mark.slow
 def test_labels_of_earlier_requests_are_not_computed_again(serve, monkeypatch) -> None:
     worker = serve("zero_shot_image_classifier")
     request = asked(PHOTOS[0], candidate_labels=["sun", "moon"])
