@@ -1,5 +1,7 @@
 """For all tests: drops compiled code between tests, fixes seeds, and checks that no dispatch mode stays active."""
 
+import functools
+import subprocess
 import sys
 import zlib
 from collections import defaultdict
@@ -13,21 +15,60 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "scr
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the tests that the quick suite leaves out")
+    parser.addoption(
+        "--half", type=int, choices=(0, 1), help="which half of the files the quick suite runs; commits take turns"
+    )
 
 
 # Folders of tests whose cases compile a model each. The quick suite runs one in sixteen of a test's cases, if there are
 # more than two, and at least one.
 _SAMPLED = ("backend", "doctor", "generation", "ops", "quantized", "serving", "tasks")
 _ONE_IN, _FEW = 16, 2
+# Folders of which a commit's quick suite runs every other file, and the next commit's the others; what users do first
+# runs always.
+_HALVED = {*_SAMPLED, "cache", "e2e", "packaging"}
+_ALWAYS = {"test_quickstart.py", "test_readme.py", "test_serving.py"}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The quick suite: no slow tests, and a fixed sample of those with many cases. A file given by name runs whole."""
-    if config.getoption("--all") or any("::" in each or each.endswith(".py") for each in config.args):
+    """The quick suite: half the files, no slow tests, a fixed sample of many cases. A file given by name runs whole."""
+    if not _quick(config):
         return
-    chosen = set(_chosen([item for item in items if item.get_closest_marker("slow") is None]))
+    half = _half(config)
+    quick = [item for item in items if item.get_closest_marker("slow") is None and _turn(item.path) in {None, half}]
+    chosen = set(_chosen(quick))
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return f"quick suite, --half {_half(config)}; --all runs all" if _quick(config) else None
+
+
+def _quick(config: pytest.Config) -> bool:
+    return not config.getoption("--all") and not any("::" in each or each.endswith(".py") for each in config.args)
+
+
+def _half(config: pytest.Config) -> int:
+    given = config.getoption("--half")
+    return _commits() % 2 if given is None else int(given)
+
+
+@functools.cache
+def _commits() -> int:
+    """Returns how many commits there are, 0 if Git does not say."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-list", "--count", "HEAD"]
+    try:
+        return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+
+
+def _turn(path: Path) -> int | None:
+    """Returns the half that runs a file, None if both do."""
+    if path.parent.name not in _HALVED or path.name in _ALWAYS:
+        return None
+    return zlib.crc32(f"{path.parent.name}/{path.name}".encode()) % 2
 
 
 def _chosen(items: list[pytest.Item]) -> Iterator[pytest.Item]:
