@@ -51,8 +51,10 @@ missing() {
   "$python" "$ROOT/scripts/lib/missing.py" "$@"
 }
 
-# pip_step TITLE LOG PYTHON ARGUMENTS...: pip install, with a plain message if it fails. Python compiles what it imports;
-# compiling all that is installed would double the time.
+# pip would compile all that it installs, which doubles the time; Python compiles what it imports, once.
+unset PYTHONDONTWRITEBYTECODE
+
+# pip_step TITLE LOG PYTHON ARGUMENTS...: pip install, with a plain message if it fails.
 pip_step() {
   local title_text=$1 log=$2 python=$3
   shift 3
