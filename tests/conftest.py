@@ -24,10 +24,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # more than two, and at least one.
 _SAMPLED = ("backend", "doctor", "generation", "ops", "quantized", "serving", "tasks")
 _ONE_IN, _FEW = 16, 2
-# Folders of which a commit's quick suite runs every other file, and the next commit's the others; what users do first
-# runs always.
-_HALVED = {*_SAMPLED, "cache", "e2e", "packaging"}
-_ALWAYS = {"test_quickstart.py", "test_readme.py", "test_serving.py"}
+# Folders of which a commit's quick suite runs every other file, and the next commit's the others.
+_HALVED = {*_SAMPLED, "cache", "packaging"}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -69,7 +67,7 @@ def _commits() -> int:
 
 def _turn(path: Path) -> int | None:
     """Returns the half that runs a file, None if both do."""
-    if path.parent.name not in _HALVED or path.name in _ALWAYS or not path.name.startswith("test_"):
+    if path.parent.name not in _HALVED or not path.name.startswith("test_"):
         return None
     return zlib.crc32(f"{path.parent.name}/{path.name}".encode()) % 2
 
