@@ -1,4 +1,4 @@
-"""For all tests: drops compiled code between tests, fixes seeds, and checks that no dispatch mode stays active."""
+"""For all tests: chooses the quick suite, drops compiled code, fixes seeds, and checks that no dispatch mode is left."""
 
 import functools
 import subprocess
@@ -67,9 +67,7 @@ def _commits() -> int:
 
 def _turn(path: Path) -> int | None:
     """Returns the half that runs a file, None if both do."""
-    if path.parent.name not in _HALVED or not path.name.startswith("test_"):
-        return None
-    return zlib.crc32(f"{path.parent.name}/{path.name}".encode()) % 2
+    return zlib.crc32(f"{path.parent.name}/{path.name}".encode()) % 2 if path.parent.name in _HALVED else None
 
 
 def _chosen(items: list[pytest.Item]) -> Iterator[pytest.Item]:

@@ -66,7 +66,7 @@ def same(got: Tensor, expected: Tensor, step: Tensor, halfway: Tensor) -> None:
     assert bool((difference <= step * (256e-6 + 1.01 * halfway)).all()), difference.max()
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_quantisation(data: st.DataObject) -> None:
     draw = data.draw

@@ -13,6 +13,9 @@ from vision_worker import encoded, photo, text
 from diffusion_models import pipeline_folder
 from torchserve_openvino.generation.images.pictures import SCHEDULERS
 
+# Each pipeline takes half a minute to start.
+pytestmark = pytest.mark.slow
+
 PIPELINES = {"sd": "StableDiffusion", "xl": "StableDiffusionXL", "sd3": "StableDiffusion3"}
 GRAPHS = {
     "sd": {"text_encoder", "unet", "vae.decode", "vae.encode"},
@@ -21,8 +24,7 @@ GRAPHS = {
 }
 
 
-# Each takes half a minute to start.
-@pytest.fixture(scope="module", params=["sd", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("xl", "sd3"))])
+@pytest.fixture(scope="module", params=["sd", "xl", "sd3"])
 def served(request, tmp_path_factory) -> tuple[str, Any]:
     place = tmp_path_factory.mktemp(request.param)
     return request.param, started(place, pipeline_folder(request.param, place / "saved"), sizes=["32x32"])
@@ -34,7 +36,6 @@ def made(worker: Any, **body: Any) -> Any:
     return opened(answer)
 
 
-@pytest.mark.slow
 def test_a_picture_is_eagers(served) -> None:
     kind, worker = served
     for guidance, more in ((5.0, {"negative_prompt": "a dog"}), (1.0, {})):
@@ -46,7 +47,6 @@ def test_a_picture_is_eagers(served) -> None:
         assert farthest(picture, expected) <= 1
 
 
-@pytest.mark.slow
 def test_each_component_is_one_graph_for_each_of_its_shapes(served) -> None:
     kind, worker = served
     for steps in (1, 2, 5):
@@ -66,7 +66,6 @@ def test_each_component_is_one_graph_for_each_of_its_shapes(served) -> None:
     assert report["serving"]["compiles_after_ready"] == 0
 
 
-@pytest.mark.slow
 def test_a_picture_of_a_picture_is_eagers(served) -> None:
     kind, worker = served
     start, mask = photo(32, 32), photo(32, 32, 1).convert("L").point(lambda value: 255 * (value > 127))
@@ -85,7 +84,6 @@ def test_a_picture_of_a_picture_is_eagers(served) -> None:
     assert worker.report()["serving"]["compiles_after_ready"] == 0
 
 
-@pytest.mark.slow
 def test_each_scheduler_makes_eagers_picture(served) -> None:
     kind, worker = served
     names = worker.report()["task"]["limits"]["schedulers"]
@@ -103,7 +101,6 @@ def test_each_scheduler_makes_eagers_picture(served) -> None:
     assert worker.report()["serving"]["compiles_after_ready"] == 0
 
 
-@pytest.mark.slow
 def test_stable_diffusion_2(tmp_path: Path) -> None:
     folder = pipeline_folder("sd2", tmp_path / "saved")
     worker = started(tmp_path, folder, sizes="auto", guided="always", image_to_image=False)
@@ -115,7 +112,6 @@ def test_stable_diffusion_2(tmp_path: Path) -> None:
     assert worker.status() == 400 and "image_to_image: false" in refused["message"]
 
 
-@pytest.mark.slow
 def test_stable_diffusion_3_without_t5(tmp_path: Path) -> None:
     worker = started(tmp_path, pipeline_folder("sd3", tmp_path / "saved", with_t5=False), sizes="auto", guided="never")
     picture = made(worker, prompt="a cat", seed=2, steps=2)
@@ -127,7 +123,6 @@ def test_stable_diffusion_3_without_t5(tmp_path: Path) -> None:
     worker.ran_compiled()
 
 
-@pytest.mark.slow
 def test_a_denoiser_that_reads_masks_only_fills_them(tmp_path: Path) -> None:
     worker = started(tmp_path, pipeline_folder("inpaint", tmp_path / "saved"), sizes="auto", guided="always")
     start, mask = photo(32, 32), photo(32, 32, 1).convert("L").point(lambda value: 255 * (value > 127))
@@ -141,7 +136,6 @@ def test_a_denoiser_that_reads_masks_only_fills_them(tmp_path: Path) -> None:
     assert farthest(picture, expected) <= 1
 
 
-@pytest.mark.slow
 def test_eager_pytorch_serves_as_well(tmp_path: Path) -> None:
     from serving_worker import Archive
 
