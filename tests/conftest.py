@@ -1,4 +1,4 @@
-"""For all tests: chooses the quick suite, drops compiled code, fixes seeds, and checks that no dispatch mode is left."""
+"""For all tests: chooses the quick suite, drops compiled code, fixes seeds, and finds dispatch modes left active."""
 
 import functools
 import subprocess
