@@ -94,7 +94,7 @@ def test_the_rule_sees_what_it_is_for() -> None:
 def test_importing_the_package_stays_light() -> None:
     code = (
         "import sys, torchserve_openvino as tov; tov.compile; "
-        "print([m for m in ('ts', 'transformers', 'torchvision', 'captum') if m in sys.modules])"
+        "print([m for m in ('ts', 'transformers', 'torchvision', 'captum', 'pydantic', 'yaml') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
