@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import queue
+import threading
+import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchserve_openvino.adapters.core import Answered, Asked, Host
 from torchserve_openvino.errors import ItemError
@@ -30,26 +32,45 @@ class Reply:
         """Adds a piece, from any thread; None ends the answer."""
         self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
 
+    def end(self, piece: Answered) -> None:
+        """Adds the last piece, in the loop's thread."""
+        self._pieces.put_nowait(piece)
+        self._pieces.put_nowait(None)
+
     async def pieces(self) -> AsyncIterator[Answered]:
         """Yields the pieces as they come; the first has the answer's status and type."""
         while (piece := await self._pieces.get()) is not None:
             yield piece
 
 
+class _Call(NamedTuple):
+    """What runs: the replies to it, and when it takes too long (`time.monotonic`)."""
+
+    replies: Sequence[Reply]
+    until: float
+
+
 class Batcher:
     """Collects requests, and has them answered one call after another.
 
+    Requests come from one event loop. A thread joins and answers them: a handler takes one call at a time, always in
+    the same thread, and a wait for further requests is more exact there than in a loop, whose timers count in
+    milliseconds.
+
     Args:
         host: Answers them.
+        queue_size: Most requests that wait for their call.
     """
 
     def __init__(self, host: Host, queue_size: int = QUEUE_SIZE) -> None:
         self._host = host
-        self._waiting: asyncio.Queue[tuple[Asked, Reply]] = asyncio.Queue(queue_size)
-        # A handler takes one call at a time, and always in the same thread.
-        self._thread = ThreadPoolExecutor(1, "answers")
+        self._queue_size = queue_size
+        self._waiting: queue.SimpleQueue[tuple[Asked, Reply]] = queue.SimpleQueue()
+        self._call: _Call | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watch: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._collector: asyncio.Task[None] | None = None
+        self._showing = threading.Lock()
         self._show()
 
     @property
@@ -61,21 +82,21 @@ class Batcher:
         """Has a request answered, and yields the pieces of its answer; a full queue refuses it (503)."""
         reply = Reply()
         if self._host.ended:
-            _refuse([reply], f"{self._host.ended}, and is being replaced")
+            reply.end(_refusal(f"{self._host.ended}, and is being replaced"))
         elif self._host.awaits:
             self._keep(self._alone(asked, reply))
+        elif self.waiting >= self._queue_size:
+            reply.end(_refusal(f"{self._queue_size} requests are waiting already"))
         else:
-            if self._collector is None:
-                self._collector = asyncio.create_task(self._collect())
-            try:
-                self._waiting.put_nowait((asked, reply))
-                self._show()
-            except asyncio.QueueFull:
-                _refuse([reply], f"{self._waiting.maxsize} requests are waiting already")
+            self._waiting.put((asked, reply))
+            self._show()
+            self._start(asyncio.get_running_loop())
         return reply.pieces()
 
     def _show(self) -> None:
-        self._host.record("gauge", WAITING, self.waiting, {})
+        # Two threads show it: the later value is the newer one.
+        with self._showing:
+            self._host.record("gauge", WAITING, self.waiting, {})
 
     def _keep(self, run: Coroutine[Any, Any, None]) -> None:
         # The loop itself keeps only weak references.
@@ -83,63 +104,83 @@ class Batcher:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _collect(self) -> None:
+    async def _alone(self, asked: Asked, reply: Reply) -> None:
+        reply.put(await self._host.answer_alone(asked, lambda _, piece: reply.put(piece)))
+        reply.put(None)
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._loop is None:
+            self._loop = loop
+            threading.Thread(target=self._work, args=(loop,), name="answers", daemon=True).start()
+        if self._watch is None:
+            self._watch = loop.call_later(self._host.timeout, self._look)
+
+    def _look(self) -> None:
+        """Ends this process if a call takes too long; called in the loop."""
+        call, now = self._call, time.monotonic()
+        self._watch = None
+        if call is not None and call.until <= now:
+            # A thread can't be stopped: the process has to be replaced, as TorchServe replaces its workers.
+            self._host.ended = f"a call took longer than responseTimeout ({self._host.timeout:g} s)"
+            logger.error("ERROR: %s", self._host.ended)
+            for reply in (*call.replies, *(reply for _, reply in self._taken())):
+                reply.end(_refusal(self._host.ended))
+        elif call is not None or self.waiting:
+            left = self._host.timeout if call is None else call.until - now
+            self._watch = asyncio.get_running_loop().call_later(left, self._look)
+
+    def _taken(self) -> list[tuple[Asked, Reply]]:
+        """Takes all that waits."""
+        found = []
+        while (one := self._next(0.0)) is not None:
+            found.append(one)
+        return found
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         """Takes what waits, call by call."""
-        loop = asyncio.get_running_loop()
         held: tuple[Asked, Reply] | None = None
         while True:
-            batch = [held or await self._waiting.get()]
+            batch = [held or self._waiting.get()]
             held = None
-            until = loop.time() + self._host.delay
-            while len(batch) < self._host.batch_size and (one := await self._next(until)):
+            until = time.monotonic() + self._host.delay
+            while len(batch) < self._host.batch_size and (one := self._next(until)):
                 if one[0].envelope is not batch[0][0].envelope:
                     held = one
                     break
                 batch.append(one)
             self._show()
-            await self._answer([asked for asked, _ in batch], [reply for _, reply in batch])
+            replies = [reply for _, reply in batch]
+            answers = self._answers([asked for asked, _ in batch], replies)
+            if loop.is_closed():
+                return
+            loop.call_soon_threadsafe(_end, replies, answers)
 
-    async def _next(self, until: float) -> tuple[Asked, Reply] | None:
-        """Returns what waits already, however late the loop comes to it, or what comes until then."""
+    def _next(self, until: float) -> tuple[Asked, Reply] | None:
+        """Returns what waits already, however late it is, or what comes until then."""
         try:
-            return self._waiting.get_nowait()
-        except asyncio.QueueEmpty:
-            wait = until - asyncio.get_running_loop().time()
-        try:
-            return await asyncio.wait_for(self._waiting.get(), wait)
-        except asyncio.TimeoutError:
+            return self._waiting.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:
             return None
 
-    async def _answer(self, asked: Sequence[Asked], replies: Sequence[Reply]) -> None:
+    def _answers(self, asked: Sequence[Asked], replies: Sequence[Reply]) -> list[Answered]:
         if self._host.ended:
-            _refuse(replies, f"{self._host.ended}, and is being replaced")
-            return
-        call = asyncio.get_running_loop().run_in_executor(
-            self._thread, self._host.answer, asked, lambda place, piece: replies[place].put(piece)
-        )
+            return [_refusal(f"{self._host.ended}, and is being replaced")] * len(asked)
+        self._call = _Call(replies, time.monotonic() + self._host.timeout)
         try:
-            answers = await asyncio.wait_for(call, self._host.timeout)
-        except asyncio.TimeoutError:
-            # A thread can't be stopped: the process has to be replaced, as TorchServe replaces its workers.
-            self._host.ended = f"a call took longer than responseTimeout ({self._host.timeout:g} s)"
-            logger.error("ERROR: %s", self._host.ended)
-            _refuse(replies, self._host.ended)
-            return
+            return self._host.answer(asked, lambda place, piece: replies[place].put(piece))
         except Exception as error:
             # Whatever is wrong with this call: those that wait behind it are answered.
-            answers = [Answered.refused(server_fault(error))] * len(asked)
-        for reply, answer in zip(replies, answers, strict=True):
-            reply.put(answer)
-            reply.put(None)
-
-    async def _alone(self, asked: Asked, reply: Reply) -> None:
-        reply.put(await self._host.answer_alone(asked, lambda _, piece: reply.put(piece)))
-        reply.put(None)
+            return [Answered.refused(server_fault(error))] * len(asked)
+        finally:
+            self._call = None
 
 
-def _refuse(replies: Sequence[Reply], why: str) -> None:
+def _end(replies: Sequence[Reply], answers: Sequence[Answered]) -> None:
+    for reply, answer in zip(replies, answers, strict=True):
+        reply.end(answer)
+
+
+def _refusal(why: str) -> Answered:
     error = ItemError(f"{why}: send the request again later")
     error.status = HTTPStatus.SERVICE_UNAVAILABLE.value
-    for reply in replies:
-        reply.put(Answered.refused(error))
-        reply.put(None)
+    return Answered.refused(error)

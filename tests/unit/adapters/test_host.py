@@ -193,10 +193,40 @@ def test_requests_after_a_failed_call_are_answered() -> None:
 
 def test_what_waits_is_joined_though_no_time_is_left() -> None:
     slow, sizes = Slow(), []
-    slow.answer = lambda asked, send: sizes.append(len(asked)) or [Answered(b"", "text/plain")] * len(asked)  # type: ignore[method-assign]
-    # The delay is over before the loop looks at it.
-    ask(Batcher(slow), *[""] * 9)  # type: ignore[arg-type]
-    assert sizes == [2, 2, 2, 2, 1]
+    batcher = Batcher(slow)  # type: ignore[arg-type]
+
+    def answer(asked: Sequence[Asked], _: Any) -> list[Answered]:
+        while not sizes and batcher.waiting < 9 - len(asked):
+            time.sleep(0.001)
+        sizes.append(len(asked))
+        return [Answered(b"", "text/plain")] * len(asked)
+
+    slow.answer = answer  # type: ignore[method-assign]
+    ask(batcher, *[""] * 9)
+    assert sum(sizes) == 9 and sizes[1:-1] == [2] * len(sizes[1:-1]) and len(sizes) == 5
+
+
+def test_pieces_come_in_order_before_the_last() -> None:
+    slow = Slow()
+
+    def answer(asked: Sequence[Asked], send: Any) -> list[Answered]:
+        for number in range(50):
+            for place in range(len(asked)):
+                send(place, Answered(b"%d" % number, "text/plain"))
+        return [Answered(b"last", "text/plain")] * len(asked)
+
+    slow.answer = answer  # type: ignore[method-assign]
+
+    async def both() -> list[list[bytes]]:
+        batcher = Batcher(slow)  # type: ignore[arg-type]
+        asked = [Asked({"body": ""}) for _ in range(2)]
+
+        async def one(each: Asked) -> list[bytes]:
+            return [piece.body async for piece in batcher.ask(each)]
+
+        return list(await asyncio.gather(*map(one, asked)))
+
+    assert asyncio.run(both()) == [[*(b"%d" % number for number in range(50)), b"last"]] * 2
 
 
 def test_without_torchserve(packed: Path) -> None:
