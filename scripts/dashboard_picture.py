@@ -25,13 +25,10 @@ import yaml
 from rich.console import Console
 from rich.progress import track
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 from lib.ports import free_ports
 
 DASHBOARD = Path(__file__).resolve().parent / "deploy" / "grafana.json"
 STEP = 2
-_START_SECONDS = 30
 # Grafana divides a dashboard's width into 24 columns.
 _COLUMNS = 24
 # Grafana's names of units, in words.
@@ -67,8 +64,15 @@ def main(
 
 
 @contextmanager
-def prometheus(program: str, target: str, path: str, job: str) -> Iterator[str]:
+def prometheus(program: str, target: str, path: str, job: str, patience: float = 30) -> Iterator[str]:
     """Runs a Prometheus that reads one server, and yields its address.
+
+    Args:
+        program: Prometheus.
+        target: HOST:PORT of the server.
+        path: Of its metrics.
+        job: What it is called.
+        patience: Seconds until it has to have read the server.
 
     Raises:
         SystemExit: It does not start, or cannot read the server.
@@ -83,7 +87,7 @@ def prometheus(program: str, target: str, path: str, job: str) -> Iterator[str]:
         with log.open("wb") as console:
             process = subprocess.Popen(command, cwd=folder, stdout=console, stderr=console)
         try:
-            until = time.monotonic() + _START_SECONDS
+            until = time.monotonic() + patience
             while not _reads(f"http://{url}"):
                 if process.poll() is not None or time.monotonic() > until:
                     sys.exit(f"Prometheus cannot read {target}{path}.\n{log.read_text(errors='replace')[-2000:]}")
@@ -147,13 +151,12 @@ def draw(dashboard: Mapping[str, Any], found: Sequence[Series], output: Path) ->
 
 
 def _unit(panel: Mapping[str, Any]) -> str:
-    name = str(panel["fieldConfig"]["defaults"].get("unit", ""))
-    return _UNITS.get(name, name)
+    return str(panel["fieldConfig"]["defaults"].get("unit", ""))
 
 
 def _stat(axes: Any, panel: Mapping[str, Any], series: Series) -> None:
     last = next((values[-1] for _, values in series.values()), None)
-    percent = _unit(panel) == _UNITS["percentunit"]
+    percent = _unit(panel) == "percentunit"
     text = "no data" if last is None else f"{last:.1%}" if percent else f"{last:g}"
     axes.text(0.5, 0.5, text, ha="center", va="center", fontsize=22, color="#20a060")
     axes.set_axis_off()
@@ -165,7 +168,7 @@ def _lines(axes: Any, panel: Mapping[str, Any], series: Series) -> None:
     # A line of zeros is to be seen, too.
     top = max((max(values) for _, values in series.values()), default=0.0) or 1.0
     axes.set_ylim(-0.04 * top, 1.1 * top)
-    axes.set_ylabel(_unit(panel), fontsize=8)
+    axes.set_ylabel(_UNITS.get(_unit(panel), _unit(panel)), fontsize=8)
     axes.set_xlabel("s", fontsize=8)
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any
 
 from torchserve_openvino.adapters.core import Answered, Asked, Host
 from torchserve_openvino.errors import ItemError
@@ -43,13 +43,6 @@ class Reply:
             yield piece
 
 
-class _Call(NamedTuple):
-    """What runs: the replies to it, and when it takes too long (`time.monotonic`)."""
-
-    replies: Sequence[Reply]
-    until: float
-
-
 class Batcher:
     """Collects requests, and has them answered one call after another.
 
@@ -66,8 +59,11 @@ class Batcher:
         self._host = host
         self._queue_size = queue_size
         self._waiting: queue.SimpleQueue[tuple[Asked, Reply]] = queue.SimpleQueue()
-        self._call: _Call | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        # Those that no call has answered yet: they wait, run, or are held for the next call. Of the loop's thread.
+        self._open: set[Reply] = set()
+        # When the present call takes too long, by `time.monotonic`.
+        self._until: float | None = None
+        self._thread: threading.Thread | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._showing = threading.Lock()
@@ -88,6 +84,7 @@ class Batcher:
         elif self.waiting >= self._queue_size:
             reply.end(_refusal(f"{self._queue_size} requests are waiting already"))
         else:
+            self._open.add(reply)
             self._waiting.put((asked, reply))
             self._show()
             self._start(asyncio.get_running_loop())
@@ -109,32 +106,35 @@ class Batcher:
         reply.put(None)
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._loop is None:
-            self._loop = loop
-            threading.Thread(target=self._work, args=(loop,), name="answers", daemon=True).start()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, args=(loop,), name="answers", daemon=True)
+            self._thread.start()
         if self._watch is None:
             self._watch = loop.call_later(self._host.timeout, self._look)
 
     def _look(self) -> None:
         """Ends this process if a call takes too long; called in the loop."""
-        call, now = self._call, time.monotonic()
+        until, now = self._until, time.monotonic()
         self._watch = None
-        if call is not None and call.until <= now:
+        if until is not None and until <= now:
             # A thread can't be stopped: the process has to be replaced, as TorchServe replaces its workers.
             self._host.ended = f"a call took longer than responseTimeout ({self._host.timeout:g} s)"
             logger.error("ERROR: %s", self._host.ended)
-            for reply in (*call.replies, *(reply for _, reply in self._taken())):
-                reply.end(_refusal(self._host.ended))
-        elif call is not None or self.waiting:
-            left = self._host.timeout if call is None else call.until - now
+            while self._next(0.0) is not None:
+                pass
+            self._show()
+            unanswered = list(self._open)
+            self._end(unanswered, [_refusal(self._host.ended)] * len(unanswered))
+        elif self._open:
+            left = self._host.timeout if until is None else until - now
             self._watch = asyncio.get_running_loop().call_later(left, self._look)
 
-    def _taken(self) -> list[tuple[Asked, Reply]]:
-        """Takes all that waits."""
-        found = []
-        while (one := self._next(0.0)) is not None:
-            found.append(one)
-        return found
+    def _end(self, replies: Sequence[Reply], answers: Sequence[Answered]) -> None:
+        """Ends replies, but for those that a call which took too long has left; called in the loop."""
+        for reply, answer in zip(replies, answers, strict=True):
+            if reply in self._open:
+                self._open.remove(reply)
+                reply.end(answer)
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         """Takes what waits, call by call."""
@@ -153,7 +153,7 @@ class Batcher:
             answers = self._answers([asked for asked, _ in batch], replies)
             if loop.is_closed():
                 return
-            loop.call_soon_threadsafe(_end, replies, answers)
+            loop.call_soon_threadsafe(self._end, replies, answers)
 
     def _next(self, until: float) -> tuple[Asked, Reply] | None:
         """Returns what waits already, however late it is, or what comes until then."""
@@ -165,19 +165,14 @@ class Batcher:
     def _answers(self, asked: Sequence[Asked], replies: Sequence[Reply]) -> list[Answered]:
         if self._host.ended:
             return [_refusal(f"{self._host.ended}, and is being replaced")] * len(asked)
-        self._call = _Call(replies, time.monotonic() + self._host.timeout)
+        self._until = time.monotonic() + self._host.timeout
         try:
             return self._host.answer(asked, lambda place, piece: replies[place].put(piece))
         except Exception as error:
             # Whatever is wrong with this call: those that wait behind it are answered.
             return [Answered.refused(server_fault(error))] * len(asked)
         finally:
-            self._call = None
-
-
-def _end(replies: Sequence[Reply], answers: Sequence[Answered]) -> None:
-    for reply, answer in zip(replies, answers, strict=True):
-        reply.end(answer)
+            self._until = None
 
 
 def _refusal(why: str) -> Answered:

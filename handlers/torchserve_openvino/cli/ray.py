@@ -20,7 +20,7 @@ BUILDER = "torchserve_openvino.adapters.ray:app"
 # Ray's switch for HAProxy in the place of its own proxy, and the one for less work beside each request.
 HAPROXY, OPTIMIZED = "RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_THROUGHPUT_OPTIMIZED"
 # Seconds between two looks of Ray's controller at all replicas. With Ray's 0.1 it takes 3 % of a core from the models.
-CONTROL_LOOP = {"RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5"}
+CONTROL_LOOP, CONTROL_SECONDS = "RAY_SERVE_CONTROL_LOOP_INTERVAL_S", "0.5"
 
 ray = typer.Typer(help="Serve archives on Ray Serve.", no_args_is_help=True)
 
@@ -78,7 +78,8 @@ def deploy(
         if address:
             fail(f"--haproxy is for a new cluster. Before `ray start`, set {HAPROXY}=1 and {OPTIMIZED}=1 on each node")
         # Ray reads them when it is imported, and the processes that it starts inherit them.
-        os.environ |= {HAPROXY: "1", OPTIMIZED: "1", **CONTROL_LOOP}
+        os.environ |= {HAPROXY: "1", OPTIMIZED: "1"}
+        os.environ.setdefault(CONTROL_LOOP, CONTROL_SECONDS)
         address = "local"
     try:
         args = _args(archives, replicas, max_replicas, cpus)

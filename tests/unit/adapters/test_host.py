@@ -192,18 +192,65 @@ def test_requests_after_a_failed_call_are_answered() -> None:
 
 
 def test_what_waits_is_joined_though_no_time_is_left() -> None:
-    slow, sizes = Slow(), []
-    batcher = Batcher(slow)  # type: ignore[arg-type]
+    slow, sizes, begun = Slow(), [], threading.Event()
 
     def answer(asked: Sequence[Asked], _: Any) -> list[Answered]:
-        while not sizes and batcher.waiting < 9 - len(asked):
-            time.sleep(0.001)
-        sizes.append(len(asked))
+        if asked[0].row["body"] == "first":
+            begun.set()
+            while batcher.waiting < 9:
+                time.sleep(0.001)
+        else:
+            sizes.append(len(asked))
         return [Answered(b"", "text/plain")] * len(asked)
 
-    slow.answer = answer  # type: ignore[method-assign]
-    ask(batcher, *[""] * 9)
-    assert sum(sizes) == 9 and sizes[1:-1] == [2] * len(sizes[1:-1]) and len(sizes) == 5
+    async def one(body: str) -> list[Answered]:
+        return [piece async for piece in batcher.ask(Asked({"body": body}))]
+
+    async def nine_behind_one() -> None:
+        first = asyncio.create_task(one("first"))
+        await asyncio.to_thread(begun.wait)
+        await asyncio.gather(first, *(one("") for _ in range(9)))
+
+    slow.answer, slow.timeout = answer, 5  # type: ignore[method-assign]
+    batcher = Batcher(slow)  # type: ignore[arg-type]
+    asyncio.run(nine_behind_one())
+    assert sizes == [2, 2, 2, 2, 1]
+
+
+def test_whatever_waits_behind_a_call_that_takes_too_long_is_refused() -> None:
+    slow, shown = Slow(), []
+    slow.record = lambda kind, name, value, labels: shown.append(value)
+    slow.delay = 0.05
+    # The second is of another protocol, so it is held for a call of its own.
+    asked = [Asked({"body": ""}), Asked({"body": ""}, envelope=Envelope("json")), Asked({"body": ""})]
+
+    async def all_of_them() -> list[Answered]:
+        batcher = Batcher(slow)  # type: ignore[arg-type]
+
+        async def one(each: Asked) -> Answered:
+            (piece,) = [piece async for piece in batcher.ask(each)]
+            return piece
+
+        return list(await asyncio.wait_for(asyncio.gather(*map(one, asked)), 3))
+
+    assert [answer.status for answer in asyncio.run(all_of_them())] == [503, 503, 503]
+    assert shown[-1] == 0
+    slow.release.set()
+
+
+def test_a_call_that_begins_late_is_watched() -> None:
+    slow = Slow()
+    # It is over after the first look, which sees neither a call nor one that waits.
+    slow.delay = 2 * slow.timeout
+    start = time.monotonic()
+
+    async def alone() -> list[Answered]:
+        pieces = Batcher(slow).ask(Asked({"body": ""}))  # type: ignore[arg-type]
+        return [piece async for piece in pieces]
+
+    (answer,) = asyncio.run(asyncio.wait_for(alone(), 3))
+    assert answer.status == 503 and time.monotonic() - start < 1.5
+    slow.release.set()
 
 
 def test_pieces_come_in_order_before_the_last() -> None:
