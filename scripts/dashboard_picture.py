@@ -1,7 +1,7 @@
 """Draws the dashboard of `scripts/deploy/grafana.json` as a picture, from a server that runs.
 
 Starts a Prometheus of its own, has it read the server's metrics for a while, asks it what each panel asks, and draws
-the answers. Needs Prometheus (Debian's package `prometheus`) and the extra `examples`.
+the answers. Needs Prometheus (Debian's package `prometheus`) and the extra `bench`.
 
     python scripts/dashboard_picture.py 127.0.0.1:8080 --seconds 180 --output dashboard.png
 """

@@ -16,6 +16,7 @@ SHOWN = json.loads(dashboard_picture.DASHBOARD.read_text(encoding="utf-8"))
 
 
 def test_all_panels_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra bench")
     found = [{"a": ([0.0, 2.0], [0.0, 1.0]), "b": ([0.0, 2.0], [0.0, 0.0])} for _ in SHOWN["panels"]]
     found[1], found[5] = {}, {}
     dashboard_picture.draw(SHOWN, found, tmp_path / "dashboard.png")
