@@ -27,22 +27,30 @@ from benchmarks import output
 from benchmarks.gptq_folder import save_gptq
 from benchmarks.harness import interleave
 
-VOCABULARY = 8192
-FORMATS = ("f32", "int8", "int4", "gptq")
-CONTENDERS = ("eager", *(f"engine {form}" for form in FORMATS), *(f"bare {form}" for form in FORMATS))
+# "+": `dynamic_quantization: true`, and cached keys and values of 8 bits.
+FORMATS = ("f32", "int8", "int4", "int8+", "int4+", "gptq")
+CONTENDERS = (
+    "eager", "eager one thread", *(f"engine {form}" for form in FORMATS), *(f"bare {form}" for form in FORMATS)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Layers, features, heads and heads of keys and values of a model."""
+    """Layers, features, heads, heads of keys and values, and tokens in the vocabulary of a model."""
 
     layers: int
     features: int
     heads: int
     shared_heads: int
+    vocabulary: int
 
 
-MODELS = {"small": Sizes(4, 512, 8, 8), "grouped": Sizes(12, 1024, 16, 4)}
+# 11, 15 and 115 million weights without the embedding, which is only looked up.
+MODELS = {
+    "small": Sizes(4, 512, 8, 8, 512),
+    "small-8k": Sizes(4, 512, 8, 8, 8192),
+    "grouped": Sizes(12, 1024, 16, 4, 8192),
+}
 Answer = Callable[[], list[list[int]]]
 
 
@@ -58,9 +66,6 @@ def main(
 ) -> None:
     """Measures tokens per second."""
     warnings.filterwarnings("ignore")
-    import torch
-
-    torch.set_num_threads(threads)
     names = output.chosen(only, CONTENDERS, "--only")
     levels = [int(level) for level in streams.split(",")]
     results = []
@@ -112,14 +117,14 @@ def _contenders(
     model.save_pretrained(place / "model")
     if any(name.endswith("gptq") for name in names):
         save_gptq(place / "gptq", model)
-    prompts = torch.randint(3, VOCABULARY, (level, prompt)).tolist()
+    prompts = torch.randint(3, sizes.vocabulary, (level, prompt)).tolist()
     calls: dict[str, Answer] = {}
     seconds = {}
     for name in names:
         started = time.perf_counter()
         kind, _, form = name.partition(" ")
         if kind == "eager":
-            calls[name] = _eager(model, prompts, tokens)
+            calls[name] = _eager(model, prompts, tokens, 1 if form else threads)
         else:
             make = _engine if kind == "engine" else _bare
             calls[name] = make(stack, place, form, prompts, tokens, threads)
@@ -139,14 +144,14 @@ def random_model(sizes: Sizes, length: int) -> Any:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=sizes.features, intermediate_size=2 * sizes.features,
+        vocab_size=sizes.vocabulary, hidden_size=sizes.features, intermediate_size=2 * sizes.features,
         num_hidden_layers=sizes.layers, num_attention_heads=sizes.heads, num_key_value_heads=sizes.shared_heads,
         max_position_embeddings=max(2048, length), bos_token_id=1, eos_token_id=2, pad_token_id=0,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
 
 
-def _eager(model: Any, prompts: list[list[int]], tokens: int) -> Answer:
+def _eager(model: Any, prompts: list[list[int]], tokens: int, threads: int) -> Answer:
     import torch
     from transformers import GenerationConfig
 
@@ -154,6 +159,7 @@ def _eager(model: Any, prompts: list[list[int]], tokens: int) -> Answer:
     ids = torch.tensor(prompts)
 
     def call() -> list[list[int]]:
+        torch.set_num_threads(threads)
         with torch.inference_mode():
             found = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
         return found[:, ids.shape[1] :].tolist()
@@ -166,8 +172,12 @@ def _settings(place: Path, form: str, threads: int) -> Any:
     from torchserve_openvino.config.sections.handler import VerifySection
     from torchserve_openvino.generation.text.settings import EngineSettings
 
-    packed = form == "gptq"
-    section = GenerateSection(weights="auto" if packed else form, prefix_caching=False)  # type: ignore[arg-type]
+    packed, faster = form == "gptq", form.endswith("+")
+    weights = "auto" if packed else form.rstrip("+")
+    section = GenerateSection(
+        weights=weights,  # type: ignore[arg-type]
+        prefix_caching=False, dynamic_quantization=faster, kv_cache="u8" if faster else None,
+    )  # fmt: skip
     # Random weights do not survive 4 bits as trained ones do; here the speed is measured.
     return EngineSettings(place / ("gptq" if packed else "model"), section, VerifySection(on_violation="warn"), threads)
 
