@@ -66,6 +66,9 @@ def main(
 ) -> None:
     """Measures tokens per second."""
     warnings.filterwarnings("ignore")
+    import torch
+
+    torch.set_num_threads(threads)
     names = output.chosen(only, CONTENDERS, "--only")
     levels = [int(level) for level in streams.split(",")]
     results = []
@@ -159,9 +162,14 @@ def _eager(model: Any, prompts: list[list[int]], tokens: int, threads: int) -> A
     ids = torch.tensor(prompts)
 
     def call() -> list[list[int]]:
+        usual = torch.get_num_threads()
         torch.set_num_threads(threads)
-        with torch.inference_mode():
-            found = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+        try:
+            with torch.inference_mode():
+                found = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+        finally:
+            # The number is the whole process's; what is loaded after this call has its own.
+            torch.set_num_threads(usual)
         return found[:, ids.shape[1] :].tolist()
 
     return call
@@ -173,7 +181,7 @@ def _settings(place: Path, form: str, threads: int) -> Any:
     from torchserve_openvino.generation.text.settings import EngineSettings
 
     packed, faster = form == "gptq", form.endswith("+")
-    weights = "auto" if packed else form.rstrip("+")
+    weights = "auto" if packed else form.removesuffix("+")
     section = GenerateSection(
         weights=weights,  # type: ignore[arg-type]
         prefix_caching=False, dynamic_quantization=faster, kv_cache="u8" if faster else None,
