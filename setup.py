@@ -63,7 +63,8 @@ EXAMPLES = [
 ]
 VISION = ["torchvision>=0.28,<0.29"]
 TIMM = [*VISION, "timm>=1.0.20,<2"]
-HF = ["transformers>=5,<6"]
+# orjson writes answers that are arrays: vectors, pixels.
+HF = ["orjson>=3.10,<4", "transformers>=5,<6"]
 # The three match one another and OpenVINO: GenAI refuses another version.
 GENERATE = [*HF, "jinja2>=3.1,<4", "openvino-genai>=2026.4,<2026.5", "openvino-tokenizers>=2026.4,<2026.5"]
 # NNCF imports torchao where it quantises activations.

@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import output
 from benchmarks.harness import Call, interleave
 from benchmarks.task_cases import CASES, Case, drawn
-from benchmarks.workers import context_for
+from benchmarks.workers import context_for, expect
+from torchserve_openvino.serving.host.context import encoded
 
 EAGER, OURS = "eager", "this package"
 BATCHES = (1, 4)
@@ -51,8 +52,9 @@ def started(case: Case, folder: Path, *, compiled: bool) -> Any:
 
 
 def ask(handler: Any, requests: list[Any]) -> list[Any]:
-    """Answers a batch of requests, without TorchServe's statuses."""
-    return handler.answer_items([{"body": request} for request in requests], handler.context)
+    """Answers a batch of requests; returns the bodies that TorchServe sends."""
+    expect(handler.context, len(requests))
+    return [encoded(answer) for answer in handler.handle([{"body": each} for each in requests], handler.context)]
 
 
 def measure(case: Case, eager: Any, ours: Any, runs: int) -> dict[str, Any]:
@@ -75,7 +77,7 @@ def after_random_sizes(case: Case, handler: Any, count: int) -> int:
     draw = random.Random(1)
     for number in range(count):
         body = case.request(drawn(case.kind, draw.random(), number))
-        handler.handle([{"body": body}], handler.context)
+        ask(handler, [body])
     return int(handler.describe_handle()["serving"]["compiles_after_ready"])
 
 

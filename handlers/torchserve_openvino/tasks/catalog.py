@@ -41,10 +41,11 @@ class Task:
 
 
 _TEXT: Mapping[str, Any] = {
-    "modules": ("transformers", "tokenizers"), "extra": "hf", "template": "text", "prepared_by": ("tokenizer",),
+    "modules": ("transformers", "tokenizers", "orjson"), "extra": "hf", "template": "text",
+    "prepared_by": ("tokenizer",),
 }  # fmt: skip
 _VISION: Mapping[str, Any] = {
-    "modules": ("transformers",), "extra": "hf", "template": "vision", "prepared_by": ("image_processor",),
+    "modules": ("transformers", "orjson"), "extra": "hf", "template": "vision", "prepared_by": ("image_processor",),
 }  # fmt: skip
 # Vision models without a head; any other `...Model` is taken for one of texts.
 _VISION_MODELS = (

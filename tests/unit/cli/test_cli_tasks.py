@@ -26,7 +26,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     rows = json.loads(CliRunner().invoke(app, ["tasks", "--json"]).stdout)
     (row,) = [row for row in rows if row["task"] == "reranker"]
-    assert row["missing"] == ["transformers", "tokenizers"] and row["extra"] == "hf"
+    assert row["missing"] == ["transformers", "tokenizers", "orjson"] and row["extra"] == "hf"
 
 
 def test_each_hugging_face_task_is_documented() -> None:

@@ -303,6 +303,16 @@ def test_strings_become_one_tensor_of_vectors(serve) -> None:
     close(torch.tensor(output["data"]).reshape(2, 384).tolist(), vectors)
 
 
+def test_several_texts_become_several_vectors_and_refusals(serve) -> None:
+    worker = serve("sentence_embedder")
+    several, one = worker({"inputs": [SHORT, " ", LONG]}, SHORT.encode())
+    assert [worker.status(place) for place in range(2)] == [207, 200]
+    assert all(worker.made.context.get_response_content_type(place) == "application/json" for place in range(2))
+    assert several[1]["code"] == 400 and "empty" in several[1]["message"]
+    close([several[0], several[2]], worker(SHORT.encode(), LONG.encode()))
+    assert len(one) == 384 and schema_problems("sentence_embedder", "answer", one) == []
+
+
 @pytest.mark.slow
 def test_a_long_text_is_cut_where_the_yaml_says_so(tmp_path) -> None:
     worker = started(tmp_path, "text_classifier", too_long="truncate", lengths=[16])

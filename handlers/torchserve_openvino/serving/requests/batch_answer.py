@@ -1,5 +1,7 @@
 """Turns answers and refusals into what TorchServe sends: bodies, statuses and content types."""
 
+import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -16,6 +18,18 @@ AnswerItems = Callable[[list[Any], Sequence[int]], list[Any]]
 
 class Several(list[Any]):
     """The answers to one request with a list of inputs; each may be an `ItemError`."""
+
+
+class SelfWritten(ABC):
+    """An answer that writes itself as JSON, faster than TorchServe would."""
+
+    @abstractmethod
+    def plain(self) -> Any:
+        """Returns the answer as plain JSON data, for envelopes."""
+
+    @abstractmethod
+    def written(self) -> bytes:
+        """Returns the answer as JSON."""
 
 
 def refusal(error: ItemError) -> dict[str, Any]:
@@ -45,9 +59,11 @@ def finish(answers: Sequence[Any], context: Any, counters: Counters) -> list[Any
         else:
             if isinstance(answer, Several):
                 set_status(context, index, status_of(answer))
-            if isinstance(answer, bytes) and not context.get_response_content_type(index):
-                context.set_response_content_type(index, "application/octet-stream")
-            bodies.append(shown(answer))
+            body = _body(answer)
+            if isinstance(body, bytes) and not context.get_response_content_type(index):
+                kind = "application/octet-stream" if body is answer else "application/json"
+                context.set_response_content_type(index, kind)
+            bodies.append(body)
     return bodies
 
 
@@ -64,10 +80,25 @@ def _each(answers: Sequence[Any]) -> list[Any]:
     return [each for answer in answers for each in (answer if isinstance(answer, Several) else [answer])]
 
 
+def _body(answer: Any) -> Any:
+    """Returns what is sent for the answer to a plain request; bytes if it, or one of several, writes itself."""
+    if isinstance(answer, SelfWritten):
+        return answer.written()
+    if isinstance(answer, Several) and any(isinstance(each, SelfWritten) for each in answer):
+        return b"[%b]" % b",\n".join(map(_json, answer))
+    return shown(answer)
+
+
+def _json(answer: Any) -> bytes:
+    return answer.written() if isinstance(answer, SelfWritten) else json.dumps(shown(answer), indent=2).encode()
+
+
 def shown(answer: Any) -> Any:
-    """Returns what is sent for an answer."""
+    """Returns an answer or a refusal as plain data."""
     if isinstance(answer, ItemError):
         return refusal(answer)
+    if isinstance(answer, SelfWritten):
+        return answer.plain()
     return [shown(each) for each in answer] if isinstance(answer, Several) else answer
 
 

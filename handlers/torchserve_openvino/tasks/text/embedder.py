@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from torchserve_openvino.serving.loading import hub
+from torchserve_openvino.tasks.arrays import Arrays
 from torchserve_openvino.tasks.text.base import Head, Outputs, Rows, TextHandler
 
 
@@ -53,7 +54,7 @@ class SentenceEmbedder(TextHandler):
         pooling, normalises, _ = hub.pooling_of(self.folder)
         return PooledHead(model, "token_type_ids" in self.names, pooling, normalises)
 
-    def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> list[float]:
+    def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> Arrays:
         """Returns the numbers of the vector."""
         ((vector,),) = outputs
-        return vector.float().tolist()
+        return Arrays(vector.float())

@@ -7,12 +7,13 @@ from typing import Any, Literal
 import torch
 
 from torchserve_openvino.errors import PayloadTooLargeError
+from torchserve_openvino.tasks.arrays import Arrays
 from torchserve_openvino.tasks.asks import Parameters
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.vision.base import Head, Outputs, Picture, VisionHandler
 from torchserve_openvino.tasks.vision.pictures import png
 
-# As Python's lists, more numbers would take hundreds of megabytes.
+# More numbers would take hundreds of megabytes: as Python's lists in an envelope, and as JSON.
 _MOST_NUMBERS = 4_000_000
 
 
@@ -52,7 +53,7 @@ class DepthEstimator(VisionHandler):
     answers = Depth
     head = DepthHead
 
-    def answer(self, asked: Picture, outputs: Sequence[torch.Tensor]) -> dict[str, Any]:
+    def answer(self, asked: Picture, outputs: Sequence[torch.Tensor]) -> Arrays | dict[str, Any]:
         """Returns ``{predicted_depth, depth, min, max}`` in the picture's size; ``depth`` is a PNG of 8 bits.
 
         Raises:
@@ -71,9 +72,7 @@ class DepthEstimator(VisionHandler):
         least, most = depth.min(), depth.max()
         # A depth that is the same everywhere has no range to divide by.
         scaled = (depth - least) / (most - least) if bool(most > least) else torch.zeros_like(depth)
-        return {
-            "predicted_depth": depth.tolist() if as_list else png((scaled * 65535).round().to(torch.int32)),
-            "depth": png((scaled * 255).to(torch.int32)),
-            "min": float(least),
-            "max": float(most),
-        }
+        picture = {"depth": png((scaled * 255).to(torch.int32)), "min": float(least), "max": float(most)}
+        if as_list:
+            return Arrays({"predicted_depth": depth, **picture})
+        return {"predicted_depth": png((scaled * 65535).round().to(torch.int32)), **picture}

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchserve_openvino.tasks.arrays import Arrays
 from torchserve_openvino.tasks.asks import Parameters
 from torchserve_openvino.tasks.vision.base import Head, Outputs, Picture, VisionHandler
 
@@ -55,9 +56,9 @@ class ImageEmbedder(VisionHandler):
             logger.info("%s has no trained pooler: vectors are the CLS token", folder.name)
         return model
 
-    def answer(self, asked: Picture, outputs: Sequence[torch.Tensor]) -> list[float]:
+    def answer(self, asked: Picture, outputs: Sequence[torch.Tensor]) -> Arrays:
         """Returns the numbers of the vector."""
         vector = outputs[0].float()
         if asked.part.parameters.normalize:
             vector = torch.nn.functional.normalize(vector, dim=0)
-        return vector.tolist()
+        return Arrays(vector)

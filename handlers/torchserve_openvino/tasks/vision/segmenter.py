@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import torch
 
+from torchserve_openvino.tasks.arrays import Arrays
 from torchserve_openvino.tasks.asks import Parameters
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.vision.base import Picture, VisionHandler
@@ -44,7 +45,7 @@ class ImageSegmenter(VisionHandler):
         # TorchServe's segmenter answers in the size of the model's input, too.
         grown = _grown(logits.float().unsqueeze(0), asked.tensors["pixel_values"].shape[1:])
         best = torch.softmax(grown, dim=1).max(dim=1)
-        return torch.stack([best.indices.to(best.values.dtype), best.values], dim=3)[0].tolist()
+        return Arrays(torch.stack([best.indices.to(best.values.dtype), best.values], dim=3)[0])
 
 
 def _classes(logits: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
