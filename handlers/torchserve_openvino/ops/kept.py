@@ -1,10 +1,13 @@
 """Keeps operators whole that torch decomposes before any backend sees them.
 
-torch's tracer unrolls a recurrent layer step by step. While one of our models is traced, each such operator is
-replaced by a stand-in with the same arguments that torch cannot decompose (`STAND_INS`). `restore` puts the operator
-itself back into the lowered graph, so that all later stages see torch's own name.
+torch's tracer unrolls a recurrent layer step by step, and makes resizing (`interpolate`) of lookups at single pixels.
+While one of our models is traced, each such operator is replaced by a stand-in with the same arguments that torch
+cannot decompose (`STAND_INS`). `restore` puts the operator itself back into the lowered graph, so that all later stages
+see torch's own name.
 """
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +19,25 @@ _LIBRARY = torch.library.Library("openvino_kept", "DEF")
 _ARGUMENTS = (
     "Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first"
 )
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """What is traced in an operator's place.
+
+    Attributes:
+        call: Takes the operator's arguments; returns NotImplemented where torch's decomposition is traced instead.
+        trains: Whether that decomposition is traced where gradients are recorded, for which a stand-in has no formula.
+            Otherwise Dynamo breaks the graph there: torch's decomposition of recurrent layers has no dropout.
+        own: Whether only this package's conversion is right, so that it stays whole only where that is used.
+    """
+
+    call: Callable[..., Any]
+    trains: bool = False
+    own: bool = False
+
+
+# --- recurrent layers ---------------------------------------------------------------------------------------------
 
 
 def _outputs(
@@ -71,15 +93,90 @@ def _without_idle_dropout(stand_in: Any) -> Any:
     return call
 
 
-_KEPT: dict[Any, Any] = {
+_RECURRENT: dict[Any, Any] = {
     aten.lstm.input: _define(aten.lstm.input, "Tensor[]", 3, _fake_lstm),
     aten.gru.input: _define(aten.gru.input, "Tensor", 2, _fake_rnn),
     aten.rnn_tanh.input: _define(aten.rnn_tanh.input, "Tensor", 2, _fake_rnn),
     aten.rnn_relu.input: _define(aten.rnn_relu.input, "Tensor", 2, _fake_rnn),
 }
-# Maps each operator to the function that is traced in its place.
-STAND_INS = {op: _without_idle_dropout(stand_in) for op, stand_in in _KEPT.items()}
-_ORIGINALS = {stand_in: op for op, stand_in in _KEPT.items()}
+
+
+# --- resizing -----------------------------------------------------------------------------------------------------
+
+# Whose values OpenVINO resizes.
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def new_sizes(spatial: Sequence[int], output_size: Sequence[int] | None, factors: Sequence[float] | None) -> list[int]:
+    """Returns the sizes after resizing, without batch and channels."""
+    return list(output_size or [int(size * factor) for size, factor in zip(spatial, factors or (), strict=True)])
+
+
+def has_open_sizes(x: Tensor, output_size: Sequence[int] | None, factors: Sequence[float] | None) -> bool:
+    """Tells whether a resizing's old or new sizes are symbols."""
+    return not all(isinstance(each, (int, float)) for each in (*x.shape[2:], *(output_size or ()), *(factors or ())))
+
+
+def resizes_whole(x: Tensor, output_size: Sequence[int] | None, factors: Sequence[float] | None) -> bool:
+    """Tells whether a resizing is converted whole (`ops.rules.images`): its ratio follows from the sizes alone."""
+    if has_open_sizes(x, output_size, factors) or x.dtype not in _FLOATS:
+        return False
+    spatial = x.shape[2:]
+    sizes = new_sizes(spatial, output_size, factors)
+    # torch steps by 1 / factor, which differs where the new size was rounded.
+    exact = not factors or all(size * by == new for size, by, new in zip(spatial, factors, sizes, strict=True))
+    return exact and min(*spatial, *sizes) > 0
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    """Tells whether torch's kernels give their result channels-last memory (c10/core/MemoryFormat.h)."""
+    if x.dim() not in {4, 5}:
+        return False
+    least = 0
+    for i in (1, *range(x.dim() - 1, 1, -1), 0):
+        if x.shape[i] == 0 or x.stride(i) < least or (i == 0 and least == x.stride(1)):
+            return False
+        least = x.stride(i) * (x.shape[i] if x.shape[i] > 1 else 1)
+    return True
+
+
+def _fake_resized(x: Tensor, output_size: Sequence[int] | None, *options: Any) -> Tensor:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    memory_format = formats[x.dim()] if _is_channels_last(x) else torch.contiguous_format
+    sizes = new_sizes(x.shape[2:], output_size, options[-1])
+    return torch.empty([*x.shape[:2], *sizes], dtype=x.dtype, device=x.device, memory_format=memory_format)
+
+
+def _define_resizer(op: Any) -> Any:
+    name = op._schema.name.split("::")[1]
+    aligned = "bool align_corners, " if any(each.name == "align_corners" for each in op._schema.arguments) else ""
+    _LIBRARY.define(f"{name}(Tensor input, SymInt[]? output_size, {aligned}float[]? scale_factors) -> Tensor")
+    _LIBRARY.impl(name, op, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"openvino_kept::{name}", _fake_resized, lib=_LIBRARY)
+    return getattr(torch.ops.openvino_kept, name).default
+
+
+def _where_whole(stand_in: Any) -> Callable[..., Any]:
+    def call(x: Tensor, output_size: Sequence[int] | None, *options: Any) -> Any:
+        return stand_in(x, output_size, *options) if resizes_whole(x, output_size, options[-1]) else NotImplemented
+
+    return call
+
+
+RESIZERS = (
+    aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec,
+    aten._upsample_nearest_exact1d.vec, aten._upsample_nearest_exact2d.vec, aten._upsample_nearest_exact3d.vec,
+    aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec,
+    aten.upsample_bicubic2d.vec,
+)  # fmt: skip
+_RESIZERS = {op: _define_resizer(op) for op in RESIZERS}
+
+
+# Maps each operator to what is traced in its place.
+STAND_INS = {op: StandIn(_without_idle_dropout(stand_in)) for op, stand_in in _RECURRENT.items()} | {
+    op: StandIn(_where_whole(stand_in), trains=True, own=True) for op, stand_in in _RESIZERS.items()
+}
+_ORIGINALS = {stand_in: op for op, stand_in in (_RECURRENT | _RESIZERS).items()}
 
 
 def restore(graph: Graph) -> None:

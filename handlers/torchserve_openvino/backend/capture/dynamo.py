@@ -60,7 +60,8 @@ class OpenVINOBackend:
             place: Where the graph starts, if its operators do not record it.
         """
         # For callers without `watch_frames`. If gradients are recorded, their operators are already decomposed.
-        with _torch_kept.kept_whole() if not torch.is_grad_enabled() else nullcontext():
+        keeps = not torch.is_grad_enabled()
+        with _torch_kept.kept_whole(converter=self.settings.converter) if keeps else nullcontext():
             return self._lower(gm, example_inputs, place)
 
     def _lower(self, gm: GraphModule, example_inputs: Sequence[Any], place: str) -> Any:

@@ -18,7 +18,10 @@ from torch._dynamo import config as dynamo_config
 from torch._subclasses.fake_tensor import UnsupportedOperatorException
 from torch.nn.modules import transformer
 
-_KEEPS_WHOLE: ContextVar[bool] = ContextVar("keeps_whole", default=False)
+from torchserve_openvino.ops.kept import StandIn
+
+# How the graph will be converted; empty while torch decomposes everything.
+_KEEPS_FOR: ContextVar[str] = ContextVar("keeps_for", default="")
 _KEEPING: set[torch._ops.OpOverload] = set()
 _KEEPING_LOCK = threading.Lock()
 _SETTINGS = {
@@ -49,46 +52,49 @@ def take_masks() -> None:
     torch.compiler.substitute_in_graph(transformer._detect_is_causal_mask)(_is_causal)
 
 
-def keep_whole(stand_ins: Mapping[torch._ops.OpOverload, Callable[..., Any]]) -> None:
+def keep_whole(stand_ins: Mapping[torch._ops.OpOverload, StandIn]) -> None:
     """Prepares operators that torch decomposes while it traces, for use in `kept_whole`.
 
     Args:
-        stand_ins: Maps an operator to the function traced in its place, which takes the same arguments.
+        stand_ins: Maps an operator to what is traced in its place.
     """
     with _KEEPING_LOCK:
         for op, stand_in in stand_ins.items():
             if op in _KEEPING:
                 continue
             _KEEPING.add(op)
-            for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd):
+            for key in op.py_kernels.keys() & {DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd}:
                 op.py_kernels[key] = _kernel(op, op.py_kernels[key], stand_in)
             op._dispatch_cache.clear()
 
 
-def _kernel(op: torch._ops.OpOverload, apart: Callable[..., Any], whole: Callable[..., Any]) -> Callable[..., Any]:
+def _kernel(op: torch._ops.OpOverload, apart: Callable[..., Any], stand_in: StandIn) -> Callable[..., Any]:
     def choose(*args: Any, **kwargs: Any) -> Any:
-        if not _KEEPS_WHOLE.get():
+        converter, records = _KEEPS_FOR.get(), torch.is_grad_enabled()
+        if not converter or (records and stand_in.trains) or (converter == "ts" and stand_in.own):
             return apart(*args, **kwargs)
-        if torch.is_grad_enabled():
-            # Dynamo breaks the graph here. A stand-in has no gradient, and torch's decomposition has no dropout.
+        if records:
+            # Dynamo breaks the graph here.
             raise UnsupportedOperatorException(op)
-        return whole(*args, **kwargs)
+        found = stand_in.call(*args, **kwargs)
+        return apart(*args, **kwargs) if found is NotImplemented else found
 
     return choose
 
 
 @contextmanager
-def kept_whole(dynamic: bool | None = None) -> Iterator[None]:
+def kept_whole(dynamic: bool | None = None, converter: str = "fx") -> Iterator[None]:
     """Makes Dynamo trace with this package's settings, and this thread trace the stand-ins, while the context lasts.
 
-    If gradients are recorded, Dynamo breaks the graph at such an operator, and torch runs it.
+    If gradients are recorded, torch decomposes such an operator, or Dynamo breaks the graph at it and torch runs it.
 
     Args:
         dynamic: As in ``torch.compile``, which would set it at each call, traced or not; None changes nothing.
+        converter: How the graph will be converted: ``fx``, or ``ts``, by TorchScript.
     """
-    token = _KEEPS_WHOLE.set(True)
+    token = _KEEPS_FOR.set(converter)
     try:
         with dynamo_config.patch(_SETTINGS | _SHAPES[dynamic]):
             yield
     finally:
-        _KEEPS_WHOLE.reset(token)
+        _KEEPS_FOR.reset(token)

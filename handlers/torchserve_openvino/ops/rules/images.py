@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.nn import functional as F
 
+from torchserve_openvino.ops.kept import RESIZERS, has_open_sizes, new_sizes, resizes_whole
 from torchserve_openvino.ops.names import arguments_of, first_input
 from torchserve_openvino.ops.openvino_values import int64, static_shape
 from torchserve_openvino.ops.registry import Movement, Rule, Traced, conversion, declare, decomposition
@@ -137,21 +138,13 @@ def _affine_grid(theta: Tensor, size: list[int], align_corners: bool) -> Tensor:
     return torch._decomp.decomposition_table[aten.affine_grid_generator.default](theta, size, align_corners)
 
 
-def _interpolate(packet: Any, *, listed: bool) -> Callable[..., Any]:
-    """Decomposes resizing to a size of 1: OpenVINO takes the first value along that dimension, torch the middle.
+def _interpolate(packet: Any) -> Callable[..., Any]:
+    """Decomposes resizing to a size of 1: OpenVINO takes the first value along that dimension, torch the middle."""
 
-    Args:
-        packet: The operator.
-        listed: Whether this is the overload that takes the scale factors as a list.
-    """
-
-    def decomposed(x: Tensor, output_size: list[int] | None, align_corners: bool, *factors: Any) -> Tensor:
-        scales = list(factors[0] or []) if listed and factors else list(factors)
-        spatial = x.shape[2:]
-        sizes = output_size or [int(size * scale) for size, scale in zip(spatial, scales, strict=True)]
-        if 1 not in sizes:
+    def decomposed(x: Tensor, output_size: list[int], align_corners: bool, *factors: Any) -> Tensor:
+        if 1 not in output_size:
             return NotImplemented
-        return torch._decomp.decomposition_table[packet.default](x, sizes, align_corners, *scales)
+        return torch._decomp.decomposition_table[packet.default](x, output_size, align_corners, *factors)
 
     return decomposed
 
@@ -159,8 +152,87 @@ def _interpolate(packet: Any, *, listed: bool) -> Callable[..., Any]:
 for _packet in (
     aten.upsample_linear1d, aten.upsample_bilinear2d, aten.upsample_trilinear3d, aten.upsample_bicubic2d,
 ):  # fmt: skip
-    declare(Rule(decompose=_interpolate(_packet, listed=True)), _packet.vec)
-    declare(Rule(decompose=_interpolate(_packet, listed=False)), _packet.default)
+    declare(Rule(decompose=_interpolate(_packet)), _packet.default)
+
+
+def _spatial(x: Output) -> list[int]:
+    return [int(dimension.get_length()) for dimension in list(x.get_partial_shape())[2:]]
+
+
+def _resized(x: Output, sizes: Sequence[int], mode: str, coordinates: str) -> Any:
+    axes = list(range(2, 2 + len(sizes)))
+    return ops.interpolate(
+        x, int64(sizes), mode, "sizes", coordinate_transformation_mode=coordinates, nearest_mode="floor",
+        cube_coeff=-0.75, axes=int64(axes),
+    )  # fmt: skip
+
+
+def _nearest_of(size: int, new: int, exact: bool) -> np.ndarray:
+    """Returns which value each new one is, as torch's kernels count in float32 (aten/src/ATen/native/UpSample.h)."""
+    step = np.float32(size) / np.float32(new)
+    places = np.arange(new, dtype=np.float32) + np.float32(0.5 if exact else 0)
+    if new == 2 * size and not exact:
+        return np.arange(new) // 2
+    return np.minimum(np.floor(places * step).astype(np.int64), size - 1)
+
+
+def _nearest(exact: bool) -> Callable[..., Any]:
+    def convert(x: Output, output_size: Sequence[int] | None, scale_factors: Sequence[float] | None) -> Any:
+        spatial = _spatial(x)
+        sizes = new_sizes(spatial, output_size, scale_factors)
+        found = [_nearest_of(*each, exact) for each in zip(spatial, sizes, strict=True)]
+        times = [new // size for size, new in zip(spatial, sizes, strict=True)]
+        repeats = [np.array_equal(np.repeat(np.arange(n), k), f) for n, k, f in zip(spatial, times, found, strict=True)]
+        if len(spatial) == 2 and all(repeats):
+            return _resized(x, sizes, "nearest", "asymmetric")
+        for axis, places in enumerate(found, 2):
+            x = ops.gather(x, int64(list(places)), int64(axis)).output(0)
+        return x
+
+    return convert
+
+
+def _smooth(mode: str) -> Callable[..., Any]:
+    def convert(
+        x: Output, output_size: Sequence[int] | None, align_corners: bool, scale_factors: Sequence[float] | None
+    ) -> Any:
+        sizes = new_sizes(_spatial(x), output_size, scale_factors)
+        coordinates = "align_corners" if align_corners else "half_pixel"
+        if len(sizes) > 1:
+            return _resized(x, sizes, mode, coordinates)
+        # OpenVINO's kernel has two or three dimensions.
+        flat = _resized(ops.unsqueeze(x, int64([2])).output(0), [1, *sizes], mode, coordinates)
+        return ops.squeeze(flat, int64([2]))
+
+    return convert
+
+
+def _apart(op: Any) -> Callable[..., Any]:
+    """Decomposes what is not converted whole, where torch keeps the operator (torch.export)."""
+
+    def decomposed(x: Tensor, output_size: list[int] | None, *options: Any) -> Tensor:
+        factors = options[-1]
+        if resizes_whole(x, output_size, factors) or has_open_sizes(x, output_size, factors):
+            return NotImplemented
+        sizes = new_sizes(x.shape[2:], output_size, factors)
+        default = torch._decomp.decomposition_table[op.overloadpacket.default]
+        return default(x, sizes, *options[:-1], *(factors or [None] * len(sizes)))
+
+    return decomposed
+
+
+def _not_whole(node: Node) -> str | None:
+    value, given = first_input(node), arguments_of(node)
+    if value is not None and resizes_whole(value, given.get("output_size"), given.get("scale_factors")):
+        return None
+    return "resized to sizes that are not known before the run, or by a factor that does not give a whole size"
+
+
+for _op in RESIZERS:
+    _name = str(_op)
+    _mode = "cubic" if "cubic" in _name else "linear_onnx"
+    _convert = _nearest(exact="exact" in _name) if "nearest" in _name else _smooth(_mode)
+    declare(Rule(convert=_convert, decompose=_apart(_op), limit=_not_whole), _op)
 
 
 # --- regions ------------------------------------------------------------------------------------------------------
