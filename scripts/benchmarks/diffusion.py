@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import output
 from benchmarks.harness import Call, interleave
-from benchmarks.workers import context_for
+from benchmarks.workers import context_for, own_threads
 
 EAGER, OURS = "eager", "this package"
 TOKENS = 77
@@ -65,8 +65,8 @@ def save(folder: Path, width: int) -> None:
     ).save_pretrained(folder)  # fmt: skip
 
 
-def started(folder: Path, size: str, steps: int, *, compiled: bool) -> Any:
-    """The handler, initialized on an unpacked archive."""
+def started(folder: Path, size: str, steps: int, *, compiled: bool) -> tuple[Any, Call]:
+    """The handler, initialized on an unpacked archive, and what gives torch its threads."""
     from torchserve_openvino.tasks.pictures.handler import ImageGenerator
 
     settings = {
@@ -77,7 +77,7 @@ def started(folder: Path, size: str, steps: int, *, compiled: bool) -> Any:
     handler = ImageGenerator()
     handler.initialize(context)
     handler.context = context
-    return handler
+    return handler, own_threads()
 
 
 def component_calls(handler: Any, size: str) -> dict[str, Call]:
@@ -99,7 +99,9 @@ def _without_gradients(call: Any, inputs: Mapping[str, torch.Tensor]) -> Any:
         return call(**inputs)
 
 
-def measure(handlers: Mapping[str, Any], size: str, steps: int, pictures: int) -> dict[str, Any]:
+def measure(
+    handlers: Mapping[str, Any], threads: Mapping[str, Call], size: str, steps: int, pictures: int
+) -> dict[str, Any]:
     """Times whole pictures, then each component, in turns."""
     from torchserve_openvino.generation.images.pictures import Wanted
     from torchserve_openvino.generation.images.sizes import Size
@@ -109,7 +111,7 @@ def measure(handlers: Mapping[str, Any], size: str, steps: int, pictures: int) -
     whole: dict[str, Call] = {
         name: lambda handler=handler: handler.maker.make(wanted, 7) for name, handler in handlers.items()
     }
-    times = interleave(whole, pictures)
+    times = interleave(whole, pictures, before=threads)
     found: dict[str, Any] = {
         "largest_difference": int(np.abs(made[EAGER] - made[OURS]).max()),
         "picture": {f"{name}_s": times.median(name) / 1e3 for name in handlers},
@@ -118,7 +120,7 @@ def measure(handlers: Mapping[str, Any], size: str, steps: int, pictures: int) -
     }
     calls = {name: component_calls(handler, size) for name, handler in handlers.items()}
     for part in calls[OURS]:
-        times = interleave({name: calls[name][part] for name in handlers}, 2 * pictures, 1)
+        times = interleave({name: calls[name][part] for name in handlers}, 2 * pictures, 1, before=threads)
         found["components"][part] = {
             "eager_ms": times.median(EAGER), "ours_ms": times.median(OURS), "speedup": times.ratio(EAGER, OURS)
         }  # fmt: skip
@@ -149,11 +151,11 @@ def main(
     with tempfile.TemporaryDirectory(prefix="tsov-bench-") as place:
         folder = Path(place)
         save(folder / "hub", width)
-        handlers = {}
+        handlers, threads = {}, {}
         for name, compiled in ((EAGER, False), (OURS, True)):
             output.progress.print(f"{name}: preparing")
-            handlers[name] = started(folder, size, steps, compiled=compiled)
-        result = {"width": width, "size": size, "steps": steps, **measure(handlers, size, steps, pictures)}
+            handlers[name], threads[name] = started(folder, size, steps, compiled=compiled)
+        result = {"width": width, "size": size, "steps": steps, **measure(handlers, threads, size, steps, pictures)}
         summary = handlers[OURS].report.summary
         result |= {"coverage": summary.coverage, "graphs": summary.graphs, "fallbacks": summary.fallbacks}
     show(result)

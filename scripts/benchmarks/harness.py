@@ -48,7 +48,11 @@ class Times:
 
 
 def interleave(
-    calls: Mapping[str, Call], turns: int, warmup: int = 0, repeats: Mapping[str, int] | None = None
+    calls: Mapping[str, Call],
+    turns: int,
+    warmup: int = 0,
+    repeats: Mapping[str, int] | None = None,
+    before: Mapping[str, Call] | None = None,
 ) -> Times:
     """Times contenders in turns, in a different order each turn.
 
@@ -60,11 +64,14 @@ def interleave(
         turns: Measured turns.
         warmup: Turns before them.
         repeats: Calls per measurement, by name; default 1.
+        before: What comes before each measurement and is not measured, by name.
     """
     found: dict[str, list[float]] = {name: [] for name in calls}
     shuffled = random.Random(0)
     for turn in range(warmup + turns):
         for name in shuffled.sample(list(calls), len(calls)):
+            if before is not None:
+                before[name]()
             took = seconds(calls[name], (repeats or {}).get(name, 1))
             if turn >= warmup:
                 found[name].append(took * 1e3)

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import output
 from benchmarks.harness import Call, interleave
 from benchmarks.task_cases import CASES, Case, drawn
-from benchmarks.workers import context_for, expect
+from benchmarks.workers import context_for, expect, own_threads
 from torchserve_openvino.serving.host.context import encoded
 
 EAGER, OURS = "eager", "this package"
@@ -35,8 +35,8 @@ SIZES = (0.33, 0.13, 0.67, 1.0)
 SECTIONS = {"text": {"text": {"lengths": LENGTHS}}, "audio": {"audio": {"max_seconds": 4.0}}}
 
 
-def started(case: Case, folder: Path, *, compiled: bool) -> Any:
-    """The task's handler, initialized on an unpacked archive."""
+def started(case: Case, folder: Path, *, compiled: bool) -> tuple[Any, Call]:
+    """The task's handler, initialized on an unpacked archive, and what gives torch its threads."""
     module, name = case.handler.split(":")
     kind = getattr(importlib.import_module(f"torchserve_openvino.tasks.{module}"), name)
     settings = {
@@ -48,7 +48,7 @@ def started(case: Case, folder: Path, *, compiled: bool) -> Any:
     handler = kind()
     handler.initialize(context)
     handler.context = context
-    return handler
+    return handler, own_threads()
 
 
 def ask(handler: Any, requests: list[Any]) -> list[Any]:
@@ -57,13 +57,13 @@ def ask(handler: Any, requests: list[Any]) -> list[Any]:
     return [encoded(answer) for answer in handler.handle([{"body": each} for each in requests], handler.context)]
 
 
-def measure(case: Case, eager: Any, ours: Any, runs: int) -> dict[str, Any]:
+def measure(case: Case, eager: Any, ours: Any, threads: dict[str, Call], runs: int) -> dict[str, Any]:
     """Times both contenders at each batch size, with inputs of four sizes in turn."""
     found: dict[str, Any] = {}
     for size in BATCHES:
         requests = [case.request(drawn(case.kind, share, seed)) for seed, share in enumerate(SIZES[:size])]
         calls: dict[str, Call] = {EAGER: lambda r=requests: ask(eager, r), OURS: lambda r=requests: ask(ours, r)}
-        times = interleave(calls, runs, 3)
+        times = interleave(calls, runs, 3, before=threads)
         found[f"batch {size}"] = {
             "eager_ms": times.median(EAGER),
             "ours_ms": times.median(OURS),
@@ -96,14 +96,14 @@ def main(
         with tempfile.TemporaryDirectory(prefix="tsov-bench-") as place:
             folder = Path(place)
             case.save(folder)
-            eager, ours = (started(case, folder, compiled=compiled) for compiled in (False, True))
+            (eager, all_cores), (ours, few) = (started(case, folder, compiled=compiled) for compiled in (False, True))
             summary = ours.report.summary
             row: dict[str, Any] = {
                 "task": name,
                 "model": case.model or "all-MiniLM-L6-v2",
                 "coverage": summary.coverage,
                 "fallbacks": summary.fallbacks,
-                **measure(case, eager, ours, runs),
+                **measure(case, eager, ours, {EAGER: all_cores, OURS: few}, runs),
             }
             row["requests"] = randoms
             row["compiles_after_ready"] = after_random_sizes(case, ours, randoms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,21 @@ def expect(context: Any, requests: int) -> None:
 
     context.request_processor = [RequestProcessor({}) for _ in range(requests)]
     context.request_ids = {place: f"request {place}" for place in range(requests)}
+
+
+def own_threads() -> Callable[[], None]:
+    """Returns what gives torch the threads that it has now, which the handler that was started last has chosen.
+
+    In a worker of its own it would keep them; in one process the next handler's choice holds for all.
+    """
+    threads = torch.get_num_threads()
+
+    def switch() -> None:
+        torch.set_num_threads(threads)
+        # The threads of a new count are made by the first operator that needs them.
+        torch.ones(1 << 18).sin()
+
+    return switch
 
 
 def started(model: BenchModel, folder: Path, options: dict[str, Any]) -> Any:

@@ -6,10 +6,12 @@ cannot decompose (`STAND_INS`). `restore` puts the operator itself back into the
 see torch's own name.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.fx import Graph
@@ -118,14 +120,16 @@ def has_open_sizes(x: Tensor, output_size: Sequence[int] | None, factors: Sequen
 
 
 def resizes_whole(x: Tensor, output_size: Sequence[int] | None, factors: Sequence[float] | None) -> bool:
-    """Tells whether a resizing is converted whole (`ops.rules.images`): its ratio follows from the sizes alone."""
+    """Tells whether a resizing is converted whole (`ops.rules.images`)."""
     if has_open_sizes(x, output_size, factors) or x.dtype not in _FLOATS:
         return False
     spatial = x.shape[2:]
     sizes = new_sizes(spatial, output_size, factors)
-    # torch steps by 1 / factor, which differs where the new size was rounded.
-    exact = not factors or all(size * by == new for size, by, new in zip(spatial, factors, sizes, strict=True))
-    return exact and min(*spatial, *sizes) > 0
+    # OpenVINO multiplies in float32, and adds 1e-6 before it rounds down.
+    found = [
+        math.floor(np.float32(size) * np.float32(by) + 1e-6) for size, by in zip(spatial, factors or (), strict=False)
+    ]
+    return min(*spatial, *sizes) > 0 and found == (sizes if factors else [])
 
 
 def _is_channels_last(x: Tensor) -> bool:
@@ -184,3 +188,5 @@ def restore(graph: Graph) -> None:
     for node in graph.nodes:
         if node.op == "call_function" and node.target in _ORIGINALS:
             node.target = _ORIGINALS[node.target]
+            # Otherwise the report would call it decomposed.
+            node.meta["original_aten"] = node.target

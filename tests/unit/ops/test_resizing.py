@@ -3,6 +3,7 @@
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -56,12 +57,13 @@ def aligned(mode: str) -> list[dict[str, bool]]:
 @pytest.mark.many(3)
 def test_sizes_and_whole_factors_stay_one_operator(mode: str, backend: str) -> None:
     for dims in MODES[mode]:
-        for how in ({"size": [3, 9, 4][:dims]}, {"size": [1] * dims}, {"scale_factor": 3.0}):
+        for how in ({"size": [3, 9, 4][:dims]}, {"size": [1] * dims}, {"scale_factor": 3.0}, {"scale_factor": 1.7}):
             for more in aligned(mode):
                 x = torch.randn(2, 3, *[5, 7, 4][:dims])
                 report = checked(Resized(mode=mode, **how, **more), x, backend=backend)
                 if backend in WHOLE:
                     assert len(counted(report)) == 3 and report.summary.partitions == 1, report.to_text()
+                    assert not report.to_dict()["graphs"][0]["decomposed"]
 
 
 @settings(max_examples=25, deadline=None)
@@ -93,8 +95,13 @@ def test_nearest_takes_the_value_that_torch_takes(exact: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_factors_that_do_not_give_whole_sizes_are_decomposed(backend: str) -> None:
-    report = checked(Resized(mode="bilinear", scale_factor=1.7), torch.randn(1, 2, 5, 7), backend=backend)
+def test_sizes_that_openvino_would_round_otherwise_are_decomposed(backend: str) -> None:
+    # A product that is whole in float64, and less than that in float32.
+    size, factor = next(
+        (n, f / 10) for f in range(11, 99) for n in range(2, 60)
+        if int(n * (f / 10)) != int(np.float32(n) * np.float32(f / 10) + 1e-6)
+    )  # fmt: skip
+    report = checked(Resized(mode="bilinear", scale_factor=factor), torch.randn(1, 2, size, size), backend=backend)
     assert "index" in counted(report) and report.summary.coverage == 1
 
 
@@ -109,6 +116,16 @@ def test_with_gradients() -> None:
             expected = [each.grad.clone() for each in model.parameters()]
     for each, grad in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(each.grad, grad, rtol=1e-4, atol=1e-4)
+
+
+def test_without_gradients_of_its_input_it_stays_whole_in_training() -> None:
+    model = nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear"), nn.Conv2d(2, 2, 3))
+    x = torch.randn(1, 2, 6, 6)
+    compiled = tov.compile(model)
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+    assert "upsample_bilinear2d" in counted(compiled.report)
+    compiled(x).sum().backward()
+    assert model[1].weight.grad is not None
 
 
 def test_a_disabled_one_runs_in_eager_and_is_counted() -> None:

@@ -71,9 +71,10 @@ def keep_whole(stand_ins: Mapping[torch._ops.OpOverload, StandIn]) -> None:
 def _kernel(op: torch._ops.OpOverload, apart: Callable[..., Any], stand_in: StandIn) -> Callable[..., Any]:
     def choose(*args: Any, **kwargs: Any) -> Any:
         converter, records = _KEEPS_FOR.get(), torch.is_grad_enabled()
-        if not converter or (records and stand_in.trains) or (converter == "ts" and stand_in.own):
+        trains = stand_in.trains and records and args[0].requires_grad
+        if not converter or trains or (converter == "ts" and stand_in.own):
             return apart(*args, **kwargs)
-        if records:
+        if records and not stand_in.trains:
             # Dynamo breaks the graph here.
             raise UnsupportedOperatorException(op)
         found = stand_in.call(*args, **kwargs)

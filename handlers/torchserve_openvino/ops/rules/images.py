@@ -159,20 +159,28 @@ def _spatial(x: Output) -> list[int]:
     return [int(dimension.get_length()) for dimension in list(x.get_partial_shape())[2:]]
 
 
-def _resized(x: Output, sizes: Sequence[int], mode: str, coordinates: str) -> Any:
+def _resized(
+    x: Output, sizes: Sequence[int], mode: str, coordinates: str, factors: Sequence[float] | None = None
+) -> Any:
+    """Resizes all but the first two dimensions.
+
+    Args:
+        factors: By which torch steps, where the new sizes are rounded; otherwise the sizes say it.
+    """
     axes = list(range(2, 2 + len(sizes)))
+    to = int64(sizes) if factors is None else ops.constant(np.array(factors, np.float32))
     return ops.interpolate(
-        x, int64(sizes), mode, "sizes", coordinate_transformation_mode=coordinates, nearest_mode="floor",
-        cube_coeff=-0.75, axes=int64(axes),
+        x, to, mode, "sizes" if factors is None else "scales", coordinate_transformation_mode=coordinates,
+        nearest_mode="floor", cube_coeff=-0.75, axes=int64(axes),
     )  # fmt: skip
 
 
-def _nearest_of(size: int, new: int, exact: bool) -> np.ndarray:
+def _nearest_of(size: int, new: int, factor: float | None, exact: bool) -> np.ndarray:
     """Returns which value each new one is, as torch's kernels count in float32 (aten/src/ATen/native/UpSample.h)."""
-    step = np.float32(size) / np.float32(new)
+    step = np.float32(1.0 / factor) if factor else np.float32(size) / np.float32(new)
     places = np.arange(new, dtype=np.float32) + np.float32(0.5 if exact else 0)
-    if new == 2 * size and not exact:
-        return np.arange(new) // 2
+    if new in {size, 2 * size} and not exact:
+        return np.arange(new) // (new // size)
     return np.minimum(np.floor(places * step).astype(np.int64), size - 1)
 
 
@@ -180,7 +188,8 @@ def _nearest(exact: bool) -> Callable[..., Any]:
     def convert(x: Output, output_size: Sequence[int] | None, scale_factors: Sequence[float] | None) -> Any:
         spatial = _spatial(x)
         sizes = new_sizes(spatial, output_size, scale_factors)
-        found = [_nearest_of(*each, exact) for each in zip(spatial, sizes, strict=True)]
+        factors: Sequence[float | None] = scale_factors or [None] * len(sizes)
+        found = [_nearest_of(*each, exact) for each in zip(spatial, sizes, factors, strict=True)]
         times = [new // size for size, new in zip(spatial, sizes, strict=True)]
         repeats = [np.array_equal(np.repeat(np.arange(n), k), f) for n, k, f in zip(spatial, times, found, strict=True)]
         if len(spatial) == 2 and all(repeats):
@@ -196,12 +205,16 @@ def _smooth(mode: str) -> Callable[..., Any]:
     def convert(
         x: Output, output_size: Sequence[int] | None, align_corners: bool, scale_factors: Sequence[float] | None
     ) -> Any:
-        sizes = new_sizes(_spatial(x), output_size, scale_factors)
+        spatial = _spatial(x)
+        sizes = new_sizes(spatial, output_size, scale_factors)
+        rounded = scale_factors and [size * by for size, by in zip(spatial, scale_factors, strict=True)] != sizes
+        factors = list(scale_factors or ()) if rounded and not align_corners else None
         coordinates = "align_corners" if align_corners else "half_pixel"
         if len(sizes) > 1:
-            return _resized(x, sizes, mode, coordinates)
+            return _resized(x, sizes, mode, coordinates, factors)
         # OpenVINO's kernel has two or three dimensions.
-        flat = _resized(ops.unsqueeze(x, int64([2])).output(0), [1, *sizes], mode, coordinates)
+        wide = ops.unsqueeze(x, int64([2])).output(0)
+        flat = _resized(wide, [1, *sizes], mode, coordinates, factors and [1.0, *factors])
         return ops.squeeze(flat, int64([2]))
 
     return convert
@@ -225,7 +238,7 @@ def _not_whole(node: Node) -> str | None:
     value, given = first_input(node), arguments_of(node)
     if value is not None and resizes_whole(value, given.get("output_size"), given.get("scale_factors")):
         return None
-    return "resized to sizes that are not known before the run, or by a factor that does not give a whole size"
+    return "resized to sizes that are not known before the run, or that OpenVINO would round otherwise"
 
 
 for _op in RESIZERS:
