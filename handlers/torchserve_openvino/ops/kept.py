@@ -39,6 +39,16 @@ class StandIn:
     own: bool = False
 
 
+def _define(op: Any, schema: str, run: Callable[..., Any], fake: Callable[..., Any], tags: Any = ()) -> Any:
+    """Defines a single operator with arguments and results by ``schema``, and returns it."""
+    name = str(op).split(".")[1]
+    _LIBRARY.define(name + schema, tags=tags)
+    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    defined = getattr(torch.ops.openvino_kept, name).default
+    torch.library.register_fake(defined, fake, lib=_LIBRARY)
+    return defined
+
+
 # --- recurrent layers ---------------------------------------------------------------------------------------------
 
 
@@ -66,22 +76,16 @@ def _fake_rnn(
     return _outputs(x, [hx], params, layers, both, batch_first)
 
 
-def _define(op: Any, states: str, count: int, fake: Any) -> Any:
-    """Defines a stand-in: a single operator that runs torch's own."""
-    name = str(op).split(".")[1]
+def _define_recurrent(op: Any, states: str, count: int, fake: Any) -> Any:
+    """Defines the stand-in of a recurrent layer, which runs torch's own."""
     returned = ", ".join(["Tensor"] * count)
-    _LIBRARY.define(
-        f"{name}(Tensor input, {states} hx, {_ARGUMENTS}) -> ({returned})",
-        tags=(torch.Tag.nondeterministic_seeded,),
-    )
 
     def run(*args: Any) -> Any:
         # One of the operator's outputs may be a view of another, which a custom operator must not return.
         return tuple(each.clone() for each in op(*args))
 
-    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"openvino_kept::{name}", fake, lib=_LIBRARY)
-    return getattr(torch.ops.openvino_kept, name).default
+    schema = f"(Tensor input, {states} hx, {_ARGUMENTS}) -> ({returned})"
+    return _define(op, schema, run, fake, tags=(torch.Tag.nondeterministic_seeded,))
 
 
 def _without_idle_dropout(stand_in: Any) -> Any:
@@ -96,10 +100,10 @@ def _without_idle_dropout(stand_in: Any) -> Any:
 
 
 _RECURRENT: dict[Any, Any] = {
-    aten.lstm.input: _define(aten.lstm.input, "Tensor[]", 3, _fake_lstm),
-    aten.gru.input: _define(aten.gru.input, "Tensor", 2, _fake_rnn),
-    aten.rnn_tanh.input: _define(aten.rnn_tanh.input, "Tensor", 2, _fake_rnn),
-    aten.rnn_relu.input: _define(aten.rnn_relu.input, "Tensor", 2, _fake_rnn),
+    aten.lstm.input: _define_recurrent(aten.lstm.input, "Tensor[]", 3, _fake_lstm),
+    aten.gru.input: _define_recurrent(aten.gru.input, "Tensor", 2, _fake_rnn),
+    aten.rnn_tanh.input: _define_recurrent(aten.rnn_tanh.input, "Tensor", 2, _fake_rnn),
+    aten.rnn_relu.input: _define_recurrent(aten.rnn_relu.input, "Tensor", 2, _fake_rnn),
 }
 
 
@@ -151,15 +155,6 @@ def _fake_resized(x: Tensor, output_size: Sequence[int] | None, *options: Any) -
     return torch.empty([*x.shape[:2], *sizes], dtype=x.dtype, device=x.device, memory_format=memory_format)
 
 
-def _define_resizer(op: Any) -> Any:
-    name = op._schema.name.split("::")[1]
-    aligned = "bool align_corners, " if any(each.name == "align_corners" for each in op._schema.arguments) else ""
-    _LIBRARY.define(f"{name}(Tensor input, SymInt[]? output_size, {aligned}float[]? scale_factors) -> Tensor")
-    _LIBRARY.impl(name, op, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"openvino_kept::{name}", _fake_resized, lib=_LIBRARY)
-    return getattr(torch.ops.openvino_kept, name).default
-
-
 def _where_whole(stand_in: Any) -> Callable[..., Any]:
     def call(x: Tensor, output_size: Sequence[int] | None, *options: Any) -> Any:
         return stand_in(x, output_size, *options) if resizes_whole(x, output_size, options[-1]) else NotImplemented
@@ -173,7 +168,8 @@ RESIZERS = (
     aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec,
     aten.upsample_bicubic2d.vec,
 )  # fmt: skip
-_RESIZERS = {op: _define_resizer(op) for op in RESIZERS}
+# From a schema's first bracket on, it is that of the operator.
+_RESIZERS = {op: _define(op, "(" + str(op._schema).partition("(")[2], op, _fake_resized) for op in RESIZERS}
 
 
 # Maps each operator to what is traced in its place.
