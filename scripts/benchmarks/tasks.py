@@ -29,10 +29,9 @@ from torchserve_openvino.serving.host.context import encoded
 
 EAGER, OURS = "eager", "this package"
 BATCHES = (1, 4)
-LENGTHS = [16, 32, 64, 128]
 # Shares of the largest text, picture or recording, in turn.
 SIZES = (0.33, 0.13, 0.67, 1.0)
-SECTIONS = {"text": {"text": {"lengths": LENGTHS}}, "audio": {"audio": {"max_seconds": 4.0}}}
+SECTIONS = {"text": {"text": {"max_tokens": 128}}, "audio": {"audio": {"max_seconds": 4.0}}}
 
 
 def started(case: Case, folder: Path, *, compiled: bool) -> tuple[Any, Call]:

@@ -55,8 +55,16 @@ def automatic(support: SupportTable, table: Table) -> dict[Any, Callable[..., An
     return {
         op: _if_all_runs(decomposition, support, table)
         for op, decomposition in torch._decomp.decomposition_table.items()
-        if isinstance(op, torch._ops.OpOverload) and op not in table and _wanted(op, support)
+        if isinstance(op, torch._ops.OpOverload)
+        and op not in table
+        and _wanted(op, support)
+        and not by_openvino(decomposition)
     }
+
+
+def by_openvino(decomposition: Callable[..., Any]) -> bool:
+    """Tells whether ``import openvino.torch`` brought a decomposition: its gradients of convolutions are wrong."""
+    return decomposition.__module__.partition(".")[0] == "openvino"
 
 
 def _wanted(op: torch._ops.OpOverload, support: SupportTable) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.errors import ConfigError
-from torchserve_openvino.ops.automatic import automatic
+from torchserve_openvino.ops.automatic import automatic, by_openvino
 from torchserve_openvino.ops.memory_order import laid_out_as_whole
 from torchserve_openvino.ops.names import is_made_of_others, op_name
 from torchserve_openvino.ops.registry import Decomposition, Lifted, Rule, rule_of, rules_that, stays_whole
@@ -54,7 +54,8 @@ def user_decompositions(names: Iterable[str]) -> dict[Any, Callable[..., Any]]:
     """
     table: dict[Any, Callable[..., Any]] = {}
     for name in names:
-        found = torch._decomp.get_decompositions(overloads(name))
+        known = torch._decomp.get_decompositions(overloads(name))
+        found = {op: decomposition for op, decomposition in known.items() if not by_openvino(decomposition)}
         if not found:
             raise ConfigError(f"torch has no decomposition for {name!r}; remove it.", key="decompositions")
         table.update(found)

@@ -347,6 +347,12 @@ def test_a_model_of_another_task_is_refused(tmp_path) -> None:
             started(tmp_path / str(number), task, folder)
 
 
+@pytest.mark.parametrize(("limit", "lengths"), [(16, [16]), (40, [16, 32, 40]), (128, [*range(16, 129, 16)])])
+def test_lengths_lie_close_together_by_default(tmp_path, limit, lengths) -> None:
+    worker = started(tmp_path, "text_classifier", lengths="auto", max_tokens=limit)
+    assert worker.handler.config.openvino.batching.dims == {"sequence": lengths}
+
+
 def test_lengths_beyond_the_model_are_refused(tmp_path) -> None:
     folder = text_model("text_classifier", tmp_path / "short")
     with pytest.raises(ModelLoadError, match=r"max_tokens is 200.*takes 128"):

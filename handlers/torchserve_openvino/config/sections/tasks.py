@@ -57,7 +57,8 @@ class TextSection(TaskSection):
     too_long: Literal["refuse", "truncate"] = "refuse"
     """What happens to a longer text: `refuse` answers 400 with its number of tokens, `truncate` drops its end."""
     lengths: Sizes = "auto"
-    """Compiled lengths in tokens; a text is padded to the next one. `auto`: powers of two from 16, and `max_tokens`."""
+    """Compiled lengths in tokens; a text is padded to the next one. `auto`: multiples of 16 up to 128, then powers of
+    two and the middles between them, and `max_tokens`."""
     max_inputs: Count = 64
     """Most inputs in one request: texts of a list, texts to rank, labels of a zero-shot task."""
     max_bytes: Count = 1024 * 1024

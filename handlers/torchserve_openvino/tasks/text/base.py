@@ -27,7 +27,9 @@ from torchserve_openvino.tasks.text.rows import Row, fewest_tokens, tensors, tok
 LENGTH = "sequence"
 # Longer texts are rare, and each compiled length costs time before READY; `max_tokens` raises it.
 _USUAL_LIMIT = 512
-_LEAST_LENGTH = 16
+# Compiled lengths are this far apart, up to this, so that little of a short text's batch is padding. One graph serves
+# all lengths (`serving.shapes.one_graph`): each costs little more than its proof.
+_STEP, _FINE = 16, 128
 _KNOWN = ("input_ids", "attention_mask", "token_type_ids")
 # Some tokenizers state this number, or one like it, where there is no limit.
 _NO_LIMIT = 1_000_000
@@ -128,7 +130,7 @@ class TextHandler(HubHandler):
                 "handler knows its inputs: set handler.openvino.text.lengths instead."
             )
         given = section.text.lengths
-        lengths = list(given) if given != "auto" else _powers(self.limit)
+        lengths = list(given) if given != "auto" else _lengths(self.limit)
         if lengths[-1] > self.limit:
             raise ModelLoadError(
                 f"handler.openvino.text.lengths has {lengths[-1]}; the longest text has {self.limit} tokens "
@@ -282,11 +284,10 @@ def _positions(config: Any) -> int | None:
 _OFFSET_MODELS = frozenset({"roberta", "xlm-roberta", "camembert", "longformer", "mpnet", "ibert", "data2vec-text"})
 
 
-def _powers(limit: int) -> list[int]:
-    """Returns the powers of two from 16 that lie below the limit, and the limit."""
-    sizes = []
-    size = _LEAST_LENGTH
-    while size < limit:
-        sizes.append(size)
-        size *= 2
-    return [*sizes, limit]
+def _lengths(limit: int) -> list[int]:
+    """Returns the limit, and below it: steps of 16 up to 128, then powers of two and the middles between them."""
+    sizes = list(range(_STEP, _FINE, _STEP))
+    while sizes[-1] < limit:
+        power = 2 ** (sizes[-1].bit_length())
+        sizes += [power, power + power // 2]
+    return [*(size for size in sizes if size < limit), limit]
