@@ -43,10 +43,35 @@ class Operands:
         chosen = [dims] if isinstance(dims, int) else dims
         some = isinstance(chosen, (list, tuple)) and chosen and shape
         over: Sequence[Any] = [shape[dim] for dim in chosen] if some else shape
-        return math.prod(each if isinstance(each, int) else self.size for each in over)
+        return math.prod(most(each, self.size) for each in over)
 
 
 IntegerBound = Callable[[Operands], int]
+
+
+def most(value: int | torch.SymInt, size: int) -> int:
+    """Returns the largest absolute value of a size, or of what Python computes from sizes.
+
+    Args:
+        value: A number, or an expression of symbols.
+        size: Upper bound of the symbols' absolute values.
+    """
+    return abs(value) if isinstance(value, int) else _most(value.node.expr, size)
+
+
+def _most(expression: Any, size: int) -> int:
+    if not expression.args:
+        return size if expression.is_Symbol else abs(int(expression))
+    first, *others = (_most(each, size) for each in expression.args)
+    if expression.is_Add:
+        return first + sum(others)
+    if expression.is_Pow:
+        return int(first ** others[0])
+    name = type(expression).__name__
+    if name in {"Max", "Min", "FloorDiv", "CleanDiv"}:
+        return max(first, *others) if name in {"Max", "Min"} else first
+    # A product; more than enough for a remainder and the like.
+    return math.prod([first, *(max(each, 1) for each in others)])
 
 
 def magnitude(value: object) -> int:
@@ -64,13 +89,23 @@ def largest(operands: Operands) -> int:
 
 
 def largest_tensor(operands: Operands) -> int:
-    """Like `largest`, where other arguments are positions, not values: the end of a slice may be any number."""
-    return max(operands.nodes.values(), default=0)
+    """Like `largest`, where other arguments are sizes or positions: the end of a slice may be any number."""
+    return max((value for node, value in operands.nodes.items() if tensors_of(value_of(node))), default=0)
 
 
 def first(operands: Operands) -> int:
     """Bounds an operator that returns values of its first argument only."""
     return operands.value(0)
+
+
+def of_argument(argument: int) -> IntegerBound:
+    """Bounds an operator that fills with an argument; the others are sizes."""
+    return lambda operands: operands.value(argument)
+
+
+def at_most(value: int) -> IntegerBound:
+    """Bounds an operator that fills with a known number."""
+    return lambda operands: value
 
 
 def sum_of_two(operands: Operands) -> int:
@@ -82,6 +117,11 @@ def sum_of_two(operands: Operands) -> int:
 def product_of_two(operands: Operands) -> int:
     """Bounds a product."""
     return operands.value(0) * operands.value(1)
+
+
+def below_second(operands: Operands) -> int:
+    """Bounds a remainder, which is smaller than the divisor."""
+    return max(operands.value(1) - 1, 0)
 
 
 def sum_of_bits(operands: Operands) -> int:
@@ -104,6 +144,13 @@ def plus_all_of(argument: int) -> IntegerBound:
         return operands.value(0) + more
 
     return bound
+
+
+def put(operands: Operands) -> int:
+    """Bounds an operator that replaces values by those of the third argument, or adds all of these to one of them."""
+    if arguments_of(operands.node).get("accumulate"):
+        return plus_all_of(2)(operands)
+    return max(operands.value(0), operands.value(2))
 
 
 def place(operands: Operands) -> int:

@@ -116,6 +116,53 @@ def test_a_number_of_the_caller_counts_where_every_answer_has_a_known_shape() ->
     filled = lambda x, n: torch.full((3,), n) + n * n + x
     compiled = tov.compile(filled, dynamic=True, options=ALL)
     with torch.no_grad():
-        for n in (5, 7, 2**20, 2**30):
+        for n in (5, 7, 2**20, 2**30, 60_000, -60_000, -(2**30)):
             torch.testing.assert_close(compiled(torch.tensor(1), n), filled(torch.tensor(1), n), rtol=0, atol=0)
-    assert compiled.report.fallback_counts() == {"runtime_failed": 2}
+    assert compiled.report.fallback_counts() == {"runtime_failed": 5}
+
+
+def test_a_size_is_no_value_of_what_has_it() -> None:
+    """The mask of wav2vec 2.0's frames, for recordings of half a minute: sums and divisions of sizes stay exact."""
+
+    def frames(mask: torch.Tensor) -> torch.Tensor:
+        count = mask.cumsum(-1)[:, -1]
+        for kernel, stride in ((10, 5), (3, 2), (3, 2), (2, 2)):
+            count = torch.div(count - kernel, stride, rounding_mode="floor") + 1
+        real = torch.zeros(mask.shape[0], mask.shape[1] // 40, dtype=mask.dtype)
+        real[(torch.arange(mask.shape[0]), count - 1)] = 1
+        return torch.cat([real, real.expand(mask.shape[0], mask.shape[1] // 40)], 1).flip(-1).cumsum(-1).flip(-1)
+
+    compiled = tov.compile(frames, dynamic=True, options=ALL)
+    with torch.no_grad():
+        for rows, samples, longest in ((2, 16_000, 9000), (3, 480_000, 480_000), (4, 64_000, 63_999)):
+            mask = (torch.arange(samples) < torch.arange(longest - rows, longest)[:, None]).long()
+            assert_same(compiled(mask), frames(mask), strides=False)
+    assert not compiled.report.fallbacks, compiled.report.to_text()
+
+
+def _bucket(distance: torch.Tensor, drops: str) -> torch.Tensor:
+    """T5's bucket of a distance: the logarithm of 0 is cast to an integer, and dropped."""
+    large = 8 + (torch.log(distance.float() / 8) / 2.77 * 8).to(torch.int64)
+    if drops == "nothing":
+        return large
+    large = torch.min(large, torch.full_like(large, 15))
+    near = distance < 8
+    if drops == "used again":
+        return torch.where(near, distance, large) + large
+    if drops == "the other side":
+        return torch.where(~near, large, distance)
+    return torch.where(near, large if drops == "the wrong side" else distance, large)
+
+
+@pytest.mark.parametrize(
+    ("drops", "counted"),
+    [("it", 0), ("the other side", 0), ("nothing", 2), ("used again", 2), ("the wrong side", 2)],
+)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_casts_of_what_a_choice_drops(drops: str, counted: int, dynamic: bool) -> None:
+    bucket = lambda distance: _bucket(distance, drops)
+    compiled = tov.compile(bucket, dynamic=dynamic, options=ALL)
+    with torch.no_grad():
+        for distance in (torch.arange(12).reshape(2, 6), torch.arange(12).flip(0).reshape(2, 6)):
+            assert_same(compiled(distance), bucket(distance))
+    assert sum(compiled.report.fallback_counts().values()) == counted, compiled.report.to_text()

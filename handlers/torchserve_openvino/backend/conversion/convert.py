@@ -22,6 +22,7 @@ from torchserve_openvino.backend.lowering.checks import add_checks
 from torchserve_openvino.backend.lowering.folding import fold_casts
 from torchserve_openvino.backend.lowering.index_range import index_bounds
 from torchserve_openvino.backend.lowering.int_range import Limits, input_limits
+from torchserve_openvino.backend.lowering.masked_casts import mask_casts
 from torchserve_openvino.backend.lowering.rewrite import rewrite
 from torchserve_openvino.backend.lowering.weight_integers import UnfoldedError, folded
 from torchserve_openvino.backend.partitioning.partition import Part
@@ -193,6 +194,7 @@ def _with_constants(
         if node.target not in root:
             root[str(node.target)] = getattr(gm, str(node.target))
     fold_casts(graph, root)
+    mask_casts(graph)
     values = {node.name: root[str(node.target)] for node in graph.find_nodes(op="get_attr")}
     ranges = ValueRanges(graph, {name: (each.low, each.high) for name, each in limits.values.items()}, values)
     checks = add_checks(graph, ranges, limits.values)

@@ -19,13 +19,13 @@ from torch.fx import GraphModule, Node
 from torchserve_openvino.backend.spec import Bounds
 from torchserve_openvino.config.op_names import packet_name
 from torchserve_openvino.errors import InexactValueError
-from torchserve_openvino.ops.integers import Operands, largest, magnitude
+from torchserve_openvino.ops.integers import Operands, largest, magnitude, most
 from torchserve_openvino.ops.names import op_name, tensors_of, value_of
 from torchserve_openvino.ops.registry import Movement, rule_of
 
 INT32_MAX = 2**31 - 1
 EXACT_IN_FLOAT32 = 2**24
-_SIZES = (2**24, 2**16, 2**14, 2**12, 2**10)
+_SIZES = (2**24, 2**22, 2**20, 2**18, 2**16, 2**14, 2**12, 2**10)
 # The largest power of 2 below which a float that is cast to an integer is sure to fit into 32 bits.
 _FROM_FLOAT = 2**30
 _HIGHEST = {torch.int64: INT32_MAX, torch.int32: 2**31, torch.uint8: 255, torch.int8: 128, torch.bool: 1}
@@ -162,7 +162,10 @@ def _first_violation(nodes: Sequence[Node], inputs: Mapping[str, int], size: int
 
 
 def _highest(node: Node, size: int) -> int:
-    return max((_HIGHEST.get(tensor.dtype, 0) for tensor in tensors_of(value_of(node))), default=size)
+    value = value_of(node)
+    if isinstance(value, torch.SymInt):
+        return most(value, size)
+    return max((_HIGHEST.get(tensor.dtype, 0) for tensor in tensors_of(value)), default=size)
 
 
 def _exposed(node: Node, operands: list[int], result: int) -> tuple[int, int]:

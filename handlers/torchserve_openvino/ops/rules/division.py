@@ -13,7 +13,7 @@ from openvino import opset15 as ops
 from torch import Tensor
 from torch.fx import Node
 
-from torchserve_openvino.ops import value_range
+from torchserve_openvino.ops import integers, value_range
 from torchserve_openvino.ops.exact_fmod import exact_fmod
 from torchserve_openvino.ops.names import value_of
 from torchserve_openvino.ops.registry import (
@@ -34,6 +34,7 @@ MOST_VALUES = 2**12
 declare(Rule(check=Check.NONZERO_DIVISOR), aten.div, aten.remainder, aten.fmod)
 declare(Rule(range=value_range.quotient), aten.div)
 declare(Rule(range=value_range.remainder), aten.remainder)
+declare(Rule(integers=integers.below_second), aten.remainder, aten.fmod)
 declare(
     Rule(banned="OpenVINO rounds an integer quotient towards 0" + INSTEAD, ordered_as=aten.mul.Tensor),
     aten.floor_divide.default,

@@ -47,7 +47,7 @@ declare(
 declare(Rule(scalars=Lifted()), aten.index_select.default, aten.index_copy.default)
 declare(Rule(index=_ALONG), aten.scatter, aten.index_copy, aten.index_fill)
 declare(Rule(index=_ALONG, integers=integers.plus_all_of(3)), aten.scatter_add, aten.scatter_reduce, aten.index_add)
-declare(Rule(integers=integers.plus_all_of(2)), aten.index_put)
+declare(Rule(integers=integers.put), aten.index_put)
 declare(Rule(traced=Traced("index", aten.index.Tensor)), aten._unsafe_index.Tensor)
 declare(Rule(banned=SHAPE), aten.nonzero.default, aten.repeat_interleave.self_Tensor)
 

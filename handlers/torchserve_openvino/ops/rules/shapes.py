@@ -30,24 +30,26 @@ _WIDE_INTEGERS = frozenset({torch.int16, torch.int32, torch.int64})
 _NARROW_FLOATS = frozenset({torch.float16, torch.bfloat16})
 
 declare(
-    Rule(movement=Movement.REARRANGES),
+    Rule(movement=Movement.REARRANGES, integers=integers.largest_tensor),
     *packets("""
         _to_copy _unsafe_view alias as_strided cat chunk clone contiguous detach expand expand_copy flatten flip
-        lift_fresh_copy narrow permute permute_copy repeat reshape roll select slice split split_with_sizes squeeze
-        squeeze_copy stack t transpose unbind unfold unsqueeze unsqueeze_copy view view_copy
+        lift_fresh_copy narrow permute permute_copy repeat reshape roll split split_with_sizes squeeze squeeze_copy
+        stack t transpose unbind unfold unsqueeze unsqueeze_copy view view_copy
     """),
 )
+declare(Rule(movement=Movement.REARRANGES, integers=integers.first), *packets("select slice"))
 declare(
     Rule(movement=Movement.FILLS),
     *packets("copy full full_like new_full new_ones new_zeros ones ones_like scalar_tensor zeros zeros_like"),
 )
 declare(Rule(range=value_range.arange), aten.arange)
-declare(Rule(range=value_range.of_argument(1)), aten.full, aten.full_like)
+declare(Rule(range=value_range.of_argument(1), integers=integers.of_argument(1)), aten.full, aten.full_like)
+declare(Rule(integers=integers.of_argument(2)), aten.new_full)
 declare(Rule(range=value_range.of_argument(0)), aten.scalar_tensor)
-declare(Rule(range=value_range.stated(0)), aten.zeros, aten.zeros_like)
-declare(Rule(range=value_range.stated(1)), aten.ones, aten.ones_like)
+declare(Rule(range=value_range.stated(0), integers=integers.at_most(0)), aten.zeros, aten.zeros_like)
+declare(Rule(range=value_range.stated(1), integers=integers.at_most(1)), aten.ones, aten.ones_like)
+declare(Rule(integers=integers.at_most(1)), aten.new_zeros, aten.new_ones)
 declare(Rule(movement=Movement.SELECTS), aten.constant_pad_nd)
-declare(Rule(integers=integers.first), aten.select, aten.slice)
 declare(Rule(integers=integers.largest_tensor), aten.slice_scatter, aten.slice_copy)
 declare(Rule(verified=True), aten.linspace.default, aten.repeat_interleave.self_int)
 # An alias in its place would still be a view of its source, and autograd would give it the gradient that detach has to
