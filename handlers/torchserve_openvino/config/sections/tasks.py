@@ -72,8 +72,8 @@ class AudioSection(TaskSection):
     """Longest recording, in seconds; longer ones answer 413. Unset: 30, or 600 for Whisper, which hears it window by
     window."""
     lengths: Sizes = "auto"
-    """Compiled lengths, in whole seconds; a recording is padded to the next one. `auto`: powers of two up to
-    `max_seconds`. Whisper has one length, its window."""
+    """Compiled lengths, in whole seconds; a recording is padded to the next one. `auto`: powers of two and the middles
+    between them (1, 1.5, 2, 3, 4 ...), up to `max_seconds`. Whisper has one length, its window."""
     max_bytes: Count = 32 * 1024 * 1024
     """Largest recording to accept, in bytes as sent."""
 

@@ -4,11 +4,16 @@ OpenVINO packs the weights into a layout of its own for each compiled model. Fiv
 copies; one graph needs one, and only the kernels differ by size. Resolving the sizes at each call costs about a
 millisecond for 300 operators, which matters for a single item but not for a batch: unless one graph is requested
 explicitly, a batch of 1 keeps a graph of its own.
+
+Convolutions are different: where the length that they run along is open, OpenVINO changes the layout between them and
+what follows. A wav2vec 2.0 takes 1.4 times as long, so that its graphs are separate as long as they fit into memory.
 """
 
 import math
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from torchserve_openvino.backend import OpenAxes
 from torchserve_openvino.config import ServingConfig, vocabulary
@@ -18,6 +23,8 @@ from torchserve_openvino.serving.shapes.plan import Shapes
 KEY = "handler.openvino.batching.one_graph"
 # Sharing a graph to save fewer bytes than this is not worth the time that it costs.
 WORTH_BYTES = 128 * 2**20
+# What separate graphs of a convolutional model may take, all together.
+MOST_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True)
@@ -85,10 +92,17 @@ def choose(eager: Any, config: ServingConfig, shapes: Shapes, part: str = "") ->
         return Choice(f"{resolved.options.device} runs static shapes best")
     weights = weight_bytes(eager)
     why = f"{count} shape(s) would hold {count} cop{'y' if count == 1 else 'ies'} of {weights / 1e6:.0f} MB of weights"
+    if shapes.inputs.dims and _convolves(eager) and count * weights <= MOST_BYTES:
+        return Choice(f"{why}, but convolutions along an open length are slower")
     limit = count - math.ceil(WORTH_BYTES / max(weights, 1))
     if len({signature.batch == 1 for signature in shapes.signatures}) > limit:
         return Choice(f"{why}; one graph would save too little")
     return Choice(why, shapes.inputs.open_axes(ones=False), limit)
+
+
+def _convolves(eager: Any) -> bool:
+    kinds = torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d
+    return any(isinstance(each, kinds) and max(each.kernel_size) > 1 for each in getattr(eager, "modules", tuple)())
 
 
 def weight_bytes(eager: Any) -> int:

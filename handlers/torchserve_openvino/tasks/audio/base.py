@@ -163,7 +163,7 @@ class AudioHandler(RecordingHandler):
                 f"this handler knows its inputs: set {SECTION}.lengths instead."
             )
         longest = audio.max_seconds if audio.max_seconds is not None else _MAX_SECONDS
-        seconds = [float(each) for each in audio.lengths] if audio.lengths != "auto" else _powers(longest)
+        seconds = [float(each) for each in audio.lengths] if audio.lengths != "auto" else _lengths(longest)
         if seconds[-1] > longest:
             raise ModelLoadError(
                 f"{SECTION}.lengths has {seconds[-1]:g} s; the longest recording has {longest:g} s (audio.max_seconds)."
@@ -268,7 +268,7 @@ class AudioHandler(RecordingHandler):
         return self.eager_model(**self._batch([value]))
 
 
-def _powers(limit: float) -> list[float]:
-    """Returns the powers of two from 1 that lie below the limit, and the limit."""
-    powers = [2.0**n for n in range(max(0, math.ceil(math.log2(limit)))) if 2.0**n < limit]
-    return [*powers, limit]
+def _lengths(limit: float) -> list[float]:
+    """Returns the limit, and below it: the powers of two from 1, and the middles between them."""
+    powers = [2.0**n for n in range(max(0, math.ceil(math.log2(limit))))]
+    return [*(each for power in powers for each in (power, 1.5 * power) if each < limit), limit]
