@@ -100,7 +100,8 @@ def eager(task: str, folder: Path, place: Path) -> list[Any]:
     (kind,) = [each for _, each in inspect.getmembers(module, inspect.isclass) if each.__module__ == module.__name__]
     handler = kind()
     handler.initialize(made.context)
-    return [json.loads(json.dumps(made.handle(handler, body)[0])) for body in bodies(task)]
+    answers = [made.handle(handler, body)[0] for body in bodies(task)]
+    return [json.loads(each if isinstance(each, bytes) else json.dumps(each)) for each in answers]
 
 
 def close(got: Any, expected: Any, where: str = "") -> None:
