@@ -1,12 +1,13 @@
 """Pins defects of OpenVINO 2026.4 with 8-bit values: why `backend/conversion/kernel_fusions.py` separates kernels."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import openvino as ov
 import pytest
 from openvino import opset15 as ops
+
+from torchserve_openvino.backend.runtime.build import cpu_level
 
 CORE = ov.Core()
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}
@@ -40,8 +41,6 @@ def run(build: Callable[[ov.Node], ov.Node], x: np.ndarray, symbolic: bool = Fal
     return compiled([x])[0]
 
 
-CPU_INFO = Path("/proc/cpuinfo")
-HAS_AMX = CPU_INFO.exists() and "amx_int8" in CPU_INFO.read_text()
 X = (np.arange(24, dtype=np.float32).reshape(3, 2, 4) - 9) * SCALE
 
 
@@ -50,7 +49,7 @@ X = (np.arange(24, dtype=np.float32).reshape(3, 2, 4) - 9) * SCALE
 )
 def test_a_convolution_with_two_users_is_scaled_twice(how, twice) -> None:
     """A maximum in between, of the value with itself, prevents it; the kernels for AMX do not have the fault."""
-    twice = twice and not HAS_AMX
+    twice = twice and "AMX" not in cpu_level()
     once = run(convolved, X)
     expected = once + once[::-1]
     got = run(lambda p: added_to_its_reverse(convolved(p).output(0)), X, **how)

@@ -111,12 +111,13 @@ class Sizes:
             InexactValueError: A size is so large that integers computed from it might not be exact.
         """
         sizes = (int(value),) if spec.is_scalar_int else value.shape
-        largest = max((size for name, size in zip(spec.symbols, sizes, strict=False) if name), key=abs, default=0)
+        named = [(name, size) for name, size in zip(spec.symbols, sizes, strict=False) if name]
+        largest = max((size for _, size in named), key=abs, default=0)
         if abs(largest) > self._limit:
             raise InexactValueError(
                 f"a dimension of {largest}: integers computed from sizes are exact in OpenVINO up to {self._limit}"
             )
-        self._known.update((name, size) for name, size in zip(spec.symbols, sizes, strict=False) if name)
+        self._known.update(named)
 
     def check(self, spec: ValueSpec, shape: Sequence[int]) -> None:
         """Checks the shape of an output.

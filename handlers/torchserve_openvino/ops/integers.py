@@ -61,17 +61,19 @@ def most(value: int | torch.SymInt, size: int) -> int:
 
 def _most(expression: Any, size: int) -> int:
     if not expression.args:
-        return size if expression.is_Symbol else abs(int(expression))
-    first, *others = (_most(each, size) for each in expression.args)
-    if expression.is_Add:
-        return first + sum(others)
-    if expression.is_Pow:
-        return int(first ** others[0])
-    name = type(expression).__name__
-    if name in {"Max", "Min", "FloorDiv", "CleanDiv"}:
-        return max(first, *others) if name in {"Max", "Min"} else first
+        return size if expression.is_Symbol else math.ceil(abs(expression))
+    parts = [_most(each, size) for each in expression.args]
+    kind = type(expression).__name__
+    if kind == "Add":
+        return sum(parts)
+    if kind == "Pow":
+        return int(parts[0] ** parts[1])
+    if kind in {"Max", "Min"}:
+        return max(parts)
+    if kind in {"FloorDiv", "CleanDiv"}:
+        return parts[0]
     # A product; more than enough for a remainder and the like.
-    return math.prod([first, *(max(each, 1) for each in others)])
+    return parts[0] * math.prod(max(each, 1) for each in parts[1:])
 
 
 def magnitude(value: object) -> int:
@@ -93,14 +95,12 @@ def largest_tensor(operands: Operands) -> int:
     return max((value for node, value in operands.nodes.items() if tensors_of(value_of(node))), default=0)
 
 
-def first(operands: Operands) -> int:
-    """Bounds an operator that returns values of its first argument only."""
-    return operands.value(0)
-
-
 def of_argument(argument: int) -> IntegerBound:
-    """Bounds an operator that fills with an argument; the others are sizes."""
+    """Bounds an operator that returns values of one argument only; the others are sizes or positions."""
     return lambda operands: operands.value(argument)
+
+
+first = of_argument(0)
 
 
 def at_most(value: int) -> IntegerBound:

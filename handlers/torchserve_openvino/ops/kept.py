@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, library
 from torch.fx import Graph
 
 aten = torch.ops.aten
-_LIBRARY = torch.library.Library("openvino_kept", "DEF")
+_LIBRARY = library.Library("openvino_kept", "DEF")
 _ARGUMENTS = (
     "Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first"
 )
@@ -45,7 +45,7 @@ def _define(op: Any, schema: str, run: Callable[..., Any], fake: Callable[..., A
     _LIBRARY.define(name + schema, tags=tags)
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     defined = getattr(torch.ops.openvino_kept, name).default
-    torch.library.register_fake(defined, fake, lib=_LIBRARY)
+    library.register_fake(defined, fake, lib=_LIBRARY)
     return defined
 
 

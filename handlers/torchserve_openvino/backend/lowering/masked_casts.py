@@ -39,8 +39,9 @@ def mask_casts(graph: Graph) -> None:
         if sides[0] is sides[1]:
             continue
         for side in (1, 2):
-            for cast in set(_casts(choice.args[side], choice)):
-                if not _is_early(condition, cast):
+            # All of them first: a cast's input changes below.
+            for cast in list(_casts(choice.args[side], choice)):
+                if not _goes_before(condition, cast):
                     continue
                 (x,) = cast.all_input_nodes
                 with graph.inserting_before(cast):
@@ -49,18 +50,18 @@ def mask_casts(graph: Graph) -> None:
                     cast.replace_input_with(x, add_call(graph, aten.where.self, condition, *kept))
 
 
-def _is_early(condition: Node, cast: Node) -> bool:
+def _goes_before(condition: Node, cast: Node) -> bool:
     """Moves what a condition is computed from in front of a cast; returns False if the cast is part of it."""
-    needed, waiting = {condition}, [condition]
-    while waiting:
-        for source in waiting.pop().all_input_nodes:
-            if source not in needed:
-                needed.add(source)
-                waiting.append(source)
+    nodes = list(cast.graph.nodes)
+    late = nodes[nodes.index(cast) : nodes.index(condition) + 1]
+    # Backwards, so that a node comes after all that use it.
+    needed = {condition}
+    for node in reversed(late):
+        if node in needed:
+            needed.update(node.all_input_nodes)
     if cast in needed:
         return False
-    nodes = list(cast.graph.nodes)
-    for node in nodes[nodes.index(cast) :]:
+    for node in late:
         if node in needed:
             cast.prepend(node)
     return True

@@ -20,7 +20,7 @@ from torchserve_openvino.tasks.audio.masked import mask_group_norm
 from torchserve_openvino.tasks.audio.requests import RecordingHandler
 from torchserve_openvino.tasks.audio.sound import SECTION, Limits, samples_of
 from torchserve_openvino.tasks.hub import Part
-from torchserve_openvino.tasks.text.rows import by_length
+from torchserve_openvino.tasks.text.rows import by_length, doublings
 
 LENGTH = "samples"
 FEATURES, MASK = "input_values", "attention_mask"
@@ -163,7 +163,9 @@ class AudioHandler(RecordingHandler):
                 f"this handler knows its inputs: set {SECTION}.lengths instead."
             )
         longest = audio.max_seconds if audio.max_seconds is not None else _MAX_SECONDS
-        seconds = [float(each) for each in audio.lengths] if audio.lengths != "auto" else _lengths(longest)
+        seconds = (
+            [float(each) for each in audio.lengths] if audio.lengths != "auto" else [*doublings(1.0, longest), longest]
+        )
         if seconds[-1] > longest:
             raise ModelLoadError(
                 f"{SECTION}.lengths has {seconds[-1]:g} s; the longest recording has {longest:g} s (audio.max_seconds)."
@@ -266,9 +268,3 @@ class AudioHandler(RecordingHandler):
     def run_eager(self, value: Recording) -> Any:
         """Runs the eager model on one recording."""
         return self.eager_model(**self._batch([value]))
-
-
-def _lengths(limit: float) -> list[float]:
-    """Returns the limit, and below it: the powers of two from 1, and the middles between them."""
-    powers = [2.0**n for n in range(max(0, math.ceil(math.log2(limit))))]
-    return [*(each for power in powers for each in (power, 1.5 * power) if each < limit), limit]

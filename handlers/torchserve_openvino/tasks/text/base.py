@@ -22,7 +22,7 @@ from torchserve_openvino.errors import (
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.tasks.hub import HubHandler, Part, text_of
-from torchserve_openvino.tasks.text.rows import Row, fewest_tokens, tensors, tokenised
+from torchserve_openvino.tasks.text.rows import Row, doublings, fewest_tokens, tensors, tokenised
 
 LENGTH = "sequence"
 # Longer texts are rare, and each compiled length costs time before READY; `max_tokens` raises it.
@@ -286,8 +286,4 @@ _OFFSET_MODELS = frozenset({"roberta", "xlm-roberta", "camembert", "longformer",
 
 def _lengths(limit: int) -> list[int]:
     """Returns the limit, and below it: steps of 16 up to 128, then powers of two and the middles between them."""
-    sizes = list(range(_STEP, _FINE, _STEP))
-    while sizes[-1] < limit:
-        power = 2 ** (sizes[-1].bit_length())
-        sizes += [power, power + power // 2]
-    return [*(size for size in sizes if size < limit), limit]
+    return [*range(_STEP, min(_FINE, limit), _STEP), *map(int, doublings(_FINE, limit)), limit]

@@ -119,6 +119,15 @@ def fewest_tokens(rows: Sequence[Sized], lengths: Sequence[int], sizes: Sequence
     return groups
 
 
+def doublings(first: float, limit: float) -> Iterator[float]:
+    """Yields ``first``, its doublings, and the middles between them, as long as they lie below a limit."""
+    while first < limit:
+        yield first
+        if 1.5 * first < limit:
+            yield 1.5 * first
+        first *= 2
+
+
 def _next(sizes: Sequence[int], size: int) -> int:
     """Returns the compiled size that a size is padded to; the size itself beyond the largest."""
     return next((each for each in sizes if each >= size), size)
