@@ -28,7 +28,7 @@ from benchmarks.gptq_folder import save_gptq
 from benchmarks.harness import interleave
 
 # "+": `dynamic_quantization: true`, and cached keys and values of 8 bits.
-FORMATS = ("f32", "int8", "int4", "int8+", "int4+", "gptq")
+FORMATS = ("f32", "bf16", "int8", "int4", "int8+", "int4+", "gptq")
 CONTENDERS = (
     "eager", "eager one thread", *(f"engine {form}" for form in FORMATS), *(f"bare {form}" for form in FORMATS)
 )  # fmt: skip

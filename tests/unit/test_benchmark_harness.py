@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -31,6 +32,21 @@ def test_a_short_call_is_repeated() -> None:
     seen.clear()
     interleave({"short": calls["short"]}, turns=2, repeats={"short": 7})
     assert seen["s"] == 14
+
+
+def test_what_comes_before_a_measurement_is_not_measured() -> None:
+    order: list[str] = []
+    calls = {name: lambda name=name: order.append(name) for name in "ab"}
+
+    def wait(name: str) -> None:
+        order.append(f"before {name}")
+        time.sleep(0.05)
+
+    before = {name: lambda name=name: wait(name) for name in "ab"}
+    times = interleave(calls, turns=3, warmup=1, repeats={"b": 2}, before=before)
+    text = " ".join(order)
+    assert text.count("before a a") == 4 and text.count("before b b b") == 4 and len(order) == 20
+    assert times.median("a") < 25 and times.median("b") < 25
 
 
 def test_statistics_are_those_of_pairs() -> None:
