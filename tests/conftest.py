@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _SAMPLED = ("backend", "doctor", "generation", "ops", "quantized", "serving", "tasks")
 _ONE_IN, _FEW = 16, 2
 # Folders of which a commit's quick suite runs every other file, and the next commit's the others.
-_HALVED = {*_SAMPLED, "cache", "conformance", "packaging"}
+_HALVED = {*_SAMPLED, "cache", "conformance", "e2e", "packaging"}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
