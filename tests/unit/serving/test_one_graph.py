@@ -212,16 +212,19 @@ def test_flaws(facts, text) -> None:
     assert not one_graph.Choice("asked for", inputs().open_axes(ones=True)).flaw(summary)  # type: ignore[arg-type]
 
 
-def test_convolutions_along_lengths_keep_graphs_of_their_own(large, monkeypatch) -> None:
+@pytest.mark.parametrize("pictures", [True, False])
+def test_convolutions_along_open_sizes_of_pictures_keep_graphs_of_their_own(large, monkeypatch, pictures) -> None:
     samples = WarmupInput(name="x", shape=["samples"], dtype="float32")
     dims = {"samples": [8, 16]}
-    model = torch.nn.Sequential(torch.nn.Unflatten(1, (1, -1)), torch.nn.Conv1d(1, 2, 3))
+    convolution = torch.nn.Conv2d(1, 2, 3, padding=1) if pictures else torch.nn.Conv1d(1, 2, 3)
+    model = torch.nn.Sequential(torch.nn.Unflatten(1, (1, 1, -1) if pictures else (1, -1)), convolution)
     shapes = Shapes(
         DeclaredInputs(declared_specs([samples], ["x"]), ["x"], dims, pads=True, exact=False),
         signatures=[Signature(rows, {"samples": length}) for rows in (1, 2) for length in dims["samples"]],
     )
     asked = config()
     choice = one_graph.choose(model, asked, shapes)
-    assert choice.open_axes is None and "convolutions along an open length are slower" in choice.why
+    assert (choice.open_axes is None) == pictures
+    assert not pictures or "convolutions along an open size are slower" in choice.why
     monkeypatch.setattr(one_graph, "MOST_BYTES", 100)
     assert one_graph.choose(model, asked, shapes).open_axes is not None

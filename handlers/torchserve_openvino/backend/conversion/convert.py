@@ -16,6 +16,7 @@ from torchserve_openvino.backend.conversion.convert_ts import convert_traced, na
 from torchserve_openvino.backend.conversion.kernel_fusions import keep_kernels_apart
 from torchserve_openvino.backend.conversion.low_bits import pack_weights
 from torchserve_openvino.backend.conversion.mapped_ops import Mapped, replace_mapped
+from torchserve_openvino.backend.conversion.open_lengths import multiply_open_lengths
 from torchserve_openvino.backend.conversion.same_results import refuse_other_results
 from torchserve_openvino.backend.conversion.weight_packing import keep_orientations_apart
 from torchserve_openvino.backend.lowering.checks import add_checks
@@ -108,6 +109,7 @@ def _convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappin
         _fit_inputs(model, inputs)
         _fit_outputs(model, (*outputs, *checked_spec(checks)))
         pack_weights(model)
+        multiply_open_lengths(model)
         keep_orientations_apart(model)
         keep_kernels_apart(model)
         fold_constant_parts(model)

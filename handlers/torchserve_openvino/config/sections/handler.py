@@ -158,8 +158,8 @@ class BatchingSection(Section):
     one_graph: Freeze = "auto"
     """Whether batch sizes and lengths share one symbolic graph, and so one copy of the weights. `auto` shares on CPU
     where this saves 128 MB and costs neither coverage nor accuracy; a batch of 1 keeps its own graph.
-    Convolutions along open lengths are slower, so their graphs stay separate up to 4 GiB of copies. `config.one_graph`
-    in the report gives the choice and the reason."""
+    Convolutions along open sizes of pictures are slower, so their graphs stay separate up to 4 GiB of copies.
+    `config.one_graph` in the report gives the choice and the reason."""
     outside: Literal["refuse", "compile"] = "refuse"
     """What happens to a request that fits no compiled shape: `refuse` answers 400, `compile` compiles after READY,
     counted."""

@@ -5,8 +5,9 @@ copies; one graph needs one, and only the kernels differ by size. Resolving the 
 millisecond for 300 operators, which matters for a single item but not for a batch: unless one graph is requested
 explicitly, a batch of 1 keeps a graph of its own.
 
-Convolutions are different: where the length that they run along is open, OpenVINO changes the layout between them and
-what follows. A wav2vec 2.0 takes 1.4 times as long, so that its graphs are separate as long as they fit into memory.
+Convolutions of pictures are different: where a size that they run along is open, OpenVINO changes the layout between
+them and what follows, so that their graphs are separate as long as they fit into memory. Those of sounds and texts
+become matrix products (`backend/conversion/open_lengths.py`).
 """
 
 import math
@@ -93,7 +94,7 @@ def choose(eager: Any, config: ServingConfig, shapes: Shapes, part: str = "") ->
     weights = weight_bytes(eager)
     why = f"{count} shape(s) would hold {count} cop{'y' if count == 1 else 'ies'} of {weights / 1e6:.0f} MB of weights"
     if shapes.inputs.dims and _convolves(eager) and count * weights <= MOST_BYTES:
-        return Choice(f"{why}, but convolutions along an open length are slower")
+        return Choice(f"{why}, but convolutions along an open size are slower")
     limit = count - math.ceil(WORTH_BYTES / max(weights, 1))
     if len({signature.batch == 1 for signature in shapes.signatures}) > limit:
         return Choice(f"{why}; one graph would save too little")
@@ -101,7 +102,7 @@ def choose(eager: Any, config: ServingConfig, shapes: Shapes, part: str = "") ->
 
 
 def _convolves(eager: Any) -> bool:
-    kinds = torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d
+    kinds = torch.nn.Conv2d, torch.nn.Conv3d
     return any(isinstance(each, kinds) and max(each.kernel_size) > 1 for each in getattr(eager, "modules", tuple)())
 
 
