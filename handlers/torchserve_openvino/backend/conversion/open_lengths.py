@@ -3,7 +3,7 @@
 OpenVINO's convolutions have channels last. Where a length is symbolic, it reorders the result of each to channels
 first, and moves them last again for a norm over the channels: 49 of 114 ms of the convolutions of a wav2vec 2.0
 (OpenVINO 2026.4, 1.3 s of sound). As products of windows with the weights they take 69 ms, the windows 10 of them; with
-a fixed length OpenVINO takes 74. The windows of the largest layer need 1.5 times the memory of its input.
+a fixed length OpenVINO takes 74. With the windows, 30 s of sound need 0.7 GB, as in eager PyTorch; convolutions, 0.4.
 """
 
 from collections.abc import Iterable
