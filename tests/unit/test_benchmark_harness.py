@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 import typer
 
-from benchmarks import call, layers, output, shadow
+from benchmarks import call, harness, layers, output, shadow
 from benchmarks.harness import Times, enough_repeats, interleave, percentile
 
 
@@ -34,19 +33,21 @@ def test_a_short_call_is_repeated() -> None:
     assert seen["s"] == 14
 
 
-def test_what_comes_before_a_measurement_is_not_measured() -> None:
+def test_what_comes_before_a_measurement_is_not_measured(monkeypatch) -> None:
     order: list[str] = []
-    calls = {name: lambda name=name: order.append(name) for name in "ab"}
+    now = [0.0]
+    monkeypatch.setattr(harness.time, "perf_counter", lambda: now[0])
 
-    def wait(name: str) -> None:
-        order.append(f"before {name}")
-        time.sleep(0.05)
+    def take(name: str, seconds: float) -> None:
+        order.append(name)
+        now[0] += seconds
 
-    before = {name: lambda name=name: wait(name) for name in "ab"}
+    calls = {name: lambda name=name: take(name, 0.25) for name in "ab"}
+    before = {name: lambda name=name: take(f"before {name}", 100) for name in "ab"}
     times = interleave(calls, turns=3, warmup=1, repeats={"b": 2}, before=before)
     text = " ".join(order)
     assert text.count("before a a") == 4 and text.count("before b b b") == 4 and len(order) == 20
-    assert times.median("a") < 25 and times.median("b") < 25
+    assert times.milliseconds == {"a": [250.0] * 3, "b": [250.0] * 3}
 
 
 def test_statistics_are_those_of_pairs() -> None:

@@ -32,13 +32,12 @@
 tests/contract/test_openvino_memory.py and test_openvino.py show each.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
 from torchserve_openvino.backend.conversion.fused_chains import ELEMENTWISE, by_constant, is_constant
+from torchserve_openvino.backend.conversion.rewiring import put_behind
 
 _PRODUCTS = frozenset({"MatMul", "ScaledDotProductAttention"})
 _ENDS = _PRODUCTS | {"Softmax"}
@@ -74,9 +73,9 @@ def keep_kernels_apart(model: ov.Model) -> None:
             value = node.input_value(0)
             node.input(0).replace_source_output(ops.maximum(value, value).output(0))
         if has_bytes and (shared := _shared_result(node)) is not None:
-            _put_behind(shared, lambda value: ops.maximum(value, value))
+            put_behind(shared, lambda value: ops.maximum(value, value))
         if _is_joined_reduction(node) or _is_joined_product(node):
-            _put_behind(node.output(0), lambda value: ops.maximum(value, value))
+            put_behind(node.output(0), lambda value: ops.maximum(value, value))
         if node.get_type_name() in _PRODUCTS and _is_attention(node):
             last = _last_of_kernel(node.output(0))
             found += [last] if last is not None else []
@@ -92,7 +91,7 @@ def keep_kernels_apart(model: ov.Model) -> None:
         ):
             node.input(0).replace_source_output(_rolled_by_nothing(node.input_value(0)).output(0))
     for value in found:
-        _put_behind(value, _rolled_by_nothing)
+        put_behind(value, _rolled_by_nothing)
     if found:
         model.validate_nodes_and_infer_types()
 
@@ -102,21 +101,13 @@ def _squeeze(reshape: ov.Node) -> None:
     value = reshape.input_value(0)
     rank = value.get_partial_shape().rank
     if rank.is_static and rank.get_length():
-        _put_behind(reshape.output(0), lambda _: ops.squeeze(value, ops.constant(np.arange(rank.get_length()))))
+        put_behind(reshape.output(0), lambda _: ops.squeeze(value, ops.constant(np.arange(rank.get_length()))))
 
 
 def _rolled_by_nothing(value: ov.Output) -> ov.Node:
     """Rolls a value by 0: a no-op that OpenVINO does not recognize as one, and so does not remove."""
     zero = ops.constant(np.zeros(1, np.int64))
     return ops.roll(value, zero, zero)
-
-
-def _put_behind(value: ov.Output, make: Callable[[ov.Output], ov.Node]) -> None:
-    """Replaces a value with ``make(value)`` for all its users."""
-    users = list(value.get_target_inputs())
-    made = make(value).output(0)
-    for user in users:
-        user.replace_source_output(made)
 
 
 def _pads_and_strides(node: ov.Node) -> bool:

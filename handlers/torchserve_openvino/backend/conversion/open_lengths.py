@@ -6,13 +6,13 @@ first, and moves them last again for a norm over the channels: 49 of 114 ms of t
 a fixed length OpenVINO takes 74. With the windows, 30 s of sound need 0.7 GB, as in eager PyTorch; convolutions, 0.4.
 """
 
-from collections.abc import Iterable
-
 import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
 from torchserve_openvino.backend.conversion.fused_chains import is_constant
+from torchserve_openvino.backend.conversion.rewiring import put_behind
+from torchserve_openvino.ops.openvino_values import int64
 
 # Batch, channels, length.
 _RANK = 3
@@ -36,7 +36,7 @@ def multiply_open_lengths(model: ov.Model) -> None:
     if not convolutions:
         return
     for node in convolutions:
-        _put_swapped(node, _product(node))
+        put_behind(node.output(0), _as_product)
     for node in model.get_ordered_ops():
         if not node.get_input_size() or not _is_swap(source := node.input_value(0).get_node()):
             continue
@@ -46,7 +46,7 @@ def multiply_open_lengths(model: ov.Model) -> None:
         elif (operands := _before_swap(node, source.input_value(0))) is not None:
             # What comes after a swap may come before it as well, so that two swaps meet.
             node.set_arguments(operands)
-            _put_swapped(node, node.output(0))
+            put_behind(node.output(0), _swap)
     model.validate_nodes_and_infer_types()
 
 
@@ -63,15 +63,16 @@ def _may_multiply(node: ov.Node) -> bool:
     return bool(channels >= _FEWEST_CHANNELS and size <= _MOST_COPIES * given["strides"][0])
 
 
-def _product(node: ov.Node) -> ov.Output:
-    """Returns what a convolution computes, ``[batch, length, channels]``."""
+def _as_product(result: ov.Output) -> ov.Node:
+    """Returns what a convolution computes, as a swapped product ``[batch, length, channels]``."""
+    node = result.get_node()
     given, value = node.get_attributes(), _swapped(node.input_value(0))
     weights = node.input_value(1).get_node().data
     channels, _, size = weights.shape
     (stride,), (dilation,) = given["strides"], given["dilations"]
     before, after = given["pads_begin"][0], given["pads_end"][0]
     if before or after:
-        value = ops.pad(value, _constant((0, before, 0)), _constant((0, after, 0)), "constant", np.float32(0)).output(0)
+        value = ops.pad(value, int64((0, before, 0)), int64((0, after, 0)), "constant", np.float32(0)).output(0)
     if size == stride == 1:
         windows = value
     else:
@@ -79,8 +80,8 @@ def _product(node: ov.Node) -> ov.Output:
         lasts = [(size - 1 - at) * dilation for at in range(size)]
         parts = [
             ops.slice(
-                value, _constant([at * dilation]), _constant([-last if last else np.iinfo(np.int64).max]),
-                _constant([stride]), _constant([1]),
+                value, int64([at * dilation]), int64([-last if last else np.iinfo(np.int64).max]),
+                int64([stride]), int64([1]),
             )
             for at, last in enumerate(lasts)
         ]  # fmt: skip
@@ -88,7 +89,7 @@ def _product(node: ov.Node) -> ov.Output:
     matrix = np.ascontiguousarray(weights.transpose(_SWAP)).reshape(channels, -1)
     product = ops.matmul(windows, ops.constant(matrix), False, True)
     product.set_friendly_name(node.get_friendly_name())
-    return product.output(0)
+    return _swap(product.output(0))
 
 
 def _before_swap(node: ov.Node, value: ov.Output) -> list[ov.Output] | None:
@@ -112,14 +113,17 @@ def _swapped_constant(value: ov.Output) -> ov.Output | None:
     source = node.input_value(0) if node.get_type_name() == "Reshape" else value
     if not is_constant(source.get_node()):
         return None
-    shaped = ops.reshape(source, _constant(sizes), False)
-    return ops.transpose(shaped, _constant(_SWAP)).output(0)
+    return _swap(ops.reshape(source, int64(sizes), False).output(0)).output(0)
 
 
 def _swapped(value: ov.Output) -> ov.Output:
     """Returns a value with its last two dimensions swapped, without doing so twice."""
     node = value.get_node()
-    return node.input_value(0) if _is_swap(node) else ops.transpose(value, _constant(_SWAP)).output(0)
+    return node.input_value(0) if _is_swap(node) else _swap(value).output(0)
+
+
+def _swap(value: ov.Output) -> ov.Node:
+    return ops.transpose(value, int64(_SWAP))
 
 
 def _is_swap(node: ov.Node) -> bool:
@@ -127,15 +131,3 @@ def _is_swap(node: ov.Node) -> bool:
         return False
     order = node.input_value(1).get_node()
     return order.get_type_name() == "Constant" and tuple(np.ravel(order.data)) == _SWAP
-
-
-def _put_swapped(node: ov.Node, value: ov.Output) -> None:
-    """Gives the users of a node a value with its last two dimensions swapped."""
-    users = list(node.output(0).get_target_inputs())
-    swap = ops.transpose(value, _constant(_SWAP))
-    for user in users:
-        user.replace_source_output(swap.output(0))
-
-
-def _constant(numbers: Iterable[int]) -> ov.Node:
-    return ops.constant(np.array(list(numbers), dtype=np.int64))
