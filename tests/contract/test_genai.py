@@ -60,20 +60,23 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved_export(tmp_path_factory.mktemp("llama"))
 
 
-def pipeline(folder: Path, pages: int, **given: Any) -> Any:
+def pipeline(folder: Path, pages: int, lookup: bool = False, **given: Any) -> Any:
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size, scheduler.num_kv_blocks = 0, pages
     for name, value in given.items():
         setattr(scheduler, name, value)
+    properties = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
     return genai.ContinuousBatchingPipeline(
-        str(folder), scheduler, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+        str(folder), scheduler, "CPU", {**properties, "prompt_lookup": True} if lookup else properties
     )
 
 
-def config(count: int) -> Any:
+def config(count: int, guesses: int = 0) -> Any:
     found = genai.GenerationConfig()
     found.max_new_tokens, found.ignore_eos = count, True
     found.eos_token_id, found.stop_token_ids = 2, {2}
+    if guesses:
+        found.num_assistant_tokens, found.max_ngram_size = guesses, 3
     return found
 
 
@@ -90,9 +93,14 @@ def run(pipe: Any, *handles: Any) -> list[list[int]]:
 
 def ids(count: int) -> Any:
     import numpy as np
+
+    return ov_tensor(np.full((1, count), 5, dtype=np.int64))
+
+
+def ov_tensor(array: Any) -> Any:
     import openvino as ov
 
-    return ov.Tensor(np.full((1, count), 5, dtype=np.int64))
+    return ov.Tensor(array)
 
 
 @pytest.mark.slow
@@ -164,6 +172,56 @@ def test_a_page_that_was_half_computed_is_found_as_if_it_were_whole(exported: Pa
         dropped.cancel()
         run(pipe, *others)
         wrong += settled(pipe, prompt) != settled(pipeline(exported, 64, **given), prompt)
+    assert wrong > 0
+
+
+def drawn(random: Any, count: int, tokens: int) -> Any:
+    return ov_tensor(random.integers(3, 3 + tokens, (1, count)))
+
+
+@pytest.mark.slow
+def test_two_prompts_that_go_on_from_a_page_write_into_it(exported: Path) -> None:
+    """Why some prompts wait for each other (`genai/beginnings.py`)."""
+    import numpy as np
+
+    random, wrong = np.random.default_rng(0), 0
+    for _ in range(6):
+        whole = random.integers(3, 90, (1, 54))
+        pipe, plain = pipeline(exported, 64, enable_prefix_caching=True), pipeline(exported, 64)
+        # Its second page holds 22 tokens.
+        run(pipe, pipe.add_request(0, ov_tensor(whole), config(1)))
+        prompts = [ov_tensor(np.concatenate([whole, random.integers(3, 90, (1, n))], axis=1)) for n in (4, 13)]
+        found = run(pipe, *(pipe.add_request(n, each, config(8)) for n, each in enumerate(prompts, 1)))
+        wrong += found != run(plain, *(plain.add_request(n, each, config(8)) for n, each in enumerate(prompts)))
+    assert wrong > 0
+
+
+def test_what_is_read_at_once_is_of_one_step(exported: Path) -> None:
+    """How `genai/pipeline.py` counts the guesses that were right."""
+    pipe, reads = pipeline(exported, pages=8, lookup=True), []
+    handle = pipe.add_request(0, ids(20), config(100, guesses=4))
+    while pipe.has_non_finished_requests():
+        pipe.step()
+        while handle.can_read():
+            reads.append([output.generated_ids for output in handle.read().values()])
+            assert not handle.can_read()
+    sizes = [len(tokens) for (tokens,) in reads]
+    assert sum(sizes) == 100 and 1 < max(sizes) <= 5
+
+
+@pytest.mark.slow
+def test_a_guess_is_given_out_unchecked_if_a_step_computes_only_some(exported: Path) -> None:
+    """Why `genai/prompts.py` limits how many sequences run at once."""
+    import numpy as np
+
+    random, wrong = np.random.default_rng(0), 0
+    given: dict[str, Any] = {"max_num_batched_tokens": 16, "dynamic_split_fuse": True}
+    for _ in range(20):
+        prompts = [drawn(random, 40, 2) for _ in range(6)]
+        guessing, plain = pipeline(exported, 64, lookup=True, **given), pipeline(exported, 64, **given)
+        found = run(guessing, *(guessing.add_request(i, each, config(30, 5)) for i, each in enumerate(prompts)))
+        wanted = run(plain, *(plain.add_request(i, each, config(30)) for i, each in enumerate(prompts)))
+        wrong += found != wanted
     assert wrong > 0
 
 

@@ -30,6 +30,12 @@ def test_values() -> None:
     assert found.proof_prompts == ("Once upon a time",)
 
 
+def test_prefixes_are_shared_unless_tokens_are_guessed() -> None:
+    assert loaded().shares_prefixes and not loaded(prefix_caching=False).shares_prefixes
+    assert not loaded(prompt_lookup_tokens=4).shares_prefixes
+    assert not loaded(prompt_lookup_tokens=4, prefix_caching=False).shares_prefixes
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"weights": "int2"}, "generate.weights"),
     ({"kv_cache": "int8"}, "generate.kv_cache"),
@@ -43,6 +49,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"weights": "int4", "group_size": 0}, "group_size must be -1 or at least 1, not 0"),
     ({"cache_gb": 0}, "generate.cache_gb"),
     ({"prefix_caching": "yes"}, "generate.prefix_caching: .*true or false"),
+    ({"prompt_lookup_tokens": 33}, "generate.prompt_lookup_tokens"),
+    ({"prompt_lookup_tokens": True}, "generate.prompt_lookup_tokens"),
+    ({"prompt_lookup_tokens": 4, "prefix_caching": True}, "prompt_lookup_tokens does not go with prefix_caching"),
+    ({"prompt_lookup_tokens": 8, "step_tokens": 8}, r"\(8\) must be less than step_tokens \(8\)"),
 ]
 
 

@@ -3,16 +3,19 @@
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from engines import OFF, begun_nearby, opened
+from engines import OFF, Nearby, begun_nearby, opened
 
 from language_models import saved
 from torchserve_openvino.cache.storage.store import Store
+from torchserve_openvino.generation.text import opening
 from torchserve_openvino.generation.text.genai.batching import GenAIEngine
-from torchserve_openvino.generation.text.genai.pipeline import Pipeline
+from torchserve_openvino.generation.text.genai.pipeline import Pipeline, PipelineSettings
+from torchserve_openvino.generation.text.genai.stepping import Stepper
 from torchserve_openvino.generation.text.opening import Opened
 
 
@@ -88,3 +91,26 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
         whole(pipeline)
 
     monkeypatch.setattr(Pipeline, "step", step)
+
+
+@pytest.fixture
+def stepper_of(served: Any, exports: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Stepper]]:
+    """Makes a stepper over the tiny Llama, with steps of 64 tokens."""
+    engines = []
+    folder = served("llama").folder
+
+    def make(**section: Any) -> Stepper:
+        made: list[Pipeline] = []
+
+        class Twice(Nearby):
+            def load(self, folder: Path, settings: PipelineSettings, eos: Any) -> Any:
+                made.append(Pipeline(folder, settings))
+                return super().load(folder, settings, eos)
+
+        monkeypatch.setattr(opening, "begun", lambda: nullcontext(Twice()))
+        engines.append(opened(folder, exports, verify=OFF, step_tokens=64, **section).engine)
+        return Stepper(made[0], frozenset())
+
+    yield make
+    for engine in engines:
+        engine.close()

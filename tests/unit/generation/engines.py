@@ -12,9 +12,10 @@ from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config.sections.generate import GenerateSection
 from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.generation.text.engine import Engine, Piece, Sampling
+from torchserve_openvino.generation.text.genai.messages import End, News
 from torchserve_openvino.generation.text.genai.pipeline import Pipeline, PipelineSettings
 from torchserve_openvino.generation.text.genai.process import Link
-from torchserve_openvino.generation.text.genai.stepping import serve
+from torchserve_openvino.generation.text.genai.stepping import Stepper, serve
 from torchserve_openvino.generation.text.opening import Opened, open_engine
 from torchserve_openvino.generation.text.settings import EngineSettings
 
@@ -74,3 +75,33 @@ def until(condition: Any, seconds: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+class Heard:
+    """What a stepper has said, and in which step."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        self.stepper, self.steps = stepper, 0
+        self.tokens: dict[int, list[int]] = {}
+        self.first: dict[int, int] = {}
+        self.ends: dict[int, End] = {}
+
+    def step(self) -> None:
+        self.steps += 1
+        self.stepper.step()
+        for news in self.stepper.read().news:
+            self._take(news)
+
+    def _take(self, news: News) -> None:
+        assert news.number not in self.ends
+        if news.tokens:
+            self.first.setdefault(news.number, self.steps)
+        self.tokens.setdefault(news.number, []).extend(news.tokens)
+        if news.end is not None:
+            self.ends[news.number] = news.end
+
+    def rest(self) -> "Heard":
+        while self.stepper.busy:
+            self.step()
+            assert self.steps < 200
+        return self

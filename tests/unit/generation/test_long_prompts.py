@@ -1,75 +1,18 @@
 """Long prompts in parts, and prompts that are cancelled while they are computed; the pipeline is GenAI's own."""
 
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from engines import OFF, Nearby, opened
+from engines import Heard
 
 from language_models import greedy, prompts
-from torchserve_openvino.cache.storage.store import Store
-from torchserve_openvino.generation.text import opening
 from torchserve_openvino.generation.text.engine import Sampling
-from torchserve_openvino.generation.text.genai.messages import Add, Cancel, End, News
-from torchserve_openvino.generation.text.genai.pipeline import Pipeline, PipelineSettings
+from torchserve_openvino.generation.text.genai.messages import Add, Cancel, End
+from torchserve_openvino.generation.text.genai.pipeline import Pipeline
 from torchserve_openvino.generation.text.genai.stepping import Stepper
 
 TOKENS = Sampling(4, ignore_eos=True)
-
-
-@pytest.fixture
-def stepper_of(served: Any, exports: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Stepper]]:
-    """Makes a stepper over the tiny Llama, with steps of 64 tokens."""
-    engines = []
-    folder = served("llama").folder
-
-    def make(**section: Any) -> Stepper:
-        made: list[Pipeline] = []
-
-        class Twice(Nearby):
-            def load(self, folder: Path, settings: PipelineSettings, eos: Any) -> Any:
-                made.append(Pipeline(folder, settings))
-                return super().load(folder, settings, eos)
-
-        monkeypatch.setattr(opening, "begun", lambda: nullcontext(Twice()))
-        engines.append(opened(folder, exports, verify=OFF, step_tokens=64, **section).engine)
-        return Stepper(made[0], frozenset())
-
-    yield make
-    for engine in engines:
-        engine.close()
-
-
-class Heard:
-    """What a stepper has said, and in which step."""
-
-    def __init__(self, stepper: Stepper) -> None:
-        self.stepper, self.steps = stepper, 0
-        self.tokens: dict[int, list[int]] = {}
-        self.first: dict[int, int] = {}
-        self.ends: dict[int, End] = {}
-
-    def step(self) -> None:
-        self.steps += 1
-        self.stepper.step()
-        for news in self.stepper.read().news:
-            self._take(news)
-
-    def _take(self, news: News) -> None:
-        assert news.number not in self.ends
-        if news.tokens:
-            self.first.setdefault(news.number, self.steps)
-        self.tokens.setdefault(news.number, []).extend(news.tokens)
-        if news.end is not None:
-            self.ends[news.number] = news.end
-
-    def rest(self) -> "Heard":
-        while self.stepper.busy:
-            self.step()
-            assert self.steps < 200
-        return self
 
 
 def test_a_short_prompt_goes_between_the_parts_of_a_long_one(served: Any, stepper_of: Callable[..., Stepper]) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from torchserve_openvino.config.fields import Boolean, Count, Positive
+from torchserve_openvino.config.fields import Boolean, Count, Integer, Positive
 from torchserve_openvino.config.sections.tasks import TaskSection
 
 WeightFormat = Literal["auto", "f32", "bf16", "int8", "int4"]
@@ -22,7 +22,7 @@ class GenerateSection(TaskSection):
     """Format of the weights. `auto` keeps those of a GPTQ or AWQ checkpoint as they are, and is `f32` for others. `f32`
     dequantizes such a checkpoint. `bf16` also computes in bf16; `int8` and `int4` compress the weights of linear layers
     (NNCF). All but `bf16` compute in f32."""
-    group_size: Annotated[int, Field(ge=-1)] | None = None
+    group_size: Annotated[Integer, Field(ge=-1)] | None = None
     """For `weights: int4`: how many weights of a row share a scale; -1 for the whole row. Unset: 64, or the largest
     power of two from 16 that divides all rows."""
     kv_cache: CachePrecision | None = None
@@ -43,8 +43,13 @@ class GenerateSection(TaskSection):
     """Most prompts that wait for room in the cache; one more answers 503."""
     step_tokens: Count = 256
     """Most tokens that one step computes. A longer prompt takes several steps, between which others go on."""
-    prefix_caching: Boolean = True
-    """Whether prompts that begin alike share what was computed for their common beginning; not with `compile`."""
+    prefix_caching: Boolean | None = None
+    """Whether prompts that begin alike share what was computed for their common beginning. Unset: true, but false with
+    `compile` or `prompt_lookup_tokens`, which do not have it."""
+    prompt_lookup_tokens: Annotated[Integer, Field(ge=0, le=32)] = 0
+    """How many tokens each step guesses from what followed the last ones before, in the prompt or the answer. The model
+    checks them all at once, so that answers stay the same. Faster for one prompt at a time whose answer repeats parts
+    of it, as edits do; slower for many prompts at once. Only with `genai`."""
     proof_tokens: Count = 24
     """Tokens that are compared with eager PyTorch before READY, for each of the prompts."""
     proof_prompts: tuple[str, ...] = ()
@@ -59,6 +64,11 @@ class GenerateSection(TaskSection):
     def cached(self) -> CachePrecision:
         """The precision of cached keys and values."""
         return self.kv_cache or self.computation
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether the engine `genai` keeps pages of prompts for others that begin alike."""
+        return not self.prompt_lookup_tokens if self.prefix_caching is None else self.prefix_caching
 
     @model_validator(mode="after")
     def _caches_what_is_computed(self) -> "GenerateSection":
@@ -75,6 +85,22 @@ class GenerateSection(TaskSection):
             raise ValueError(
                 f"max_tokens ({self.max_tokens}) must be less than max_length ({self.max_length}), which includes the "
                 "prompt."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _guesses_fit(self) -> "GenerateSection":
+        if not self.prompt_lookup_tokens:
+            return self
+        if self.prefix_caching:
+            raise ValueError(
+                "prompt_lookup_tokens does not go with prefix_caching: OpenVINO GenAI 2026.4 gives wrong tokens with "
+                "both. Remove one of them."
+            )
+        if self.prompt_lookup_tokens >= self.step_tokens:
+            raise ValueError(
+                f"prompt_lookup_tokens ({self.prompt_lookup_tokens}) must be less than step_tokens "
+                f"({self.step_tokens}): a step computes the guesses and one token more."
             )
         return self
 

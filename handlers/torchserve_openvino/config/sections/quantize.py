@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from torchserve_openvino.config.fields import Boolean, Count, Share
+from torchserve_openvino.config.fields import Boolean, Count, Integer, Share
 from torchserve_openvino.config.sections.tasks import TaskSection
 
 Method = Literal["int8", "int8_weights", "int4_weights"]
@@ -58,9 +58,9 @@ class QuantizeSection(TaskSection):
     """`mixed` quantises activations asymmetrically: a little slower, often more accurate."""
     fast_bias_correction: Boolean = True
     """`false` corrects biases layer by layer: slower to make, sometimes more accurate."""
-    smooth_quant: Annotated[float, Field(ge=0, le=1)] | None = None
+    smooth_quant: Share | None = None
     """Moves the range of activations into the weights, by this share, in models with attention. Unset: not at all."""
-    group_size: Annotated[int, Field(ge=-1)] | None = None
+    group_size: Annotated[Integer, Field(ge=-1)] | None = None
     """For `int4_weights`: how many weights of a row share a scale; -1 for the whole row. Unset: 64, or the largest
     power of two from 16 that divides all rows."""
     keep_f32: Boolean = False

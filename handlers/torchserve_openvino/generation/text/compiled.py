@@ -122,7 +122,8 @@ def check(section: GenerateSection, device: str, why: str = "") -> None:
         "weights": section.weights in {"int8", "int4"},
         "kv_cache": section.kv_cache not in {None, "f32"},
         "dynamic_quantization": section.dynamic_quantization,
-        "prefix_caching": section.prefix_caching and "prefix_caching" in section.model_fields_set,
+        "prefix_caching": section.prefix_caching,
+        "prompt_lookup_tokens": section.prompt_lookup_tokens,
     }.items():
         if wrong:
             raise ConfigError(

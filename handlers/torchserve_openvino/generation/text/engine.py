@@ -98,6 +98,7 @@ class Load:
         generated_tokens: Tokens generated, since the start.
         prefix_hits: Tokens of prompts whose keys and values were in the cache already, since the start; None where the
             engine does not tell.
+        guessed_tokens: Generated tokens that were guessed before they were computed, since the start.
     """
 
     running: int
@@ -106,6 +107,7 @@ class Load:
     prompt_tokens: int
     generated_tokens: int
     prefix_hits: int | None = None
+    guessed_tokens: int = 0
 
 
 class Engine(Protocol):

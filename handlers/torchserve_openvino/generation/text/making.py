@@ -196,7 +196,7 @@ class Making:
             "proof": self._proof_key,
             "engine": source_digest("generation/text"),
             "openvino_genai": metadata.version("openvino-genai"),
-            "section": [section.step_tokens, section.prefix_caching],
+            "section": [section.step_tokens, section.shares_prefixes, section.prompt_lookup_tokens],
             "verify": digest([settings.verify.min_cosine, settings.verify.max_abs, settings.verify.min_top1]),
         }
 

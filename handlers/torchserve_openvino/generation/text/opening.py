@@ -68,14 +68,17 @@ def open_engine(settings: EngineSettings, store: Store | None, making: Making | 
         with making.ready() as (folder, facts):
             length = length_within(facts.kind, facts.bounds, section.max_length)
             pages = _pages(section, facts, length)
-            length = min(length, pages * PAGE)
+            length = min(length, pages * PAGE - section.prompt_lookup_tokens)
             making.refer(folder, facts, length)
             made = time.perf_counter()
             paged = PipelineSettings(
-                settings.device, properties(settings), pages, section.step_tokens, section.prefix_caching
-            )
+                settings.device, properties(settings), pages, section.step_tokens, section.shares_prefixes,
+                section.prompt_lookup_tokens,
+            )  # fmt: skip
             link = child.load(folder, paged, eos)
-    limits = EngineLimits(length, pages, section.max_waiting, facts.vocabulary)
+    limits = EngineLimits(
+        length, pages, section.max_waiting, facts.vocabulary, section.prompt_lookup_tokens, section.step_tokens
+    )  # fmt: skip
     engine = GenAIEngine(link, limits)
     try:
         loaded = time.perf_counter()
@@ -95,14 +98,15 @@ def _pages(section: GenerateSection, facts: Facts, length: int) -> int:
         ConfigError: `cache_gb` has no room for one sequence.
     """
     page = PAGE * token_bytes(section, facts)
-    one = -(-length // PAGE)
+    one = -(-(length + section.prompt_lookup_tokens) // PAGE)
     if section.cache_gb is None:
         free = int(psutil.virtual_memory().available * _SHARE_OF_MEMORY) // page
         return max(one, min(_SEQUENCES * one, free))
     pages = int(section.cache_gb * 1e9 // page)
-    if pages < 1:
+    if pages * PAGE <= section.prompt_lookup_tokens:
+        beside = f" beside {section.prompt_lookup_tokens} guesses" if section.prompt_lookup_tokens else ""
         raise ConfigError(
-            f"is {section.cache_gb:g}, less than a page of {PAGE} tokens ({page / 1e9:.3g} GB); set at least "
+            f"is {section.cache_gb:g}, less than a page of {PAGE} tokens ({page / 1e9:.3g} GB){beside}; set at least "
             f"{one * page / 1e9:.3g} for one sequence of {length} tokens.",
             key="handler.openvino.generate.cache_gb",
         )
@@ -147,6 +151,8 @@ def _report(
         "compression": dict(facts.compression),
         "kv_cache": section.cached,
         "dynamic_quantization": section.dynamic_quantization,
+        "prefix_caching": section.shares_prefixes,
+        "prompt_lookup_tokens": section.prompt_lookup_tokens,
         "properties": {name: str(value) for name, value in properties(settings).items()},
         "operators": facts.operators,
         "operators_on_openvino": facts.operators,

@@ -54,7 +54,7 @@ class Generator:
         now = {
             "running": load.running, "waiting": load.waiting, "cache_usage": round(load.cache_usage, 4),
             "prompt_tokens": load.prompt_tokens, "generated_tokens": load.generated_tokens,
-            "prefix_hits": load.prefix_hits,
+            "prefix_hits": load.prefix_hits, "guessed_tokens": load.guessed_tokens,
         }  # fmt: skip
         return {**self.facts, "now": now}
 

@@ -59,10 +59,10 @@ class GenAIEngine(Mortal):
         self._waiting: deque[Prompt] = deque()
         self._running: list[Prompt] = []
         self._live: dict[int, tuple[Prompt, Live]] = {}
-        self._free_pages = limits.pages
+        self._free_pages, self._free_sequences = limits.pages, limits.sequences
         self._closing = False
         self._cache_usage = 0.0
-        self._prompt_tokens = self._generated_tokens = self._prefix_hits = 0
+        self._prompt_tokens = self._generated_tokens = self._guessed_tokens = self._prefix_hits = 0
         threading.Thread(target=self._send, name="text-generation-send", daemon=True).start()
         self._reader = threading.Thread(target=self._receive, name="text-generation", daemon=True)
         self._reader.start()
@@ -82,6 +82,7 @@ class GenAIEngine(Mortal):
                 prompt_tokens=self._prompt_tokens,
                 generated_tokens=self._generated_tokens,
                 prefix_hits=self._prefix_hits,
+                guessed_tokens=self._guessed_tokens,
             )
 
     # --- callers' threads -----------------------------------------------------------------------------------------
@@ -100,7 +101,7 @@ class GenAIEngine(Mortal):
         with self._lock:
             if self._closing or self._dead:
                 raise GenerationError(self._dead or "the engine is closed.")
-            if not self._waiting and made.pages <= self._free_pages:
+            if not self._waiting and self._has_room(made):
                 self._admit(made)
             elif len(self._waiting) < self._limits.max_waiting:
                 self._waiting.append(made)
@@ -134,8 +135,17 @@ class GenAIEngine(Mortal):
 
     # --- under the lock -------------------------------------------------------------------------------------------
 
+    def _has_room(self, prompt: Prompt) -> bool:
+        few = self._free_sequences is not None and self._free_sequences < prompt.sequences
+        return prompt.pages <= self._free_pages and not few
+
+    def _take_room(self, prompt: Prompt, sign: int = 1) -> None:
+        self._free_pages -= sign * prompt.pages
+        if self._free_sequences is not None:
+            self._free_sequences -= sign * prompt.sequences
+
     def _admit(self, prompt: Prompt) -> None:
-        self._free_pages -= prompt.pages
+        self._take_room(prompt)
         self._running.append(prompt)
         self._prompt_tokens += len(prompt.tokens)
         sampling = prompt.sampling
@@ -148,7 +158,7 @@ class GenAIEngine(Mortal):
             self._commands.put(Add(live.number, prompt.tokens, sampling, (first + choices[0]) % _SEEDS))
 
     def _admit_waiting(self) -> None:
-        while self._waiting and self._waiting[0].pages <= self._free_pages:
+        while self._waiting and self._has_room(self._waiting[0]):
             self._admit(self._waiting.popleft())
 
     def _stop(self, prompt: Prompt) -> None:
@@ -160,6 +170,7 @@ class GenAIEngine(Mortal):
         """Passes on what a sequence got; frees the pages of a prompt whose sequences have all ended."""
         prompt, live = self._live[news.number]
         self._generated_tokens += len(news.tokens) * len(live.choices)
+        self._guessed_tokens += news.guessed * len(live.choices)
         pass_on(prompt, live, news)
         if news.end is None:
             return
@@ -170,7 +181,7 @@ class GenAIEngine(Mortal):
             # One error ends the whole prompt.
             self._stop(prompt)
         if all(live.ended for live in prompt.live):
-            self._free_pages += prompt.pages
+            self._take_room(prompt, -1)
             self._running.remove(prompt)
             self._admit_waiting()
 

@@ -29,6 +29,7 @@ class News:
         logprobs: Their natural log probabilities.
         end: How it ended; None if it goes on.
         reason: Of `End.FAILED`.
+        guessed: How many of the tokens were guessed before they were computed.
     """
 
     number: int
@@ -36,6 +37,7 @@ class News:
     logprobs: tuple[float, ...] = ()
     end: End | None = None
     reason: str = ""
+    guessed: int = 0
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def command_of(data: bytes) -> Command:
 
 def update_bytes(update: Update) -> bytes:
     """Returns an update as bytes."""
-    news = [[n.number, n.tokens, n.logprobs, n.end.value if n.end else None, n.reason] for n in update.news]
+    news = [[n.number, n.tokens, n.logprobs, n.end.value if n.end else None, n.reason, n.guessed] for n in update.news]
     return _bytes([news, update.usage, update.hits, update.dead])
 
 
@@ -122,8 +124,8 @@ def update_of(data: bytes) -> Update:
 
 
 def _news(plain: Sequence[Any]) -> News:
-    number, tokens, logprobs, end, reason = plain
-    return News(number, tuple(tokens), tuple(logprobs), End(end) if end else None, reason)
+    number, tokens, logprobs, end, reason, guessed = plain
+    return News(number, tuple(tokens), tuple(logprobs), End(end) if end else None, reason, guessed)
 
 
 def _bytes(plain: list[Any]) -> bytes:

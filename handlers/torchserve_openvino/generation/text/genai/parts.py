@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torchserve_openvino.generation.text.engine import Sampling
+from torchserve_openvino.generation.text.genai.beginnings import Beginnings, hashes_of
 from torchserve_openvino.generation.text.genai.messages import Add
 from torchserve_openvino.generation.text.genai.pipeline import PAGE, Pipeline, Running
 
@@ -71,10 +72,11 @@ class LongPrompts:
     Args:
         pipeline: Gets the parts.
         pages: What was computed lately.
+        beginnings: What is computed now.
     """
 
-    def __init__(self, pipeline: Pipeline, pages: Pages) -> None:
-        self._pipeline, self._pages = pipeline, pages
+    def __init__(self, pipeline: Pipeline, pages: Pages, beginnings: Beginnings) -> None:
+        self._pipeline, self._pages, self._beginnings = pipeline, pages, beginnings
         settings = pipeline.settings
         # Room for the tokens of others, so that a part and they fit into one step.
         size = (settings.step_tokens - PAGE) // PAGE * PAGE
@@ -88,9 +90,10 @@ class LongPrompts:
     def __bool__(self) -> bool:
         return bool(self._waiting) or self._part is not None
 
-    def takes(self, add: Add, found: int) -> bool:
-        """Takes a prompt that one step can't compute, after ``found`` tokens; returns whether it did."""
-        if self._size <= 0 or len(add.prompt) - found <= self._pipeline.settings.step_tokens:
+    def takes(self, add: Add) -> bool:
+        """Takes a prompt that one step can't compute; returns whether it did."""
+        most = self._pipeline.settings.step_tokens
+        if self._size <= 0 or len(add.prompt) <= most or len(add.prompt) - self._pages.tokens_of(add.prompt) <= most:
             return False
         self._waiting.append(add)
         return True
@@ -115,12 +118,15 @@ class LongPrompts:
         end = max(self._done, self._pages.tokens_of(prompt)) + self._size
         if end >= len(prompt):
             return self._next()
+        if not self._beginnings.may_begin(hashes := hashes_of(prompt[:end])):
+            return None
         try:
             part = self._pipeline.add(_NOBODY, prompt[:end], _ONE, seed=0, eos=frozenset())
         except (RuntimeError, ValueError, TypeError):
             # Whatever it has against the part, it will say of the whole.
             return self._next()
         self._part = _Part(part, end)
+        self._beginnings.begin(_NOBODY, hashes)
         return None
 
     def after_step(self) -> Add | None:
@@ -132,6 +138,7 @@ class LongPrompts:
         if not found.tokens and found.end is None:
             return None
         self._part, self._done = None, part.end
+        self._beginnings.end(_NOBODY)
         self._pages.learn(self._waiting[0].prompt[: part.end])
         return self._next() if part.cancelled else None
 

@@ -19,6 +19,8 @@ from torchserve_openvino.generation.text.genai.messages import End, News
 
 # Tokens in one page of the cache on CPU; tests/contract pins it.
 PAGE = 32
+# Tokens that are looked for to guess what follows; if they were not there before, then fewer of them, down to one.
+_LONGEST_MATCH = 3
 _NO_TOKEN = 2**31 - 1
 
 
@@ -32,6 +34,8 @@ class PipelineSettings:
         pages: Pages of the cache, each for `PAGE` tokens of one sequence.
         step_tokens: Most tokens that one step computes.
         prefix_caching: Whether pages of prompts that begin alike are shared.
+        guesses: How many tokens each step guesses from what followed the last ones before; 0 for none. Each sequence
+            needs room for as many tokens beyond its end.
     """
 
     device: str
@@ -39,6 +43,7 @@ class PipelineSettings:
     pages: int
     step_tokens: int
     prefix_caching: bool
+    guesses: int = 0
 
 
 class _Words:
@@ -65,11 +70,13 @@ class Running:
         """Returns what is new; never waits."""
         tokens: list[int] = []
         logprobs: list[float] = []
-        end = None
+        end, guessed = None, 0
         # The status is read first: what is pushed with the end is then certain to be read below.
         status = self._handle.get_status()
         while self._handle.can_read():
             for output in self._handle.read().values():
+                # What is read at once is of one step, which computes one token without guesses.
+                guessed += max(0, len(output.generated_ids) - 1)
                 tokens += output.generated_ids
                 logprobs += output.generated_log_probs
                 end = self._words.reasons.get(output.finish_reason, end)
@@ -77,7 +84,7 @@ class Running:
             end = End.NO_ROOM
         elif status == self._words.finished and end is None:
             end = End.STOP if tokens and tokens[-1] in self._eos else End.LENGTH
-        return News(self._number, tuple(tokens), tuple(logprobs), end)
+        return News(self._number, tuple(tokens), tuple(logprobs), end, guessed=guessed)
 
     def cancel(self) -> None:
         """Ends the sequence; its pages are free after the next step."""
@@ -110,6 +117,8 @@ class Pipeline:
         # GenAI's own threads for sampling; by default one for each core of the machine.
         threads = int(settings.properties.get("INFERENCE_NUM_THREADS", 1))
         properties = {**settings.properties, "sampler_num_threads": threads}
+        if settings.guesses:
+            properties["prompt_lookup"] = True
         try:
             self._pipe = genai.ContinuousBatchingPipeline(os.fspath(folder), scheduler, settings.device, properties)
         except RuntimeError as error:
@@ -136,6 +145,9 @@ class Pipeline:
         config.stop_token_ids = {config.eos_token_id, *eos}
         config.repetition_penalty = sampling.repetition_penalty
         config.logprobs = 0 if sampling.logprobs is None else 1
+        if self.settings.guesses:
+            config.num_assistant_tokens = self.settings.guesses
+            config.max_ngram_size = _LONGEST_MATCH
         config.do_sample = sampling.temperature > 0
         if config.do_sample:
             config.temperature = sampling.temperature

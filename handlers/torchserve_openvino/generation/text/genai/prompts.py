@@ -20,12 +20,25 @@ class EngineLimits:
         pages: Pages of the cache.
         max_waiting: Most prompts that wait for pages.
         vocabulary: Token ids are less than this.
+        guesses: Tokens that each step guesses for each sequence, which needs room for them beyond its end.
+        step_tokens: Most tokens that one step computes.
     """
 
     max_length: int
     pages: int
     max_waiting: int
     vocabulary: int
+    guesses: int = 0
+    step_tokens: int = 256
+
+    @property
+    def sequences(self) -> int | None:
+        """How many sequences may run at once; None for as many as have pages.
+
+        The guesses of all must fit into one step: OpenVINO GenAI 2026.4 may give out a guess unchecked if a step
+        computes only some of a sequence's.
+        """
+        return self.step_tokens // (1 + self.guesses) if self.guesses else None
 
 
 @dataclass(eq=False)
@@ -51,6 +64,7 @@ class Prompt:
         tokens: Token ids.
         sampling: How its tokens are chosen.
         pages: Pages that its sequences need at most.
+        sequences: How many of them run.
         stream: Where its pieces go.
         live: Its sequences in the pipeline.
         failed: Whether its stream has ended with an error.
@@ -59,6 +73,7 @@ class Prompt:
     tokens: tuple[int, ...]
     sampling: Sampling
     pages: int
+    sequences: int
     stream: PromptStream = field(init=False)
     live: list[Live] = field(default_factory=list)
     failed: bool = False
@@ -86,13 +101,18 @@ def checked(prompt: tuple[int, ...], sampling: Sampling, limits: EngineLimits) -
             f"more than {limits.max_length} (generate.max_length)."
         )
     sequences = 1 if sampling.temperature == 0 else sampling.n
-    pages = sequences * math.ceil(length / PAGE)
+    pages = sequences * math.ceil((length + limits.guesses) / PAGE)
     if pages > limits.pages:
         raise InvalidInputError(
             f"n={sampling.n} sequences of up to {length} tokens need room for {pages * PAGE} tokens in the cache, "
             f"which has {limits.pages * PAGE} (generate.cache_gb)."
         )
-    return Prompt(prompt, sampling, pages)
+    if limits.sequences is not None and sequences > limits.sequences:
+        raise InvalidInputError(
+            f"n={sampling.n} sequences do not run at once: one step checks the guesses of {limits.sequences} "
+            "(generate.step_tokens, generate.prompt_lookup_tokens)."
+        )
+    return Prompt(prompt, sampling, pages, sequences)
 
 
 def pass_on(prompt: Prompt, live: Live, news: News) -> None:

@@ -4,9 +4,11 @@ import contextlib
 import logging
 import select
 import time
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 
+from torchserve_openvino.generation.text.genai.beginnings import Beginnings, hashes_of
 from torchserve_openvino.generation.text.genai.messages import (
     Add,
     Cancel,
@@ -49,11 +51,26 @@ class _Live:
     cancelled: bool = False
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """A prompt that is to be computed.
+
+    Attributes:
+        add: The prompt.
+        hashes: Of its beginnings.
+        is_rest: Whether parts of it were computed, and its hits counted.
+    """
+
+    add: Add
+    hashes: list[int]
+    is_rest: bool = False
+
+
 class Stepper:
     """The sequences of a pipeline.
 
     With the cache of prefixes, a prompt is never dropped while it is computed: GenAI 2026.4 finds the page that it has
-    half computed again as if it were whole.
+    half computed again as if it were whole. Some prompts wait for each other, see `beginnings.py`.
 
     Args:
         pipeline: Used by this object only.
@@ -63,8 +80,11 @@ class Stepper:
     def __init__(self, pipeline: Pipeline, eos: frozenset[int]) -> None:
         self._pipeline, self._eos = pipeline, eos
         self._keeps_pages = pipeline.settings.prefix_caching
-        self._pages = Pages(pipeline.settings.pages)
-        self._long = LongPrompts(pipeline, self._pages)
+        pages = pipeline.settings.pages if self._keeps_pages else 0
+        self._pages, self._beginnings = Pages(pages), Beginnings(pages)
+        self._long = LongPrompts(pipeline, self._pages, self._beginnings)
+        # In the order of arrival.
+        self._waiting: deque[_Waiting] = deque()
         self._live: dict[int, _Live] = {}
         # What is known, and not told yet; what does not depend on a step is known before it.
         self._known: list[News] = []
@@ -74,12 +94,12 @@ class Stepper:
     @property
     def busy(self) -> bool:
         """Whether there is something to do or to say."""
-        return bool(self._live or self._known or self._long)
+        return bool(self._live or self._waiting or self._known or self._long)
 
     @property
     def has_prompts(self) -> bool:
         """Whether the next step may be a long one."""
-        return bool(self._long) or self._prompts_run
+        return bool(self._long or self._waiting) or self._prompts_run
 
     @property
     def _prompts_run(self) -> bool:
@@ -94,20 +114,40 @@ class Stepper:
         """Starts or ends a sequence; both take effect in the next step."""
         match command:
             case Add():
-                found = self._pages.tokens_of(command.prompt)
-                # The last token is always computed, since the next one depends on it.
-                self._hits += min(found, len(command.prompt) - 1)
-                if not self._long.takes(command, found):
-                    self._start(command)
+                if self._long.takes(command):
+                    self._count_hits(command)
+                else:
+                    self._waiting.append(_Waiting(command, hashes_of(command.prompt)))
             case Cancel(number) if number in self._live:
                 live = self._live[number]
                 live.cancelled = True
                 if not (self._keeps_pages and live.begun and not live.tokens):
                     live.running.cancel()
-            case Cancel(number) if self._long.cancel(number):
+            case Cancel(number) if self._long.cancel(number) or self._forget_waiting(number):
                 self._known.append(News(number, end=End.CANCELLED))
 
-    def _start(self, add: Add) -> None:
+    def _forget_waiting(self, number: int) -> bool:
+        found = next((each for each in self._waiting if each.add.number == number), None)
+        if found is not None:
+            self._waiting.remove(found)
+        return found is not None
+
+    def _count_hits(self, add: Add) -> None:
+        # The last token is always computed, since the next one depends on it.
+        self._hits += min(self._pages.tokens_of(add.prompt), len(add.prompt) - 1)
+
+    def _start_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for each in waiting:
+            if self._beginnings.may_begin(each.hashes):
+                self._start(each)
+            else:
+                self._waiting.append(each)
+
+    def _start(self, waiting: _Waiting) -> None:
+        add = waiting.add
+        if not waiting.is_rest:
+            self._count_hits(add)
         try:
             running = self._pipeline.add(add.number, add.prompt, add.sampling, seed=add.seed, eos=self._eos)
         except (RuntimeError, ValueError, TypeError) as error:
@@ -115,11 +155,13 @@ class Stepper:
             self._known.append(News(add.number, end=End.FAILED, reason=reason))
         else:
             self._live[add.number] = _Live(add, running)
+            self._beginnings.begin(add.number, waiting.hashes)
 
     def step(self) -> None:
         """Computes the next tokens of all sequences, or a part of a long prompt; `read` returns what that brought."""
-        if (ready := self._long.before_step(self._prompts_run)) is not None:
-            self._start(ready)
+        if (ready := self._long.before_step(self._prompts_run or bool(self._waiting))) is not None:
+            self._waiting.append(_Waiting(ready, hashes_of(ready.prompt), is_rest=True))
+        self._start_waiting()
         try:
             if self._live or self._long:
                 self._pipeline.step()
@@ -144,11 +186,12 @@ class Stepper:
         live.begun = True
         found = live.running.news()
         if found.tokens and not live.tokens:
+            self._beginnings.end(live.add.number)
             self._pages.learn(live.add.prompt)
         live.tokens += found.tokens
         # GenAI calls a sequence that is cancelled before its first step one without room.
         if found.end in {None, End.NO_ROOM} and live.running.cancelled:
-            found = News(found.number, found.tokens, found.logprobs, End.CANCELLED)
+            found = replace(found, end=End.CANCELLED)
         if found.end is End.NO_ROOM or (found.end is None and live.cancelled and live.tokens):
             live.running.cancel()
         if found.end is not None:
@@ -157,6 +200,7 @@ class Stepper:
 
     def _forget(self, live: _Live) -> None:
         del self._live[live.add.number]
+        self._beginnings.end(live.add.number)
         if live.tokens:
             # The last token is given, not computed.
             self._pages.learn((*live.add.prompt, *live.tokens[:-1]))
@@ -174,8 +218,9 @@ class Stepper:
                 last = live.running.news()
             # A sequence that ended in an earlier part of the step that failed has its whole answer.
             kept = last.end in {End.STOP, End.LENGTH}
-            ended.append(last if kept else News(number, last.tokens, last.logprobs, End.FAILED, reason))
-        ended += [News(add.number, end=End.FAILED, reason=reason) for add in self._long.clear()]
+            ended.append(last if kept else replace(last, end=End.FAILED, reason=reason))
+        never_ran = [*self._long.clear(), *(each.add for each in self._waiting)]
+        ended += [News(add.number, end=End.FAILED, reason=reason) for add in never_ran]
         dead = f"{reason}; the pages of its cache are not to be trusted" if self._keeps_pages else ""
         try:
             self.clear()
@@ -188,7 +233,9 @@ class Stepper:
         for live in self._live.values():
             live.running.cancel()
         self._live.clear()
+        self._waiting.clear()
         self._long.clear()
+        self._beginnings.clear()
         for _ in range(_CLEARING_STEPS):
             if not self._pipeline.holds_sequences():
                 return

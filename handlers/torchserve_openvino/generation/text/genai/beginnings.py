@@ -1,0 +1,75 @@
+"""Which prompts must not be computed at the same time, where pages of the cache are shared.
+
+GenAI 2026.4 gives a page that is not full to every prompt that goes on from its tokens, and makes a copy only for a
+sequence that generates already: two prompts that are computed in the same step, or while one of them waits for the rest
+of its steps, write into the same page. Such a page holds an earlier prompt, and the beginning of its answer. So prompts
+that begin with the same earlier prompt, or with one another, are computed one after the other.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+
+# Of the prompts that are remembered for each page: several may have the same answer, and so share pages.
+_PER_PAGE = 32
+
+
+def hashes_of(prompt: Sequence[int]) -> list[int]:
+    """Returns a hash of each beginning of a prompt, the shortest first."""
+    before, found = 0, []
+    for token in prompt:
+        before = hash((before, token))
+        found.append(before)
+    return found
+
+
+class Beginnings:
+    """The prompts that may be in the cache, and those that are computed now.
+
+    Args:
+        pages: Pages of the cache; 0 if they are not shared, and nothing needs to wait.
+    """
+
+    def __init__(self, pages: int) -> None:
+        self._most = pages * _PER_PAGE
+        self._known: OrderedDict[int, None] = OrderedDict()
+        self._computed: dict[int, list[int]] = {}
+        # The known prompts with which those begin that are computed now.
+        self._taken: Counter[int] = Counter()
+
+    def may_begin(self, hashes: Iterable[int]) -> bool:
+        """Returns whether a prompt can be computed beside those that are computed now.
+
+        Args:
+            hashes: Of its beginnings.
+        """
+        return not self._taken or self._taken.keys().isdisjoint(hashes)
+
+    def begin(self, number: int, hashes: Sequence[int]) -> None:
+        """Notes that a prompt is computed from the next step on.
+
+        Args:
+            number: No other prompt that is computed now has it.
+            hashes: Of its beginnings.
+        """
+        if not self._most:
+            return
+        self._known[hashes[-1]] = None
+        begins = [each for each in hashes if each in self._known]
+        for each in begins:
+            self._known.move_to_end(each)
+        while len(self._known) > self._most:
+            self._known.popitem(last=False)
+        self._computed[number] = begins
+        self._taken.update(begins)
+
+    def end(self, number: int) -> None:
+        """Notes that a prompt has its first token, or is gone; one that is not computed is ignored."""
+        for each in self._computed.pop(number, ()):
+            self._taken[each] -= 1
+            if not self._taken[each]:
+                del self._taken[each]
+
+    def clear(self) -> None:
+        """Notes that no prompt is computed any more."""
+        self._computed.clear()
+        self._taken.clear()
