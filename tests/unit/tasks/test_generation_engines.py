@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving_worker import Archive
+from serving_worker import Archive, sent
 from talker import Frontend
 from typer.testing import CliRunner
 
@@ -96,6 +96,18 @@ def test_a_second_worker_neither_traces_nor_compares(served: Any, tmp_path: Path
     assert first["cache"]["stored"] > 0 and second["cache"]["stored"] == 0 and second["cache"]["hits"] > 0
     assert second["generate"]["model_from_cache"] and second["generate"]["proof_from_cache"]
     assert second["verify"]["passed"] and second["summary"]["coverage"] == 1.0
+
+
+def test_guesses_of_the_prompt_are_counted(served: Any, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        worker = served(generate={"prompt_lookup_tokens": 4})
+        prompt = "Hello you " * 8
+        answer = worker({"prompt": prompt, "max_tokens": 30})
+    assert answer["text"] == text_of(eager_tokens(folder, prompt, 30))
+    generate = worker.handler.describe_handle()["generate"]
+    assert generate["prompt_lookup_tokens"] == 4 and generate["first_difference"] is None
+    assert 0 < generate["now"]["guessed_tokens"] < answer["generated_tokens"]
+    assert sent(caplog, "openvino_guessed_tokens_total")
 
 
 @pytest.mark.slow

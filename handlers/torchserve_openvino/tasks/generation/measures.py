@@ -14,6 +14,7 @@ FIRST = "openvino_time_to_first_token_seconds"
 BETWEEN = "openvino_time_between_tokens_seconds"
 TOKENS = "openvino_tokens_total"
 PREFIX = "openvino_prefix_hit_tokens_total"
+GUESSED = "openvino_guessed_tokens_total"
 SEQUENCES = "openvino_sequences"
 CACHE = "openvino_kv_cache_ratio"
 
@@ -74,6 +75,7 @@ class Measures:
             self._gauge(metrics, CACHE, round(load.cache_usage, 4))
             self._count(metrics, TOKENS, load.prompt_tokens, "direction", "prompt")
             self._count(metrics, TOKENS, load.generated_tokens, "direction", "generated")
+            self._count(metrics, GUESSED, load.guessed_tokens)
             if load.prefix_hits is not None:
                 self._count(metrics, PREFIX, load.prefix_hits)
         return load
