@@ -15,22 +15,20 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "scr
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the tests that the quick suite leaves out")
-    parser.addoption(
-        "--half", type=int, choices=(0, 1), help="which half of the files the quick suite runs; commits take turns"
-    )
+    parser.addoption("--turn", type=int, help="which part of the files the quick suite runs; commits take turns")
 
 
 # Folders of tests whose cases compile a model each. The quick suite runs one in sixteen of a test's cases, if there are
 # more than two, and at least one.
 _SAMPLED = ("backend", "doctor", "generation", "ops", "quantized", "serving", "tasks")
 _ONE_IN, _FEW = 16, 2
-# Folders of which a commit's quick suite runs every other file, and the next commit's the others.
-_HALVED = {*_SAMPLED, "cache", "conformance", "e2e", "packaging"}
+# Of how many commits' quick suites one runs a file of these folders.
+_TURNS = {**dict.fromkeys((*_SAMPLED, "cache", "conformance", "packaging"), 2), "backend": 3, "e2e": 3, "ops": 3}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """The quick suite: half the files."""
-    return True if _quick(config) and _turn(collection_path) not in {None, _half(config)} else None
+    """The quick suite: a part of the files."""
+    return True if _quick(config) and not _has_its_turn(collection_path, _turn(config)) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -43,16 +41,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    return f"quick suite, --half {_half(config)}; --all runs all" if _quick(config) else None
+    return f"quick suite, --turn {_turn(config)}; --all runs all" if _quick(config) else None
 
 
 def _quick(config: pytest.Config) -> bool:
     return not config.getoption("--all") and not any("::" in each or each.endswith(".py") for each in config.args)
 
 
-def _half(config: pytest.Config) -> int:
-    given = config.getoption("--half")
-    return _commits() % 2 if given is None else int(given)
+def _turn(config: pytest.Config) -> int:
+    given = config.getoption("--turn")
+    return _commits() if given is None else int(given)
 
 
 @functools.cache
@@ -65,9 +63,9 @@ def _commits() -> int:
         return 0
 
 
-def _turn(path: Path) -> int | None:
-    """Returns the half that runs a file, None if both do."""
-    return zlib.crc32(f"{path.parent.name}/{path.name}".encode()) % 2 if path.parent.name in _HALVED else None
+def _has_its_turn(path: Path, turn: int) -> bool:
+    turns = _TURNS.get(path.parent.name, 1)
+    return zlib.crc32(f"{path.parent.name}/{path.name}".encode()) % turns == turn % turns
 
 
 def _chosen(items: list[pytest.Item]) -> Iterator[pytest.Item]:

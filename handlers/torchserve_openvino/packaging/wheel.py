@@ -30,8 +30,10 @@ def build_wheel(folder: Path) -> Path:
     }
     ready = sorted(template_folder().iterdir())
     content |= {f"{name}/templates/{path.name}": path.read_bytes() for path in ready}
-    for stated in ("METADATA", "entry_points.txt"):
-        content[f"{info}/{stated}"] = (distribution.read_text(stated) or "").encode()
+    # setuptools calls it PKG-INFO where the package is used from its sources.
+    described = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO")
+    stated = {"METADATA": described, "entry_points.txt": distribution.read_text("entry_points.txt")}
+    content |= {f"{info}/{file}": (text or "").encode() for file, text in stated.items()}
     content[f"{info}/WHEEL"] = _WHEEL.encode()
     record = f"{info}/RECORD"
     lines = [f"{path},sha256={_digest(data)},{len(data)}" for path, data in content.items()]

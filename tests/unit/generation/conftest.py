@@ -1,5 +1,6 @@
 """One export of each architecture for all tests of this folder: most of the time goes there."""
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -29,8 +30,9 @@ class Served(NamedTuple):
 
 @pytest.fixture(scope="session")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A cache that all tests share; a test of the cache itself uses its own."""
-    return Store(tmp_path_factory.mktemp("exports") / "cache")
+    """A cache that all tests of all processes share; a test of the cache itself uses its own."""
+    place = tmp_path_factory.getbasetemp()
+    return Store((place.parent if "PYTEST_XDIST_WORKER" in os.environ else place) / "exports" / "cache")
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def test_an_answer_up_to_the_longest_length(served: Any, guessing: Callable[...,
 
 
 def test_nothing_follows_an_end_that_was_guessed(served: Any, guessing: Callable[..., GenAIEngine]) -> None:
-    model, engine = served("llama").model, guessing()
+    model, engine, ends = served("llama").model, guessing(), 0
     for trial in prompts(*range(2, 40)):
         wanted = greedy(model, trial, 40)
         if EOS not in wanted:
@@ -115,6 +115,10 @@ def test_nothing_follows_an_end_that_was_guessed(served: Any, guessing: Callable
         expected = greedy(model, prompt, 40)
         (got,) = answers(engine, [prompt], Sampling(40))
         assert got[0] == expected[: expected.index(EOS) + 1 if EOS in expected else None]
+        ends += EOS in expected
+        if ends == 2:
+            return
+    pytest.fail("no answer ended: this test needs other weights")
 
 
 @pytest.mark.usefixtures("unhurried", "nearby")

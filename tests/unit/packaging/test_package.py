@@ -237,6 +237,17 @@ def test_the_bundled_wheel_is_the_package(tmp_path: Path) -> None:
     assert wheel.read_bytes() == build_wheel(tmp_path).read_bytes()
 
 
+def test_the_wheel_of_sources_on_the_path_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`PYTHONPATH` names sources that setuptools has described for an editable install."""
+    found = tmp_path / "torchserve_openvino.egg-info"
+    found.mkdir()
+    (found / "PKG-INFO").write_text("Metadata-Version: 2.4\nName: torchserve-openvino\nVersion: 7.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with zipfile.ZipFile(build_wheel(tmp_path)) as wheel:
+        said = wheel.read("torchserve_openvino-7.0.dist-info/METADATA")
+    assert said == (found / "PKG-INFO").read_bytes()
+
+
 @pytest.mark.slow
 def test_an_own_handler_is_told_why_it_starts_cold(sources: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine.py"
