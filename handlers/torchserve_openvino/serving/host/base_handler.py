@@ -1,6 +1,7 @@
 """`BaseHandler` where TorchServe is not installed: its steps and attributes, for the handlers of this package."""
 
 import abc
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import torch
 
 from torchserve_openvino.errors import NotExplainedError
 from torchserve_openvino.serving.host.names import LABELS, read_labels
+
+logger = logging.getLogger(__name__)
 
 
 class BaseHandler(abc.ABC):
@@ -41,6 +44,8 @@ class BaseHandler(abc.ABC):
             self.model = self._load_torchscript_model(self.model_pt_path)
         self.model.eval()
         self.mapping = read_labels(folder / LABELS)
+        if self.mapping is None:
+            logger.info("%s is missing: answers have the numbers of classes.", LABELS)
         self.initialized = True
 
     @abc.abstractmethod

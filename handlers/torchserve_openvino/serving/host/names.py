@@ -2,14 +2,11 @@
 
 import inspect
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
 from torchserve_openvino.errors import ModelLoadError
-
-logger = logging.getLogger(__name__)
 
 LABELS = "index_to_name.json"
 
@@ -30,7 +27,6 @@ def read_labels(path: Path) -> dict[str, str] | None:
         ModelLoadError: The file holds something else.
     """
     if not path.is_file():
-        logger.info("%s is missing: answers have the numbers of classes.", path.name)
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
