@@ -4,6 +4,9 @@ The models are Llamas with random weights, which decode as fast as trained ones.
 of the same weights, by rounding. All contenders generate the same number of tokens after random prompts, and take
 turns, so that a change in the machine's speed affects all. Needs the extras `generate` and `quantize`.
 
+"guesses" is `prompt_lookup_tokens: 8`. A random model soon repeats a single token, which is easy to guess: this is the
+most that guesses can bring. trained_generation.py says what they bring in texts.
+
     python scripts/benchmarks/generation.py
     python scripts/benchmarks/generation.py --models small --tokens 16 --turns 2 --only "eager,engine f32,bare f32"
 """
@@ -29,8 +32,10 @@ from benchmarks.harness import interleave
 
 # "+": `dynamic_quantization: true`, and cached keys and values of 8 bits.
 FORMATS = ("f32", "bf16", "int8", "int4", "int8+", "int4+", "gptq")
+_GUESSES = 8
 CONTENDERS = (
-    "eager", "eager one thread", *(f"engine {form}" for form in FORMATS), *(f"bare {form}" for form in FORMATS)
+    "eager", "eager one thread", *(f"engine {form}" for form in FORMATS), *(f"bare {form}" for form in FORMATS),
+    *(f"engine {form} guesses" for form in ("f32", "int8", "int8+")),
 )  # fmt: skip
 
 
@@ -180,11 +185,13 @@ def _settings(place: Path, form: str, threads: int) -> Any:
     from torchserve_openvino.config.sections.handler import VerifySection
     from torchserve_openvino.generation.text.settings import EngineSettings
 
+    form, _, guesses = form.partition(" ")
     packed, faster = form == "gptq", form.endswith("+")
     weights = "auto" if packed else form.removesuffix("+")
     section = GenerateSection(
         weights=weights,  # type: ignore[arg-type]
         prefix_caching=False, dynamic_quantization=faster, kv_cache="u8" if faster else None,
+        prompt_lookup_tokens=_GUESSES if guesses else 0,
     )  # fmt: skip
     # Random weights do not survive 4 bits as trained ones do; here the speed is measured.
     return EngineSettings(place / ("gptq" if packed else "model"), section, VerifySection(on_violation="warn"), threads)
