@@ -204,15 +204,21 @@ def _store(place: Path) -> Any:
 
 
 def _engine(stack: ExitStack, place: Path, form: str, prompts: list[list[int]], tokens: int, threads: int) -> Answer:
-    from torchserve_openvino.generation.text.engine import Sampling
     from torchserve_openvino.generation.text.opening import open_engine
 
     opened = open_engine(_settings(place, form, threads), _store(place))
     stack.callback(opened.engine.close)
+    return by_engine(opened.engine, prompts, tokens)
+
+
+def by_engine(engine: Any, prompts: list[list[int]], tokens: int) -> Answer:
+    """Returns a call of this package's engine that generates so many tokens after each prompt, all at once."""
+    from torchserve_openvino.generation.text.engine import Sampling
+
     sampling = Sampling(tokens, ignore_eos=True)
 
     def call() -> list[list[int]]:
-        streams = [opened.engine.submit(prompt, sampling) for prompt in prompts]
+        streams = [engine.submit(prompt, sampling) for prompt in prompts]
         return [[token.id for piece in stream for token in piece.tokens] for stream in streams]
 
     return call
@@ -249,12 +255,13 @@ def _same(calls: dict[str, Answer]) -> dict[str, float]:
     """Share of tokens that are those of the first contender."""
     answers = {name: call() for name, call in calls.items()}
     first = next(iter(answers.values()))
+    return {name: same_share(first, answer) for name, answer in answers.items()}
 
-    def share(answer: list[list[int]]) -> float:
-        pairs = [pair for one, other in zip(first, answer, strict=True) for pair in zip(one, other, strict=True)]
-        return sum(a == b for a, b in pairs) / len(pairs)
 
-    return {name: share(answer) for name, answer in answers.items()}
+def same_share(first: list[list[int]], other: list[list[int]]) -> float:
+    """Returns the share of equal tokens of equally long answers."""
+    pairs = [pair for one, two in zip(first, other, strict=True) for pair in zip(one, two, strict=True)]
+    return sum(a == b for a, b in pairs) / len(pairs)
 
 
 if __name__ == "__main__":

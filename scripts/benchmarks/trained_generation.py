@@ -15,7 +15,6 @@ from __future__ import annotations
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +24,7 @@ import typer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import output
+from benchmarks.generation import Answer, by_engine, same_share
 from benchmarks.harness import interleave
 
 # The number is that of `prompt_lookup_tokens`; "+" is `dynamic_quantization: true` with `kv_cache: u8`.
@@ -54,7 +54,6 @@ TASKS = {
     "code": f"Add a docstring to each function, and give back the whole code:\n\n{_CODE}",
     "story": "Write a short story about a lighthouse keeper.",
 }
-Answer = Callable[[], list[list[int]]]
 
 
 def main(
@@ -87,7 +86,7 @@ def main(
             for level in map(int, streams.split(",")):
                 output.progress.print(f"{task}, {level} prompts")
                 calls = {
-                    name: _by_engine(engines[name], ids, level, tokens)
+                    name: by_engine(engines[name], [ids] * level, tokens)
                     if name in engines
                     else _by_eager(model, ids, level, tokens)
                     for name in names
@@ -105,8 +104,7 @@ def _measured(calls: dict[str, Answer], engines: dict[str, Any], tokens: int, tu
         before = engines[name].load().guessed_tokens if name in engines else 0
         answer = call()
         first = first or answer
-        pairs = [pair for one, other in zip(first, answer, strict=True) for pair in zip(one, other, strict=True)]
-        same[name] = sum(a == b for a, b in pairs) / len(pairs)
+        same[name] = same_share(first, answer)
         right[name] = (engines[name].load().guessed_tokens - before) / tokens if name in engines else 0.0
     times = interleave(calls, turns)
     return [
@@ -173,18 +171,6 @@ def _engine(stack: ExitStack, place: Path, name: str, threads: int) -> Any:
     engine = open_engine(settings, Store(place / "cache")).engine
     stack.callback(engine.close)
     return engine
-
-
-def _by_engine(engine: Any, prompt: list[int], level: int, tokens: int) -> Answer:
-    from torchserve_openvino.generation.text.engine import Sampling
-
-    sampling = Sampling(tokens, ignore_eos=True)
-
-    def call() -> list[list[int]]:
-        made = [engine.submit(prompt, sampling) for _ in range(level)]
-        return [[token.id for piece in stream for token in piece.tokens] for stream in made]
-
-    return call
 
 
 def _by_eager(model: Any, prompt: list[int], level: int, tokens: int) -> Answer:

@@ -315,7 +315,6 @@ def test_several_texts_become_several_vectors_and_refusals(serve) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_no_file_of_labels_is_missed(tmp_path, caplog) -> None:
     """The model has labels of its own."""
     caplog.set_level(logging.INFO)
@@ -323,6 +322,7 @@ def test_no_file_of_labels_is_missed(tmp_path, caplog) -> None:
     assert "coverage" in caplog.text and "index_to_name" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_long_text_is_cut_where_the_yaml_says_so(tmp_path) -> None:
     worker = started(tmp_path, "text_classifier", too_long="truncate", lengths=[16])
     assert set(worker.one({"inputs": "word " * 500})) == {"calm", "angry", "glad"}

@@ -7,7 +7,7 @@ that begin with the same earlier prompt, or with one another, are computed one a
 one step computes as a whole, which write the same.
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
 
 # Of the prompts that are remembered for each page: several may have the same answer, and so share pages.
@@ -35,7 +35,6 @@ class Beginnings:
         self._known: OrderedDict[int, None] = OrderedDict()
         # The known prompts with which those begin that are computed now, the shortest first; the last is the prompt.
         self._computed: dict[int, list[int]] = {}
-        self._taken: Counter[int] = Counter()
 
     def may_begin(self, hashes: Sequence[int], *, fits: bool = False) -> bool:
         """Returns whether a prompt can be computed beside those that are computed now.
@@ -44,12 +43,10 @@ class Beginnings:
             hashes: Of its beginnings.
             fits: Whether the next step computes it, and those before it, as a whole.
         """
-        if not self._taken or self._taken.keys().isdisjoint(hashes):
+        if not self._computed:
             return True
-        taken = self._taken.keys() & set(hashes)
-        return fits and all(
-            begins[-1] == hashes[-1] for begins in self._computed.values() if not taken.isdisjoint(begins)
-        )
+        own = set(hashes)
+        return all(own.isdisjoint(begins) or (fits and begins[-1] == hashes[-1]) for begins in self._computed.values())
 
     def begin(self, number: int, hashes: Sequence[int]) -> None:
         """Notes that a prompt is computed from the next step on.
@@ -67,16 +64,11 @@ class Beginnings:
         while len(self._known) > self._most:
             self._known.popitem(last=False)
         self._computed[number] = begins
-        self._taken.update(begins)
 
     def end(self, number: int) -> None:
         """Notes that a prompt has its first token, or is gone; one that is not computed is ignored."""
-        for each in self._computed.pop(number, ()):
-            self._taken[each] -= 1
-            if not self._taken[each]:
-                del self._taken[each]
+        self._computed.pop(number, None)
 
     def clear(self) -> None:
         """Notes that no prompt is computed any more."""
         self._computed.clear()
-        self._taken.clear()

@@ -137,6 +137,8 @@ class Stepper:
         self._hits += min(self._pages.tokens_of(add.prompt), len(add.prompt) - 1)
 
     def _start_waiting(self) -> None:
+        if not self._waiting:
+            return
         waiting, self._waiting = self._waiting, deque()
         # What the next step computes at most before a prompt's turn comes.
         before = self._long.size + sum(1 if live.tokens else len(live.add.prompt) for live in self._live.values())
