@@ -85,6 +85,10 @@ class PackagingError(TorchServeOpenVINOError):
     """A model archive that can't be made, read, or precompiled."""
 
 
+class FrontendError(TorchServeOpenVINOError):
+    """TorchServe's Java frontend can't be read, or not be mended."""
+
+
 class ItemError(TorchServeOpenVINOError, ValueError):
     """The response to one request item instead of a result; the rest of its batch is not affected."""
 

@@ -65,6 +65,8 @@ class TorchServeProcess:
         models: name -> archive, loaded at the start. Others come through `register`.
         properties: Further lines of config.properties; they override the defaults.
         environment: Further environment variables of the server and its workers.
+        mended: Whether its Java frontend is mended (`torchserve-openvino frontend`): a copy of it, unless the installed
+            one is.
         home: Folder for logs, temporary files and the configuration; by default a new one with a short path, since it
             holds the workers' Unix sockets, whose paths are limited to about 100 characters.
     """
@@ -74,6 +76,7 @@ class TorchServeProcess:
     models: Mapping[str, str] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    mended: bool = False
     home: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="tsov-")))
     group: int | None = None
     # Ignores the environment's proxies, which don't reach this machine's loopback.
@@ -154,7 +157,10 @@ class TorchServeProcess:
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         }
         inherited = {key: value for key, value in os.environ.items() if key != "TS_CONFIG_FILE"}
-        return inherited | own | dict(self.environment)
+        made = inherited | own | dict(self.environment)
+        if self.mended and (package := mended_package(self.home)) is not None:
+            made["PYTHONPATH"] = os.pathsep.join(filter(None, [str(package), made.get("PYTHONPATH")]))
+        return made
 
     def wait_healthy(self, timeout: float = 60.0, tick: Callable[[], None] = lambda: None) -> None:
         """Waits until /ping answers Healthy: the server is up, its models may not be."""
@@ -263,6 +269,21 @@ class TorchServeProcess:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def mended_package(home: Path) -> Path | None:
+    """A folder with a copy of TorchServe whose frontend is mended; None if the installed one is."""
+    # Imported here: quickstart.sh reads this file before the package is installed.
+    from torchserve_openvino.frontend import Frontend
+
+    installed = Frontend.installed()
+    if installed.state == "mended":
+        return None
+    package = installed.path.parents[1]
+    copied = home / "mended" / package.name
+    shutil.copytree(package, copied, ignore=shutil.ignore_patterns("__pycache__"))
+    Frontend(copied / installed.path.relative_to(package)).mend()
+    return copied.parent
 
 
 def group_members(group: int) -> list[psutil.Process]:

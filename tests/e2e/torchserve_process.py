@@ -33,16 +33,15 @@ __all__ = [
 
 @contextmanager
 def torchserve(
-    model_store: Path | None = None, properties: Mapping[str, str] | None = None
+    model_store: Path | None = None, properties: Mapping[str, str] | None = None, mended: bool = False
 ) -> Iterator[TorchServeProcess]:
     """Starts a separate TorchServe on free ports; stops it with its workers at the end.
 
     Prints the end of the logs when the block fails.
     """
     with tempfile.TemporaryDirectory(prefix="tsov-store-") as own_store:
-        server = TorchServeProcess(
-            model_store or Path(own_store), properties={"enable_model_api": "true", **(properties or {})}
-        )
+        everything = {"enable_model_api": "true", **(properties or {})}
+        server = TorchServeProcess(model_store or Path(own_store), properties=everything, mended=mended)
         try:
             server.start()
             server.wait_healthy()

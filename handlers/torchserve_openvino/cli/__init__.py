@@ -5,6 +5,7 @@ import typer
 from torchserve_openvino.cli.cache import cache
 from torchserve_openvino.cli.check import check
 from torchserve_openvino.cli.doctor import doctor
+from torchserve_openvino.cli.frontend import frontend
 from torchserve_openvino.cli.handler_path import handler_path
 from torchserve_openvino.cli.init import init
 from torchserve_openvino.cli.package import package
@@ -25,6 +26,7 @@ app.add_typer(cache, name="cache")
 app.add_typer(ray, name="ray")
 app.command("check")(check)
 app.command("doctor")(doctor)
+app.command("frontend")(frontend)
 app.command("handler-path")(handler_path)
 app.command("init")(init)
 app.command("package")(package)

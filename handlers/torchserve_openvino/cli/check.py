@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -10,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from torchserve_openvino.cli.console import fail, print_json, stdout
-from torchserve_openvino.errors import ConfigError, PackagingError
+from torchserve_openvino.errors import ConfigError, FrontendError, PackagingError
 
 
 def check(
@@ -58,8 +59,9 @@ def check(
         _refuse(file, str(error), [_plain(each) for each in _all(error)], as_json)
     except PackagingError as error:
         _refuse_archive(file, [str(error)], as_json)
+    notes = _notes(config.torchserve)
     if as_json:
-        print_json({"ok": True, "file": str(file), "settings": config.summary})
+        print_json({"ok": True, "file": str(file), "settings": config.summary, "notes": notes})
         return
     table = Table("setting", "value", "source", title=Text(f"{file}: valid"), title_justify="left")
     table.columns[0].no_wrap = True
@@ -71,6 +73,21 @@ def check(
     console.print(table)
     if config.handler:
         console.print(f"Your handler's own settings, kept as they are: {', '.join(map(str, config.handler))}")
+    for note in notes:
+        console.print(note)
+
+
+def _notes(keys: Mapping[str, Any]) -> list[str]:
+    """Returns what is valid, and dangerous with the TorchServe of this machine."""
+    from torchserve_openvino.frontend import COMMAND, Frontend
+
+    try:
+        if not keys.get("asyncCommunication") or Frontend.installed().state != "faulty":
+            return []
+    except FrontendError:
+        # The archive may be made where TorchServe is not installed.
+        return []
+    return [f"asyncCommunication: TorchServe as it is installed here may lose all requests of a model. Run: {COMMAND}"]
 
 
 def _refuse(file: Path, text: str, problems: list[dict[str, Any]], as_json: bool) -> NoReturn:

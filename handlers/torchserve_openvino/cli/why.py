@@ -38,7 +38,7 @@ def why(
         torchserve-openvino why net/1.0 --logs /var/log/torchserve --json
     """
     from torchserve_openvino.cli.reports.source import ReportNotFoundError, workers_of
-    from torchserve_openvino.cli.worker_log import find_cause
+    from torchserve_openvino.cli.reports.worker_log import find_cause
 
     state: dict[str, Any] = {"model": model, "workers": {}, "server": "", "cause": None}
     try:

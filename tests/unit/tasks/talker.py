@@ -18,6 +18,8 @@ from torchserve_openvino.tasks.generation.generator import TextGenerator
 
 EAGER: dict[str, Any] = {"pt2": {"compile": {"enable": False}}}
 CHAT, COMPLETION = "v1/chat/completions", "v1/completions"
+# TorchServe asks for the report by a header.
+DESCRIBE = "describe"
 
 
 class Talker(Worker):
@@ -96,6 +98,7 @@ class Frontend:
     @staticmethod
     def _row(number: int, path: str, body: bytes) -> dict[str, Any]:
         headers = [{"name": b"url_path", "value": path.encode()}, {"name": b"explain", "value": b"False"}]
+        headers.append({"name": b"describe", "value": str(path == DESCRIBE).encode()})
         given = {"name": "body", "contentType": "", "value": body}
         return {"requestId": f"request-{number:02}".encode(), "headers": headers, "parameters": [given]}
 

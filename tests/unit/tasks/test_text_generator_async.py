@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
-from talker import COMPLETION, Frontend, Talker
+from talker import COMPLETION, DESCRIBE, Frontend, Talker
 from ts.torch_handler.request_envelope.json import JSONEnvelope
 
 from chat_models import eager_tokens, text_of
@@ -31,6 +31,17 @@ def test_requests_run_together_and_a_bad_one_fails_alone(folder: Path, tmp_path:
         pieces = re.findall(rb"data: (\{.*?\})\n\n", whole)
         assert "".join(json.loads(each)["choices"][0]["text"] for each in pieces) == text
         assert talker.handler.counters.to_dict()["refused_400"] == 3
+    finally:
+        talker.close()
+
+
+def test_a_description_ends_its_request(folder: Path, tmp_path: Path) -> None:
+    """TorchServe would keep it, and answer it again when the worker ends: into whatever its connection is used for."""
+    talker = Talker(tmp_path / "archive", folder, asyncCommunication=True, batchSize=1)
+    try:
+        (end,) = Frontend.ends(talker, [(DESCRIBE, b"")])
+        assert b"ts_stream_next" in end and b"false" in end
+        assert json.loads(end[end.index(b"{") : end.rindex(b"}") + 1])["generate"]["frontend"] in {"faulty", "mended"}
     finally:
         talker.close()
 

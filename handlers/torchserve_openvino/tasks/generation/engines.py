@@ -31,7 +31,7 @@ from torchserve_openvino.tasks.generation.compiling import open_compiled
 
 logger = logging.getLogger(__name__)
 
-_ASYNC = "asyncCommunication"
+ASYNC = "asyncCommunication"
 
 
 @dataclass
@@ -253,12 +253,12 @@ def check(config: ServingConfig, batch_size: int) -> None:
     for key in ("continuousBatching", "sequenceBatching"):
         if keys.get(key):
             raise ConfigError(
-                f"is not used for text generation: requests join in the engine. Set {_ASYNC}: true instead.", key=key
+                f"is not used for text generation: requests join in the engine. Set {ASYNC}: true instead.", key=key
             )
-    if keys.get(_ASYNC) and batch_size > 1:
+    if keys.get(ASYNC) and batch_size > 1:
         # AsyncBatchAggregator removes from the map that it iterates over.
         raise ConfigError(
-            f"is {batch_size}, but with {_ASYNC}: true TorchServe 0.12 loses a worker that gets two requests at once. "
+            f"is {batch_size}, but with {ASYNC}: true TorchServe 0.12 loses a worker that gets two requests at once. "
             "Set batchSize: 1: requests join in the engine.", key="batchSize",
         )  # fmt: skip
 

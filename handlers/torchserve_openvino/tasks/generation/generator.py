@@ -31,8 +31,8 @@ from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.tasks.generation import wire
 from torchserve_openvino.tasks.generation.answers import FORMS, Generated, models_body
 from torchserve_openvino.tasks.generation.call import Call
-from torchserve_openvino.tasks.generation.endpoints import MODELS, PROMPT, endpoint_of, unknown_model
-from torchserve_openvino.tasks.generation.engines import Generator, Place, Unloaded, started
+from torchserve_openvino.tasks.generation.endpoints import MODELS, PROMPT, endpoint_of
+from torchserve_openvino.tasks.generation.engines import ASYNC, Generator, Place, Unloaded, started
 from torchserve_openvino.tasks.generation.exchange import Exchange, wait_for_any
 from torchserve_openvino.tasks.generation.fields import TextParameters
 from torchserve_openvino.tasks.generation.keeping import Kept
@@ -70,6 +70,7 @@ class TextGenerator(HubHandler):
         self._reader: Reader | None = None
         self._special: frozenset[int] = frozenset()
         self._measures: Measures | None = None
+        self._frontend: dict[str, str] = {}
         self._threads = ThreadPoolExecutor(_THREADS, "request")
         # Several threads may end their requests at once.
         self._books = threading.Lock()
@@ -82,6 +83,8 @@ class TextGenerator(HubHandler):
         version = str((context.manifest or {}).get("model", {}).get("modelVersion") or "")
         if self._kept is not None and (metrics := metrics_of(context)) is not None:
             self._measures = Measures(metrics, self._kept.load, version)
+        if self.config.torchserve.get(ASYNC):
+            self._frontend = wire.checked_frontend(context)
 
     def load(self, folder: Path) -> Any:
         """Loads the tokenizer, and the model if it generates in eager PyTorch; otherwise its engine loads it."""
@@ -122,7 +125,9 @@ class TextGenerator(HubHandler):
     def describe_handle(self) -> dict[str, Any]:
         """Returns the report, with what generates and what it does now."""
         found = super().describe_handle()
-        return found if self._kept is None else {**found, "generate": self._kept.generator.describe()}
+        if self._kept is not None:
+            found["generate"] = {**self._kept.generator.describe(), **self._frontend}
+        return found
 
     # --- requests ---------------------------------------------------------------------------------------------
 
@@ -131,7 +136,7 @@ class TextGenerator(HubHandler):
         self.context = context
         wire.one_at_a_time(context)
         if self._is_describe():
-            return self._awaited(lambda: [self.describe_handle()])
+            return self._awaited(lambda: [self.describe_handle()], ends=context)
         if wire.awaits():
             return self._awaited(lambda: self._alone(data, context))
         state = self.state
@@ -147,7 +152,7 @@ class TextGenerator(HubHandler):
         self.context = context
         wire.one_at_a_time(context)
         if self._is_describe():
-            return self._awaited(lambda: [self.describe_handle()])
+            return self._awaited(lambda: [self.describe_handle()], ends=context)
 
         def answer_items(items: list[Any], owners: Sequence[int]) -> list[Any]:
             return self.answer_items(items, context)
@@ -167,10 +172,12 @@ class TextGenerator(HubHandler):
             answer = self._settled(context, 0, refused)
         return wire.sent(context, answer)
 
-    def _awaited(self, run: Callable[[], list[Any]]) -> list[Any] | Coroutine[Any, Any, list[Any]]:
-        """Returns the result; in an event loop, what waits for it without keeping the loop."""
+    def _awaited(self, run: Callable[[], list[Any]], ends: Any = None) -> list[Any] | Coroutine[Any, Any, list[Any]]:
+        """Returns the result, or in an event loop what waits for it: the whole answer of the call with a context."""
         if not wire.awaits():
             return run()
+        if ends is not None:
+            wire.end(ends)
 
         async def wait() -> list[Any]:
             return await asyncio.get_running_loop().run_in_executor(self._threads, run)
@@ -283,7 +290,7 @@ class TextGenerator(HubHandler):
             call.openai = bool(path)
             endpoint = endpoint_of(path)
             if endpoint.partition("/")[0] == MODELS:
-                call.answer = self._models(endpoint, name)
+                call.answer = models_body(endpoint, name, self._loaded)
                 return call
             asked = self._reader.read(endpoint, body(item))
             if dead := self._kept.dead:
@@ -299,15 +306,6 @@ class TextGenerator(HubHandler):
         except Exception as error:
             call.answer = server_fault(error)
         return call
-
-    def _models(self, endpoint: str, name: str) -> dict[str, Any]:
-        own = models_body(name, self._loaded)
-        _, _, wanted = endpoint.partition("/")
-        if not wanted:
-            return {"object": "list", "data": [own]}
-        if wanted != name:
-            raise unknown_model(wanted, name)
-        return own
 
     def _settled(self, context: Any, place: int, call: Call) -> Any:
         """Returns the body of an answer in one piece; sets its status and content type in the context."""

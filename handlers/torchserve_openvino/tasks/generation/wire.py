@@ -11,17 +11,24 @@ what it relies on:
   that says so.
 - `async_service` prints a line for each request while other threads send metrics. `one_at_a_time` keeps lines whole.
 - A response whose message has another status than 200 is sent to all requests in flight. So nothing may be raised.
+- It loses requests, and with them the worker, for a reason that no worker can go around: `torchserve-openvino frontend`
+  mends it. `checked_frontend` says whether that was done.
 """
 
 import asyncio
+import logging
 import socket
 import threading
 from http import HTTPStatus
 from typing import Any
 
+from torchserve_openvino.errors import FrontendError
+from torchserve_openvino.frontend import COMMAND, Frontend
 from torchserve_openvino.serving.host.context import Context
 from torchserve_openvino.serving.metrics import keep_metrics_apart
 from torchserve_openvino.serving.requests.pieces import send_pieces
+
+logger = logging.getLogger(__name__)
 
 _writing = threading.Lock()
 
@@ -55,6 +62,23 @@ def one_at_a_time(context: Any) -> None:
         keep_metrics_apart()
 
 
+def checked_frontend(context: Any) -> dict[str, str]:
+    """Returns the entry ``frontend`` of the report, and warns if TorchServe's loses requests; empty elsewhere."""
+    if isinstance(context, Context):
+        return {}
+    try:
+        state = Frontend.installed().state
+    except FrontendError as error:
+        logger.warning("TorchServe's frontend was not checked: %s", error)
+        return {"frontend": "unknown"}
+    if state == "faulty":
+        logger.warning(
+            "WARNING: with asyncCommunication: true this TorchServe sometimes loses a request, and all others with it, "
+            "until it is started again. Run `%s`, and start TorchServe again.", COMMAND,
+        )  # fmt: skip
+    return {"frontend": state}
+
+
 def send(context: Any, bodies: dict[int, Any]) -> None:
     """Sends the first or the next piece of some requests' answers.
 
@@ -80,5 +104,10 @@ def sent(context: Any, body: Any) -> list[Any]:
 
 def ended(context: Any) -> list[Any]:
     """Returns what ends the answer to the only request of a call."""
-    context.stopping_criteria = {0: lambda _: True}
+    end(context)
     return [""]
+
+
+def end(context: Any) -> None:
+    """Lets the answer to the only request of a call end with what the call returns."""
+    context.stopping_criteria = {0: lambda _: True}

@@ -1,0 +1,88 @@
+"""What is wrong with TorchServe 0.12's asynchronous workers, and the few instructions that mend it.
+
+- `AsyncBatchAggregator` keeps the requests that are in the backend in a `LinkedHashMap`, which two threads change at
+  the same time: one puts new requests in, one takes answered ones out. Sometimes a request gets lost. Its answer is
+  "unexpected" then, which closes the connection to the worker. A `ConcurrentHashMap` may be changed by both.
+- Requests that are in a backend that ends are never answered. Now they are answered with 500.
+- A worker that was started again takes requests before it has loaded the model, and is ended for that; one that can't
+  be loaded waits for a request, which it loses. Both come from a flag that is set once for all lives of a worker, and
+  from an interrupt that is logged and forgotten.
+
+The classes are known by their digests, so that no other version of them is touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Mapping
+
+from torchserve_openvino.frontend.class_file import ClassFile, Code
+
+_PACKAGE = "org/pytorch/serve/wlm"
+_AGGREGATOR, _WORKER = f"{_PACKAGE}/AsyncBatchAggregator", f"{_PACKAGE}/AsyncWorkerThread"
+_JOB, _PLAIN = "org/pytorch/serve/job/Job", f"{_PACKAGE}/BatchAggregator"
+_SEND_ERROR = "(Lorg/pytorch/serve/util/messages/BaseModelRequest;Ljava/lang/String;I)V"
+_WHY = "Worker died."
+
+_ALOAD_0, _ALOAD_1, _ACONST_NULL, _ICONST_0, _NOP, _RETURN = b"\x2a", b"\x2b", b"\x01", b"\x03", b"\x00", b"\xb1"
+_LDC_W, _PUTFIELD, _INVOKE_VIRTUAL, _INVOKE_SPECIAL = b"\x13", b"\xb5", b"\xb6", b"\xb7"
+_STATUS = b"\x11" + struct.pack(">h", 500)
+
+
+def _aggregator(data: bytes) -> bytes:
+    made = ClassFile(data)
+    made.rename("java/util/LinkedHashMap", "java/util/concurrent/ConcurrentHashMap")
+    why = made.string(_WHY)
+    # handleErrorJob(job): job.sendError(500, why), instead of giving it to another worker: who reads a stream has its
+    # beginning already.
+    answer = made.method(_JOB, "sendError", "(ILjava/lang/String;)V")
+    body = _ALOAD_1 + _STATUS + _LDC_W + why + _INVOKE_VIRTUAL + answer + _RETURN
+    made.set_code("handleErrorJob", f"(L{_JOB};)V", Code(3, 2, body))
+    # cleanJobs(), which ends the run of a worker: this.sendError(null, why, 500); super.cleanJobs()
+    every = made.method(_AGGREGATOR, "sendError", _SEND_ERROR)
+    clean = made.method(_PLAIN, "cleanJobs", "()V")
+    body = _ALOAD_0 + _ACONST_NULL + _LDC_W + why + _STATUS + _INVOKE_VIRTUAL + every
+    made.set_code("cleanJobs", "()V", Code(4, 1, body + _ALOAD_0 + _INVOKE_SPECIAL + clean + _RETURN))
+    return made.to_bytes()
+
+
+def _worker(data: bytes) -> bytes:
+    made = ClassFile(data)
+    run = made.code("run", "()V")
+    interrupted = made.type("java/lang/InterruptedException")
+    # The first of the two that catch an interrupt only logs it; the second ends the run, and starts the worker again.
+    forgets = next(each for each in run.caught if each.type == interrupted)
+    run.caught.remove(forgets)
+    flag = made.field(_WORKER, "loadingFinished", "Z")
+    run.prepend(_ALOAD_0 + _ICONST_0 + _PUTFIELD + flag + 3 * _NOP)
+    made.set_code("run", "()V", run)
+    return made.to_bytes()
+
+
+# What makes the mended class, and the digest of the one that it is made of.
+_MENDED: Mapping[str, tuple[Callable[[bytes], bytes], str]] = {
+    f"{_AGGREGATOR}.class": (_aggregator, "aed0a24091f876e16c3138c335df25fca0380fb704212bc3b53f004c78111cf4"),
+    f"{_WORKER}.class": (_worker, "c64c9e4e6c0edab0890c34d86e5250703f8a6fc2cd53d99a6e2f845a1ac1e4e5"),
+}
+CLASSES = tuple(_MENDED)
+
+
+def is_faulty(name: str, data: bytes) -> bool:
+    """Whether a class is the one of TorchServe 0.12.
+
+    Args:
+        name: One of `CLASSES`.
+        data: Its class file.
+    """
+    return hashlib.sha256(data).hexdigest() == _MENDED[name][1]
+
+
+def mended(name: str, data: bytes) -> bytes:
+    """Returns the class file of a mended class.
+
+    Args:
+        name: One of `CLASSES`.
+        data: Its class file in TorchServe 0.12.
+    """
+    return _MENDED[name][0](data)

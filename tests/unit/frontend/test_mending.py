@@ -1,0 +1,145 @@
+"""TorchServe's frontend: its state, mended, and as it was."""
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from torchserve_openvino.cli import app
+from torchserve_openvino.errors import FrontendError
+from torchserve_openvino.frontend import Frontend
+from torchserve_openvino.frontend.class_file import ClassFile
+from torchserve_openvino.frontend.mending import CLASSES
+
+AGGREGATOR, WORKER = CLASSES
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None and len(set(archive.namelist())) == len(archive.namelist())
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+@pytest.fixture
+def jar(tmp_path: Path) -> Path:
+    """TorchServe's own classes, and something else."""
+    made = tmp_path / "model-server.jar"
+    with zipfile.ZipFile(made, "w") as archive:
+        with zipfile.ZipFile(Frontend.installed().path) as installed:
+            for name in CLASSES:
+                kept = f"META-INF/torchserve-openvino/{name}"
+                archive.writestr(name, installed.read(kept if kept in installed.namelist() else name))
+        archive.writestr("other", b"kept")
+    made.chmod(0o640)
+    return made
+
+
+def test_the_installed_one_is_known() -> None:
+    assert Frontend.installed().state in {"faulty", "mended"}
+
+
+def test_it_is_mended_once_and_put_back(jar: Path) -> None:
+    before = contents(jar)
+    found = Frontend(jar)
+    assert found.state == "faulty" and not found.undo() and contents(jar) == before
+    assert found.mend() and found.state == "mended" and not found.mend()
+    after = contents(jar)
+    assert after["other"] == b"kept" and {name: after[name] for name in CLASSES} == found.mended_classes()
+    assert Frontend(jar).state == "mended" and not Frontend(jar).mend() and jar.stat().st_mode & 0o777 == 0o640
+    assert Frontend(jar).undo() and contents(jar) == before and Frontend(jar).state == "faulty"
+    assert [each.name for each in jar.parent.iterdir()] == [jar.name]
+
+
+def test_what_is_changed_is_what_is_meant(jar: Path) -> None:
+    with zipfile.ZipFile(jar) as archive:
+        own = {name: ClassFile(archive.read(name)) for name in CLASSES}
+    made = {name: ClassFile(data) for name, data in Frontend(jar).mended_classes().items()}
+    assert b"java/util/LinkedHashMap" not in made[AGGREGATOR].to_bytes()
+    before, after = (each[WORKER].code("run", "()V") for each in (own, made))
+    assert after.body[8:] == before.body and len(after.caught) == len(before.caught) - 1
+    # One of the two that catch an interrupt is gone.
+    interrupt = own[WORKER].type("java/lang/InterruptedException")
+    assert [each.type for each in before.caught].count(interrupt) == 2
+    assert [each.type for each in after.caught].count(interrupt) == 1
+    assert own[AGGREGATOR].code("handleErrorJob", "(Lorg/pytorch/serve/job/Job;)V").stack == 2
+    assert made[AGGREGATOR].code("cleanJobs", "()V").body[-1:] == b"\xb1"
+
+
+@pytest.mark.parametrize("change", ["another class", "a class is missing", "mended otherwise"])
+def test_another_version_is_not_touched(jar: Path, change: str) -> None:
+    if change == "mended otherwise":
+        Frontend(jar).mend()
+    files = contents(jar)
+    if change == "a class is missing":
+        del files[WORKER]
+    else:
+        files[WORKER] += b"x"
+    with zipfile.ZipFile(jar, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    found = Frontend(jar)
+    assert found.state == "unknown" and not found.undo()
+    if change != "mended otherwise":
+        with pytest.raises(FrontendError, match=r"not TorchServe 0\.12\.0's"):
+            found.mend()
+    assert contents(jar) == files
+
+
+@pytest.mark.parametrize("data", [None, b"no archive"])
+def test_what_cannot_be_read_is_an_error(tmp_path: Path, data: bytes | None) -> None:
+    path = tmp_path / "model-server.jar"
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(FrontendError, match="can't be read"):
+        Frontend(path)
+
+
+def test_what_cannot_be_written_stays_as_it_is(jar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = contents(jar)
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("shutil.copy2", full)
+    with pytest.raises(FrontendError, match="no space left"):
+        Frontend(jar).mend()
+    assert contents(jar) == before and Frontend(jar).state == "faulty"
+
+
+def test_the_command_shows_mends_and_puts_back(jar: Path) -> None:
+    def run(*args: str) -> Any:
+        return CliRunner().invoke(app, ["frontend", "--jar", str(jar), *args])
+
+    shown = run()
+    assert "faulty" in shown.stdout and "frontend --mend" in shown.stdout
+    mended = run("--mend")
+    assert "mended" in mended.stdout and "Start TorchServe again" in mended.stdout
+    assert json.loads(run("--mend", "--json").stdout) == {"path": str(jar), "state": "mended", "changed": False}
+    assert json.loads(run("--undo", "--json").stdout) == {"path": str(jar), "state": "faulty", "changed": True}
+    both = run("--mend", "--undo")
+    assert both.exit_code == 1 and "exclude each other" in both.stderr
+    jar.write_bytes(b"")
+    broken = run()
+    assert broken.exit_code == 1 and "can't be read" in broken.stderr
+
+
+def test_check_says_that_requests_may_be_lost(jar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Frontend, "installed", classmethod(lambda cls: cls(jar)))
+
+    def notes(text: str) -> list[str]:
+        file = tmp_path / "model-config.yaml"
+        file.write_text(text)
+        shown = CliRunner().invoke(app, ["check", str(file), "--json"]).stdout
+        found: list[str] = json.loads(shown)["notes"]
+        plain = CliRunner().invoke(app, ["check", str(file)]).stdout
+        assert all(note in plain for note in found)
+        return found
+
+    assert notes("minWorkers: 1\n") == []
+    (note,) = notes("asyncCommunication: true\n")
+    assert "frontend --mend" in note
+    Frontend(jar).mend()
+    assert notes("asyncCommunication: true\n") == []
