@@ -10,6 +10,7 @@
 - first: time to the first token of a short prompt, alone and while a long prompt is computed.
 - soak: random requests, a third of them bad, others sampled, streamed or given up, and the process that generates
   killed in the middle; answers that got lost or are wrong, and memory.
+- kill: random requests, and the worker itself killed twice; the same.
 - start: the engine from a warm cache against OpenVINO GenAI bare, processes that load the 124 M model and generate one
   token.
 - worker_start: the same for workers of TorchServe; the other has a plain handler with GenAI.
@@ -139,10 +140,13 @@ class _Soak:
         started = time.monotonic()
         try:
             ended = draw.choice(kinds)(prompt, draw)
-        except httpx.HTTPError as error:
-            ended = f"lost: {type(error).__name__}"
+        except httpx.TimeoutException:
+            ended = "lost"
+        except httpx.HTTPError:
+            # The connection ended with whoever generated.
+            ended = "failed: the answer broke off"
         if ended.startswith("failed") and self.killed and started < self.killed + 60:
-            ended = "5xx after the kill"
+            ended = "5xx after the kill" if "broke" not in ended else "broken off by the kill"
         with self._lock:
             self.ended[ended] += 1
 
@@ -153,7 +157,9 @@ class _Soak:
         ]  # fmt: skip
         body = draw.choice(bodies)
         answer = self.one.http.post("", **({"content": body} if isinstance(body, bytes) else {"json": body}))
-        return "refused" if 400 <= answer.status_code < 500 else f"wrong status {answer.status_code}: {body}"
+        if answer.status_code >= 500:
+            return f"failed {answer.status_code}"
+        return "refused" if answer.status_code >= 400 else f"wrong status {answer.status_code}: {body}"
 
     def _good(self, prompt: Tokens, draw: random.Random) -> str:
         answer = self.one.ask(prompt, _ANSWER)
@@ -202,6 +208,41 @@ def soak(work: Path, count: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def kill(work: Path, count: int) -> dict[str, Any]:
+    """Random requests from 16 clients; the worker is killed after each third of them, but for the last."""
+    count = max(3, count // 5)
+    model, draw = model_of("llama"), random.Random(4)
+    known = {prompt: greedy(model, prompt, _ANSWER) for prompt in (drawn(draw, n % 40 + 1) for n in range(_KNOWN))}
+    pids, waited = [], []
+    with served(model, "kill", work) as one, ThreadPoolExecutor(_CLIENTS) as pool:
+        run = _Soak(one, known)
+        asked = [pool.submit(run.send, number) for number in range(count)]
+        for third in (1, 2):
+            while sum(run.ended.values()) < third * count // 3:
+                time.sleep(0.01)
+            pids.append(one.describe()["pid"])
+            os.kill(pids[-1], signal.SIGKILL)
+            run.killed = time.monotonic()
+            _wait_for_another(one, pids[-1])
+            waited.append(time.monotonic() - run.killed)
+        for each in asked:
+            each.result()
+        _wait_until_idle(one)
+        pids.append(one.describe()["pid"])
+    return {
+        "requests": count, **dict(run.ended), "workers": len(set(pids)), "seconds_until_ready": waited
+    }  # fmt: skip
+
+
+def _wait_for_another(one: Served, pid: int) -> None:
+    for _ in range(600):
+        worker = one.server.http.get(f"{one.server.management_url}/models/{one.name}").json()[0]["workers"][0]
+        if worker["status"] == "READY" and worker["pid"] != pid:
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"no other worker than {pid} in 60 s")
+
+
 def _wait_until_idle(one: Served) -> None:
     for _ in range(600):
         now = one.describe()["generate"]["now"]
@@ -221,7 +262,7 @@ def worker_start(work: Path, count: int) -> dict[str, Any]:
 
 
 CHECKS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
-    "tokens": tokens, "lengths": lengths, "first": first, "soak": soak, "start": start,
+    "tokens": tokens, "lengths": lengths, "first": first, "soak": soak, "kill": kill, "start": start,
     "worker_start": worker_start,
 }  # fmt: skip
 

@@ -107,6 +107,26 @@ def test_generation_checks(tmp_path: Path) -> None:
     assert not [name for name in soak if name.startswith(("lost", "wrong", "failed"))], soak
 
 
+@pytest.mark.slow
+def test_generation_checks_with_a_worker_that_is_killed(tmp_path: Path) -> None:
+    figures = tmp_path / "checks.json"
+    run("benchmarks/generation_checks.py", "--only", "kill", "--requests", "1500", "--json", str(figures))
+    found = json.loads(figures.read_text())["kill"]
+    assert found["workers"] == 3 and found["right"] and found["refused"] and len(found["seconds_until_ready"]) == 2
+    assert not [name for name in found if name.startswith(("lost", "wrong", "failed"))], found
+
+
+@pytest.mark.slow
+def test_requests_that_the_frontend_loses(tmp_path: Path) -> None:
+    figures = tmp_path / "frontend.json"
+    sizes = ("--servers", "1", "--requests", "2500", "--kills", "1")
+    assert "servers that lost" in run("benchmarks/frontend.py", *sizes, "--json", str(figures))
+    found = json.loads(figures.read_text())
+    # As it comes, it answers none of the requests of a worker that died; mended it answers all.
+    assert found["as it comes"]["lost"] > 0 and found["mended"].get("lost", 0) == 0
+    assert found["mended"]["requests"] == 2500
+
+
 def test_the_litserve_contender_finds_its_imports() -> None:
     pytest.importorskip("litserve")
     assert "--state" in run("benchmarks/servers/litserve_app.py", "--help")

@@ -141,10 +141,15 @@ def served(model: Any, name: str, work: Path, **generate: Any) -> Iterator[Serve
     store.mkdir()
     pack(folder, name, store, work / "cache", **generate)
     # A test of thousands of requests must not be stopped by the frontend's own queue.
-    server = TorchServeProcess(store, models={name: f"{name}.mar"}, properties={"job_queue_size": "2000"})
-    with server:
+    models, properties = {name: f"{name}.mar"}, {"job_queue_size": "2000"}
+    with TorchServeProcess(store, models=models, properties=properties, mended=True) as server:
         server.wait_ready(name, timeout=900)
-        yield Served(server, name)
+        try:
+            yield Served(server, name)
+        except httpx.HTTPError:
+            # The logs go with the server.
+            print(server.log_tail(), file=sys.stderr)
+            raise
 
 
 def pack(folder: Path, name: str, store: Path, cache: Path, **generate: Any) -> None:
