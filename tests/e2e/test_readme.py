@@ -57,6 +57,7 @@ def test_every_shell_command_is_covered_here() -> None:
         "pip install",  # what that script does first
         "torchserve-openvino init",
         "torchserve-openvino check",
+        "torchserve-openvino frontend",  # tests/unit/frontend/test_mending.py
         "torchserve-openvino why",
         "torchserve-openvino package",
         "torchserve-openvino cache",
