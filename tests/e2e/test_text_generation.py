@@ -199,8 +199,27 @@ def test_a_client_that_hangs_up_loses_nobody_elses_answer(served: str, server: T
     assert whole(0).json() == answers[0].json()
 
 
+def test_metrics(served: str, server: TorchServeProcess) -> None:
+    assert metric(server, "openvino_tokens_total", served) is not None
+    httpx.post(url(server, served), json={"prompt": "Hello", "max_tokens": 9, "ignore_eos": True}, timeout=60)
+    now = server.describe(served)["generate"]["now"]
+    for _ in range(50):
+        if metric(server, "openvino_tokens_total", served) == now["prompt_tokens"] + now["generated_tokens"]:
+            break
+        time.sleep(0.1)
+    assert metric(server, "openvino_tokens_total", served) == now["prompt_tokens"] + now["generated_tokens"]
+    assert metric(server, "openvino_sequences", served) == 0
+    assert metric(server, "openvino_kv_cache_ratio", served) is not None
+    for name in ("openvino_time_to_first_token_seconds", "openvino_time_between_tokens_seconds"):
+        count, total = (metric(server, f"{name}_{end}", served) for end in ("count", "sum"))
+        assert count and total and 0 < total / count < 10
+
+
 def test_a_worker_that_is_killed_leaves_no_request_without_an_answer(served: str, server: TorchServeProcess) -> None:
-    """Its own requests fail at once, the next ones wait for the new worker."""
+    """Its own requests fail at once, the next ones wait for the new worker.
+
+    After the test of the metrics: TorchServe adds up what all workers of a model count.
+    """
     body = {"prompt": "Hello", "max_tokens": 400, "ignore_eos": True}
     wanted = httpx.post(url(server, served), json=body, timeout=120).json()["text"]
     report, ready, over = server.describe(served), threading.Event(), threading.Event()
@@ -244,22 +263,6 @@ def test_a_worker_that_is_killed_leaves_no_request_without_an_answer(served: str
     assert all(set(each) <= {200, 500, 507} and len(each) - each.count(200) <= 1 for each in answers), answers
     assert all(each[-1] == 200 for each in answers), answers
     assert server.http.get(f"{server.inference_url}/ping").json()["status"] == "Healthy"
-
-
-def test_metrics(served: str, server: TorchServeProcess) -> None:
-    assert metric(server, "openvino_tokens_total", served) is not None
-    httpx.post(url(server, served), json={"prompt": "Hello", "max_tokens": 9, "ignore_eos": True}, timeout=60)
-    now = server.describe(served)["generate"]["now"]
-    for _ in range(50):
-        if metric(server, "openvino_tokens_total", served) == now["prompt_tokens"] + now["generated_tokens"]:
-            break
-        time.sleep(0.1)
-    assert metric(server, "openvino_tokens_total", served) == now["prompt_tokens"] + now["generated_tokens"]
-    assert metric(server, "openvino_sequences", served) == 0
-    assert metric(server, "openvino_kv_cache_ratio", served) is not None
-    for name in ("openvino_time_to_first_token_seconds", "openvino_time_between_tokens_seconds"):
-        count, total = (metric(server, f"{name}_{end}", served) for end in ("count", "sum"))
-        assert count and total and 0 < total / count < 10
 
 
 @pytest.mark.slow
