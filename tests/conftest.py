@@ -23,7 +23,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _SAMPLED = ("backend", "doctor", "generation", "ops", "quantized", "serving", "tasks")
 _ONE_IN, _FEW = 16, 2
 # Of how many commits' quick suites one runs a file of these folders.
-_TURNS = {**dict.fromkeys((*_SAMPLED, "cache", "conformance", "packaging"), 2), "backend": 3, "e2e": 3, "ops": 3}
+_TURNS = {
+    **dict.fromkeys((*_SAMPLED, "cache", "conformance", "packaging"), 2),
+    **dict.fromkeys(("backend", "e2e", "generation", "ops", "serving", "tasks"), 3),
+}  # fmt: skip
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
