@@ -22,11 +22,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # more than two, and at least one.
 _SAMPLED = ("backend", "doctor", "generation", "ops", "quantized", "serving", "tasks")
 _ONE_IN, _FEW = 16, 2
-# Of how many commits' quick suites one runs a file of these folders.
-_TURNS = {
-    **dict.fromkeys((*_SAMPLED, "cache", "conformance", "packaging"), 2),
-    **dict.fromkeys(("backend", "e2e", "generation", "ops", "serving", "tasks"), 3),
-}  # fmt: skip
+# Files of these folders run in the quick suite of one commit in so many.
+_TURNS = dict.fromkeys((*_SAMPLED, "cache", "conformance", "e2e", "packaging"), 3)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
