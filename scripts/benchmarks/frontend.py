@@ -57,7 +57,7 @@ def _kill_workers(server: TorchServeProcess, kills: int, over: threading.Event) 
     for _ in range(kills):
         if over.wait(_LIFE_SECONDS):
             return
-        (worker,) = server.http.get(f"{server.management_url}/models/awaited").json()[0]["workers"]
+        (worker,) = server.workers("awaited")
         if worker["status"] == "READY":
             os.kill(worker["pid"], signal.SIGKILL)
 
@@ -104,20 +104,18 @@ def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures here.")] = None,
 ) -> None:
     """Counts the requests that TorchServe's frontend loses."""
-    found: dict[str, dict[str, Any]] = {}
+    kinds = output.chosen(only, KINDS, "--only")
+    ends: dict[str, list[Counter[str]]] = {kind: [] for kind in kinds}
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="tsov-bench-") as folder:
         _packed(Path(folder))
-        kinds = output.chosen(only, KINDS, "--only")
-        ends = {kind: [] for kind in kinds}  # type: dict[str, list[Counter[str]]]
         for turn, kind in itertools.product(range(servers), kinds):
             ends[kind].append(_one_server(Path(folder), kind, requests, kills))
             output.progress.print(f"{kind}, server {turn + 1} of {servers}: {dict(ends[kind][-1])}")
-    for kind, each in ends.items():
-        total = sum(each, Counter[str]())
-        found[kind] = {"requests": total.total(), "servers_that_lost": sum(one["lost"] > 0 for one in each), **total}
-    rows = [(kind, *(str(one) for one in (each["requests"], each.get("200", 0), each.get("lost", 0),
-             each["servers_that_lost"]))) for kind, each in found.items()]  # fmt: skip
+    totals = {kind: sum(each, Counter[str]()) for kind, each in ends.items()}
+    lost = {kind: sum(one["lost"] > 0 for one in each) for kind, each in ends.items()}
+    found = {kind: {"requests": n.total(), "servers_that_lost": lost[kind], **n} for kind, n in totals.items()}
+    rows = [(kind, *map(str, (n.total(), n["200"], n["lost"], lost[kind]))) for kind, n in totals.items()]
     output.results().print(
         output.table("frontend", ["frontend", "requests", "200", "lost", "servers that lost"], rows, left=1)
     )

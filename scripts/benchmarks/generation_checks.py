@@ -52,6 +52,7 @@ _LENGTHS = (3, 700, 17, 128, 31, 33, 260, 1)
 _KNOWN = 60
 _ANSWER = 12
 _CLIENTS = 16
+_BROKEN = "failed: the answer broke off"
 
 
 def tokens(work: Path, count: int) -> dict[str, Any]:
@@ -123,10 +124,16 @@ def _memory(pid: int) -> float:
 
 
 class _Soak:
-    """Sends one random request after the other, from several threads, and counts how they end."""
+    """Sends one random request after the other, from several threads, and counts how they end.
 
-    def __init__(self, one: Served, known: dict[Tokens, Tokens]) -> None:
-        self.one, self.known, self.ended = one, known, Counter[str]()
+    Args:
+        one: Gets the requests.
+        known: The right answer to each prompt.
+        worker_dies: Whether the worker is killed: then answers may break off, and bad requests fail like others.
+    """
+
+    def __init__(self, one: Served, known: dict[Tokens, Tokens], *, worker_dies: bool = False) -> None:
+        self.one, self.known, self.ended, self.worker_dies = one, known, Counter[str](), worker_dies
         self.killed = 0.0
         self._lock = threading.Lock()
 
@@ -140,13 +147,12 @@ class _Soak:
         started = time.monotonic()
         try:
             ended = draw.choice(kinds)(prompt, draw)
-        except httpx.TimeoutException:
-            ended = "lost"
-        except httpx.HTTPError:
-            # The connection ended with whoever generated.
-            ended = "failed: the answer broke off"
+        except httpx.HTTPError as error:
+            ended = f"lost: {type(error).__name__}"
+            if self.worker_dies and not isinstance(error, httpx.TimeoutException):
+                ended = _BROKEN
         if ended.startswith("failed") and self.killed and started < self.killed + 60:
-            ended = "5xx after the kill" if "broke" not in ended else "broken off by the kill"
+            ended = "broken off by the kill" if ended == _BROKEN else "5xx after the kill"
         with self._lock:
             self.ended[ended] += 1
 
@@ -157,9 +163,9 @@ class _Soak:
         ]  # fmt: skip
         body = draw.choice(bodies)
         answer = self.one.http.post("", **({"content": body} if isinstance(body, bytes) else {"json": body}))
-        if answer.status_code >= 500:
+        if self.worker_dies and answer.status_code >= 500:
             return f"failed {answer.status_code}"
-        return "refused" if answer.status_code >= 400 else f"wrong status {answer.status_code}: {body}"
+        return "refused" if 400 <= answer.status_code < 500 else f"wrong status {answer.status_code}: {body}"
 
     def _good(self, prompt: Tokens, draw: random.Random) -> str:
         answer = self.one.ask(prompt, _ANSWER)
@@ -184,10 +190,16 @@ class _Soak:
         return "given up"
 
 
+def _known(model: Any, draw: random.Random) -> dict[Tokens, Tokens]:
+    """The answers to some prompts."""
+    prompts = [drawn(draw, number % 40 + 1) for number in range(_KNOWN)]
+    return {prompt: greedy(model, prompt, _ANSWER) for prompt in prompts}
+
+
 def soak(work: Path, count: int) -> dict[str, Any]:
     """Random requests from 16 clients; the process that generates is killed after two thirds of them."""
-    model, draw = model_of("llama"), random.Random(3)
-    known = {prompt: greedy(model, prompt, _ANSWER) for prompt in (drawn(draw, n % 40 + 1) for n in range(_KNOWN))}
+    model = model_of("llama")
+    known = _known(model, random.Random(3))
     with served(model, "soak", work) as one, ThreadPoolExecutor(_CLIENTS) as pool:
         run, pid = _Soak(one, known), one.describe()["pid"]
         parts = (range(count // 3), range(count // 3, 2 * count // 3), range(2 * count // 3, count))
@@ -211,11 +223,11 @@ def soak(work: Path, count: int) -> dict[str, Any]:
 def kill(work: Path, count: int) -> dict[str, Any]:
     """Random requests from 16 clients; the worker is killed after each third of them, but for the last."""
     count = max(3, count // 5)
-    model, draw = model_of("llama"), random.Random(4)
-    known = {prompt: greedy(model, prompt, _ANSWER) for prompt in (drawn(draw, n % 40 + 1) for n in range(_KNOWN))}
+    model = model_of("llama")
+    known = _known(model, random.Random(4))
     pids, waited = [], []
     with served(model, "kill", work) as one, ThreadPoolExecutor(_CLIENTS) as pool:
-        run = _Soak(one, known)
+        run = _Soak(one, known, worker_dies=True)
         asked = [pool.submit(run.send, number) for number in range(count)]
         for third in (1, 2):
             while sum(run.ended.values()) < third * count // 3:
@@ -223,7 +235,7 @@ def kill(work: Path, count: int) -> dict[str, Any]:
             pids.append(one.describe()["pid"])
             os.kill(pids[-1], signal.SIGKILL)
             run.killed = time.monotonic()
-            _wait_for_another(one, pids[-1])
+            one.server.wait_replaced("kill", pids[-1])
             waited.append(time.monotonic() - run.killed)
         for each in asked:
             each.result()
@@ -232,15 +244,6 @@ def kill(work: Path, count: int) -> dict[str, Any]:
     return {
         "requests": count, **dict(run.ended), "workers": len(set(pids)), "seconds_until_ready": waited
     }  # fmt: skip
-
-
-def _wait_for_another(one: Served, pid: int) -> None:
-    for _ in range(600):
-        worker = one.server.http.get(f"{one.server.management_url}/models/{one.name}").json()[0]["workers"][0]
-        if worker["status"] == "READY" and worker["pid"] != pid:
-            return
-        time.sleep(0.1)
-    raise TimeoutError(f"no other worker than {pid} in 60 s")
 
 
 def _wait_until_idle(one: Served) -> None:

@@ -192,15 +192,31 @@ class TorchServeProcess:
 
     def _is_ready(self, model: str) -> bool:
         try:
-            answer = self.http.get(f"{self.management_url}/models/{model}", timeout=10)
-        except httpx.TransportError:
-            return False
-        if answer.status_code != httpx.codes.OK:
+            workers = self.workers(model)
+        except httpx.HTTPError:
             return False
         if self.load_failures(model):
             raise TorchServeError(f"{model} failed to load\n{self.log_tail()}")
-        workers = answer.json()[0]["workers"]
         return bool(workers) and all(worker["status"] == "READY" for worker in workers)
+
+    def workers(self, model: str) -> list[dict[str, Any]]:
+        """TorchServe's view of the workers of `model`, each with its `pid` and `status`."""
+        answer = self.http.get(f"{self.management_url}/models/{model}", timeout=10)
+        answer.raise_for_status()
+        return list(answer.json()[0]["workers"])
+
+    def wait_replaced(self, model: str, pid: int, timeout: float = 60.0) -> None:
+        """Waits until the only worker of `model` is READY, and another one than `pid`, which was killed.
+
+        Raises:
+            TorchServeError: The server exited, or the timeout passed.
+        """
+
+        def is_replaced() -> bool:
+            (worker,) = self.workers(model)
+            return worker["status"] == "READY" and worker["pid"] != pid
+
+        self._wait(is_replaced, f"{model} got no other worker than {pid}", timeout, lambda: None)
 
     def load_failures(self, model: str) -> int:
         """How many workers of `model` have died; TorchServe restarts them silently."""

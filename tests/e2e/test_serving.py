@@ -114,7 +114,7 @@ def test_the_description_is_the_report(server, efficientnet):
     assert report["fallbacks"] == []
     assert report["summary"]["device"] == "CPU"
     assert report["summary"]["precision"] == "f32"
-    workers = server.http.get(f"{server.management_url}/models/{efficientnet}").json()[0]["workers"]
+    workers = server.workers(efficientnet)
     assert report["pid"] in [worker["pid"] for worker in workers]
 
 

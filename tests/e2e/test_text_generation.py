@@ -249,13 +249,8 @@ def test_a_worker_that_is_killed_leaves_no_request_without_an_answer(served: str
         try:
             with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
                 kill_at_the_first_piece()
-            end = time.monotonic() + 60
-            while time.monotonic() < end and not ready.is_set():
-                (worker,) = server.http.get(f"{server.management_url}/models/{served}").json()[0]["workers"]
-                if worker["status"] == "READY" and worker["pid"] != report["pid"]:
-                    ready.set()
-                time.sleep(0.2)
-            assert ready.is_set(), f"{worker}\n{server.log_tail(60)}"
+            server.wait_replaced(served, report["pid"])
+            ready.set()
             answers = [each.result() for each in asked]
         finally:
             over.set()

@@ -74,6 +74,23 @@ def _moved(frames: bytes, by: int) -> bytes:
     return struct.pack(">HBH", count, 251 if same else 247, delta) + frames[3:]
 
 
+class _Reader(BytesIO):
+    """Reads what class files are made of."""
+
+    def take(self, form: str) -> int:
+        """Returns the next number, of a form of `struct`."""
+        (value,) = struct.unpack(form, self.read(struct.calcsize(form)))
+        return int(value)
+
+    def attributes(self) -> list[tuple[int, bytes]]:
+        """Returns attributes with the number of their name."""
+        return [(self.take(">H"), self.read(self.take(">I"))) for _ in range(self.take(">H"))]
+
+    def members(self) -> list[tuple[bytes, list[tuple[int, bytes]]]]:
+        """Returns fields or methods: access, name and type as they are, and attributes."""
+        return [(self.read(6), self.attributes()) for _ in range(self.take(">H"))]
+
+
 class ClassFile:
     """A class.
 
@@ -85,34 +102,23 @@ class ClassFile:
     """
 
     def __init__(self, data: bytes) -> None:
-        self._in = BytesIO(data)
-        if self._take(">I") != 0xCAFEBABE:
+        source = _Reader(data)
+        if source.take(">I") != 0xCAFEBABE:
             raise ValueError("this is no class file")
-        self._version = self._in.read(4)
+        self._version = source.read(4)
         # Constants are numbered from 1; long ones take two numbers.
         self._constants: list[tuple[int, bytes]] = [(0, b"")]
-        count = self._take(">H")
+        count = source.take(">H")
         while len(self._constants) < count:
-            tag = self._take(">B")
-            self._constants.append((tag, self._in.read(self._take(">H") if tag == _UTF8 else _SIZES[tag])))
+            tag = source.take(">B")
+            self._constants.append((tag, source.read(source.take(">H") if tag == _UTF8 else _SIZES[tag])))
             if tag in _TWO_PLACES:
                 self._constants.append((0, b""))
-        self._head = self._in.read(6)
-        interfaces = self._take(">H")
-        self._interfaces = self._in.read(2 * interfaces)
-        self._fields = self._members()
-        self._methods = self._members()
-        self._attributes = self._attribute_list()
-
-    def _take(self, form: str) -> int:
-        (value,) = struct.unpack(form, self._in.read(struct.calcsize(form)))
-        return int(value)
-
-    def _members(self) -> list[tuple[bytes, list[tuple[int, bytes]]]]:
-        return [(self._in.read(6), self._attribute_list()) for _ in range(self._take(">H"))]
-
-    def _attribute_list(self) -> list[tuple[int, bytes]]:
-        return [(self._take(">H"), self._in.read(self._take(">I"))) for _ in range(self._take(">H"))]
+        self._head = source.read(6)
+        self._interfaces = source.read(2 * source.take(">H"))
+        self._fields = source.members()
+        self._methods = source.members()
+        self._attributes = source.attributes()
 
     def to_bytes(self) -> bytes:
         """Returns the class file."""
@@ -137,9 +143,6 @@ class ClassFile:
     def _text(self, text: str) -> int:
         return self._constant(_UTF8, text.encode())
 
-    def _pair(self, tag: int, first: int, second: int) -> bytes:
-        return struct.pack(">H", self._constant(tag, struct.pack(">HH", first, second)))
-
     def type(self, name: str) -> int:
         """Returns the number of a class, as in ``java/util/Map``."""
         return self._constant(_CLASS, struct.pack(">H", self._text(name)))
@@ -158,7 +161,7 @@ class ClassFile:
 
     def _member(self, tag: int, owner: str, name: str, descriptor: str) -> bytes:
         named = self._constant(_NAME_AND_TYPE, struct.pack(">HH", self._text(name), self._text(descriptor)))
-        return self._pair(tag, self.type(owner), named)
+        return struct.pack(">H", self._constant(tag, struct.pack(">HH", self.type(owner), named)))
 
     def rename(self, old: str, new: str) -> None:
         """Uses one class instead of another, everywhere. Raises ValueError if the class is not used."""
@@ -172,13 +175,11 @@ class ClassFile:
         found = next((each for head, each in self._methods if head[2:] == wanted), None)
         if found is None:
             raise KeyError(name)
-        data = BytesIO(next(value for number, value in found if self._is_code(number)))
-        stack, local, length = struct.unpack(">HHI", data.read(8))
-        body = data.read(length)
-        (count,) = struct.unpack(">H", data.read(2))
-        caught = [Caught(*struct.unpack(">HHHH", data.read(8))) for _ in range(count)]
-        self._in = data
-        attributes = {self._constants[number][1].decode(): value for number, value in self._attribute_list()}
+        source = _Reader(next(value for number, value in found if self._is_code(number)))
+        stack, local = source.take(">H"), source.take(">H")
+        body = source.read(source.take(">I"))
+        caught = [Caught(*struct.unpack(">HHHH", source.read(8))) for _ in range(source.take(">H"))]
+        attributes = {self._constants[number][1].decode(): value for number, value in source.attributes()}
         return Code(stack, local, body, caught, attributes)
 
     def set_code(self, name: str, descriptor: str, code: Code) -> None:

@@ -185,7 +185,7 @@ def _wait_ready(server: TorchServeProcess, workers: int) -> None:
     """Polls more often than `TorchServeProcess.wait_ready`, and waits for a number of workers."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
-        found = server.http.get(f"{server.management_url}/models/{MODEL}").json()[0]["workers"]
+        found = server.workers(MODEL)
         if len(found) == workers and all(worker["status"] == "READY" for worker in found):
             return
         if server.load_failures(MODEL):
