@@ -11,6 +11,7 @@ import torch
 from openvino import opset13 as ops
 from torch.fx import GraphModule
 
+from torchserve_openvino.backend.conversion.attention_operands import repeat_attention_operands
 from torchserve_openvino.backend.conversion.constant_parts import fold_constant_parts
 from torchserve_openvino.backend.conversion.convert_ts import convert_traced, named_by_torchscript
 from torchserve_openvino.backend.conversion.kernel_fusions import keep_kernels_apart
@@ -112,6 +113,7 @@ def _convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappin
         multiply_open_lengths(model)
         keep_orientations_apart(model)
         keep_kernels_apart(model)
+        repeat_attention_operands(model)
         fold_constant_parts(model)
     except Exception as error:
         # OpenVINO raises RuntimeError, its Python decoder any error; either way these nodes run in eager PyTorch.

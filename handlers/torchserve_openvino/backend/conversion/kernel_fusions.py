@@ -53,8 +53,8 @@ _SCALED = frozenset(
     {"Convolution", "ConvolutionBackpropData", "GroupConvolution", "GroupConvolutionBackpropData", "MatMul"}
 )
 # What the plugin fuses as elementwise operators, including those with a number per channel.
-_JOINS = ELEMENTWISE | {"BatchNormInference"}
-_MOVES = frozenset({"Broadcast", "Convert", "ConvertLike", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+JOINS = ELEMENTWISE | {"BatchNormInference"}
+MOVES = frozenset({"Broadcast", "Convert", "ConvertLike", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 def keep_kernels_apart(model: ov.Model) -> None:
@@ -76,7 +76,7 @@ def keep_kernels_apart(model: ov.Model) -> None:
             put_behind(shared, lambda value: ops.maximum(value, value))
         if _is_joined_reduction(node) or _is_joined_product(node):
             put_behind(node.output(0), lambda value: ops.maximum(value, value))
-        if node.get_type_name() in _PRODUCTS and _is_attention(node):
+        if node.get_type_name() in _PRODUCTS and is_attention(node):
             last = _last_of_kernel(node.output(0))
             found += [last] if last is not None else []
         elif node.get_type_name() == "GroupNormalization" and _has_a_joining_user(node.output(0)):
@@ -89,9 +89,9 @@ def keep_kernels_apart(model: ov.Model) -> None:
                 and (_is_row(node.input_value(0)) or _is_concatenation(node.input_value(0)))
             )
         ):
-            node.input(0).replace_source_output(_rolled_by_nothing(node.input_value(0)).output(0))
+            node.input(0).replace_source_output(rolled_by_nothing(node.input_value(0)).output(0))
     for value in found:
-        put_behind(value, _rolled_by_nothing)
+        put_behind(value, rolled_by_nothing)
     if found:
         model.validate_nodes_and_infer_types()
 
@@ -104,7 +104,7 @@ def _squeeze(reshape: ov.Node) -> None:
         put_behind(reshape.output(0), lambda _: ops.squeeze(value, ops.constant(np.arange(rank.get_length()))))
 
 
-def _rolled_by_nothing(value: ov.Output) -> ov.Node:
+def rolled_by_nothing(value: ov.Output) -> ov.Node:
     """Rolls a value by 0: a no-op that OpenVINO does not recognize as one, and so does not remove."""
     zero = ops.constant(np.zeros(1, np.int64))
     return ops.roll(value, zero, zero)
@@ -160,7 +160,7 @@ def _clamps_bytes(node: ov.Node) -> bool:
 
 def _comes_from_bytes(value: ov.Output) -> bool:
     """Checks whether a value is dequantised, and perhaps moved."""
-    while value.get_node().get_type_name() in _MOVES | {"Multiply", "Subtract", "Slice", "StridedSlice", "Gather"}:
+    while value.get_node().get_type_name() in MOVES | {"Multiply", "Subtract", "Slice", "StridedSlice", "Gather"}:
         if _is_dequantized(value.get_node()):
             return True
         value = value.get_node().input_value(0)
@@ -183,7 +183,7 @@ def _shared_result(node: ov.Node) -> ov.Output | None:
     while len(users := _users(value)) == 1:
         user = users[0].get_node()
         others = [other.get_node() for at, other in enumerate(user.input_values()) if at != users[0].get_index()]
-        if user.get_type_name() not in _MOVES | {"Multiply", "Divide"} or not all(map(is_constant, others)):
+        if user.get_type_name() not in MOVES | {"Multiply", "Divide"} or not all(map(is_constant, others)):
             return None
         value = user.output(0)
     return value
@@ -219,14 +219,14 @@ def _meets_numbers(value: ov.Output, only_divisors: bool = False) -> bool:
     for port in value.get_target_inputs():
         user = port.get_node()
         kind = user.get_type_name()
-        if kind in _JOINS:
+        if kind in JOINS:
             others = [other for at, other in enumerate(user.input_values()) if at != port.get_index()]
             if not all(is_constant(other.get_node()) for other in others):
                 continue
             several = any(set(other.get_partial_shape().get_min_shape()) - {1} for other in others)
             if kind == "Divide" or (several and not only_divisors):
                 return True
-        if kind in _JOINS | _MOVES and _meets_numbers(user.output(0), only_divisors):
+        if kind in JOINS | MOVES and _meets_numbers(user.output(0), only_divisors):
             return True
     return False
 
@@ -240,12 +240,12 @@ def _is_row(value: ov.Output) -> bool:
 
 
 def _is_concatenation(value: ov.Output) -> bool:
-    while (node := value.get_node()).get_type_name() in _MOVES:
+    while (node := value.get_node()).get_type_name() in MOVES:
         value = node.input_value(0)
     return bool(node.get_type_name() == "Concat")
 
 
-def _is_attention(product: ov.Node) -> bool:
+def is_attention(product: ov.Node) -> bool:
     """Checks whether a product is attention: a softmax reaches it without another product in between."""
     seen: set[str] = set()
     waiting = [product]
@@ -270,9 +270,9 @@ def _last_of_kernel(value: ov.Output) -> ov.Output | None:
         node = users[0].get_node()
         kind = node.get_type_name()
         grows = node.get_output_partial_shape(0) != value.get_partial_shape()
-        if grows and kind in _JOINS:
+        if grows and kind in JOINS:
             return value
-        if kind in {"Result", *_ENDS} or (grows and kind not in _MOVES):
+        if kind in {"Result", *_ENDS} or (grows and kind not in MOVES):
             return None
         value = node.output(0)
     rank = value.get_partial_shape().rank
@@ -284,9 +284,9 @@ def _has_a_joining_user(value: ov.Output) -> bool:
     for user in value.get_target_inputs():
         node = user.get_node()
         kind = node.get_type_name()
-        if kind in _MOVES and _has_a_joining_user(node.output(0)):
+        if kind in MOVES and _has_a_joining_user(node.output(0)):
             return True
         others = [port.get_source_output().get_node().get_type_name() for port in node.inputs()]
-        if kind not in _MOVES and len([other for other in others if other != "Constant"]) > 1:
+        if kind not in MOVES and len([other for other in others if other != "Constant"]) > 1:
             return True
     return False

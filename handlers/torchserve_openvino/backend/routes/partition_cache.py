@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import openvino as ov
 
+from torchserve_openvino.backend.conversion.gated_products import dies_on_gated_products
 from torchserve_openvino.backend.routes.artifacts import ArtifactStore
 from torchserve_openvino.backend.routes.serialized_graph import PlainGraphError
 from torchserve_openvino.backend.routes.serialized_part import mapped_modules, serialized_part
@@ -175,6 +176,8 @@ class PartitionCache:
             "device": self._device,
             **_hardware(facts),
             "ov_config": config,
+            # Importing a blob compiles it anew, with as many threads as there are then.
+            "gated_products_split": dies_on_gated_products(self._config),
         }
 
     # --- storing ----------------------------------------------------------------------------------------------

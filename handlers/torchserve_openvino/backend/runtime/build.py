@@ -15,6 +15,7 @@ import torch
 from openvino import opset13
 
 from torchserve_openvino.backend.conversion.fused_chains import NO_FUSION, crashes_plugin
+from torchserve_openvino.backend.conversion.gated_products import dies_on_gated_products, split_gated_products
 from torchserve_openvino.backend.runtime.kernels import kernels_of
 from torchserve_openvino.backend.runtime.own_weights import compile_from_file
 from torchserve_openvino.backend.spec import Interface
@@ -64,6 +65,7 @@ def build(model: ov.Model, device: str, config: Mapping[str, Any], own_weights: 
         RuntimeError: The plugin refused the model; with its own message.
     """
     start = time.perf_counter()
+    _split(model, config)
     unfused_at = _crashes(model, device)
 
     def compile(ready: ov.Model) -> ov.CompiledModel:
@@ -88,6 +90,11 @@ def _crashes(model: ov.Model, device: str) -> str:
     return operator
 
 
+def _split(model: ov.Model, config: Mapping[str, Any]) -> None:
+    if dies_on_gated_products(config):
+        split_gated_products(model)
+
+
 def _properties(device: str, config: Mapping[str, Any], unfused_at: str = "") -> dict[str, Any]:
     if not _is_cpu(device):
         return dict(config)
@@ -110,6 +117,7 @@ def build_from_ir(xml: bytes, weights: Path, device: str, config: Mapping[str, A
     start = time.perf_counter()
     mapped = _mapped(weights)
     model = core().read_model(xml, mapped)
+    _split(model, config)
     unfused_at = _crashes(model, device)
     compiled = core().compile_model(model, device, _properties(device, config, unfused_at))
     return _built(compiled, start, False, mapped, unfused_at)

@@ -10,6 +10,7 @@ from typing import Any
 import openvino as ov
 from torch import nn
 
+from torchserve_openvino.backend.conversion.gated_products import dies_on_gated_products, split_gated_products
 from torchserve_openvino.backend.runtime.build import device_facts
 from torchserve_openvino.cache.identity.key import RUN_PROPERTIES, digest, make_key
 from torchserve_openvino.cache.identity.versions import source_digest, versions
@@ -57,6 +58,9 @@ class Making:
         self.weights = format_of(settings.section, self._scheme)
         own = self.weights if self._keeps_packed else ""
         self._fields = artifact.fields_of(artifact.folder_digest(settings.folder), settings.section, own)
+        self._splits = dies_on_gated_products(properties(settings))
+        if self._splits:
+            self._fields["gated_products"] = "split"
         self._key = make_key(artifact.KIND, self._fields)
         self._model: nn.Module | None = None
         self.model_from_cache = self.proof_from_cache = False
@@ -113,6 +117,8 @@ class Making:
         eager = self._eager_model()
         exported = export(eager)
         name_weights(exported.model, ((name, each.detach().numpy()) for name, each in eager.named_parameters()))
+        if self._splits:
+            split_gated_products(exported.model)
         smaller, how = self._compressed(exported.model)
         facts = Facts(
             exported.layers, exported.vocabulary, exported.operators, {**how, **formats_of(smaller)},

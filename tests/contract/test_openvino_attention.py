@@ -1,0 +1,101 @@
+"""Pins what OpenVINO's CPU plugin does wrong in kernels of attention and of gated products; the cures are right."""
+
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import openvino as ov
+import pytest
+from openvino import opset15 as ops
+
+CORE = ov.Core()
+HAS_BF16 = "BF16" in CORE.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+needs_bf16 = pytest.mark.skipif(not HAS_BF16, reason="this CPU computes no bfloat16")
+
+
+def attention(operand, join, rows: int, columns: int, precision: str, repeats: list[int] | None = None):
+    """Returns the largest difference between attention on OpenVINO and in NumPy, relative to the largest value.
+
+    Args:
+        operand: What is joined: with the scores if it is a row, with the result if it is a column.
+        join: Called with a value and the operand, for OpenVINO and for NumPy.
+        rows: Queries.
+        columns: Of a value.
+        precision: The hint.
+        repeats: Repeats of the operand, in OpenVINO only.
+    """
+    rng = np.random.default_rng(0)
+    shapes = (1, 2, rows, 64), (1, 2, 40, 64), (1, 2, 40, columns)
+    query, key, value = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    q, k, v, o = (ops.parameter(list(x.shape), ov.Type(x.dtype)) for x in (query, key, value, operand))
+    repeated = o if repeats is None else ops.tile(o, ops.constant(np.array(repeats)))
+    scores, expected = ops.matmul(q, k, False, True), query @ key.swapaxes(-1, -2)
+    row = operand.shape[-1] > 1
+    if row:
+        scores, expected = join(ops, scores, repeated), join(None, expected, operand)
+    expected = np.exp(expected - expected.max(-1, keepdims=True))
+    result, expected = ops.matmul(ops.softmax(scores, -1), v, False, False), expected / expected.sum(-1, keepdims=True)
+    expected = expected @ value
+    if not row:
+        result, expected = join(ops, result, repeated), join(None, expected, operand)
+    model = ov.Model([result], [q, k, v, o])
+    compiled = CORE.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": precision})
+    found = compiled([query, key, value, operand])[0]
+    return np.abs(found - expected).max() / np.abs(expected).max()
+
+
+def added(library, x, operand):
+    return library.add(x, operand) if library else x + operand
+
+
+def chosen(library, x, operand):
+    if library:
+        return library.select(operand, x, library.constant(np.float32(0)))
+    return np.where(operand, x, 0)
+
+
+@pytest.mark.parametrize(("rows", "columns", "right"), [(32, 128, True), (33, 64, True), (33, 128, False)])
+def test_a_column_behind_attention_is_read_wrongly_where_the_product_has_blocks(rows, columns, right) -> None:
+    column = np.random.default_rng(1).random((1, 1, rows, 1)) > 0.3
+    assert (attention(column, chosen, rows, columns, "f32") < 1e-4) == right
+    assert attention(column, chosen, rows, columns, "f32", [1, 1, 1, columns]) < 1e-4
+
+
+@needs_bf16
+@pytest.mark.parametrize("rows", [1, 33])
+def test_a_row_added_to_scores_in_bfloat16_makes_them_nan(rows) -> None:
+    row = np.random.default_rng(1).standard_normal((1, 1, 1, 40)).astype(np.float32)
+    assert not attention(row, added, rows, 64, "bf16") < 0.1
+    assert attention(row, added, rows, 64, "bf16", [1, 2, 1, 1]) < 0.1
+
+
+GATED = """
+import sys
+import numpy as np, openvino as ov
+from openvino import opset15 as ops
+
+RANDOM = np.random.default_rng(0)
+
+def product(x, rows, columns):
+    weights = ops.constant(RANDOM.random((columns, rows)).astype(np.float32))
+    flat = ops.reshape(x, ops.constant([8, rows]), False)
+    turned = ops.transpose(weights, ops.constant([1, 0]))
+    return ops.reshape(ops.matmul(flat, turned, False, False), ops.constant([1, 8, columns]), False)
+
+x = ops.parameter([1, 8, 64], ov.Type.f32)
+gated = ops.multiply(ops.gelu(product(x, 64, 128), "erf"), product(x, 64, 128))
+if sys.argv[2] == "apart":
+    gated = ops.maximum(gated, gated)
+model = ov.Model([product(gated, 128, 64)], [x])
+hints = {"INFERENCE_PRECISION_HINT": "bf16", "INFERENCE_NUM_THREADS": sys.argv[1]}
+ov.Core().compile_model(model, "CPU", hints)([np.ones((1, 8, 64), np.float32)])
+"""
+
+
+@needs_bf16
+@pytest.mark.parametrize(
+    ("threads", "how", "ends"), [("1", "joined", -signal.SIGFPE), ("2", "joined", 0), ("1", "apart", 0)]
+)
+def test_a_gated_product_on_one_thread_ends_the_process(threads, how, ends) -> None:
+    assert subprocess.run([sys.executable, "-c", GATED, threads, how], check=False).returncode == ends
