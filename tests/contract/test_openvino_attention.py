@@ -55,7 +55,7 @@ def chosen(library, x, operand):
     return np.where(operand, x, 0)
 
 
-@pytest.mark.parametrize(("rows", "columns", "right"), [(32, 128, True), (33, 64, True), (33, 128, False)])
+@pytest.mark.parametrize(("rows", "columns", "right"), [(32, 192, True), (33, 16, True), (33, 192, False)])
 def test_a_column_behind_attention_is_read_wrongly_where_the_product_has_blocks(rows, columns, right) -> None:
     column = np.random.default_rng(1).random((1, 1, rows, 1)) > 0.3
     assert (attention(column, chosen, rows, columns, "f32") < 1e-4) == right

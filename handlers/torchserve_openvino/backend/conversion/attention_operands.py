@@ -1,10 +1,10 @@
 """Repeats the operands of attention that OpenVINO's CPU plugin reads wrongly (OpenVINO 2026.4).
 
 The plugin makes one kernel of attention and of the elementwise operators between and behind its products. It computes
-each product in blocks, 32 rows by 64 columns for instance, and reads two kinds of operands wrongly while it does so:
+each product in blocks of 32 rows and 64 columns (24 without AVX-512), and reads two kinds of operands wrongly:
 
-- a column behind attention, one number per query, ``where(keep[:, None], attention, 0)``: wrong where a value has more
-  columns than a block and there are more queries than rows in a block, in every precision;
+- a column behind attention, one number per query, ``where(keep[:, None], attention, 0)``: wrong where there are more
+  queries than a block has rows and a value fills two or more blocks of columns, in every precision;
 - a row behind the first product, one number per key, ``scores + mask[None, :]``: NaN where that product is computed in
   bfloat16. It becomes part of the product's own kernel (`FuseBrgemmCPUPostops` in OpenVINO's sources), which it does
   not where the operand has more than one row.

@@ -1,0 +1,1 @@
+"""Where OpenVINO's CPU plugin changes its kernels with the sizes of a graph."""
