@@ -71,7 +71,8 @@ def _most(expression: Any, size: int) -> int:
     if kind in {"Max", "Min"}:
         return max(parts)
     if kind in {"FloorDiv", "CleanDiv"}:
-        return parts[0]
+        divisor = expression.args[1]
+        return parts[0] // int(divisor) + 1 if divisor.is_Integer and divisor > 0 else parts[0]
     # A product; more than enough for a remainder and the like.
     return parts[0] * math.prod(max(each, 1) for each in parts[1:])
 

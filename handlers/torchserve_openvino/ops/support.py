@@ -15,6 +15,7 @@ from torch.fx import Node
 from torchserve_openvino.config.op_names import packet_name
 from torchserve_openvino.ops.names import is_symbolic_scalar, op_name, tensors_of, value_of
 from torchserve_openvino.ops.registry import ArgumentLimit, rule_of
+from torchserve_openvino.ops.sums import is_long
 from torchserve_openvino.report import FallbackKind
 
 # The dtypes for which OpenVINO's CPU plugin gives the same results as torch. It computes float64 as float32, and the
@@ -130,7 +131,7 @@ class SupportTable:
         """Refuses arguments for which the conversion gives different results than torch."""
         outputs, rule = _used_outputs(node), rule_of(name)
         limit = self._limit(name)
-        if limit is not None and (reason := limit(node)) is not None:
+        if (reason := (limit(node) if limit is not None else None) or is_long(node)) is not None:
             return Refusal("unsupported_op", reason)
         narrow = any(tensor.dtype in _NARROW_INTS for tensor in outputs)
         if narrow and rule.movement is None and not rule.saturates:
