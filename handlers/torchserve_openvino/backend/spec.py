@@ -108,7 +108,7 @@ class Sizes:
         """Learns the sizes of an input: those of a tensor, or an integer itself.
 
         Raises:
-            InexactValueError: A size is so large that integers computed from it might not be exact, or sums lose digits.
+            InexactValueError: A size is so large that integers computed from it may not be exact, or sums lose digits.
         """
         sizes = (int(value),) if spec.is_scalar_int else value.shape
         named = [(name, size) for name, size in zip(spec.symbols, sizes, strict=False) if name]

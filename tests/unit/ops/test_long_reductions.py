@@ -45,6 +45,7 @@ ALONG_ONE = {
     "mean of a prime number of values": (lambda x: (x + 50).mean(-1, keepdim=True), (2, 1_000_003)),
     "sum of rows": (lambda x: x.sum(0), (MILLION, 4)),
     "mean of the middle": (lambda x: (x + 50).mean(1), (2, 200_000, 8)),
+    "sum of the first two axes": (lambda x: (x + 5).sum((0, 1)), (1000, 1000, 3)),
     "all": (lambda x: (x + 50).mean(), (10, 100_000)),
     "mean of two axes": (lambda x: (x + 50).mean((0, 2), keepdim=True), (2, 3, 400_000)),
     "mean of height and width": (lambda x: (x + 50).mean((2, 3)), (1, 3, 500, 500)),
@@ -84,11 +85,19 @@ def test_digits_of_long_reductions(name: str, backend: Any) -> None:
 
 @pytest.mark.parametrize("size", [2**14 - 1, 2**14, 2**14 + 1, 2**14 + 2])
 def test_both_sides_of_the_length_that_is_split(size: int) -> None:
-    check_digits(lambda x: (x.sum(-1), x.mean(0))[0], positive(2, size))
-    check_digits(lambda x: x.mean((0, 2)), positive(2, 3, size))
+    check_digits(lambda x: x.sum(1), positive(2, size, 3))
+    check_digits(lambda x: x.mean((0, 2), keepdim=True), positive(2, 3, size, 2))
 
 
-@pytest.mark.parametrize("size", [2**12 - 1, 2**12, 2**12 + 1, 2**12 + 4])
+@pytest.mark.parametrize("size", [2**12, 2**12 + 1, 2**20, 2**20 + 1, 2**20 + 2])
+def test_both_sides_of_the_lengths_at_which_rows_are_added_otherwise(size: int) -> None:
+    check_digits(lambda x: x.sum(), positive(size))
+    check_digits(lambda x: x.mean(0, keepdim=True), positive(size))
+    check_digits(lambda x: x.sum(-1), positive(2, size))
+    check_digits(lambda x: F.layer_norm(x + 3, x.shape[1:]), normal(2, size))
+
+
+@pytest.mark.parametrize("size", [2**14 - 1, 2**14, 2**14 + 1, 2**14 + 4])
 def test_both_sides_of_the_length_of_running_sums(size: int) -> None:
     check_digits(lambda x: x.cumsum(-1), positive(2, size))
 
@@ -101,18 +110,28 @@ def test_narrow_floats_are_split_as_well() -> None:
 
 
 def test_an_open_length_is_limited() -> None:
-    compiled = check_digits(lambda x: (x + 50).mean(-1), normal(2, 1000), dynamic=True)
-    x = normal(2, 300_000)
-    assert relative_error(compiled(x), (x.double() + 50).mean(-1)) < 1e-6
+    compiled = check_digits(lambda x: (x + 50).mean(1), normal(2, 1000, 3), dynamic=True)
+    x = normal(2, 300_000, 3)
+    assert relative_error(compiled(x), (x.double() + 50).mean(1)) < 1e-6
     (fallback,) = compiled.report.fallbacks
     assert "sums over it" in fallback.reason and fallback.count == 1
 
 
 def test_an_open_length_that_is_long_from_the_start_stays_in_eager() -> None:
-    for function in (lambda x: (x + 50).mean(-1), lambda x: (x + 50).var(), lambda x: (x + 9).cumsum(1)):
-        compiled = check_digits(function, normal(2, 300_000), dynamic=True, coverage=None, most=1e-6)
+    for function in (lambda x: (x + 50).mean(1), lambda x: (x + 50).var(1), lambda x: (x + 9).cumsum(1)):
+        compiled = check_digits(function, normal(2, 300_000, 2), dynamic=True, coverage=None, most=1e-6)
         (fallback,) = compiled.report.fallbacks
         assert "open dimension" in fallback.reason
+
+
+def test_the_last_dimension_may_be_open_and_long() -> None:
+    for function in (lambda x: (x + 50).mean(-1), lambda x: (x + 50).var(), lambda x: (x + 50).norm()):
+        compiled = check_digits(function, normal(2, 1000), dynamic=True)
+        x = normal(3, MILLION)
+        assert relative_error(compiled(x), function(x.double())) < 1e-4 and not compiled.report.fallbacks
+    compiled = check_digits(lambda x: (x + 50).var(), normal(1000), dynamic=True)
+    x = normal(3 * MILLION)
+    assert relative_error(compiled(x), (x.double() + 50).var()) < 1e-4 and not compiled.report.fallbacks
 
 
 def test_open_heights_and_widths_are_added_up_row_by_row() -> None:

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from torchserve_openvino.backend.conversion.constant_parts import fold_constant_parts
 from torchserve_openvino.backend.conversion.convert_ts import convert_traced, named_by_torchscript
 from torchserve_openvino.backend.conversion.kernel_fusions import keep_kernels_apart
-from torchserve_openvino.backend.conversion.long_reductions import block_long_reductions
+from torchserve_openvino.backend.conversion.long_reductions import keep_digits_of_sums
 from torchserve_openvino.backend.conversion.low_bits import pack_weights
 from torchserve_openvino.backend.conversion.mapped_ops import Mapped, replace_mapped
 from torchserve_openvino.backend.conversion.open_lengths import multiply_open_lengths
@@ -111,7 +111,7 @@ def _convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappin
         _fit_outputs(model, (*outputs, *checked_spec(checks)))
         pack_weights(model)
         multiply_open_lengths(model)
-        block_long_reductions(model)
+        keep_digits_of_sums(model)
         keep_orientations_apart(model)
         keep_kernels_apart(model)
         fold_constant_parts(model)
