@@ -137,3 +137,26 @@ def test_a_scaled_sum_of_symbolic_numbers(add: Callable[..., Any], backend: Any)
         compiled = tov.compile(function, dynamic=True, backend=backend)
         for y, alpha in ((0.3, 1.5), (0.7, 2.25)):
             torch.testing.assert_close(compiled(x, y, alpha), function(x, y, alpha))
+
+
+SIGNS: dict[str, Callable[..., Any]] = {
+    "negation": lambda x: -x,
+    "quotient by a negation": lambda x: 1 / -x,
+    "quotient by a negation further on": lambda x: 1 / torch.tanh(-x).unsqueeze(0),
+    "copysign": lambda x: torch.copysign(torch.ones_like(x), -x),
+    "atan2": lambda x: torch.atan2(-x, -x.abs()),
+    "products with numbers": lambda x: (x * -2.5, x * 0, 1 / (x * 3), x / -4, (x * 0.3).round(), -2 * x),
+    "power": lambda x: torch.pow(-x, -1),
+}
+
+
+@pytest.mark.parametrize("how", [{}, {"dynamic": True}, {"dynamic": True, "backend": "openvino_ts"}], ids=str)
+@pytest.mark.parametrize("name", SIGNS)
+def test_the_sign_of_zero(name: str, how: dict[str, Any]) -> None:
+    compiled = tov.compile(SIGNS[name], options=ALL, **how)
+    for dtype in (torch.float32, torch.float16):
+        x = torch.tensor([0.0, -0.0, 1.0, -2.0, 3.0]).repeat(3).to(dtype)
+        for got, expected in zip(tuple(compiled(x)), tuple(SIGNS[name](x)), strict=True):
+            assert torch.equal(torch.signbit(got), torch.signbit(expected))
+            torch.testing.assert_close(got, expected)
+    assert compiled.report.summary.coverage == 1.0

@@ -1,4 +1,4 @@
-"""Keeps -inf and NaN in max pooling: for a window of -inf alone OpenVINO answers the least finite float, and NaN is lost.
+"""Keeps -inf and NaN in max pooling: for a window of -inf OpenVINO returns the least finite float, and NaN is lost.
 
 A second pooling tells what a window holds: 0 for -inf alone, 2 for a NaN, 1 otherwise. It is left out behind operators
 whose results are never -inf, such as the activations in front of most pools of image models. (NaN is then lost, as it
@@ -46,16 +46,19 @@ def keep_infinities(graph: Graph) -> None:
     for node in list(graph.nodes):
         if node.target not in POOLS:
             continue
-        if value_of(node.args[0]).dtype is torch.bfloat16 and _uses_indices(node):
+        source = node.all_input_nodes[0]
+        if value_of(source).dtype is torch.bfloat16 and _uses_indices(node):
             _pool_wide(node)
-        if value_of(node.args[0]).is_floating_point() and not is_bounded(node.args[0]):
+        if value_of(source).is_floating_point() and not is_bounded(source):
             _restore(node)
 
 
 def needs_numbers(node: Node) -> bool:
     """Returns True if a pool's indices are right only where each of its windows has a largest number."""
-    pools = node.target in ADAPTIVE_POOLS or (node.target in POOLS and not is_bounded(node.args[0]))
-    return pools and value_of(node.args[0]).is_floating_point() and _uses_indices(node)
+    if node.target not in (*POOLS, *ADAPTIVE_POOLS) or not _uses_indices(node):
+        return False
+    source = node.all_input_nodes[0]
+    return value_of(source).is_floating_point() and (node.target in ADAPTIVE_POOLS or not is_bounded(source))
 
 
 def _uses_indices(node: Node) -> bool:
@@ -90,13 +93,12 @@ def _restore(node: Node) -> None:
             undefined = add_call(graph, aten.ge.Scalar, content, 1.5)
             restored = add_call(graph, aten.masked_fill.Scalar, item, closed, -math.inf)
             result = add_call(graph, aten.masked_fill.Scalar, restored, undefined, math.nan)
-        result.meta = dict(item.meta)
-        item.replace_all_uses_with(result, delete_user_cb=lambda user: user not in {restored})
+        _replace_uses(item, result, restored)
 
 
 def _pool_wide(node: Node) -> None:
     """Pools bfloat16 as float32: OpenVINO does not compile bfloat16 with indices."""
-    graph, x = node.graph, node.args[0]
+    graph, x = node.graph, node.all_input_nodes[0]
     with graph.inserting_before(node):
         node.replace_input_with(x, add_call(graph, aten._to_copy.default, x, dtype=torch.float32))
     node.meta["val"] = (value_of(node)[0].float(), value_of(node)[1])
@@ -106,4 +108,10 @@ def _pool_wide(node: Node) -> None:
         with graph.inserting_after(item):
             back = graph.call_function(aten._to_copy.default, (item,), {"dtype": torch.bfloat16})
         back.meta["val"] = narrow
-        item.replace_all_uses_with(back, delete_user_cb=lambda user: user is not back)
+        _replace_uses(item, back, back)
+
+
+def _replace_uses(item: Node, result: Node, first: Node) -> None:
+    """Replaces a value by ``result``, but not in ``first``, which it is computed from."""
+    result.meta = {**item.meta, "val": value_of(result)}
+    item.replace_all_uses_with(result, delete_user_cb=lambda user: user is not first)

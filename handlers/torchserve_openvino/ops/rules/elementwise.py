@@ -181,7 +181,7 @@ declare(Rule(decompose=_bitwise(torch.bitwise_xor)), aten.bitwise_xor.Scalar)
 def _with_open_alpha(add: Any) -> Callable[..., Any]:
     """Multiplies by an ``alpha`` that is a symbol: torch drops it once the second operand is one (tests/contract)."""
 
-    def decomposed(x: Tensor, y: Tensor | Number, *, alpha: Number | torch.SymFloat = 1) -> Tensor:
+    def decomposed(x: Tensor, y: Any, *, alpha: Number | torch.SymFloat = 1) -> Tensor:
         return add(x, y * alpha) if isinstance(alpha, torch.SymFloat) else NotImplemented
 
     return decomposed
@@ -197,10 +197,11 @@ def _sub(x: Tensor, y: Number, alpha: Number = 1) -> Tensor:
 
 
 @decomposition(aten.rsub.Tensor, aten.rsub.Scalar)
-def _rsub(x: Tensor, y: Tensor | Number, alpha: Number | torch.SymFloat = 1) -> Tensor:
+def _rsub(x: Any, y: Tensor | Number, alpha: Number | torch.SymFloat = 1) -> Tensor:
     if not isinstance(alpha, torch.SymFloat):
         return NotImplemented
-    return aten.rsub.Scalar(x * alpha, y) if not isinstance(y, Tensor) else aten.sub.Tensor(y, x * alpha)
+    scaled = x * alpha
+    return aten.sub.Tensor(y, scaled) if isinstance(y, Tensor) else aten.rsub.Scalar(scaled, y)
 
 
 @decomposition(aten.round.decimals)
