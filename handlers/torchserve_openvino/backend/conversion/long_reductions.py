@@ -10,7 +10,7 @@ The error of such a sum grows with its length, up to 2e-2 for 4 million values a
 - Running sums are computed in blocks, then added to that of all blocks before.
 - A norm over more than a million values is composed of sums.
 
-Axes of open length are limited instead (`ops.sums`).
+Axes of open length are limited instead (`ops.support`).
 """
 
 import math

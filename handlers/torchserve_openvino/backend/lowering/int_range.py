@@ -8,7 +8,7 @@ the operator is left to eager PyTorch; operators that multiply integers repeated
 
 An integer that is cast from a float is limited in the same way, but the graph itself checks it (`checks.py`). Symbolic
 sizes are limited as well, by the largest of `_SIZES` that suffices, also for the digits of sums over dimensions of
-these sizes (`ops.sums`); each call checks them.
+these sizes (`ops.support`); each call checks them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from torchserve_openvino.errors import InexactValueError
 from torchserve_openvino.ops.integers import Operands, largest, magnitude, most
 from torchserve_openvino.ops.names import op_name, tensors_of, value_of
 from torchserve_openvino.ops.registry import Movement, rule_of
-from torchserve_openvino.ops.sums import fits
+from torchserve_openvino.ops.support import keeps_digits
 
 INT32_MAX = 2**31 - 1
 EXACT_IN_FLOAT32 = 2**24
@@ -94,7 +94,7 @@ def _sizes(graph: GraphModule) -> list[int]:
     """Returns the limits of symbolic sizes to try: those that keep the digits of all sums."""
     allowed = list(_SIZES)
     for node in graph.graph.nodes:
-        allowed = [size for size in allowed if fits(node, size)]
+        allowed = [size for size in allowed if keeps_digits(node, size)]
         if not allowed:
             raise InexactValueError(f"{op_name(node.target)} over {_SIZES[-1]} values and more may lose digits")
     return allowed
