@@ -1,6 +1,7 @@
 """Pins what `backend/upstream/_torch_private.py` uses of torch 2.13's private modules."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -198,3 +199,10 @@ def test_the_memory_order_of_fake_tensors(name: str, call: Any, right: bool) -> 
     with FakeTensorMode() as mode:
         fake = call(mode.from_tensor(TRANSPOSED), mode.from_tensor(SCALAR))
     assert (fake.stride() == call(TRANSPOSED, SCALAR).stride()) == right, name
+
+
+@pytest.mark.parametrize("add", [torch.add, torch.sub])
+def test_alpha_is_dropped_where_the_second_operand_is_a_symbol(add: Callable[..., Any]) -> None:
+    """torch/fx/passes/_tensorify_python_scalars.py passes on positional arguments only (`ops.rules.elementwise`)."""
+    compiled = torch.compile(lambda x, y, alpha: add(x, y, alpha=alpha), backend="aot_eager", dynamic=True)
+    torch.testing.assert_close(compiled(torch.ones(2), 0.5, 3.0), add(torch.ones(2), 0.5))

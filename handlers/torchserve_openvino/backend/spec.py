@@ -108,14 +108,14 @@ class Sizes:
         """Learns the sizes of an input: those of a tensor, or an integer itself.
 
         Raises:
-            InexactValueError: A size is so large that integers computed from it might not be exact.
+            InexactValueError: A size is so large that integers computed from it may not be exact, or sums lose digits.
         """
         sizes = (int(value),) if spec.is_scalar_int else value.shape
         named = [(name, size) for name, size in zip(spec.symbols, sizes, strict=False) if name]
         largest = max((size for _, size in named), key=abs, default=0)
         if abs(largest) > self._limit:
             raise InexactValueError(
-                f"a dimension of {largest}: integers computed from sizes are exact in OpenVINO up to {self._limit}"
+                f"a dimension of {largest}: OpenVINO is exact up to {self._limit} in sums over it and integers of it"
             )
         self._known.update(named)
 
@@ -150,7 +150,7 @@ class Interface:
         constant_bytes: Size of the constants.
         int_bounds: For each runtime argument the bounds on its integers; None if it has none.
         order: For each output of the partition, its position in ``outputs``: two may be the same tensor.
-        size_limit: The largest symbolic size for which integers computed from it are exact.
+        size_limit: The largest symbolic size for which integers computed from it, and sums over it, are exact.
         checks: A sentence for each element of an additional last output, which checks the call's values: an element
             is 0 if OpenVINO would compute something else than torch.
     """

@@ -49,20 +49,21 @@ class Operands:
 IntegerBound = Callable[[Operands], int]
 
 
-def most(value: int | torch.SymInt, size: int) -> int:
+def most(value: int | torch.SymInt, size: int, *, divides: bool = False) -> int:
     """Returns the largest absolute value of a size, or of what Python computes from sizes.
 
     Args:
         value: A number, or an expression of symbols.
         size: Upper bound of the symbols' absolute values.
+        divides: Whether the bound of a quotient is divided, too: closer, where few sizes are tried (`int_range`).
     """
-    return abs(value) if isinstance(value, int) else _most(value.node.expr, size)
+    return abs(value) if isinstance(value, int) else _most(value.node.expr, size, divides)
 
 
-def _most(expression: Any, size: int) -> int:
+def _most(expression: Any, size: int, divides: bool) -> int:
     if not expression.args:
         return size if expression.is_Symbol else math.ceil(abs(expression))
-    parts = [_most(each, size) for each in expression.args]
+    parts = [_most(each, size, divides) for each in expression.args]
     kind = type(expression).__name__
     if kind == "Add":
         return sum(parts)
@@ -71,7 +72,7 @@ def _most(expression: Any, size: int) -> int:
     if kind in {"Max", "Min"}:
         return max(parts)
     if kind in {"FloorDiv", "CleanDiv"}:
-        return parts[0]
+        return parts[0] // max(parts[1], 1) + 1 if divides and expression.args[1].is_Integer else parts[0]
     # A product; more than enough for a remainder and the like.
     return parts[0] * math.prod(max(each, 1) for each in parts[1:])
 

@@ -139,6 +139,7 @@ class Rule:
         traced: How TorchScript traces it.
         movement: Where its results come from, if it does no arithmetic.
         multiplies: Whether it multiplies its values with each other: integers exceed what OpenVINO computes exactly.
+        adds: Whether it adds up values along ``dim``, or along all dimensions: its digits depend on their length.
         saturates: Whether torch, too, limits its 8-bit results to their type's range.
         integers: Bounds the integers that it returns; by default the largest among its arguments.
         range: Computes the least and largest integer that it returns.
@@ -167,6 +168,7 @@ class Rule:
     traced: Traced | None = None
     movement: Movement | None = None
     multiplies: bool = False
+    adds: bool = False
     saturates: bool = False
     integers: "IntegerBound | None" = None
     range: "RangeRule | None" = None

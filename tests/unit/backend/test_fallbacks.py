@@ -265,3 +265,22 @@ def test_options_are_not_changed() -> None:
     compiled = tov.compile(nn.ReLU(), options=options)
     compiled(torch.randn(2))
     assert options == kept
+
+
+@pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
+@pytest.mark.parametrize("shape", [(10,), (3,), (2, 2)])
+def test_a_resized_input_runs_in_eager_and_is_counted(shape, backend) -> None:
+    """Functional operators don't change a tensor's memory; AOTAutograd fails on the larger size."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (
+            torch.ops.aten.resize_.default(x * 1, shape) if len(shape) > 1 else torch.ops.aten.resize_.default(x, shape)
+        )
+
+    compiled = tov.compile(function, backend=backend, options={"min_partition_us": 0})
+    x = torch.arange(5.0)
+    result, same = compiled(x), min(5, torch.Size(shape).numel())
+    assert result.shape == shape and torch.equal(result.flatten()[:same], torch.arange(5.0)[:same])
+    assert len(shape) > 1 or x.shape == shape
+    assert [fallback.op for fallback in compiled.report.fallbacks] == ["aten.resize_.default", "whole call"]
+    assert compiled.report.summary.coverage == 0

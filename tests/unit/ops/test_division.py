@@ -115,3 +115,12 @@ def test_any_two_numbers(pairs: list[tuple[float, float]]) -> None:
     for ours, theirs in zip(COMPILED(x, y), _each(x, y), strict=True):
         exact(ours, theirs)
     assert not COMPILED.report.fallbacks
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.uint8])
+def test_floor_division_of_narrow_integers(dtype: torch.dtype) -> None:
+    limits = torch.iinfo(dtype)
+    x = torch.tensor([limits.min, limits.min + 1, -1 if limits.min else 1, 0, 5, limits.max], dtype=dtype)
+    for function in (lambda x: x // 3, lambda x: torch.div(x, x.clamp_max(7) | 1, rounding_mode="floor")):
+        compiled = tov.compile(function, options={"min_partition_us": 0})
+        torch.testing.assert_close(compiled(x), function(x))

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import torchserve_openvino as tov
 from helpers import check
 
 NAN, INF = float("nan"), float("inf")
@@ -28,6 +29,14 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "division that truncates": (lambda x: torch.div(x, 0.1, rounding_mode="trunc"), (torch.tensor([1e30, 2.7, NAN]),)),
     "truth": (lambda x: (x.logical_not(), x.bool(), x.logical_and(x), x.logical_xor(1 - x), x.any()), (EDGES,)),
     "truth of NaN": (lambda x: (x.any(), x.all(), x.reshape(1).any(0), x.reshape(1).all(0)), (torch.tensor(NAN),)),
+    "truth of bytes": (
+        lambda x: (x.any(), x.all(), x.any(1), x.all(1), torch.any(x, (0, 1)), torch.all(x, (0, 1)), x.any(1, True)),
+        (torch.tensor([[0, 3], [2, 1]], dtype=torch.uint8),),
+    ),
+    "absolute values of bytes": (torch.abs, (torch.tensor([1, 2, 3, 200, 0], dtype=torch.uint8),)),
+    "identity of more than 255 rows": (
+        lambda x: (x @ torch.eye(256), torch.eye(300, 256, dtype=torch.int64)), (torch.ones(2, 256),),
+    ),
     "integers have no NaN": (lambda x: (x.isnan(), x.isinf(), (x > 1).sign()), (TIES,)),
     "trunc and frac": (lambda x: (x.trunc(), x[3:].frac()), (EDGES,)),
     "exponentials": (lambda x: (x.expm1(), x[1:].exp2()), (EDGES,)),
@@ -118,3 +127,36 @@ def test_a_decomposition_that_would_not_run_leaves_its_operator_whole() -> None:
         options=ALL,
     )
     assert compiled.report.fallbacks[0].op == "aten.special_i0e.default"
+
+
+@pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
+@pytest.mark.parametrize("add", [torch.add, torch.sub, torch.rsub])
+def test_a_scaled_sum_of_symbolic_numbers(add: Callable[..., Any], backend: Any) -> None:
+    x = torch.tensor([0.25, 0.5])
+    for function in (lambda x, y, alpha: add(x, y, alpha=alpha), lambda x, y, alpha: add(x, x * y, alpha=alpha)):
+        compiled = tov.compile(function, dynamic=True, backend=backend)
+        for y, alpha in ((0.3, 1.5), (0.7, 2.25)):
+            torch.testing.assert_close(compiled(x, y, alpha), function(x, y, alpha))
+
+
+SIGNS: dict[str, Callable[..., Any]] = {
+    "negation": lambda x: -x,
+    "quotient by a negation": lambda x: 1 / -x,
+    "quotient by a negation further on": lambda x: 1 / torch.tanh(-x).unsqueeze(0),
+    "copysign": lambda x: torch.copysign(torch.ones_like(x), -x),
+    "atan2": lambda x: torch.atan2(-x, -x.abs()),
+    "products with numbers": lambda x: (x * -2.5, x * 0, 1 / (x * 3), x / -4, (x * 0.3).round(), -2 * x),
+    "power": lambda x: torch.pow(-x, -1),
+}
+
+
+@pytest.mark.parametrize("how", [{}, {"dynamic": True}, {"dynamic": True, "backend": "openvino_ts"}], ids=str)
+@pytest.mark.parametrize("name", SIGNS)
+def test_the_sign_of_zero(name: str, how: dict[str, Any]) -> None:
+    compiled = tov.compile(SIGNS[name], options=ALL, **how)
+    for dtype in (torch.float32, torch.float16):
+        x = torch.tensor([0.0, -0.0, 1.0, -2.0, 3.0]).repeat(3).to(dtype)
+        for got, expected in zip(tuple(compiled(x)), tuple(SIGNS[name](x)), strict=True):
+            assert torch.equal(torch.signbit(got), torch.signbit(expected))
+            torch.testing.assert_close(got, expected)
+    assert compiled.report.summary.coverage == 1.0

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from torchserve_openvino.backend.capture.decomposed import decomposed_ops
 from torchserve_openvino.backend.capture.graph import CompiledGraph
@@ -31,6 +31,9 @@ from torchserve_openvino.ops.rules.complex_numbers import join_pairs
 from torchserve_openvino.report.tracker import GraphRecord
 
 logger = logging.getLogger(__name__)
+
+# AOTAutograd raises for those of an input, or makes views of memory that is too small (tests/contract).
+_RESIZES = (torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default)
 
 
 class OpenVINOBackend:
@@ -73,6 +76,8 @@ class OpenVINOBackend:
             self.settings.tracker.add_fallback("graph_break", "python", reason=fact.reason, where=fact.where)
         where = _where(gm) or place
         compile_stage = functools.partial(self._compile, compile_id=private.compile_id(), where=where, start=start)
+        if resized := [node for node in gm.graph.nodes if node.target in _RESIZES]:
+            return self._left_in_eager(gm, resized, where)
         lower = private.aot_autograd(
             inference_compiler=functools.partial(compile_stage, stage="inference"),
             fw_compiler=functools.partial(compile_stage, stage="forward"),
@@ -80,6 +85,17 @@ class OpenVINOBackend:
             decompositions=self.settings.decompositions,
         )
         return lower(gm, example_inputs)
+
+    def _left_in_eager(self, gm: GraphModule, causes: Sequence[Node], where: str) -> Any:
+        """Counts a graph that runs as Dynamo recorded it."""
+        total = sum(node.op.startswith("call_") for node in gm.graph.nodes)
+        self.settings.tracker.add_graph(GraphRecord(private.compile_id(), where, "inference", ops_total=total))
+        for node in causes:
+            reason = "changes the memory of a tensor, which no functional operator does: its graph is not lowered"
+            self.settings.tracker.add_fallback(
+                "unsupported_op", str(node.target), reason=reason, where=where_of(node) or where
+            )
+        return gm.forward
 
     def release_weights(self) -> None:
         """See `CompiledGraph.release_weights`."""

@@ -9,8 +9,9 @@ tests/contract/test_openvino_memory.py shows it.
 import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
+from openvino.passes import ConstantFolding, Manager
 
-from torchserve_openvino.backend.conversion.fused_chains import NO_FUSION
+from torchserve_openvino.backend.conversion.fused_chains import NO_FUSION, is_constant
 from torchserve_openvino.backend.upstream._openvino_private import core
 
 _VARYING = frozenset({"Parameter", "ReadValue", "RandomUniform", "Multinomial"})
@@ -25,7 +26,7 @@ _FOLDED = frozenset({
 
 def fold_constant_parts(model: ov.Model) -> None:
     """Replaces such values with constants; changes the model in place."""
-    _fold_known_shapes(model)
+    fold_known_shapes(model)
     varying: set[str] = set()
     unfolded: set[str] = set()
     values: list[ov.Output] = []
@@ -52,10 +53,24 @@ def fold_constant_parts(model: ov.Model) -> None:
             target.replace_source_output(constant.output(0))
 
 
-def _fold_known_shapes(model: ov.Model) -> None:
+def fold_known_shapes(model: ov.Model) -> None:
     """A known shape does not depend on the value that it is the shape of."""
     for node in model.get_ordered_ops():
         if node.get_type_name() == "ShapeOf" and (shape := node.get_input_partial_shape(0)).is_static:
             constant = ops.constant(np.array(shape.to_shape(), node.get_output_element_type(0).to_dtype()))
             for target in list(node.output(0).get_target_inputs()):
                 target.replace_source_output(constant.output(0))
+
+
+def constant_value(value: ov.Output) -> np.ndarray | None:
+    """Returns the value of a small constant, or of what small constants alone determine; None if it is neither."""
+    node = value.get_node()
+    if node.get_type_name() != "Constant":
+        if not is_constant(node):
+            return None
+        result = ops.result(value)
+        folding = Manager()
+        folding.register_pass(ConstantFolding())
+        folding.run_passes(ov.Model([result], []))
+        node = result.input_value(0).get_node()
+    return np.asarray(node.data) if node.get_type_name() == "Constant" else None

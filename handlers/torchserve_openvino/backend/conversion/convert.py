@@ -15,16 +15,19 @@ from torchserve_openvino.backend.conversion.attention_operands import repeat_att
 from torchserve_openvino.backend.conversion.constant_parts import fold_constant_parts
 from torchserve_openvino.backend.conversion.convert_ts import convert_traced, named_by_torchscript
 from torchserve_openvino.backend.conversion.kernel_fusions import keep_kernels_apart
+from torchserve_openvino.backend.conversion.long_reductions import keep_digits_of_sums
 from torchserve_openvino.backend.conversion.low_bits import pack_weights
 from torchserve_openvino.backend.conversion.mapped_ops import Mapped, replace_mapped
 from torchserve_openvino.backend.conversion.open_lengths import multiply_open_lengths
 from torchserve_openvino.backend.conversion.same_results import refuse_other_results
 from torchserve_openvino.backend.conversion.weight_packing import keep_orientations_apart
+from torchserve_openvino.backend.conversion.zero_signs import keep_signs_of_zero
 from torchserve_openvino.backend.lowering.checks import add_checks
 from torchserve_openvino.backend.lowering.folding import fold_casts
 from torchserve_openvino.backend.lowering.index_range import index_bounds
 from torchserve_openvino.backend.lowering.int_range import Limits, input_limits
 from torchserve_openvino.backend.lowering.masked_casts import mask_casts
+from torchserve_openvino.backend.lowering.max_pools import keep_infinities
 from torchserve_openvino.backend.lowering.rewrite import rewrite
 from torchserve_openvino.backend.lowering.weight_integers import UnfoldedError, folded
 from torchserve_openvino.backend.partitioning.partition import Part
@@ -111,6 +114,8 @@ def _convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappin
         _fit_outputs(model, (*outputs, *checked_spec(checks)))
         pack_weights(model)
         multiply_open_lengths(model)
+        keep_digits_of_sums(model)
+        keep_signs_of_zero(model)
         keep_orientations_apart(model)
         keep_kernels_apart(model)
         repeat_attention_operands(model)
@@ -203,6 +208,7 @@ def _with_constants(
     ranges = ValueRanges(graph, {name: (each.low, each.high) for name, each in limits.values.items()}, values)
     checks = add_checks(graph, ranges, limits.values)
     rewrite(graph, ranges)
+    keep_infinities(graph)
     # GraphModule needs every attribute that the graph names; a tensor stays a tensor.
     return GraphModule(root, graph), order, frozenset(values), checks
 

@@ -21,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from torchserve_openvino.backend.lowering.index_range import selections
 from torchserve_openvino.backend.lowering.int_range import is_cast_from_float
+from torchserve_openvino.backend.lowering.max_pools import holds_numbers, needs_numbers
 from torchserve_openvino.backend.lowering.rewrite import add_call, size_of
 from torchserve_openvino.backend.spec import Bounds
 from torchserve_openvino.ops.names import op_name, tensors_of, value_of
@@ -107,6 +108,8 @@ def _questions(node: Node, ranges: ValueRanges, casts: Mapping[str, Bounds]) -> 
         source = node.all_input_nodes[0]
         if value_of(source).is_floating_point():
             yield Question(lambda graph: add_call(graph, aten.eq.Tensor, source, source), "OpenVINO passes over NaN")
+    elif needs_numbers(node):
+        yield Question(lambda graph: holds_numbers(graph, node), "the index of a largest value that is -inf or NaN")
     elif check is Check.ANY_ORDER and value_of(node).is_floating_point():
         yield from _product(node)
 

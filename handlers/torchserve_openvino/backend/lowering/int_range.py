@@ -7,7 +7,8 @@ exact. Each call checks its inputs; one that exceeds a limit runs in eager and i
 the operator is left to eager PyTorch; operators that multiply integers repeatedly (`ops.support`) never get here.
 
 An integer that is cast from a float is limited in the same way, but the graph itself checks it (`checks.py`). Symbolic
-sizes are limited as well, by the largest of `_SIZES` that suffices, and each call checks them.
+sizes are limited as well, by the largest of `_SIZES` that suffices, also for the digits of sums over dimensions of
+these sizes (`ops.support`); each call checks them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,10 +23,11 @@ from torchserve_openvino.errors import InexactValueError
 from torchserve_openvino.ops.integers import Operands, largest, magnitude, most
 from torchserve_openvino.ops.names import op_name, tensors_of, value_of
 from torchserve_openvino.ops.registry import Movement, rule_of
+from torchserve_openvino.ops.support import keeps_digits
 
 INT32_MAX = 2**31 - 1
 EXACT_IN_FLOAT32 = 2**24
-_SIZES = (2**24, 2**22, 2**20, 2**18, 2**16, 2**14, 2**12, 2**10)
+_SIZES = (2**24, 2**22, 2**20, 2**18, 2**17, 2**16, 2**14, 2**12, 2**10)
 # The largest power of 2 below which a float that is cast to an integer is sure to fit into 32 bits.
 _FROM_FLOAT = 2**30
 _HIGHEST = {torch.int64: INT32_MAX, torch.int32: 2**31, torch.uint8: 255, torch.int8: 128, torch.bool: 1}
@@ -41,7 +43,7 @@ class Limits(NamedTuple):
     Attributes:
         values: Bounds of each int64 or int32 input, and of each float that is cast to one, by node name; no entry if
             any value is allowed.
-        size: The largest allowed symbolic size.
+        size: The largest symbolic size for which they are exact, and sums keep their digits.
     """
 
     values: dict[str, Bounds]
@@ -79,13 +81,23 @@ def input_limits(graph: GraphModule, constants: Mapping[str, torch.Tensor], know
             start[node.name] = min(max(-low, high), _HIGHEST[dtype])
     start |= {node.name: _FROM_FLOAT for node in graph.graph.nodes if is_cast_from_float(node)}
     nodes = [node for node in graph.graph.nodes if any(map(_integers, (node, *node.all_input_nodes)))]
-    for size in _SIZES:
+    error: InexactValueError
+    for size in _sizes(graph):
         try:
             return Limits(_lowered(nodes, fixed, start, size), size)
-        except InexactValueError:
-            if size == _SIZES[-1]:
-                raise
-    raise AssertionError("unreachable")
+        except InexactValueError as exact:
+            error = exact
+    raise error
+
+
+def _sizes(graph: GraphModule) -> list[int]:
+    """Returns the limits of symbolic sizes to try: those that keep the digits of all sums."""
+    allowed = list(_SIZES)
+    for node in graph.graph.nodes:
+        allowed = [size for size in allowed if keeps_digits(node, size)]
+        if not allowed:
+            raise InexactValueError(f"{op_name(node.target)} over {_SIZES[-1]} values and more may lose digits")
+    return allowed
 
 
 def _lowered(nodes: Sequence[Node], fixed: Mapping[str, int], start: Mapping[str, int], size: int) -> dict[str, Bounds]:

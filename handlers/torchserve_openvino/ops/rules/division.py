@@ -134,6 +134,11 @@ def _divide(x: Any, y: Any, *, rounding_mode: str | None = None) -> Tensor:
         return _floor_divide(x, y)
     if rounding_mode != "floor":
         return NotImplemented
+    kind = torch.result_type(x, y)
+    if kind in {torch.int8, torch.int16}:
+        # The difference below would wrap around.
+        wide = y.to(torch.int32) if isinstance(y, Tensor) else y
+        return _divide(x.to(torch.int32), wide, rounding_mode=rounding_mode).to(kind)
     return torch.div(x - torch.remainder(x, y), y, rounding_mode="trunc")
 
 

@@ -178,9 +178,30 @@ declare(Rule(decompose=_bitwise(torch.bitwise_or)), aten.bitwise_or.Scalar)
 declare(Rule(decompose=_bitwise(torch.bitwise_xor)), aten.bitwise_xor.Scalar)
 
 
+def _with_open_alpha(add: Any) -> Callable[..., Any]:
+    """Multiplies by an ``alpha`` that is a symbol: torch drops it once the second operand is one (tests/contract)."""
+
+    def decomposed(x: Tensor, y: Any, *, alpha: Number | torch.SymFloat = 1) -> Tensor:
+        return add(x, y * alpha) if isinstance(alpha, torch.SymFloat) else NotImplemented
+
+    return decomposed
+
+
+declare(Rule(decompose=_with_open_alpha(aten.add.Tensor)), aten.add.Tensor)
+declare(Rule(decompose=_with_open_alpha(aten.sub.Tensor)), aten.sub.Tensor)
+
+
 @decomposition(aten.sub.Scalar)
 def _sub(x: Tensor, y: Number, alpha: Number = 1) -> Tensor:
     return aten.sub.Tensor(x, y, alpha=alpha)
+
+
+@decomposition(aten.rsub.Tensor, aten.rsub.Scalar)
+def _rsub(x: Any, y: Tensor | Number, alpha: Number | torch.SymFloat = 1) -> Tensor:
+    if not isinstance(alpha, torch.SymFloat):
+        return NotImplemented
+    scaled = x * alpha
+    return aten.sub.Tensor(y, scaled) if isinstance(y, Tensor) else aten.rsub.Scalar(scaled, y)
 
 
 @decomposition(aten.round.decimals)
@@ -209,7 +230,8 @@ def _abs(x: Tensor) -> Tensor:
     """Computes max(x, -x) for integers: OpenVINO drops the abs of an integer range (tests/contract pins it)."""
     if x.is_floating_point() or x.is_complex():
         return NotImplemented
-    return torch.maximum(x, -x)
+    # Unsigned and boolean values are their own absolute values; their negation wraps around or fails.
+    return x.clone() if x.dtype in {torch.uint8, torch.bool} else torch.maximum(x, -x)
 
 
 def _binary_extreme(boolean: Any) -> Callable[..., Any]:

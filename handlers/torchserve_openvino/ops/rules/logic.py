@@ -59,16 +59,22 @@ def all_over(x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
     return ~any_over(~x, dims, keepdim)
 
 
+def _as_truth_of(x: Tensor, result: Tensor) -> Tensor:
+    """Returns a boolean result in the dtype of `any` and `all`, which is uint8 for uint8."""
+    return result.to(torch.uint8) if x.dtype is torch.uint8 else result
+
+
 @decomposition(aten.any.dims, rule=Rule(banned="OpenVINO takes NaN for False, and fails without dimensions" + INSTEAD))
 def _any_dims(x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    return any_over(truth(x), [] if dim is None else list(dim), keepdim) if dim != [] else truth(x)
+    dims = [] if dim is None else list(dim)
+    return _as_truth_of(x, any_over(truth(x), dims, keepdim) if dim != [] else truth(x))
 
 
 def _of_truth(reduce: Any) -> Callable[..., Any]:
     """Converts the input to booleans first, since OpenVINO takes a scalar NaN for False."""
 
     def decomposed(x: Tensor, *where: Any) -> Tensor:
-        return NotImplemented if x.dtype is torch.bool else reduce(truth(x), *where)
+        return NotImplemented if x.dtype is torch.bool else _as_truth_of(x, reduce(truth(x), *where))
 
     return decomposed
 

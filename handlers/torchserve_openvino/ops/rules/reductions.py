@@ -26,6 +26,7 @@ declare(Rule(multiplies=True), aten.cumprod)
 declare(Rule(scalars=Lifted()), aten.prod.dim_int, aten.amax.default, aten.amin.default, aten.max.dim, aten.min.dim)
 declare(Rule(scalars=Lifted()), aten.argmax.default, aten.argmin.default, aten.cumsum.default)
 declare(Rule(integers=integers.total), aten.sum, aten.cumsum)
+declare(Rule(adds=True), *packets("sum mean var std var_mean std_mean linalg_vector_norm nansum cumsum"))
 declare(Rule(integers=integers.place, range=value_range.positions(None)), *packets("argmax argmin argsort"))
 declare(Rule(check=Check.NO_NAN), aten.argmax)
 declare(

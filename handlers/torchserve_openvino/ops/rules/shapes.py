@@ -274,3 +274,12 @@ def _on_cpu(options: dict[str, Any]) -> dict[str, Any]:
     """Removes options that only state the default."""
     defaults = {"device": torch.device("cpu"), "layout": torch.strided, "pin_memory": False}
     return {name: value for name, value in options.items() if value is not None and defaults.get(name) != value}
+
+
+@decomposition(aten.eye.default, aten.eye.m)
+def _eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+    """Counts in int64: torch's decomposition counts in uint16 from 256 on, for which its `arange` has no kernel."""
+    if _on_cpu(options):
+        return NotImplemented
+    rows, columns = torch.arange(n), torch.arange(n if m is None else m)
+    return (rows.unsqueeze(-1) == columns).to(dtype or torch.get_default_dtype())

@@ -1,0 +1,60 @@
+"""Faults of OpenVINO's CPU plugin in sums, pools and zeros. A failure means that upstream fixed one."""
+
+from collections.abc import Callable
+
+import numpy as np
+import openvino as ov
+import pytest
+from openvino import opset15 as ops
+
+LONG = np.random.default_rng(0).standard_normal(4_000_000, dtype=np.float32) + np.float32(50)
+
+
+def run(build: Callable[..., ov.Node], x: np.ndarray, *, open_sizes: bool = False, threads: int = 1) -> np.ndarray:
+    parameter = ops.parameter([-1] * x.ndim if open_sizes else list(x.shape), ov.Type.f32)
+    properties = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
+    model = ov.Core().compile_model(ov.Model([build(parameter)], [parameter]), "CPU", properties)
+    return model(x)[0]
+
+
+def mean(*axes: int, keep: bool = False) -> Callable[..., ov.Node]:
+    return lambda x: ops.reduce_mean(x, ops.constant(np.array(axes)), keep)
+
+
+def error(mean: np.ndarray) -> float:
+    return float(np.abs(mean - LONG.mean(dtype=np.float64)).max() / 50)
+
+
+def test_sums_lose_digits_in_one_dimension_and_along_other_axes_than_the_last() -> None:
+    """`backend.conversion.long_reductions` avoids these."""
+    assert error(run(mean(0), LONG)) > 1e-3
+    columns = LONG.reshape(-1, 1).repeat(2, 1)
+    assert error(run(mean(0), columns)) > 1e-3
+    running = run(lambda x: ops.cum_sum(x, ops.constant(np.int64(0))), LONG)
+    assert abs(running[-1] / LONG.sum(dtype=np.float64) - 1) > 1e-5
+
+
+@pytest.mark.parametrize("open_sizes", [False, True])
+def test_sums_along_the_last_axis_of_a_matrix_keep_their_digits(open_sizes: bool) -> None:
+    assert error(run(mean(0, 1), LONG[None], open_sizes=open_sizes)) < 1e-5
+    assert error(run(mean(1), LONG[None], open_sizes=open_sizes)) < 1e-5
+
+
+def test_reductions_of_which_one_keeps_its_axes_are_not_joined() -> None:
+    columns = LONG.reshape(2000, 2000, 1).repeat(2, 2)
+    assert error(run(lambda x: mean(0, 1)(mean(1, keep=True)(x)), columns)) < 1e-5
+    assert error(run(lambda x: mean(0)(mean(1)(x)), columns)) > 1e-3
+
+
+def test_the_largest_of_minus_infinity_is_finite_and_nan_is_lost() -> None:
+    """`backend.lowering.max_pools` restores them."""
+    x = np.array([[[-np.inf, -np.inf, np.nan, 1]]], np.float32)
+    pooled = run(lambda x: ops.max_pool(x, [2], [1], [0], [0], [2]).output(0), x)
+    assert np.array_equal(pooled.ravel(), [np.finfo(np.float32).min, 1])
+
+
+def test_a_product_with_a_known_number_loses_the_sign_of_zero_where_sizes_are_open() -> None:
+    """`backend.conversion.zero_signs` hides the number."""
+    zero = np.zeros(4, np.float32)
+    for build in (ops.negative, lambda x: ops.multiply(x, ops.constant(np.float32(-2)))):
+        assert np.signbit(run(build, zero)).all() and not np.signbit(run(build, zero, open_sizes=True)).any()
