@@ -25,6 +25,7 @@ from torchserve_openvino.backend.capture.kept_state import StateKeeper
 from torchserve_openvino.backend.capture.module_state import AnswerShape, Watched, module_state
 from torchserve_openvino.backend.lowering.redundant import drop_checks, drop_round_trips
 from torchserve_openvino.backend.settings import BackendSettings
+from torchserve_openvino.backend.spec import is_plain
 from torchserve_openvino.backend.upstream import _torch_kept
 from torchserve_openvino.backend.upstream import _torch_private as private
 from torchserve_openvino.ops import where_of
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 MAX_SIGNATURES = 64
 _REASON_LINES = 3
 _PLAIN = (bool, int, float, str, type(None))
+# An exported graph returns no other subclass.
+_TENSORS = {torch.Tensor, torch.nn.Parameter}
 _RECORDS_GRADIENTS = "gradients are recorded, which exported graphs do not support: call under torch.inference_mode()"
 
 
@@ -106,8 +109,11 @@ class ExportedModel:
             tensors = (*(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), *self._model.parameters())
             if any(tensor.requires_grad for tensor in tensors):
                 return _RECORDS_GRADIENTS
-        unknown = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, (torch.Tensor, *_PLAIN))]
-        return f"an input of type {unknown[0]} cannot be part of a signature" if unknown else ""
+        unknown = [type(leaf).__name__ for leaf in leaves if not (type(leaf) in _TENSORS or isinstance(leaf, _PLAIN))]
+        if unknown:
+            return f"an input of type {unknown[0]} cannot be part of a signature"
+        plain = all(is_plain(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
+        return "" if plain else "an input is a sparse, nested or quantized tensor, whose content no signature describes"
 
     def _exported(
         self, leaves: Sequence[Any], spec: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
