@@ -23,6 +23,7 @@ from torchserve_openvino.backend.capture.export_bind import Binding, bind
 from torchserve_openvino.backend.capture.graph import CompiledGraph
 from torchserve_openvino.backend.capture.kept_state import StateKeeper
 from torchserve_openvino.backend.capture.module_state import AnswerShape, Watched, module_state
+from torchserve_openvino.backend.capture.reached_state import ReachedState
 from torchserve_openvino.backend.lowering.redundant import drop_checks, drop_round_trips
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.spec import is_plain
@@ -68,6 +69,7 @@ class ExportedModel:
         # Maps each signature to its graph, or to the reason why there is none.
         self._found: dict[Any, Exported | str] = {}
         self._state: list[Any] = []
+        self._reached = ReachedState(torch.nn.Module())
         self._keeps_state = ""
         _torch_kept.keep_whole(STAND_INS)
         if dynamic:
@@ -122,11 +124,11 @@ class ExportedModel:
         key = _key(leaves, spec)
         with self._lock:
             state = module_state(self._model)
-            if state != self._state:
+            if state != self._state or next(self._reached.changed(), None) is not None:
                 if self._found:
                     self._settings.tracker.add_note("the module itself was changed, and exported again")
                 self._found.clear()
-                self._state = state
+                self._state, self._reached = state, ReachedState(self._model)
             if key not in self._found:
                 if len(self._found) >= MAX_SIGNATURES:
                     return f"more than {MAX_SIGNATURES} input signatures: each would be a graph of its own"
@@ -154,7 +156,7 @@ class ExportedModel:
                     keeper.restore()
                 if changes:
                     which = ", ".join(sorted(set(changes)))
-                    self._keeps_state = f"the model changes its own attributes ({which}), which no graph can express"
+                    self._keeps_state = f"the model changes Python state ({which}), which no graph can express"
                     return self._keeps_state
                 lowered = program.run_decompositions(self._settings.decompositions)
             binding = bind(lowered, model, spec, answers[-1])
