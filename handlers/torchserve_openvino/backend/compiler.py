@@ -1,6 +1,7 @@
 """Creates compiled models: for `entry.compile`, and for serving and the doctor, which need more settings."""
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from torchserve_openvino.backend.upstream._openvino_private import use_libraries
 from torchserve_openvino.cache.identity.mapping_print import mappings_digest
 from torchserve_openvino.cache.open import CacheSettings, open_cache
 from torchserve_openvino.config import ResolvedOptions, resolve_options, vocabulary
-from torchserve_openvino.errors import TorchScriptModelError
+from torchserve_openvino.errors import ConfigError, TorchScriptModelError
 from torchserve_openvino.ops.mappings import Mappings, registered
 from torchserve_openvino.quantized.torch_fx import UnknownLayerError, decomposed, is_quantized_by_fx
 from torchserve_openvino.report import Tracker
@@ -37,7 +38,7 @@ class CompileSpec:
     """How a model is compiled.
 
     Attributes:
-        dynamic: As in `entry.compile`, like ``options``, ``fullgraph``, ``mode`` and ``backend``.
+        dynamic: As in `entry.compile`, like ``options``, ``fullgraph``, ``mode``, ``backend`` and ``methods``.
         resolved: Options that are already validated, used instead of ``options``.
         own_weights: Whether the compiled model keeps its own copy of the weights, for `CompiledModule.release_weights`.
         cache: Settings of the cache beyond ``model_caching`` and ``cache_dir``.
@@ -50,6 +51,7 @@ class CompileSpec:
     fullgraph: bool = False
     mode: str | None = None
     backend: str = "openvino"
+    methods: tuple[str, ...] = ()
     resolved: ResolvedOptions | None = None
     own_weights: bool = False
     cache: CacheSettings = field(default_factory=CacheSettings)
@@ -66,7 +68,8 @@ def compile_with(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker 
         tracker: Collects the records, in addition to those that it already holds; a new one if None.
 
     Raises:
-        ConfigError: An option is unknown or can't be used, before anything is compiled.
+        ConfigError: An option is unknown or can't be used, or the model has no method of that name, before anything is
+            compiled.
         CacheDirectoryError: The cache's folder is not safe to use.
         TorchScriptModelError: A TorchScript module, which Dynamo can't trace.
     """
@@ -77,7 +80,16 @@ def compile_with(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker 
         )
     if isinstance(model, CompiledModule):
         model = model.eager
-    return CompiledModule(_runner(model, spec, tracker or Tracker()), functools.partial(compile_with, spec=spec))
+    tracker = tracker or Tracker()
+    methods = {name: compile_with(_method(model, name), replace(spec, methods=()), tracker) for name in spec.methods}
+    return CompiledModule(_runner(model, spec, tracker), functools.partial(compile_with, spec=spec), methods)
+
+
+def _method(model: Callable[..., Any], name: str) -> Callable[..., Any]:
+    method = getattr(model, name, None)
+    if not inspect.ismethod(method) or method.__self__ is not model or hasattr(torch.nn.Module, name):
+        raise ConfigError(f"names {name!r}, which is no method of {type(model).__name__} itself.", key="methods")
+    return method
 
 
 def _runner(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> Runner:

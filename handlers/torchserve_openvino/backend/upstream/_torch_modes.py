@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
 
 T = TypeVar("T", bound="ThreadDispatchMode")
@@ -51,6 +52,12 @@ def repair_aliasing_check() -> None:
 
     mode.__torch_dispatch__ = dispatch
     mode.__enter__, mode.__exit__ = ThreadDispatchMode.__enter__, ThreadDispatchMode.__exit__
+
+
+def has_hooks(module: Any) -> bool:
+    """Returns True if a call of the module does more than its `forward`."""
+    own = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(own) or bool(torch.nn.modules.module._has_any_global_hook())
 
 
 class OperatorCount(ThreadDispatchMode):

@@ -115,6 +115,7 @@ ARGUMENTS: dict[str, str] = {
     "instrumentation": "nowhere",  # Only for diagnosis, which does not use the cache.
     "tracker": "nowhere",
     "open_axes": "graph",
+    "methods": "nowhere",  # Each is compiled by itself, and is identified as a model of its own.
 }
 
 # OpenVINO properties that affect how a compiled model runs, not what it computes. `import_model` applies them anew, so
