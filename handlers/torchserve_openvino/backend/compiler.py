@@ -17,6 +17,7 @@ from torchserve_openvino.backend.routes.call_cache import CallCache
 from torchserve_openvino.backend.routes.partition_cache import PartitionCache
 from torchserve_openvino.backend.routes.recorder import CallRecorder
 from torchserve_openvino.backend.runners.choosing import ChoosingRunner
+from torchserve_openvino.backend.runners.first_calls import FirstCalls
 from torchserve_openvino.backend.runners.freezing import FreezingRunner
 from torchserve_openvino.backend.runners.guarded import Runner, Traced
 from torchserve_openvino.backend.settings import BackendSettings, converter_of, cpp_compiler
@@ -109,7 +110,9 @@ def _runner(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> R
         capture = functools.partial(_export, captured, spec, settings)
     else:
         capture = functools.partial(_trace, traced, sync, spec, settings)
-    return FreezingRunner(model, capture, settings, calls, spec.cache.proves)
+    verifies = resolved.options.verify == "first"
+    compared = (lambda: FirstCalls(model, settings).wrap(capture())) if verifies else capture
+    return FreezingRunner(model, compared, settings, calls, proves=spec.cache.proves or verifies)
 
 
 def make_settings(resolved: ResolvedOptions, tracker: Tracker, spec: CompileSpec) -> BackendSettings:

@@ -99,6 +99,7 @@ OPTIONS: dict[str, str] = {
     "testing": "nowhere",  # Upstream's flag; it only sets `min_partition_us`.
     "fallback_to": "graph",
     "min_partition_us": "graph",
+    "verify": "nowhere",  # Only compares results.
 }
 
 # The same for the arguments of `torchserve_openvino.compile`.
