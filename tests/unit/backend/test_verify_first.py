@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers import leave_unwritten
 from torch import Tensor, nn
 
 import torchserve_openvino as tov
+from helpers import leave_unwritten
 from torchserve_openvino.backend.runtime.execute import CompiledPartition
 from torchserve_openvino.errors import ConfigError, VerificationError
 

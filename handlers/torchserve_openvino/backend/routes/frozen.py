@@ -272,7 +272,7 @@ def _key(leaves: list[Any], spec: Any) -> Key | None:
     parts: list[Any] = [spec, torch.is_grad_enabled(), autocast]
     for leaf in leaves:
         if type(leaf) is torch.Tensor:
-            if not is_plain(leaf) or leaf.requires_grad or not leaf.is_contiguous() or leaf.device.type != "cpu":
+            if not is_plain(leaf) or leaf.requires_grad or not leaf.is_contiguous() or not leaf.is_cpu:
                 return None
             parts.append((leaf.shape, leaf.dtype))
         elif leaf is None or type(leaf) in {bool, int, float, str}:
