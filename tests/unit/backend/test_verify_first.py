@@ -1,5 +1,6 @@
 """The option ``verify: first``: each new graph's first call is compared with eager PyTorch, once."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,6 +180,18 @@ def test_a_frozen_model_is_compared_before_it_runs_without_guards() -> None:
             torch.testing.assert_close(compiled(x), model(x))
     assert compiled.frozen == 1
     assert verify(compiled) == (1, 0)
+
+
+def test_a_call_from_the_cache_is_compared_before_its_first_use(tmp_path: Path) -> None:
+    model, x = Net().eval(), torch.randn(2, 4)
+    options = {**OPTIONS, "model_caching": True, "cache_dir": str(tmp_path)}
+    with torch.no_grad():
+        for _ in range(2):
+            compiled = tov.compile(model, options=options).freeze()
+            for _ in range(3):
+                torch.testing.assert_close(compiled(x), model(x))
+            assert verify(compiled) == (1, 0)
+    assert compiled.report.cache.call_hits == 1
 
 
 def test_as_a_backend_of_torch_compile_each_graph_is_compared_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
