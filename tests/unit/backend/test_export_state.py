@@ -38,6 +38,19 @@ class Slotted:
     s: float = 1.0
 
 
+class Private:
+    __slots__ = ("__s",)
+
+    def __init__(self) -> None:
+        self.set(1.0)
+
+    def set(self, s: float) -> None:
+        self.__s = s
+
+    def get(self) -> float:
+        return self.__s
+
+
 def from_global() -> float:
     logger.debug("read")
     return FACTOR
@@ -50,6 +63,7 @@ class Net(nn.Module):
         super().__init__()
         self.linear = nn.Linear(4, 4)
         self.object, self.slotted, self.long = Scale(), Slotted(), [1.0] * 100
+        self.private = Private()
         self.deep = {"a": [[[[[1.0]]]]]}
         self.array = np.ones(3, np.float32)
         self.queue = collections.deque([Scale()])
@@ -82,6 +96,7 @@ READ: dict[str, Callable[[Net, pytest.MonkeyPatch], None]] = {
     "object": lambda n, p: reads(n, lambda: n.object.own, lambda: setattr(n.object, "own", 3.0)),
     "new attribute": lambda n, p: reads(n, lambda: n.object.s, lambda: setattr(n.object, "s", 3.0)),
     "slot": lambda n, p: reads(n, lambda: n.slotted.s, lambda: setattr(n.slotted, "s", 3.0)),
+    "private slot": lambda n, p: reads(n, n.private.get, lambda: n.private.set(3.0)),
     "long list": lambda n, p: reads(n, lambda: n.long[70], lambda: n.long.__setitem__(70, 3.0)),
     "deep": lambda n, p: reads(
         n, lambda: n.deep["a"][0][0][0][0][0], lambda: n.deep["a"][0][0][0][0].__setitem__(0, 3.0)

@@ -20,6 +20,7 @@ import torch
 from blake3 import blake3
 
 from torchserve_openvino.backend.capture.kept_state import PLAIN, same
+from torchserve_openvino.cache.identity.fingerprint import slots_of
 from torchserve_openvino.cache.identity.provenance import is_installed, is_library, is_torch
 
 # Their content is no state, or is watched by other means.
@@ -28,7 +29,7 @@ _SKIPPED = (
     logging.Logger, type(threading.Lock()), type(threading.RLock()), weakref.ref,
 )  # fmt: skip
 # Tables of a module that `module_state` compares, or that follow from the weights.
-_MODULE_TABLES = frozenset({"_parameters", "_buffers", "_flat_weights", "_flat_weight_refs"})
+_MODULE_TABLES = frozenset({"_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs"})
 # Python's own entries in a class or module, among them some that it adds later.
 _BOOKKEEPING = frozenset({"__dict__", "__weakref__", "__doc__", "__annotations__", "__abstractmethods__", "_abc_impl"})
 
@@ -77,9 +78,14 @@ class ReachedState:
     def _visit(self, value: Any, name: str) -> list[tuple[Any, str]]:
         """Holds a value's content; returns what is in it."""
         if isinstance(value, torch.nn.Module):
-            attributes = {key: item for key, item in vars(value).items() if key not in _MODULE_TABLES}
-            inside = [(item, f"{name}.{key}") for key, item in attributes.items()]
-            return [*inside, (type(value), type(value).__name__)]
+            attributes = [
+                (item, f"{name}.{key}")
+                for key, item in vars(value).items()
+                # `module_state` notices when one of the many empty tables of hooks is no longer empty.
+                if key not in _MODULE_TABLES and not (isinstance(item, (dict, list, set)) and not item)
+            ]
+            children = [(child, f"{name}.{key}") for key, child in value._modules.items()]
+            return [*attributes, *children, (type(value), type(value).__name__)]
         if isinstance(value, types.FunctionType):
             return self._function(value, name)
         if isinstance(value, types.MethodType):
@@ -105,7 +111,7 @@ class ReachedState:
         attributes = None if is_torch(type(value).__module__) else getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
             inside += self._hold(name, lambda: [each for pair in attributes.items() for each in pair])
-        if slots := [each for cls in type(value).__mro__ for each in _slots(cls)]:
+        if slots := [each for cls in type(value).__mro__ for each in slots_of(cls)]:
             inside += self._hold(name, lambda: [getattr(value, each, None) for each in slots])
         return [*inside, (type(value), type(value).__name__)]
 
@@ -167,11 +173,6 @@ def _content_of(cell: Any) -> list[Any]:
         return [cell.cell_contents]
     except ValueError:
         return []
-
-
-def _slots(cls: type) -> tuple[str, ...]:
-    slots = () if is_library(cls) else cls.__dict__.get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def _names(code: types.CodeType) -> frozenset[str]:
