@@ -1,7 +1,7 @@
 """Serve PyTorch models on OpenVINO through torch.compile, with a report of where each operator really ran.
 
 import torchserve_openvino as tov
-compiled = tov.compile(model, options={"device": "CPU"})
+compiled = tov.compile(model, options={"device": "CPU", "verify": "first"})
 y = compiled(x)
 print(compiled.report.to_text())
 """

@@ -2,6 +2,8 @@
 
 import inspect
 import random
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -200,7 +202,7 @@ def test_dispatch_modes_are_pushed_for_one_thread_but_entered_for_the_process() 
 
 
 def test_aotautograd_runs_a_new_graph_under_a_mode_that_the_backend_keeps_to_its_thread() -> None:
-    """What `keep_to_threads` changes."""
+    """What `repair_aliasing_check` changes."""
     modes = []
 
     def compiler(gm, example_inputs):
@@ -307,3 +309,16 @@ def test_a_size_that_is_marked_stays_open_even_at_1() -> None:
         return len(graphs)
 
     assert compiled_for(True) == 1 and compiled_for(False) == 2
+
+
+def test_aotautograds_aliasing_check_refuses_subclasses_of_tensors() -> None:
+    """Why `repair_aliasing_check` replaces its dispatch: without that, each new graph fails on such an input."""
+    program = """
+import torch
+class Image(torch.Tensor):
+    pass
+with torch.no_grad():
+    torch.compile(lambda x: x + 1, backend="aot_eager")(torch.zeros(2).as_subclass(Image))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert "returned NotImplemented" in done.stderr

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import run_backend
+from torchserve_openvino.backend.upstream._torch_modes import has_hooks
 from torchserve_openvino.backend.upstream._torch_private import is_traced, python_implementation
 
 aten = torch.ops.aten
@@ -206,3 +207,35 @@ def test_alpha_is_dropped_where_the_second_operand_is_a_symbol(add: Callable[...
     """torch/fx/passes/_tensorify_python_scalars.py passes on positional arguments only (`ops.rules.elementwise`)."""
     compiled = torch.compile(lambda x, y, alpha: add(x, y, alpha=alpha), backend="aot_eager", dynamic=True)
     torch.testing.assert_close(compiled(torch.ones(2), 0.5, 3.0), add(torch.ones(2), 0.5))
+
+
+def test_numpy_forbids_to_resize_a_tensors_storage_for_good() -> None:
+    """Why `array_over` does not use it: neither results nor the caller's inputs could be resized after a call."""
+    tensor = torch.zeros(3)
+    tensor.numpy()
+    with pytest.raises(RuntimeError, match="not resizable"):
+        tensor.resize_(5)
+
+
+def test_export_records_an_encoder_layer_operator_by_operator() -> None:
+    """Why `zeroing_padding` hooks the layers: eager PyTorch fills the padding with zeros, a recorded run does not."""
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1).eval()
+    x, mask = torch.randn(1, 3, 8), torch.tensor([[False, False, True]])
+    with torch.no_grad():
+        program = torch.export.export(encoder, (x,), {"src_key_padding_mask": mask}, strict=False)
+        assert not any("encoder_layer_fwd" in str(node.target) for node in program.graph.nodes)
+        assert (encoder(x, src_key_padding_mask=mask)[0, 2] == 0).all()
+        assert (program.module()(x, src_key_padding_mask=mask)[0, 2] != 0).any()
+
+
+def test_a_module_has_the_tables_of_hooks_that_has_hooks_reads() -> None:
+    module = nn.Linear(1, 1)
+    assert not has_hooks(module)
+    for register in (module.register_forward_hook, module.register_forward_pre_hook):
+        handle = register(lambda *_: None)
+        assert has_hooks(module)
+        handle.remove()
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert has_hooks(module)
+    handle.remove()
+    assert not has_hooks(module)

@@ -67,6 +67,7 @@ def test_private_modules_of_torch_and_openvino_are_imported_only_in_listed_modul
 STAGES = ("upstream", "lowering", "partitioning", "conversion", "runtime", "routes", "capture", "runners")
 BESIDE = {
     "spec": "", "open_axes": "", "instrumentation": "routes", "settings": "routes",
+    "eager_watch": "routes",
     "compiled": "top", "compiler": "top", "entry": "top",
 }  # fmt: skip
 

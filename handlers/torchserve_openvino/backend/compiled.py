@@ -1,11 +1,20 @@
 """The compiled model that users call."""
 
-from collections.abc import Callable
+import logging
+import sys
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
+from torchserve_openvino.backend import eager_watch
 from torchserve_openvino.backend.capture.stand_in import StandIn
 from torchserve_openvino.backend.runners.guarded import Runner
+from torchserve_openvino.backend.upstream._torch_modes import has_hooks
+
+logger = logging.getLogger(__name__)
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
 
 
 class CompiledModule(StandIn):
@@ -14,16 +23,23 @@ class CompiledModule(StandIn):
     Args:
         runner: Runs the calls.
         remake: Compiles another model in the same way, for copies.
+        methods: Methods that are compiled as the model is, by name.
 
     Attributes:
         report: What ran where, and why; always up to date.
         eager: The model that was compiled, unchanged.
     """
 
-    def __init__(self, runner: Runner, remake: Callable[[Any], "CompiledModule"] | None = None) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        remake: Callable[[Any], "CompiledModule"] | None = None,
+        methods: Mapping[str, "CompiledModule"] | None = None,
+    ) -> None:
         # Bypasses `__setattr__`, which writes to the model.
         vars(self).update(eager=runner.model, report=runner.report)
         self._remake = remake
+        self._methods = dict(methods or {})
         self._become(runner)
         runner.settles(self._become)
 
@@ -35,7 +51,25 @@ class CompiledModule(StandIn):
 
         While a model that contains this one is captured, the original module runs and becomes part of that graph.
         """
+        if eager_watch.is_watched():
+            with eager_watch.compiled():
+                return self._runner(args, kwargs)
         return self._runner(args, kwargs)
+
+    def _run_method(self, name: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a method of the model: compiled if it was named, else in eager PyTorch, which is counted."""
+        if name == "forward" and not has_hooks(self.eager):
+            return self(*args, **kwargs)
+        if name in self._methods:
+            return self._methods[name](*args, **kwargs)
+        where = _caller()
+
+        def count(eager: eager_watch.Eager) -> None:
+            op = f"{type(self.eager).__name__}.{name}"
+            if self.report.tracker.add_uncompiled(op, where, eager.ops, eager.seconds, _advice(name)):
+                logger.warning("Fallback: %s runs in eager PyTorch at %s, outside every compiled graph", op, where)
+
+        return eager_watch.EagerWatch((), count).watch(lambda: method(*args, **kwargs))
 
     def _inside(self, *args: Any, **kwargs: Any) -> Any:
         """Runs a call inside another model that is being captured."""
@@ -52,6 +86,8 @@ class CompiledModule(StandIn):
         repeated without Dynamo (a graph break, an output that is a view, a buffer that changes) stay guarded.
         """
         self._runner.freeze()
+        for method in self._methods.values():
+            method.freeze()
         return self
 
     @property
@@ -115,3 +151,19 @@ class CompiledModule(StandIn):
 
     def __repr__(self) -> str:
         return f"CompiledModule({self.eager!r})"
+
+
+def _advice(name: str) -> str:
+    if name == "generate":
+        how = "the handler text_generator, or `handler.openvino.compile: [model.generate]`, compiles what it calls"
+    else:
+        how = f"`torchserve_openvino.compile(..., methods=[{name!r}])` compiles it"
+    return f"no compiled graph contains it: {how}"
+
+
+def _caller() -> str:
+    """Returns ``file:line`` of the user's code that called into this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

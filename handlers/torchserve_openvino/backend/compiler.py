@@ -1,6 +1,7 @@
 """Creates compiled models: for `entry.compile`, and for serving and the doctor, which need more settings."""
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from torchserve_openvino.backend.routes.call_cache import CallCache
 from torchserve_openvino.backend.routes.partition_cache import PartitionCache
 from torchserve_openvino.backend.routes.recorder import CallRecorder
 from torchserve_openvino.backend.runners.choosing import ChoosingRunner
+from torchserve_openvino.backend.runners.first_calls import FirstCalls
 from torchserve_openvino.backend.runners.freezing import FreezingRunner
 from torchserve_openvino.backend.runners.guarded import Runner, Traced
 from torchserve_openvino.backend.settings import BackendSettings, converter_of, cpp_compiler
@@ -23,7 +25,7 @@ from torchserve_openvino.backend.upstream._openvino_private import use_libraries
 from torchserve_openvino.cache.identity.mapping_print import mappings_digest
 from torchserve_openvino.cache.open import CacheSettings, open_cache
 from torchserve_openvino.config import ResolvedOptions, resolve_options, vocabulary
-from torchserve_openvino.errors import TorchScriptModelError
+from torchserve_openvino.errors import ConfigError, TorchScriptModelError
 from torchserve_openvino.ops.mappings import Mappings, registered
 from torchserve_openvino.quantized.torch_fx import UnknownLayerError, decomposed, is_quantized_by_fx
 from torchserve_openvino.report import Tracker
@@ -37,7 +39,7 @@ class CompileSpec:
     """How a model is compiled.
 
     Attributes:
-        dynamic: As in `entry.compile`, like ``options``, ``fullgraph``, ``mode`` and ``backend``.
+        dynamic: As in `entry.compile`, like ``options``, ``fullgraph``, ``mode``, ``backend`` and ``methods``.
         resolved: Options that are already validated, used instead of ``options``.
         own_weights: Whether the compiled model keeps its own copy of the weights, for `CompiledModule.release_weights`.
         cache: Settings of the cache beyond ``model_caching`` and ``cache_dir``.
@@ -50,6 +52,7 @@ class CompileSpec:
     fullgraph: bool = False
     mode: str | None = None
     backend: str = "openvino"
+    methods: tuple[str, ...] = ()
     resolved: ResolvedOptions | None = None
     own_weights: bool = False
     cache: CacheSettings = field(default_factory=CacheSettings)
@@ -66,7 +69,8 @@ def compile_with(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker 
         tracker: Collects the records, in addition to those that it already holds; a new one if None.
 
     Raises:
-        ConfigError: An option is unknown or can't be used, before anything is compiled.
+        ConfigError: An option is unknown or can't be used, or the model has no method of that name, before anything is
+            compiled.
         CacheDirectoryError: The cache's folder is not safe to use.
         TorchScriptModelError: A TorchScript module, which Dynamo can't trace.
     """
@@ -77,7 +81,16 @@ def compile_with(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker 
         )
     if isinstance(model, CompiledModule):
         model = model.eager
-    return CompiledModule(_runner(model, spec, tracker or Tracker()), functools.partial(compile_with, spec=spec))
+    tracker = tracker or Tracker()
+    methods = {name: compile_with(_method(model, name), replace(spec, methods=()), tracker) for name in spec.methods}
+    return CompiledModule(_runner(model, spec, tracker), functools.partial(compile_with, spec=spec), methods)
+
+
+def _method(model: Callable[..., Any], name: str) -> Callable[..., Any]:
+    method = getattr(model, name, None)
+    if not inspect.ismethod(method) or method.__self__ is not model or hasattr(torch.nn.Module, name):
+        raise ConfigError(f"names {name!r}, which is no method of {type(model).__name__} itself.", key="methods")
+    return method
 
 
 def _runner(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> Runner:
@@ -97,7 +110,9 @@ def _runner(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> R
         capture = functools.partial(_export, captured, spec, settings)
     else:
         capture = functools.partial(_trace, traced, sync, spec, settings)
-    return FreezingRunner(model, capture, settings, calls, spec.cache.proves)
+    verifies = resolved.options.verify == "first"
+    compared = (lambda: FirstCalls(model, settings).wrap(capture())) if verifies else capture
+    return FreezingRunner(model, compared, settings, calls, proves=spec.cache.proves or verifies)
 
 
 def make_settings(resolved: ResolvedOptions, tracker: Tracker, spec: CompileSpec) -> BackendSettings:

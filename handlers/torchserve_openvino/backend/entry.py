@@ -20,6 +20,7 @@ def compile(
     fullgraph: bool = False,
     mode: str | None = None,
     backend: str = "openvino",
+    methods: Sequence[str] = (),
 ) -> CompiledModule:
     """Compiles a model through ``torch.compile`` with OpenVINO as the backend, and reports what ran where.
 
@@ -34,6 +35,8 @@ def compile(
         backend: ``openvino``; ``openvino_ts`` converts through TorchScript; ``export`` captures by torch.export;
             ``auto`` tries these at the first call and keeps the best. Any other backend of Dynamo is passed through
             and reported.
+        methods: Names of the model's other methods that compute, such as ``encode_image``; each is compiled as the
+            model is. A call of any other method that computes with weights is counted as a fallback.
 
     Raises:
         ConfigError: An option is unknown or can't be used, before anything is compiled.
@@ -42,7 +45,10 @@ def compile(
     """
     given = dict(options) if options is not None else None
     return compile_with(
-        model, CompileSpec(dynamic=dynamic, options=given, fullgraph=fullgraph, mode=mode, backend=backend)
+        model,
+        CompileSpec(
+            dynamic=dynamic, options=given, fullgraph=fullgraph, mode=mode, backend=backend, methods=tuple(methods)
+        ),
     )
 
 

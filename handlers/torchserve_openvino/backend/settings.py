@@ -14,6 +14,7 @@ from torchserve_openvino.backend.instrumentation import NOT_INSTRUMENTED, Instru
 from torchserve_openvino.backend.routes.partition_cache import PartitionCache
 from torchserve_openvino.backend.routes.recorder import CallRecorder
 from torchserve_openvino.backend.runtime.execute import EagerCopy
+from torchserve_openvino.backend.runtime.first_comparison import FirstComparison
 from torchserve_openvino.backend.runtime.memory import OutputMemory
 from torchserve_openvino.backend.upstream._openvino_private import frontend_converts, undecomposed, upstream_supported
 from torchserve_openvino.config import ResolvedOptions
@@ -39,6 +40,7 @@ class BackendSettings:
         memory: Allocates the memory for results.
         mappings: Operators and modules that the user mapped.
         instrumentation: Hooks for a diagnosis.
+        comparison: Compares new graphs with eager PyTorch, with the option ``verify``.
         backend: ``openvino``, ``openvino_ts`` or ``export``; decides how the model is captured and converted.
     """
 
@@ -53,6 +55,11 @@ class BackendSettings:
     mappings: Mappings = field(default_factory=Mappings)
     instrumentation: Instrumentation = NOT_INSTRUMENTED
     backend: str = "openvino"
+
+    @functools.cached_property
+    def comparison(self) -> FirstComparison:
+        """See above."""
+        return FirstComparison(self.tracker)
 
     @property
     def device(self) -> str:

@@ -204,6 +204,11 @@ def checked_spec(checks: Sequence[str]) -> tuple[ValueSpec, ...]:
     return (ValueSpec(torch.int32, (len(checks),)),) if checks else ()
 
 
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Returns True if shape, strides and type describe a tensor's memory: not if it is sparse, nested or quantized."""
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+
+
 def spec_of(value: Any) -> ValueSpec:
     """Describes a fake value of the traced graph.
 

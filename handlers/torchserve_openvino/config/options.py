@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from torchserve_openvino.config.cache_root import cache_root
 from torchserve_openvino.config.op_names import check_operators
 from torchserve_openvino.config.openvino.devices import (
     DeviceCatalog,
@@ -26,7 +27,7 @@ ENV_CACHE_DIR = "OPENVINO_TORCH_CACHE_DIR"
 ENV_DEFAULTS = {"device": ENV_DEVICE, "model_caching": ENV_MODEL_CACHING, "cache_dir": ENV_CACHE_DIR}
 
 _FALLBACKS = ("eager", "inductor")
-_CACHE_FOLDER = "torchserve-openvino"
+_VERIFY = ("off", "first")
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,9 @@ class BackendOptions:
     min_partition_us: float | None = None
     """Partitions that eager PyTorch runs in fewer microseconds stay in eager, because calling OpenVINO costs more.
     Unset: 100 for a graph in several pieces, 0 for a graph in one piece. 0 sends every partition to OpenVINO."""
+    verify: Literal["off", "first"] = "off"
+    """In Python only: `first` compares the first call of each new graph with eager PyTorch, once, and raises an error
+    if they differ. A served model is compared before READY anyway (`handler.openvino.verify`)."""
 
     def ov_config(self) -> dict[str, Any]:
         """Returns the properties for ``core.compile_model``.
@@ -149,16 +153,6 @@ def pick_catalog(check_device: bool) -> DeviceCatalog:
     return SystemCatalog() if check_device else UncheckedCatalog()
 
 
-def cache_root(env: Mapping[str, str] | None = None) -> Path:
-    """Returns the absolute path of the user's cache folder: the default, and the base of a relative ``cache_dir``.
-
-    Args:
-        env: Environment variables; ``os.environ`` if None.
-    """
-    base = Path((os.environ if env is None else env).get("XDG_CACHE_HOME", "")).expanduser()
-    return (base if base.is_absolute() else Path("~/.cache").expanduser()) / _CACHE_FOLDER
-
-
 def resolve_into(
     problems: Problems,
     options: Mapping[str, Any] | None,
@@ -201,7 +195,8 @@ class _Resolver:
         values["cache_dir"] = self._cache_dir(values["model_caching"])
         values["decompositions"] = self._operators("decompositions")
         values["disabled_ops"] = self._operators("disabled_ops")
-        values["fallback_to"] = self._fallback_to()
+        values["fallback_to"] = self._choice("fallback_to", _FALLBACKS)
+        values["verify"] = self._choice("verify", _VERIFY)
         values["min_partition_us"] = self._microseconds("min_partition_us")
         if values["testing"] and values["min_partition_us"] is None:
             values["min_partition_us"] = 0.0
@@ -292,16 +287,14 @@ class _Resolver:
             if not get_decompositions([getattr(found, overload[0]) if overload else found]):
                 self.problems.add(("decompositions",), f"torch has no decomposition for {name!r}; remove it.")
 
-    def _fallback_to(self) -> str:
-        value = self._value("fallback_to")
-        if value is None:
-            return "eager"
-        if value not in _FALLBACKS:
-            hint = nearest(str(value), _FALLBACKS)
-            message = f"must be one of {listed(_FALLBACKS)}, not {shown(value)}."
-            self.problems.add(("fallback_to",), message, suggestion=hint)
-            return "eager"
-        return str(value)
+    def _choice(self, name: str, choices: tuple[str, ...]) -> str:
+        """Returns one of several words, of which the first is the default."""
+        value = self._value(name)
+        if value is None or value in choices:
+            return choices[0] if value is None else str(value)
+        message = f"must be one of {listed(choices)}, not {shown(value)}."
+        self.problems.add((name,), message, suggestion=nearest(str(value), choices))
+        return choices[0]
 
     def _microseconds(self, name: str) -> float | None:
         value = self._value(name)

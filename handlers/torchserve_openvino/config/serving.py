@@ -118,6 +118,12 @@ def load_serving_config(
         options = _raw_options(data, pt2)
         at = problems.at(*options_path(pt2.form))
         backend = resolve_into(at, options, env=env, catalog=catalog or pick_catalog(check_device))
+        if backend.options.verify != "off":
+            at.add(
+                ("verify",),
+                "is for torchserve_openvino.compile in Python: a served model is compared with eager "
+                "PyTorch before READY, as handler.openvino.verify says; remove it.",
+            )
         backend = _with_all_pieces(_with_fallback_to(backend, section, problems), section)
     problems.raise_if_any(read.name)
     return ServingConfig(

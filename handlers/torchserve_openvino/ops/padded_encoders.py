@@ -5,6 +5,8 @@ computed for the padding, and fills the result up with zeros (torch/nn/modules/t
 module uses no nested tensors and computes values for the padding as well; this file overwrites them with zeros.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,9 +18,36 @@ _KEY_PADDING = 1
 
 def last_layers(model: Any) -> frozenset[str]:
     """Returns the last layers of the encoders that use nested tensors, by their names in `nn_module_stack`."""
+    return frozenset(str(id(layer)) for layer in _last_layers(model))
+
+
+def _last_layers(model: Any) -> list[nn.Module]:
     modules = model.modules() if isinstance(model, nn.Module) else ()
     encoders = [each for each in modules if isinstance(each, nn.TransformerEncoder)]
-    return frozenset(str(id(each.layers[-1])) for each in encoders if getattr(each, "use_nested_tensor", False))
+    return [each.layers[-1] for each in encoders if getattr(each, "use_nested_tensor", False)]
+
+
+@contextmanager
+def zeroing_padding(model: nn.Module) -> Iterator[None]:
+    """Makes encoders zero the padding in their outputs while a Python run of the model is recorded by torch.export.
+
+    Unlike Dynamo, torch.export does not record a layer of an encoder as one operator, which `zero_padding` looks for.
+    """
+    handles = [layer.register_forward_hook(_zero, with_kwargs=True) for layer in _last_layers(model)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _zero(layer: nn.Module, args: Any, kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
+    """Zeros the padding under the conditions of `nn.TransformerEncoder`, which calls its layers with these keywords."""
+    if kwargs.keys() != {"src_mask", "is_causal", "src_key_padding_mask"} or kwargs["src_mask"] is not None:
+        return None
+    mask = kwargs["src_key_padding_mask"]
+    packs = torch.backends.mha.get_fastpath_enabled() and not layer.training and not torch.is_autocast_enabled()
+    return _filled(output, mask) if packs and mask is not None and output.dim() == 3 else None
 
 
 def zero_padding(graph: Graph, last: frozenset[str]) -> None:

@@ -22,6 +22,13 @@ class VerifyRecord:
         self._facts = result
         self._changed()
 
+    def state_first(self, compared: int, mismatches: int, worst: float) -> None:
+        """Records how many new graphs were compared at their first call, and the largest difference."""
+        # Infinity is no JSON.
+        figures = {"compared": compared, "mismatches": mismatches, "worst": worst if worst < float("inf") else "inf"}
+        self._facts = {**self._facts, "against": "eager", "passed": not mismatches, **figures}
+        self._changed()
+
     def state_shadow(self, facts: dict[str, Any]) -> None:
         """Records what the comparison of some requests has found so far."""
         if facts != self.shadow:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torchserve_openvino.backend import eager_watch
 from torchserve_openvino.backend.runtime.compare import output_tensors
 from torchserve_openvino.errors import OutsideDeclaredError
 from torchserve_openvino.serving.modes import Modes
-from torchserve_openvino.serving.observation import outside
 from torchserve_openvino.serving.requests.batching import RowRunner
 from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.streams import Streams
@@ -94,7 +94,7 @@ class ServedModel:
         """
         if any(tensor.is_inference() for tensor in output_tensors((args, kwargs))):
             args, kwargs = pytree.tree_map_only(torch.Tensor, ordinary, (args, kwargs))
-        with torch.inference_mode(False), outside.compiled():
+        with torch.inference_mode(False), eager_watch.compiled():
             fitted = self.fit(args, kwargs)
         if fitted is None:
             return self.run_once(*args, **kwargs)
@@ -137,7 +137,7 @@ class ServedModel:
         return self._shadowed(lambda: (args, kwargs), lambda: self._alone(args, kwargs))
 
     def _alone(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        with outside.compiled(), Modes.of_call((args, kwargs)).on():
+        with eager_watch.compiled(), Modes.of_call((args, kwargs)).on():
             return self._any_shape(*args, **kwargs)
 
     def run_joined(self, calls: Sequence[Fitted]) -> list[Any]:
@@ -178,7 +178,7 @@ class ServedModel:
 
     def run_rows(self, fitted: Fitted) -> Any:
         """Runs a fitted call; named dimensions of the answer still have their padding."""
-        with outside.compiled(), Modes.of_call((fitted.args, fitted.kwargs)).on():
+        with eager_watch.compiled(), Modes.of_call((fitted.args, fitted.kwargs)).on():
             return self._rows(fitted.args, fitted.kwargs, fitted.rows)
 
     def cut(self, output: Any, fitted: Fitted) -> Any:

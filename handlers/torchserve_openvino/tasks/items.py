@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from torchserve_openvino.backend import eager_watch
 from torchserve_openvino.errors import (
     ForbiddenFallbackError,
     InexactValueError,
@@ -19,7 +20,6 @@ from torchserve_openvino.errors import (
     PayloadTooLargeError,
 )  # fmt: skip
 from torchserve_openvino.serving.handler import OpenVINOHandler
-from torchserve_openvino.serving.observation import outside
 from torchserve_openvino.serving.requests.batch_answer import explains
 from torchserve_openvino.serving.requests.isolation import run_isolated, server_fault
 from torchserve_openvino.serving.requests.streams import Streams
@@ -165,12 +165,12 @@ class ItemHandler(OpenVINOHandler):
             raise ForbiddenFallbackError(f"outside_compiled: {name} run in eager PyTorch", by_request=True)
         if self.served is not None and self.served.released:
             raise NotExplainedError(f"{name} need the weights that handler.openvino.release_weights: true has freed")
-        seen: list[outside.Eager] = []
+        seen: list[eager_watch.Eager] = []
         start = time.perf_counter()
-        result = outside.Outside([], seen.append).watch(run)
+        result = eager_watch.EagerWatch([], seen.append).watch(run)
         seconds = time.perf_counter() - start
         # What is counted is one pass through the model, however many the computation has.
-        largest = max(seen, key=lambda each: each.ops, default=outside.Eager(None, "", "", ""))
+        largest = max(seen, key=lambda each: each.ops, default=eager_watch.Eager(None, "", "", ""))
         reason = "they need gradients, which compiled graphs do not have"
         if self.report.tracker.add_uncompiled(
             name, largest.where, largest.ops, seconds, reason, caused_by_request=True
@@ -187,7 +187,7 @@ class ItemHandler(OpenVINOHandler):
             return InvalidInputError(str(error)) if isinstance(error, InexactValueError) else server_fault(error)
         try:
             # This run is no answer, so it is not counted as work outside the compiled graphs.
-            with torch.inference_mode(), outside.compiled():
+            with torch.inference_mode(), eager_watch.compiled():
                 self.run_eager(value)
         except Exception as refusal:
             text = (str(refusal).strip().splitlines() or [type(refusal).__name__])[0]

@@ -144,3 +144,8 @@ def test_torch_is_not_imported_for_this_backend():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_comparing_first_calls_is_for_python_only():
+    with pytest.raises(ConfigError, match="READY"):
+        load({"compile": {"enable": True, "backend": "openvino", "options": {"verify": "first"}}})

@@ -11,10 +11,10 @@ from torch import nn
 
 import torchserve_openvino as tov
 from encoder import build
+from torchserve_openvino.backend.eager_watch import EagerWatch
 from torchserve_openvino.cache.identity.fingerprint import fingerprint
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving.observation.methods import MethodGraph, Redirected
-from torchserve_openvino.serving.observation.outside import Outside
 from torchserve_openvino.serving.observation.parts import part_at
 
 SOURCE = """
@@ -48,7 +48,7 @@ class Pipeline:
 
 
 def watched(run: Any) -> Any:
-    return Outside([], lambda eager: None).watch(run)
+    return EagerWatch([], lambda eager: None).watch(run)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.routes.recorder import CallRecorder
+from torchserve_openvino.backend.spec import is_plain
 from torchserve_openvino.backend.upstream._torch_modes import OperatorCount
 from torchserve_openvino.backend.upstream._torch_private import (
     FrameFact,
@@ -129,9 +130,11 @@ class FrameBooks:
 def _kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Returns a key that is equal for calls with the same operators, as far as shapes, types and numbers decide it."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    parts = [(leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else _plain(leaf) for leaf in leaves]
+    parts = [_of_leaf(leaf) for leaf in leaves]
     return spec, torch.is_grad_enabled(), *parts
 
 
-def _plain(leaf: Any) -> Any:
+def _of_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor) and is_plain(leaf):
+        return leaf.shape, leaf.dtype
     return repr(leaf) if leaf is None or isinstance(leaf, (bool, int, float, str)) else type(leaf)

@@ -105,6 +105,10 @@ class GraphBuilder:
 
         return Assembled(run, None)
 
+    def in_eager(self, *args: Any) -> Any:
+        """Runs the lowered graph in eager PyTorch."""
+        return laid_out(self._gm)(*args)
+
     def report_left_out(self) -> None:
         """Counts each node that stays in eager PyTorch, with its reason and the user's line."""
         self._report(Counter(self._partitioned.left_out))

@@ -52,7 +52,7 @@ class OpenVINOBackend:
         self.__name__ = "openvino_serving"
         _torch_kept.keep_whole(STAND_INS)
         _torch_kept.take_masks()
-        _torch_modes.keep_to_threads()
+        _torch_modes.repair_aliasing_check()
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any], place: str = "") -> Any:
         """Compiles one graph; called by Dynamo.

@@ -23,8 +23,10 @@ from torchserve_openvino.backend.capture.export_bind import Binding, bind
 from torchserve_openvino.backend.capture.graph import CompiledGraph
 from torchserve_openvino.backend.capture.kept_state import StateKeeper
 from torchserve_openvino.backend.capture.module_state import AnswerShape, Watched, module_state
+from torchserve_openvino.backend.capture.reached_state import ReachedState
 from torchserve_openvino.backend.lowering.redundant import drop_checks, drop_round_trips
 from torchserve_openvino.backend.settings import BackendSettings
+from torchserve_openvino.backend.spec import is_plain
 from torchserve_openvino.backend.upstream import _torch_kept
 from torchserve_openvino.backend.upstream import _torch_private as private
 from torchserve_openvino.ops import where_of
@@ -38,6 +40,8 @@ logger = logging.getLogger(__name__)
 MAX_SIGNATURES = 64
 _REASON_LINES = 3
 _PLAIN = (bool, int, float, str, type(None))
+# An exported graph returns no other subclass.
+_TENSORS = {torch.Tensor, torch.nn.Parameter}
 _RECORDS_GRADIENTS = "gradients are recorded, which exported graphs do not support: call under torch.inference_mode()"
 
 
@@ -65,6 +69,7 @@ class ExportedModel:
         # Maps each signature to its graph, or to the reason why there is none.
         self._found: dict[Any, Exported | str] = {}
         self._state: list[Any] = []
+        self._reached = ReachedState(torch.nn.Module())
         self._keeps_state = ""
         _torch_kept.keep_whole(STAND_INS)
         if dynamic:
@@ -106,8 +111,11 @@ class ExportedModel:
             tensors = (*(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), *self._model.parameters())
             if any(tensor.requires_grad for tensor in tensors):
                 return _RECORDS_GRADIENTS
-        unknown = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, (torch.Tensor, *_PLAIN))]
-        return f"an input of type {unknown[0]} cannot be part of a signature" if unknown else ""
+        unknown = [type(leaf).__name__ for leaf in leaves if not (type(leaf) in _TENSORS or isinstance(leaf, _PLAIN))]
+        if unknown:
+            return f"an input of type {unknown[0]} cannot be part of a signature"
+        plain = all(is_plain(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
+        return "" if plain else "an input is a sparse, nested or quantized tensor, whose content no signature describes"
 
     def _exported(
         self, leaves: Sequence[Any], spec: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -116,11 +124,11 @@ class ExportedModel:
         key = _key(leaves, spec)
         with self._lock:
             state = module_state(self._model)
-            if state != self._state:
+            if state != self._state or next(self._reached.changed(), None) is not None:
                 if self._found:
                     self._settings.tracker.add_note("the module itself was changed, and exported again")
                 self._found.clear()
-                self._state = state
+                self._state, self._reached = state, ReachedState(self._model)
             if key not in self._found:
                 if len(self._found) >= MAX_SIGNATURES:
                     return f"more than {MAX_SIGNATURES} input signatures: each would be a graph of its own"
@@ -148,7 +156,7 @@ class ExportedModel:
                     keeper.restore()
                 if changes:
                     which = ", ".join(sorted(set(changes)))
-                    self._keeps_state = f"the model changes its own attributes ({which}), which no graph can express"
+                    self._keeps_state = f"the model changes Python state ({which}), which no graph can express"
                     return self._keeps_state
                 lowered = program.run_decompositions(self._settings.decompositions)
             binding = bind(lowered, model, spec, answers[-1])

@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
 from torchserve_openvino.backend.capture.builder import Assembled, GraphBuilder
 from torchserve_openvino.backend.routes.frozen import GraphCall, Touched
+from torchserve_openvino.backend.routes.recorder import Unverified
 from torchserve_openvino.backend.runtime.assemble import picker
 from torchserve_openvino.backend.runtime.weights import WeightWatch, can_watch
 from torchserve_openvino.backend.settings import BackendSettings
@@ -34,10 +36,16 @@ REBUILDS_WITHIN_SECONDS = 60.0
 
 @dataclass
 class Variant:
-    """The graph compiled for one set of weights. ``watch`` is None if weights are inputs, or were released."""
+    """The graph compiled for one set of weights.
+
+    Attributes:
+        watch: None if weights are inputs, or were released.
+        unverified: Set until a result was compared with eager PyTorch, with the option ``verify``.
+    """
 
     assembled: Assembled
     watch: WeightWatch | None
+    unverified: Unverified | None = None
 
 
 class CompiledGraph:
@@ -96,7 +104,10 @@ class CompiledGraph:
         call_args = tuple(args)
         args.clear()
         assembled = variant.assembled
-        results = assembled.run(*call_args)
+        if variant.unverified is not None and not variant.unverified.verified:
+            results = self._run_unverified(variant.unverified, assembled, call_args)
+        else:
+            results = assembled.run(*call_args)
         if (calls := self._thread.recorded) is not None:
             calls.append(
                 GraphCall(
@@ -104,6 +115,28 @@ class CompiledGraph:
                 )
             )
         return results
+
+    def _run_unverified(self, unverified: Unverified, assembled: Assembled, args: tuple[Any, ...]) -> Any:
+        """Runs a graph that is yet to be compared with eager PyTorch: with the call it is part of, or by itself."""
+        tracker, waiting = self._settings.tracker, self._thread.unverified
+        generator, failures = torch.get_rng_state(), tracker.fallback_counts().get("runtime_failed", 0)
+        results = assembled.run(*args)
+        unverified.failed = tracker.fallback_counts().get("runtime_failed", 0) != failures
+        by_itself = self._mutates or self.unproven or self._record.stage == "backward"
+        if waiting is not None and not by_itself:
+            waiting.append(unverified)
+        elif not unverified.failed:
+            after = torch.get_rng_state()
+            torch.set_rng_state(generator)
+            with torch.no_grad():
+                expected = self._builder.in_eager(*args)
+            torch.set_rng_state(after)
+            self._settings.comparison.compare(results, expected, f"graph {self._record.index}")
+            unverified.verified = True
+        return results
+
+    def _variant(self, assembled: Assembled, watch: WeightWatch | None) -> Variant:
+        return Variant(assembled, watch, Unverified() if self._settings.resolved.options.verify == "first" else None)
 
     def _select(self, args: Sequence[Any], weights: tuple[Any, ...]) -> Variant:
         with self._lock:
@@ -123,7 +156,7 @@ class CompiledGraph:
                 if len(constants) < len(self._static):
                     self._narrow(list(constants))
                     return self._select(args, self._pick(args))
-                variant = Variant(self._build(constants), watch)
+                variant = self._variant(self._build(constants), watch)
                 self._variants[key] = variant
             self._current = variant
             return variant
@@ -163,7 +196,7 @@ class CompiledGraph:
         )
         self._static, self._pick = [], picker([])
         self._variants.clear()
-        return Variant(self._build({}), None)
+        return self._variant(self._build({}), None)
 
     def release_weights(self) -> None:
         """Drops everything that keeps the weights' memory alive."""

@@ -14,7 +14,7 @@ import torch
 
 from torchserve_openvino.cache.identity.tensors import tensor_digest
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 # Types that hold nothing that a call changes, or nothing that can be restored.
 _SKIPPED = (
     type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, torch.nn.Parameter,
@@ -83,7 +83,7 @@ class StateKeeper:
         names |= {each.name for each in self._tensors if _is_other(each)}
         for cls, before in self._classes:
             now = _class_values(cls)
-            names |= {f"{cls.__name__}.{name}" for name in before if not _same(before[name], now.get(name))}
+            names |= {f"{cls.__name__}.{name}" for name in before if not same(before[name], now.get(name))}
         return sorted(name for name in names if name.rpartition(".")[2] not in _FOLLOW_WEIGHTS)
 
     def restore(self) -> None:
@@ -93,7 +93,7 @@ class StateKeeper:
                 held.refill(held.items)
         for cls, before in self._classes:
             for name, value in before.items():
-                if not _same(value, cls.__dict__.get(name)):
+                if not same(value, cls.__dict__.get(name)):
                     setattr(cls, name, value)
         for each in self._tensors:
             # An unchanged tensor must keep its version counter, by which weights are watched.
@@ -109,7 +109,7 @@ class StateKeeper:
         return sorted(each.name for each in self._tensors if each.copy is None and _is_other(each))
 
     def _visit(self, value: Any, name: str) -> None:
-        if isinstance(value, (*_PLAIN, *_SKIPPED)) or id(value) in self._seen:
+        if isinstance(value, (*PLAIN, *_SKIPPED)) or id(value) in self._seen:
             return
         self._seen.add(id(value))
         if isinstance(value, torch.Tensor):
@@ -142,7 +142,7 @@ class StateKeeper:
 
 
 def _class_values(cls: type) -> dict[str, Any]:
-    kinds = (*_PLAIN, torch.Tensor)
+    kinds = (*PLAIN, torch.Tensor)
     return {name: value for name, value in vars(cls).items() if isinstance(value, kinds) and not name.startswith("__")}
 
 
@@ -153,27 +153,28 @@ def _joined(name: str, key: Any) -> str:
     return f"{name}.{key}" if name else str(key)
 
 
-def _same(before: Any, now: Any) -> bool:
+def same(before: Any, now: Any) -> bool:
+    """Returns True if two values are the same object, or equal plain values."""
     # Compared as text, because 0.0 equals -0.0 and nan does not equal itself.
-    return before is now or (type(before) is type(now) and isinstance(before, _PLAIN) and repr(before) == repr(now))
+    return before is now or (type(before) is type(now) and isinstance(before, PLAIN) and repr(before) == repr(now))
 
 
 def _differences(held: _Held) -> Iterator[str]:
     before, container = held.items, held.container
     if isinstance(container, dict):
         now = [entry for pair in container.items() for entry in pair]
-        if len(before) == len(now) and all(map(_same, before, now)):
+        if len(before) == len(now) and all(map(same, before, now)):
             return
         old, new = dict(zip(before[::2], before[1::2], strict=True)), container
         for key in {**old, **new}:
-            if key not in old or key not in new or not _same(old[key], new[key]):
+            if key not in old or key not in new or not same(old[key], new[key]):
                 yield _joined(held.name, key)
         if old.keys() == new.keys() and list(old) != list(new):
             yield held.name
     elif isinstance(container, set):
         if set(before) != container:
             yield held.name
-    elif len(before) != len(container) or not all(map(_same, before, container)):
+    elif len(before) != len(container) or not all(map(same, before, container)):
         yield held.name
 
 

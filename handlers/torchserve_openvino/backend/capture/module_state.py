@@ -2,7 +2,7 @@
 
 torch.export records one run and leaves no guards. Weights are passed at each call; what remains to be compared are the
 modules themselves, their mode, and plain attributes that the code may have read. Objects of other classes are compared
-by identity: changes inside them are not noticed.
+by identity; `ReachedState` compares what is inside them.
 """
 
 import collections
@@ -14,6 +14,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.capture.kept_state import StateKeeper
+from torchserve_openvino.backend.capture.reached_state import ReachedState
+from torchserve_openvino.ops.padded_encoders import zeroing_padding
 
 _BY_VALUE = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
 # Tables of weights, which are looked up at each call.
@@ -57,7 +59,7 @@ def _plain(value: Any, depth: int) -> Any:
 
 
 class Watched(torch.nn.Module):
-    """Wraps a module for torch.export, which silently discards the changes that a run makes to attributes.
+    """Wraps a module for torch.export, which silently discards the changes that a run makes to Python's state.
 
     Args:
         model: The module.
@@ -77,9 +79,10 @@ class Watched(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module, and notes its changed attributes and the structure of its result."""
         # torch.export replaces all tensors while it runs, so the state before and after is comparable only in here.
-        keeper = StateKeeper(self.model, contents=False)
-        result = self.model(*args, **kwargs)
-        self._note(keeper.changed())
+        with zeroing_padding(self.model):
+            keeper, reached = StateKeeper(self.model, contents=False), ReachedState(self.model)
+            result = self.model(*args, **kwargs)
+            self._note(keeper.changed() or list(reached.changed()))
         self._answered(AnswerShape.of(result))
         return result
 

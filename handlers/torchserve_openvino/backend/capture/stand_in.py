@@ -6,18 +6,40 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from torchserve_openvino.errors import WeightsReleasedError
 
+_OF_EVERY_MODULE = frozenset(dir(torch.nn.Module)) - {"forward"}
 
-def attribute_of(model: Any, name: str, stand_in: Any) -> Any:
-    """Returns a model's attribute; a method that returns the model (``to``, ``eval``) returns its stand-in instead."""
+
+# Runs a method: gets its name, the method, and the arguments.
+MethodRunner = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+def attribute_of(model: Any, name: str, stand_in: Any, run: MethodRunner | None = None) -> Any:
+    """Returns a model's attribute; a method that returns the model (``to``, ``eval``) returns its stand-in instead.
+
+    Args:
+        model: The model.
+        name: The attribute.
+        stand_in: What stands in for the model.
+        run: Runs the methods that the model's own class defines; None if they are called directly.
+    """
     value = getattr(model, name)
     if not inspect.ismethod(value) or value.__self__ is not model:
         return value
+    # Those of every module, such as `train`, compute nothing.
+    computes = run is not None and isinstance(model, torch.nn.Module) and name not in _OF_EVERY_MODULE
 
     @functools.wraps(value)
     def instead(*args: Any, **kwargs: Any) -> Any:
-        result = value(*args, **kwargs)
+        # A model that contains this one and is being captured records what the method computes.
+        if computes and not torch.compiler.is_compiling():
+            assert run is not None
+            result = run(name, value, args, kwargs)
+        else:
+            result = value(*args, **kwargs)
         return stand_in if result is model else result
 
     return instead
@@ -42,7 +64,11 @@ class StandIn:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "eager":
             raise AttributeError(name)
-        return attribute_of(self.eager, name, self)
+        return attribute_of(self.eager, name, self, self._run_method)
+
+    def _run_method(self, name: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a method of the model, other than those of every module."""
+        raise NotImplementedError
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_") or name in vars(self) or isinstance(getattr(type(self), name, None), property):

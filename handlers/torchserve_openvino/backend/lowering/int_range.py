@@ -149,8 +149,8 @@ def _sources(node: Node, limited: Mapping[str, int]) -> set[str]:
 def _largest(tensor: torch.Tensor) -> int:
     if tensor.numel() == 0:
         return 0
-    values = tensor.detach().numpy()
-    return max(int(values.max()), -int(values.min()))
+    low, high = torch.aminmax(tensor)
+    return max(int(high), -int(low))
 
 
 def _integers(node: Node) -> bool:

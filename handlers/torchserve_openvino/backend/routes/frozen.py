@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.routes.serialized_tree import tree_to_text
 from torchserve_openvino.backend.runtime.compare import output_tensors
+from torchserve_openvino.backend.spec import is_plain
 
 if TYPE_CHECKING:
     from torchserve_openvino.backend.routes.serialized_part import Blueprint
@@ -271,7 +272,7 @@ def _key(leaves: list[Any], spec: Any) -> Key | None:
     parts: list[Any] = [spec, torch.is_grad_enabled(), autocast]
     for leaf in leaves:
         if type(leaf) is torch.Tensor:
-            if leaf.requires_grad or not leaf.is_contiguous() or leaf.device.type != "cpu":
+            if not is_plain(leaf) or leaf.requires_grad or not leaf.is_contiguous() or not leaf.is_cpu:
                 return None
             parts.append((leaf.shape, leaf.dtype))
         elif leaf is None or type(leaf) in {bool, int, float, str}:

@@ -3,9 +3,23 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from torchserve_openvino.backend.routes.frozen import GraphCall
+
+
+@dataclass
+class Unverified:
+    """A graph for one set of weights, whose results are yet to be compared with eager PyTorch (``verify: first``).
+
+    Attributes:
+        verified: Whether they were compared, and match.
+        failed: Whether OpenVINO failed in the call that runs, which shows nothing about the graph then.
+    """
+
+    verified: bool = False
+    failed: bool = False
 
 
 class CallRecorder(threading.local):
@@ -17,6 +31,8 @@ class CallRecorder(threading.local):
         in_graph: Number of compiled graphs that it is currently inside of.
         recorded: Calls of graphs, while a call of the model is recorded; else None.
         newest: The graph that was compiled last.
+        unverified: The graphs that ran in the current call and were never compared with eager PyTorch, if the call's
+            result is compared; else None.
     """
 
     graph_calls = 0
@@ -24,6 +40,7 @@ class CallRecorder(threading.local):
     in_graph = 0
     recorded: list[GraphCall] | None = None
     newest: Any = None
+    unverified: list[Unverified] | None = None
 
     @contextmanager
     def recording(self) -> Iterator[list[GraphCall]]:

@@ -161,6 +161,8 @@ class FreezingRunner(Runner):
             logger.warning("A cached model is rejected and compiled again: %s", problem)
             return None
         self._tracker.cache.verified += self._proves
+        if self._settings.resolved.options.verify == "first":
+            self._settings.comparison.count()
         return (result,)
 
     def freeze(self) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torchserve_openvino.backend.spec import is_plain
+
 # Largest difference, relative to the largest value of the output. For float32 it covers the summation order over some
 # thousand terms; bfloat16 has 8 bits of mantissa, float16 11, and their rounding adds up over the layers of a network.
 # Of activations in int8, a value halfway between two integers may become either, and each further layer makes more of
@@ -112,7 +114,7 @@ def reordered(call: Any) -> Any | None:
     for position, leaf in enumerate(leaves):
         if not isinstance(leaf, torch.Tensor):
             continue
-        if leaf.layout is not torch.strided or leaf.is_quantized:
+        if not is_plain(leaf):
             return None
         other = leaf.detach().flip(tuple(range(leaf.dim()))).requires_grad_(leaf.requires_grad)
         changed = changed or not torch.equal(other, leaf)

@@ -1,5 +1,9 @@
-"""The memory that results are written to: torch's, where an OpenVINO kernel is sure to write it."""
+"""Torch's memory as OpenVINO sees it, and the memory that results are written to.
 
+Results are written to torch's memory where an OpenVINO kernel is sure to write it.
+"""
+
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +13,44 @@ import openvino as ov
 import torch
 
 from torchserve_openvino.backend.spec import ValueSpec
+
+_ARRAY_TYPES = {
+    dtype: np.dtype(name)
+    for dtype, name in {
+        torch.float32: "float32",
+        torch.float16: "float16",
+        # NumPy has no bfloat16: any type of its size will do.
+        torch.bfloat16: "float16",
+        torch.int64: "int64",
+        torch.int32: "int32",
+        torch.uint8: "uint8",
+        torch.int8: "int8",
+        torch.bool: "bool",
+    }.items()
+}
+
+
+class _Memory(ctypes.c_char * (1 << 62)):  # type: ignore[misc]
+    """Memory from some address on, without an end. Nothing is allocated; one type serves all sizes.
+
+    Attributes:
+        owner: Whatever keeps the memory alive.
+    """
+
+    __slots__ = ("owner",)
+    owner: torch.Tensor
+
+
+def array_over(tensor: torch.Tensor) -> "np.ndarray[Any, Any]":
+    """Returns an array over the memory of a contiguous tensor, which it keeps alive.
+
+    Unlike `Tensor.numpy`, this leaves the tensor's storage resizable, which torch forbids for good once an array was
+    made: neither results nor the caller's inputs could be resized or passed as ``out=`` any more. As long as a call
+    runs, the caller must not resize them.
+    """
+    memory = _Memory.from_address(tensor.data_ptr())
+    memory.owner = tensor
+    return np.ndarray(tensor.shape, _ARRAY_TYPES[tensor.dtype], memory)
 
 
 class OutputMemory:

@@ -222,7 +222,7 @@ class _Walk(CodeWalk):
 
     def _attributes(self, value: Any, place: str) -> bool:
         """Adds the attributes; returns whether the object can have any."""
-        slots = [name for cls in type(value).__mro__ for name in _slots(cls) if hasattr(value, name)]
+        slots = [name for cls in type(value).__mro__ for name in slots_of(cls) if hasattr(value, name)]
         attributes = getattr(value, "__dict__", None)
         for name in sorted({*(attributes or ()), *slots}):
             self.put("attribute", name)
@@ -253,7 +253,8 @@ class _Walk(CodeWalk):
             self.value(child, f"{place}.{name}")
 
 
-def _slots(cls: type) -> tuple[str, ...]:
+def slots_of(cls: type) -> tuple[str, ...]:
+    """Returns the attributes that a class keeps in slots, by the names under which they are found."""
     slots = cls.__dict__.get("__slots__", ())
     names = (slots,) if isinstance(slots, str) else tuple(slots)
     return tuple(_mangled(name, cls) for name in names if name not in {"__dict__", "__weakref__"})

@@ -99,6 +99,7 @@ OPTIONS: dict[str, str] = {
     "testing": "nowhere",  # Upstream's flag; it only sets `min_partition_us`.
     "fallback_to": "graph",
     "min_partition_us": "graph",
+    "verify": "nowhere",  # Only compares results.
 }
 
 # The same for the arguments of `torchserve_openvino.compile`.
@@ -115,6 +116,7 @@ ARGUMENTS: dict[str, str] = {
     "instrumentation": "nowhere",  # Only for diagnosis, which does not use the cache.
     "tracker": "nowhere",
     "open_axes": "graph",
+    "methods": "nowhere",  # Each is compiled by itself, and is identified as a model of its own.
 }
 
 # OpenVINO properties that affect how a compiled model runs, not what it computes. `import_model` applies them anew, so

@@ -1,5 +1,6 @@
 """Digests of tensors and of all weights of a model, by content."""
 
+import ctypes
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,5 +46,6 @@ def _tensor_into(found: Any, name: str, tensor: torch.Tensor, seen: dict[tuple[A
         raise TypeError(f"{name or 'a tensor'} is {kind} on {tensor.device}: its content has no plain bytes")
     if tensor.numel():
         plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        # A single element is contiguous with any stride, but is seen as bytes with a stride of 1 only.
-        found.update(plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().data)
+        # Not by `Tensor.numpy`, after which the model could never resize the tensor.
+        memory = (ctypes.c_char * plain.nbytes).from_address(plain.data_ptr())
+        found.update(memoryview(memory).cast("B"))

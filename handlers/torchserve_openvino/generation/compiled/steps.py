@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchserve_openvino.backend import eager_watch
 from torchserve_openvino.generation.calls import Calls, Part
 from torchserve_openvino.serving.modes import SERVING
-from torchserve_openvino.serving.observation import outside
 from torchserve_openvino.serving.shapes.inputs import ordinary
 from torchserve_openvino.serving.shapes.plan import Shapes
 from torchserve_openvino.serving.shapes.value_sets import ValueSet
@@ -56,7 +56,7 @@ class Rows(Calls):
             The outputs, ``[rows, ...]`` each.
         """
         rows = len(inputs[0])
-        with outside.compiled(), SERVING.on():
+        with eager_watch.compiled(), SERVING.on():
             given = [ordinary(each) for each in inputs]
             found = [
                 self._once([each[first:last] for each in given] if last - first < rows else given)

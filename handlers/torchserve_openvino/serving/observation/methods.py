@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from torchserve_openvino.serving.observation import outside
+from torchserve_openvino.backend import eager_watch
 
 _GENERATES = ("transformers.generation.utils", "GenerationMixin")
 
@@ -41,7 +41,7 @@ class MethodCalls:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs a call of the method."""
-        if torch.compiler.is_compiling() or self.call is None or not outside.is_watched():
+        if torch.compiler.is_compiling() or self.call is None or not eager_watch.is_watched():
             return self.function(self.owner, *args, **kwargs)
         return self.call(*args, **kwargs)
 
@@ -97,7 +97,7 @@ class Redirected:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs a call of the module."""
-        if outside.is_watched():
+        if eager_watch.is_watched():
             return self._call(*args, **kwargs)
         return self._module._call_impl(*args, **kwargs)
 

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from torchserve_openvino.backend.eager_watch import Eager, EagerWatch, compiled
 from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving.modes import SERVING, Modes
 from torchserve_openvino.serving.observation.methods import MethodGraph, Redirected, outermost
 from torchserve_openvino.serving.observation.model_face import model_face
-from torchserve_openvino.serving.observation.outside import Eager, Outside, compiled
 from torchserve_openvino.serving.observation.parts import KEY, paths_of
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.serving.verification.sampling import copied_inputs
@@ -93,7 +93,7 @@ class Observer:
                 calls.clear()
                 found: dict[str, nn.Module] = {}
                 with self._recorders(name, calls):
-                    Outside(files_of(self._handler), partial(self._find, found)).watch(lambda: self._run(items))
+                    EagerWatch(files_of(self._handler), partial(self._find, found)).watch(lambda: self._run(items))
                 if not found:
                     break
                 self.seen.parts.update(found)

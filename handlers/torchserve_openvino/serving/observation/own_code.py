@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from torchserve_openvino.backend.eager_watch import Eager, EagerWatch, report_open
 from torchserve_openvino.errors import ItemError, ModelLoadError
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.base import BaseHandler
 from torchserve_openvino.serving.host.context import Headers
 from torchserve_openvino.serving.modes import SERVING, Modes
 from torchserve_openvino.serving.observation.observe import ROOT, Observer, Seen, UncopiedCallError, files_of
-from torchserve_openvino.serving.observation.outside import Eager, Outside, report_open
 from torchserve_openvino.serving.observation.parts import KEY, paths_of
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 
@@ -45,7 +45,7 @@ class OwnCode:
         self.report: CompileReport | None = None
         self._files = files_of(handler)
         self._explains = False
-        self._outside = Outside(self._files, self._count)
+        self._outside = EagerWatch(self._files, self._count)
         # The code of a shipped task need not be watched, which costs some microseconds for each operator.
         self._is_shipped = not _has_own_code(type(handler))
 

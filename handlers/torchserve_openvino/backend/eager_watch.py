@@ -1,4 +1,4 @@
-"""Detects eager computation outside every compiled call, while a handler's own code runs.
+"""Detects eager computation outside every compiled call, while a handler's own code or a model's method runs.
 
 A handler may call more than ``self.model``: a method such as ``generate``, a submodule, a second model, a function on
 weights. All of these compute with parameters, so an operator that takes a parameter outside every compiled call is part
@@ -24,7 +24,7 @@ from torchserve_openvino.ops.registry import computes
 
 T = TypeVar("T")
 
-_PACKAGE = str(Path(__file__).resolve().parents[2])
+_PACKAGE = str(Path(__file__).resolve().parents[1])
 # The methods of nn.Module between a call and its `forward`.
 _CALLS = frozenset({"_wrapped_call_impl", "_call_impl"})
 
@@ -59,24 +59,24 @@ class _ThreadState(threading.local):
 _thread = _ThreadState()
 
 
-class Outside:
-    """Watches a handler's code, in whichever threads it runs.
+class EagerWatch:
+    """Watches code, in whichever threads it runs.
 
     Args:
-        files: Source files of the handler's own classes; a computation is reported at the deepest line in them.
-        told: Called with each computation once it is over.
+        files: Source files of a handler's own classes; a computation is reported at the deepest line in them.
+        on_computation: Called with each computation once it is over.
     """
 
-    def __init__(self, files: Sequence[str], told: Callable[[Eager], None]) -> None:
+    def __init__(self, files: Sequence[str], on_computation: Callable[[Eager], None]) -> None:
         self._files = frozenset(files)
-        self.told = told
+        self._on_computation = on_computation
 
     def watch(self, run: Callable[[], T]) -> T:
         """Returns the result of ``run``; inside another `watch` of this thread, only the outer one watches."""
         if _thread.mode is not None:
             return run()
         # The frames below this one are the handler's.
-        mode = _Watch(self._files, self.told, sys._getframe())
+        mode = _Watch(self._files, self._on_computation, sys._getframe())
         _thread.mode = mode
         try:
             with mode:
@@ -87,7 +87,7 @@ class Outside:
 
 
 def is_watched() -> bool:
-    """Whether this thread runs a handler's own code, outside every compiled call."""
+    """Returns True if this thread runs code that is watched, outside every compiled call."""
     return _thread.mode is not None
 
 
@@ -127,17 +127,17 @@ class _Watch(ThreadDispatchMode):
     """The dispatch mode of one thread.
 
     Args:
-        files: See `Outside`.
-        told: See `Outside`.
+        files: See `EagerWatch`.
+        on_computation: See `EagerWatch`.
         base: The frame that runs the handler.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, files: frozenset[str], told: Callable[[Eager], None], base: FrameType) -> None:
+    def __init__(self, files: frozenset[str], on_computation: Callable[[Eager], None], base: FrameType) -> None:
         super().__init__()
         self.paused = False
-        self._files, self._told, self._base = files, told, base
+        self._files, self._on_computation, self._base = files, on_computation, base
         self._open: Eager | None = None
         # All that this frame calls belongs to the open computation. For an operator on weights it is the handler's
         # frame, and only what that calls at the instruction `_place` belongs to it.
@@ -177,7 +177,7 @@ class _Watch(ThreadDispatchMode):
         """Reports the open computation, unless it did no work, as when it only takes views of weights."""
         done, self._open, self._frame = self._open, None, None
         if done is not None and done.ops:
-            self._told(done)
+            self._on_computation(done)
 
     def _weighs(self, value: Any) -> bool:
         """Whether an argument is a weight, a view of one that was taken under this watch, or a list with either."""

@@ -1,0 +1,94 @@
+"""Inputs that are tensors of another kind: the answer is eager's, or the fallback is counted."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchserve_openvino as tov
+
+
+class Image(Tensor):
+    """A subclass without any behavior."""
+
+
+class Calls(nn.Module):
+    """Calls a function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors: Tensor) -> Any:
+        return self.function(*tensors)
+
+
+def smooth(x: Tensor) -> Tensor:
+    return (x * 2 + 1).softmax(1)
+
+
+X = torch.linspace(-2, 2, 12).reshape(3, 4)
+EYE, RIGHT = torch.eye(4), torch.linspace(0, 1, 12).reshape(4, 3)
+# The function, and its inputs.
+INPUTS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]] = {
+    "subclass": (smooth, lambda: (X.as_subclass(Image),)),
+    "view of a subclass": (smooth, lambda: (X.as_subclass(Image).t(),)),
+    "subclass, partly in eager": (lambda x: smooth(x.cummax(1)[0]), lambda: (X.as_subclass(Image),)),
+    "parameter": (smooth, lambda: (nn.Parameter(X, requires_grad=False),)),
+    "CSR": (lambda a, b: a @ b + 1, lambda: (EYE.to_sparse_csr(), RIGHT)),
+    "CSC": (lambda a, b: a.to_dense() @ b + 1, lambda: (EYE.to_sparse_csc(), RIGHT)),
+    "BSR": (lambda a, b: a.to_dense() @ b + 1, lambda: (EYE.to_sparse_bsr((2, 2)), RIGHT)),
+    "COO": (lambda a, b: a @ b + 1, lambda: (EYE.to_sparse(), RIGHT)),
+    "nested": (lambda x: (x * 2).to_padded_tensor(0.0), lambda: (torch.nested.nested_tensor([X[:, :2], X[:2, :2]]),)),
+    "quantized": (lambda x: x.dequantize() * 2, lambda: (torch.quantize_per_tensor(X, 0.1, 0, torch.quint8),)),
+    "conjugate": (lambda x: (x * 2).abs() + x.imag, lambda: (torch.complex(X, X + 1).conj(),)),
+    "negative view": (smooth, lambda: (torch.complex(X, X + 1).conj().imag,)),
+    "expanded": (smooth, lambda: (X[:, :1].expand(3, 4),)),
+    "overlapping": (smooth, lambda: (X.as_strided((3, 4), (1, 1)),)),
+}  # fmt: skip
+
+
+@pytest.mark.many(6)
+@pytest.mark.parametrize("freeze", [False, True])
+@pytest.mark.parametrize("backend", ["openvino", "openvino_ts", "export"])
+@pytest.mark.parametrize("name", INPUTS)
+def test_an_input_of_another_kind_is_answered_as_in_eager_or_counted(name: str, backend: str, freeze: bool) -> None:
+    function, inputs = INPUTS[name]
+    model = Calls(function).eval()
+    compiled = tov.compile(model, backend=backend, options={"min_partition_us": 0})
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        if freeze:
+            compiled.freeze()
+        for _ in range(3):
+            result, expected = compiled(*inputs()), model(*inputs())
+            assert type(result) is type(expected)
+            torch.testing.assert_close(result.as_subclass(Tensor), expected.as_subclass(Tensor))
+    assert compiled.report.summary.ops_on_openvino or compiled.report.fallback_counts()
+
+
+@pytest.mark.parametrize("backend", ["openvino", "export"])
+def test_the_scale_of_a_quantized_input_is_not_kept(backend: str) -> None:
+    model = Calls(lambda x: x.dequantize() * 2).eval()
+    compiled = tov.compile(model, backend=backend, options={"min_partition_us": 0}).freeze()
+    with torch.no_grad():
+        for scale in (0.1, 0.1, 0.1, 0.2):
+            x = torch.quantize_per_tensor(X, scale, 0, torch.quint8)
+            torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_weights_may_be_of_a_subclass() -> None:
+    class Weight(nn.Parameter):
+        """A subclass without any behavior."""
+
+    model = nn.Linear(4, 4).eval()
+    model.weight = Weight(model.weight.detach())
+    compiled = tov.compile(model, options={"min_partition_us": 0})
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(X), model(X))
+        model.weight.mul_(2)
+        torch.testing.assert_close(compiled(X), model(X))
+    assert compiled.report.summary.coverage == 1.0
