@@ -35,6 +35,7 @@ def describe(program: Program) -> dict[str, dict[str, Any]]:
 
 def _values(program: Program, step: str) -> dict[str, torch.Tensor]:
     space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "self": module_of(program), "cond": plain_cond}
+    space |= program.constants
     space |= dict(zip([i.name for i in program.inputs], arguments(program, step, False), strict=True))
     seen: dict[str, torch.Tensor] = {}
     with torch.no_grad():
