@@ -154,7 +154,11 @@ def _window_attention(g: RealContext, split: Val, heads: int, size: int) -> Val:
 
 @block(2.0, "image")
 def pooling(g: RealContext) -> None:
-    value = g.floats(["B", g.constant(CHANNELS), "W", "W"], ["infinite", "distinct"]) if g.chance(0.3) else image(g)
+    value = (
+        g.floats(["B", g.constant(CHANNELS), "W", "W"], ["infinite", "infinite", "distinct"])
+        if g.chance(0.5)
+        else image(g)
+    )
     g.infinite = True
     code = g.choice([
         "F.max_pool2d({0}, 2)", "F.max_pool2d({0}, 3, 2, 1)", "F.max_pool2d({0}, 2, ceil_mode=True)",

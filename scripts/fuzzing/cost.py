@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,6 +44,18 @@ class _Count(TorchDispatchMode):
         return result
 
 
+def seconds_of(run: Callable[[], Any]) -> float | None:
+    """Estimated seconds of a computation on torch's meta device; None if it needs values or is refused."""
+    count = _Count()
+    try:
+        with torch.device("meta"), torch.no_grad(), count:
+            run()
+    except Exception:
+        # The caller runs it in eager, which says which.
+        return None
+    return count.seconds
+
+
 def cost_of(code: str, env: dict[str, Any], tensors: dict[str, torch.Tensor]) -> float:
     """Estimated seconds of a line.
 
@@ -51,17 +64,11 @@ def cost_of(code: str, env: dict[str, Any], tensors: dict[str, torch.Tensor]) ->
         env: The names that it uses; modules are on torch's meta device, which computes shapes only.
         tensors: The values that it reads.
     """
-    count = _Count()
     blank = {
         name: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for name, t in tensors.items()
     }
-    try:
-        with torch.device("meta"), torch.no_grad(), count:
-            exec(code, {**env, **blank})
-    except Exception:
-        # It needs values, or is refused: eager says which.
-        return 10 * sum(tensor.numel() for tensor in tensors.values()) / _ELEMENTS_PER_SECOND
-    return count.seconds
+    seconds = seconds_of(lambda: exec(code, {**env, **blank}))
+    return 10 * sum(map(torch.numel, tensors.values())) / _ELEMENTS_PER_SECOND if seconds is None else seconds
 
 
 def parameters_of(made: Any) -> int:

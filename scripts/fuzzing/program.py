@@ -199,6 +199,13 @@ class Program:
                 needed |= set(line.args)
         return replace(self, lines=tuple(reversed(kept)))
 
+    def without_unused_constants(self) -> Program:
+        """The program with the constants that it names."""
+        texts = [*self.state.values(), *(line.code for line in self.lines), *self.returns]
+        texts += [str(size) for each in self.inputs for size in (*each.shape, each.low, each.high)]
+        used = {name for text in texts for name in CONSTANT_NAME.findall(text)}
+        return replace(self, constants={name: size for name, size in self.constants.items() if name in used})
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON-able data."""
         return asdict(self)

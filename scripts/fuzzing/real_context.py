@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -207,6 +208,9 @@ class RealContext(Context):
             del self.constants[name], self.env[name]
         self._products = {value: text for value, text in self._products.items() if self._known(text)}
         self.infinite = False
+        used = Counter(name for line in self.lines for name in line.args)
+        for value in self.values:
+            value.used = used[value.name]
 
     def _known(self, text: str) -> bool:
         try:
