@@ -19,6 +19,8 @@ _SIZES: tuple[Mapping[int, int], ...] = (
     {1: 4_097, 2: 65, 3: 33, 4: 12, 5: 7},
 )
 _SECONDS = 0.25
+# Samples of fewer elements say nothing about sizes.
+_LEAST = 1_000
 # Of torch's samples, as many are tried; of those that fit, so many are run.
 _TRIED, _RUN = 12, 2
 
@@ -46,7 +48,7 @@ def _first(function: Callable[..., Any], calls: Iterator[Call]) -> Call | None:
         args, kwargs = pytree.tree_map_only(torch.Tensor, _blank, (call.args, call.kwargs))
         seconds = seconds_of(lambda args=args, kwargs=kwargs: function(*args, **kwargs))  # type: ignore[misc]
         elements = sum(leaf.numel() for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor))
-        if (seconds is None and elements > 20_000) or (seconds is not None and seconds > _SECONDS):
+        if elements < _LEAST or (seconds is None and elements > 20_000) or (seconds is not None and seconds > _SECONDS):
             continue
         try:
             with torch.no_grad():

@@ -27,7 +27,7 @@ def gated(g: RealContext) -> None:
     """SwiGLU, GEGLU and GLU: two products of an input, one through an activation, multiplied."""
     value = _rows(g)
     hidden = g.named(value.shape[-1])
-    inner = g.constant([s for s in (*HIDDEN, 5632, 11008) if s >= value.shape[-1] // 2])
+    inner = g.constant([s for s in (*HIDDEN, 5632, 11008) if s >= value.shape[-1] // 2] or HIDDEN)
     bias = f", bias={g.chance(0.3)}{g.typed}"
     form = g.choice(["two", "two", "two", "chunk", "glu"])
     if form == "two":

@@ -78,8 +78,8 @@ def long_norm(g: RealContext) -> None:
 @block(2.5, "long")
 def scan(g: RealContext) -> None:
     name = g.choice(["cumsum", "cumsum", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "masked"])
-    kinds = ("distinct", "ties") if name in {"cummax", "cummin"} else ("normal", "positive", "offset", "small")
-    value, dim = _long(g, kinds)
+    kinds = {"cummax": ("distinct", "ties"), "cummin": ("distinct", "ties"), "masked": ("normal",)}
+    value, dim = _long(g, kinds.get(name, ("normal", "positive", "offset", "small")))
     dim = "-1" if "(" in dim or not dim else dim
     if name == "cumprod":
         g.line(f"torch.cumprod(1 + {{0}}.clamp(-1, 1) * 1e-4, {dim})", value)
