@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,12 +22,12 @@ _SIZES: tuple[Mapping[int, int], ...] = (
 _SECONDS = 0.25
 # Samples of fewer elements say nothing about sizes.
 _LEAST = 1_000
-# Of torch's samples, as many are tried; of those that fit, so many are run.
-_TRIED, _RUN = 12, 2
+# Of torch's samples, so many are listed, and so many of them are tried.
+_LISTED, _TRIED = 120, 10
 
 
 def real_calls(name: str) -> list[Call]:
-    """At most `_RUN` samples of an operator in float32; none if eager refuses all.
+    """At most two samples of an operator in float32; none if eager refuses all.
 
     Args:
         name: Name in op_db.
@@ -36,10 +37,18 @@ def real_calls(name: str) -> list[Call]:
     published = _PUBLISHED.get(name.removeprefix("nn.functional."))
     if published is not None and name.startswith("nn.functional."):
         return [Call(tuple(args), kwargs) for args, kwargs in published()]
-    samples = op_infos()[name].sample_inputs("cpu", torch.float32, requires_grad=False)
-    calls = spread([Call((s.input, *s.args), s.kwargs) for s in samples][:120], _TRIED)
-    fits = [scaled for call in calls for scaled in [_first(function, _scaled(call))] if scaled is not None]
-    return spread(fits, _RUN)
+    samples = itertools.islice(op_infos()[name].sample_inputs("cpu", torch.float32, requires_grad=False), _LISTED)
+    calls = spread([Call((s.input, *s.args), s.kwargs) for s in samples], _TRIED)
+    fits: dict[int, Call] = {}
+    # The first that fits, and the last.
+    for order in (range(len(calls)), reversed(range(len(calls)))):
+        for position in order:
+            if position in fits:
+                break
+            if (scaled := _first(function, _scaled(calls[position]))) is not None:
+                fits[position] = scaled
+                break
+    return list(fits.values())
 
 
 def _first(function: Callable[..., Any], calls: Iterator[Call]) -> Call | None:

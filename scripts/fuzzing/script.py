@@ -19,6 +19,8 @@ def script(program: Program, title: str) -> str:
     """
     mode = program.mode
     comment = "\n".join(f"# {line}" for line in title.splitlines())
+    if any(tensor.numel() > _MOST_LITERAL for tensor in arguments(program, "A", False)):
+        comment += "\n# Larger inputs are others here; fuzz_models.py --replay runs the stored case with its own."
     how = f"dynamic={mode.dynamic}, backend={mode.backend!r}, options={mode.compile_options!r}"
     compiled = f"tov.compile(model, {how})"
     if mode.open:
