@@ -14,6 +14,9 @@ from torch.utils import _pytree as pytree
 DTYPES = {
     "float32": torch.float32, "int64": torch.int64, "int32": torch.int32, "bool": torch.bool, "float16": torch.float16,
 }  # fmt: skip
+# The columns of the tables: types at op_db's sizes, and float32 at the sizes that users have.
+REAL = "real_sizes"
+COLUMNS = (*DTYPES, REAL)
 # Enough to see every kind of sample; a few operators have thousands.
 _MOST_SAMPLES = 120
 # Finite values that expose rounding and range errors and do not cancel each other out.
@@ -84,9 +87,10 @@ def op_infos() -> dict[str, Any]:
 
 
 def supported(name: str) -> list[str]:
-    """The dtypes in which an operator is run: those that eager supports."""
+    """The columns in which an operator is run: dtypes that eager supports, and real sizes if float32 is one."""
     dtypes = op_infos()[name].supported_dtypes("cpu")
-    return [dtype for dtype, torch_dtype in DTYPES.items() if torch_dtype in dtypes]
+    columns = [dtype for dtype, torch_dtype in DTYPES.items() if torch_dtype in dtypes]
+    return [*columns, REAL] if "float32" in columns else columns
 
 
 def function_of(name: str) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ import torch
 from conformance import cases, core
 from conformance.followed import followed
 from conformance.outcome import Outcome
+from conformance.real_sizes import real_calls
 from conformance.run_case import run_calls
 
 
@@ -18,7 +19,7 @@ def op_task(
 
     Args:
         name: Name in op_db.
-        dtype: One of `cases.DTYPES`.
+        dtype: One of `cases.COLUMNS`.
         samples: Maximum number of samples.
         extremes: Whether to insert extreme values into torch's samples.
         mode: One of `run_case.MODES`.
@@ -38,7 +39,10 @@ def run(task: dict[str, Any]) -> Outcome:
     if task["kind"] == "core":
         return core.run(task["name"], _recorded(task["recorded"]).get(task["name"], []))
     name = task["name"]
-    calls = cases.calls_of(name, task["dtype"], task["samples"], task["extremes"])
+    if task["dtype"] == cases.REAL:
+        calls = real_calls(name)
+    else:
+        calls = cases.calls_of(name, task["dtype"], task["samples"], task["extremes"])
     settle = functools.partial(cases.settled, name)
     function = cases.function_of(name)
     # Indices of tied values are compared by the values they select, which the arithmetic would change.

@@ -35,6 +35,8 @@ class Context:
         dtype: Float type of most values.
     """
 
+    max_inputs = MAX_INPUTS
+
     def __init__(self, rng: random.Random, mode: Mode, seed: int, dtype: str) -> None:
         self.rng = rng
         self.mode = mode
@@ -42,6 +44,7 @@ class Context:
         self.seed = seed
         self.inputs: list[Input] = []
         self.state: dict[str, str] = {}
+        self.constants: dict[str, int] = {}
         self.lines: list[Line] = []
         self.values: list[Val] = []
         self.exact_storages: set[int] = set()
@@ -88,7 +91,7 @@ class Context:
         for known in self.inputs:
             if (known.shape, known.dtype, known.kind, known.low, known.high) == wanted and self.chance(0.4):
                 return next(value for value in self.values if value.name == known.name)
-        if len(self.inputs) >= MAX_INPUTS:
+        if len(self.inputs) >= self.max_inputs:
             raise Skip
         layout = self.rng.choices(["plain", "transposed", "strided", "offset"], [12, 1, 1, 1])[0]
         spec = Input(f"x{len(self.inputs)}", wanted[0], dtype, kind, low, high, layout, grad=self.chance(0.6))
@@ -96,7 +99,7 @@ class Context:
 
     def twin_input(self) -> Val:
         """An argument that is the same tensor as another one."""
-        if not self.inputs or len(self.inputs) >= MAX_INPUTS:
+        if not self.inputs or len(self.inputs) >= self.max_inputs:
             raise Skip
         first = self.choice(self.inputs)
         return self._add_input(Input(**{**vars(first), "name": f"x{len(self.inputs)}", "same_as": first.name}))
@@ -108,7 +111,7 @@ class Context:
         else:
             # The values depend on seed and position, which must be those of the finished program.
             blank = [Input(f"_{i}", (1,), "float32") for i in range(len(self.inputs) - 1)]
-            program = Program(self.seed, (*blank, spec), {}, (), (), "", self.mode)
+            program = Program(self.seed, (*blank, spec), {}, (), (), "", self.mode, self.constants)
             tensor = arguments(program, "A", self.mode.grad == "grad")[-1]
         exact = spec.kind not in {"normal", "positive"}
         return self._value(spec.name, tensor, exact)

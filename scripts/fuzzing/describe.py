@@ -27,14 +27,21 @@ def describe(program: Program) -> dict[str, dict[str, Any]]:
             low, high = (int(tensor.min()), int(tensor.max()) + 1) if tensor.numel() else (0, 1)
         elif tensor.numel() and torch.equal(tensor * 64, (tensor * 64).round()):
             kind = "distinct" if len(tensor.unique()) == tensor.numel() else "grid"
-        shape = _named(tensor, second.get(name), program) if second else list(tensor.shape)
+        shape = _with_constants(_named(tensor, second.get(name), program) if second else list(tensor.shape), program)
         dtype = str(tensor.dtype).removeprefix("torch.")
         found[name] = {"shape": shape, "dtype": dtype, "kind": kind, "low": low, "high": high}
     return found
 
 
+def _with_constants(shape: list[int | str] | None, program: Program) -> list[int | str] | None:
+    """Names the sizes of the model's constants, so that they become smaller together."""
+    names = {size: name for name, size in program.constants.items()}
+    return [names.get(size, size) for size in shape] if shape else shape  # type: ignore[call-overload]
+
+
 def _values(program: Program, step: str) -> dict[str, torch.Tensor]:
     space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "self": module_of(program), "cond": plain_cond}
+    space |= program.constants
     space |= dict(zip([i.name for i in program.inputs], arguments(program, step, False), strict=True))
     seen: dict[str, torch.Tensor] = {}
     with torch.no_grad():

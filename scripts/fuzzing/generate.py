@@ -125,12 +125,21 @@ def _write(rng: random.Random, mode: Mode, seed: int) -> Program | None:
             continue
     if len(g.lines) < _LEAST:
         return None
-    return _finished(g, rng, mode, seed)
+    return finished(g, rng, mode, seed)
 
 
-def _finished(g: Context, rng: random.Random, mode: Mode, seed: int) -> Program:
+def finished(g: Context, rng: random.Random, mode: Mode, seed: int, every: bool = False) -> Program:
+    """The program of what a context holds, with a choice of what it returns.
+
+    Args:
+        g: The context.
+        rng: Source of the choice.
+        mode: How the program runs.
+        seed: Of its values.
+        every: Whether to return all values that nothing uses, up to eight.
+    """
     unused = [v for v in g.values if not v.used and v.name.startswith("v")]
-    chosen = unused[-rng.choice([1, 2, 2, 3, 4]) :] or [g.values[-1]]
+    chosen = unused[-(8 if every else rng.choice([1, 2, 2, 3, 4])) :] or [g.values[-1]]
     computed = [v for v in g.values if v.name.startswith("v")]
     if rng.random() < 0.25 and computed:
         chosen.append(rng.choice(computed))
@@ -141,7 +150,8 @@ def _finished(g: Context, rng: random.Random, mode: Mode, seed: int) -> Program:
         steps = steps.replace("X", "")
     form = rng.choices(["tuple", "list", "dict", "nested"], [12, 3, 3, 2])[0]
     returns = _returned(g, rng, chosen)
-    return Program(seed, tuple(g.inputs), dict(g.state), tuple(g.lines), returns, form, replace(mode, steps=steps))
+    return Program(seed, tuple(g.inputs), dict(g.state), tuple(g.lines), returns, form, replace(mode, steps=steps),
+                   dict(g.constants))  # fmt: skip
 
 
 def _returned(g: Context, rng: random.Random, chosen: Sequence[Val]) -> tuple[str, ...]:

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from fuzzing.observe import Observation
-from torchserve_openvino.backend.runtime.compare import largest_allowed, widened
+from torchserve_openvino.backend.runtime.compare import RELATIVE_TOLERANCE, largest_allowed, widened
 
 # If disturbance alone moves a tensor by more than this share of its largest value, its values are not compared.
 _ILL_CONDITIONED = 0.2
 # Disturbances are random; real rounding errors are correlated and of other sizes.
-_NOISE_FACTOR = 16.0
+NOISE_FACTOR = 16.0
+# What is not compared must still be no larger than this multiple of eager's largest value.
+_SANE = 32.0
 # Marks a description in which ours has NaN and eager has a number.
 MADE_NAN = "NaN that eager does not have"
 # Any other difference takes precedence over these.
@@ -39,6 +41,7 @@ def difference(
     noise: Mapping[str, float],
     strict: bool = False,
     layouts: bool = True,
+    relative: float = RELATIVE_TOLERANCE["f32"],
 ) -> tuple[str, str]:
     """Kind and description of the first difference; two empty strings if there is none.
 
@@ -48,6 +51,7 @@ def difference(
         noise: For each tensor, the difference that disturbed eager runs show.
         strict: Whether to compare strides also where memory has gaps, as in a slice.
         layouts: Whether to compare strides of computed outputs; torch.export promises none.
+        relative: The share of a tensor's largest value by which it may differ, beside the noise.
     """
     if eager.error:
         return ("", "") if ours.error else ("no_error", f"eager raises {eager.error}, ours answers")
@@ -63,7 +67,7 @@ def difference(
             return "dtype", f"{name} is {mine.dtype} instead of {theirs.dtype}"
         if mine.shape != theirs.shape:
             return "shape", f"{name} is {list(mine.shape)} instead of {list(theirs.shape)}"
-        if found := _values(mine, theirs, noise.get(name, 0.0)):
+        if found := _values(mine, theirs, noise.get(name, 0.0), relative):
             return _kind_of(name), f"{name}: {found}"
     if set(ours.tensors) - set(eager.tensors):
         return "grad", f"{sorted(set(ours.tensors) - set(eager.tensors))} have gradients, in eager they do not"
@@ -81,8 +85,8 @@ def difference(
     return "", ""
 
 
-def noise_of(clean: Observation, disturbed: Sequence[Observation]) -> dict[str, float]:
-    """How far disturbance moves each tensor; infinite if a comparison is pointless."""
+def noise_of(clean: Observation, disturbed: Sequence[Observation], factor: float = NOISE_FACTOR) -> dict[str, float]:
+    """How far disturbance moves each tensor, times a factor; infinite if a comparison is pointless."""
     found: dict[str, float] = {}
     for name, tensor in clean.tensors.items():
         worst = 0.0
@@ -96,17 +100,29 @@ def noise_of(clean: Observation, disturbed: Sequence[Observation]) -> dict[str, 
             elif not torch.equal(moved, tensor):
                 worst = float("inf")
         scale = _scale(tensor)
-        found[name] = float("inf") if worst > _ILL_CONDITIONED * scale else worst * _NOISE_FACTOR
+        found[name] = float("inf") if worst > _ILL_CONDITIONED * scale else worst * factor
     return found
+
+
+def errors_of(clean: Observation, exact: Observation) -> dict[str, float]:
+    """How far each tensor is from its value in float64; only of those that have one."""
+    pairs = ((name, tensor, exact.tensors.get(name)) for name, tensor in clean.tensors.items())
+    return {
+        name: _largest(tensor, wide)
+        for name, tensor, wide in pairs
+        if wide is not None and wide.shape == tensor.shape and tensor.is_floating_point()
+    }
 
 
 def _kind_of(name: str) -> str:
     return {"output": "value", "grad": "grad", "earlier": "overwritten"}.get(name.split(maxsplit=1)[0], "effect")
 
 
-def _values(mine: torch.Tensor, theirs: torch.Tensor, noise: float) -> str:
-    if not theirs.numel() or noise == float("inf"):
+def _values(mine: torch.Tensor, theirs: torch.Tensor, noise: float, relative: float) -> str:
+    if not theirs.numel() or torch.equal(mine, theirs):
         return ""
+    if noise == float("inf"):
+        return "" if relative == RELATIVE_TOLERANCE["f32"] else _insane(mine, theirs)
     if not theirs.is_floating_point():
         if torch.equal(mine, theirs):
             return ""
@@ -114,7 +130,7 @@ def _values(mine: torch.Tensor, theirs: torch.Tensor, noise: float) -> str:
     wrong = mine.isnan() != theirs.isnan()
     infinite = theirs.isinf()
     wrong |= (mine != theirs) & (infinite | mine.isinf()) & ~theirs.isnan()
-    limit = largest_allowed(theirs, "f32") + noise
+    limit = _allowed(theirs, relative) + noise
     apart = (widened(mine) - widened(theirs)).abs()
     wrong |= (apart > limit) & ~infinite
     if not bool(wrong.any()):
@@ -122,6 +138,28 @@ def _values(mine: torch.Tensor, theirs: torch.Tensor, noise: float) -> str:
     made = f", {MADE_NAN}" if bool((mine.isnan() & ~theirs.isnan()).any()) else ""
     counted = f"{int(wrong.sum())} of {wrong.numel()} differ, limit {limit:.2g}{made}"
     return f"{_short(mine)} instead of {_short(theirs)} ({counted})"
+
+
+def _allowed(expected: torch.Tensor, relative: float) -> float:
+    """The largest difference that needs no closer look."""
+    if relative >= RELATIVE_TOLERANCE["f32"]:
+        return largest_allowed(expected, "f32") * relative / RELATIVE_TOLERANCE["f32"]
+    return max(relative, torch.finfo(expected.dtype).eps) * _magnitude(expected)
+
+
+def _insane(mine: torch.Tensor, theirs: torch.Tensor) -> str:
+    """What is wrong in any precision: numbers that are not finite or too large."""
+    if not theirs.is_floating_point() or not bool(theirs.isfinite().all()):
+        return ""
+    if not bool(mine.isfinite().all()):
+        made = MADE_NAN if bool(mine.isnan().any()) else "infinity that eager does not have"
+        return f"{_short(mine)} instead of {_short(theirs)} ({made})"
+    limit = _SANE * max(1e-3, _magnitude(theirs))
+    return f"up to {_magnitude(mine):.3g}, in eager up to {_magnitude(theirs):.3g}" if _magnitude(mine) > limit else ""
+
+
+def _magnitude(tensor: torch.Tensor) -> float:
+    return float(widened(tensor).abs().nan_to_num(0.0, 0.0, 0.0).max())
 
 
 def _largest(a: torch.Tensor, b: torch.Tensor) -> float:

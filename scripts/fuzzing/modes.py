@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from fuzzing.generate import BACKENDS, GRADS, OPEN, SHAPES, opened
+from fuzzing.generate import BACKENDS, GRADS, OPEN, SHAPES, generate, opened
+from fuzzing.generate_real import generate_real
 from fuzzing.program import Program
 
 _DYNAMIC = {"static": False, "dynamic": True, "both": None}
-NAMES = (*BACKENDS, *SHAPES, *GRADS, "frozen", "guarded", "train", "eval", *(f"open_{kind}" for kind in OPEN))
+_PRECISIONS = ("f32", "bf16")
+_THREADS = {"one_thread": 1, "two_threads": 2}
+NAMES = (
+    *BACKENDS, *SHAPES, *GRADS, "frozen", "guarded", "train", "eval", *(f"open_{kind}" for kind in OPEN), "real_sizes",
+    *_PRECISIONS, *_THREADS,
+)  # fmt: skip
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -31,9 +37,20 @@ def parse(text: str) -> dict[str, Any]:
             filters["frozen"] = name == "frozen"
         elif name in {"train", "eval"}:
             filters["train"] = name == "train"
+        elif name in _PRECISIONS:
+            filters["precision"] = name
+        elif name in _THREADS:
+            filters["threads"] = _THREADS[name]
+        elif name == "real_sizes":
+            filters["real_sizes"] = True
         else:
             raise ValueError(f"{name!r} is none of {', '.join(NAMES)}")
     return filters
+
+
+def generated(seed: int, index: int, filters: dict[str, Any]) -> Program:
+    """Model ``index`` of a seed, as the filters say."""
+    return changed((generate_real if "real_sizes" in filters else generate)(seed, index), filters)
 
 
 def changed(program: Program, filters: dict[str, Any]) -> Program:

@@ -12,7 +12,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
+import openvino as ov
 import torch
+from openvino import opset15 as ops
+
+from fuzzing.model_faults import (
+    add_row_to_scores,
+    before_compiling,
+    bound_pools,
+    clear_closed_rows,
+    select_behind_products,
+)
 
 _BACKEND = "torchserve_openvino.backend"
 # Maps an attribute's original value to its replacement.
@@ -73,6 +83,11 @@ def _captured_in_parts(_: Any) -> Callable[..., Any]:
         return compiled
 
     return capture
+
+
+def _as_it_is(_: Any) -> Callable[[ov.Output], ov.Node]:
+    """Puts back what a repair would replace, by an operator that does nothing."""
+    return lambda result: ops.maximum(result, result)
 
 
 def _without_tracing(name: str) -> Replacement:
@@ -151,5 +166,35 @@ MUTANTS: dict[str, Mutant] = {
         "what copy_ writes stays memory that nobody wrote",
         (("conversion.convert_ts:rule_of", _without_tracing("aten.copy.default")),),
         mode="openvino_ts",
+    ),
+    "attention_fused": Mutant(
+        "OpenVINO fuses attention and what clears its closed rows, wrongly for heads of 128 and more",
+        (("runtime.build:crashes_plugin", before_compiling(clear_closed_rows)),),
+        mode="real_sizes,static,f32",
+    ),
+    "value_heads_fused": Mutant(
+        "OpenVINO fuses hand-written attention and a choice of its rows, wrongly for value heads of 128 and more",
+        (("runtime.build:crashes_plugin", before_compiling(select_behind_products)),),
+        mode="real_sizes,static,f32",
+    ),
+    "one_query_in_bf16": Mutant(
+        "OpenVINO fuses a mask of one row and attention of one query in bf16: NaN",
+        (("runtime.build:crashes_plugin", before_compiling(add_row_to_scores)),),
+        mode="real_sizes,static,bf16",
+    ),
+    "pools_bounded": Mutant(
+        "a pool over nothing but -inf is the lowest number",
+        (("runtime.build:crashes_plugin", before_compiling(bound_pools)),),
+        mode="real_sizes",
+    ),
+    "running_sums_at_once": Mutant(
+        "running sums of many values are added up in float32, one by one",
+        (("conversion.long_reductions:_running_sum", _as_it_is),),
+        mode="real_sizes,f32",
+    ),
+    "long_sums_at_once": Mutant(
+        "sums, means and variances of many values are added up in few float32 accumulators",
+        (("conversion.convert:keep_digits_of_sums", _does(None)),),
+        mode="real_sizes,f32",
     ),
 }

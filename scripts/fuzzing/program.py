@@ -6,8 +6,9 @@ import re
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-# A size is a number, or the name of a size that may differ between calls.
+# A size is a number, or an expression of named sizes, which may differ between calls, and of the model's constants.
 Size = int | str
+CONSTANT_NAME = re.compile(r"\bn\d+\b")
 VALUE_NAME = re.compile(r"\b[vx]\d+\b")
 
 
@@ -17,7 +18,7 @@ class Input:
 
     Attributes:
         name: Name of the argument.
-        shape: Numbers, and names from `Mode.sizes`.
+        shape: Numbers, names from `Mode.sizes` and `Program.constants`, and products of them.
         dtype: Torch dtype without ``torch.``.
         kind: Kind of values; see `values.py`.
         low: Least value of integers; may be the name of a size, or ``-name`` for its negative.
@@ -77,6 +78,9 @@ class Mode:
         options: Options of `tov.compile`.
         open: Which sizes one graph leaves open: ``sizes`` for named sizes other than 1, ``ones`` for 1 too, empty for
             none.
+        precision: OpenVINO's inference precision, ``f32`` or ``bf16``.
+        threads: OpenVINO's number of threads.
+        real_sizes: Whether the sizes are those of published models; such answers are compared more closely.
     """
 
     backend: str = "openvino"
@@ -88,6 +92,22 @@ class Mode:
     steps: str = "ABA"
     options: dict[str, Any] = field(default_factory=dict)
     open: str = ""
+    precision: str = "f32"
+    threads: int = 1
+    real_sizes: bool = False
+
+    @property
+    def relative_tolerance(self) -> float:
+        """The share of an output's largest value that rounding may change without a closer look."""
+        if self.precision == "bf16":
+            return 2e-2
+        return 1e-5 if self.real_sizes else 1e-3
+
+    @property
+    def compile_options(self) -> dict[str, Any]:
+        """Options of `tov.compile`."""
+        config = {"INFERENCE_NUM_THREADS": self.threads, "INFERENCE_PRECISION_HINT": self.precision}
+        return {"config": config, **self.options}
 
 
 @dataclass(frozen=True)
@@ -102,6 +122,7 @@ class Program:
         returns: Returned Python expressions.
         form: Their container: ``tuple``, ``list``, ``dict`` or ``nested``; a single expression has none.
         mode: How it is run.
+        constants: Sizes by name that are the same in every call; state and lines name them too.
     """
 
     seed: int
@@ -111,9 +132,11 @@ class Program:
     returns: tuple[str, ...]
     form: str
     mode: Mode
+    constants: dict[str, int] = field(default_factory=dict)
 
     def source(self, noisy: bool = False) -> str:
         """The module as Python; ``noisy`` passes results that round through ``N``, which disturbs them."""
+        rounds_all = self.mode.precision != "f32"
         used = {name for line in self.lines for name in line.uses} | {
             name for name in self.state if f"self.{name}" in self.returned
         }
@@ -123,8 +146,13 @@ class Program:
                 made = code if code.startswith("self.") else f"self.{name} = {code}"
                 out.append(f"        {made}")
         out += ["", f"    def forward(self{''.join(f', {i.name}' for i in self.inputs)}):"]
-        out += [f"        {line_source(line, noisy)}" for line in self.lines]
-        return "\n".join([*out, f"        return {self.returned}", ""])
+        out += [f"        {line_source(line, noisy, rounds_all)}" for line in self.lines]
+        text = "\n".join([*out, f"        return {self.returned}", ""])
+        return CONSTANT_NAME.sub(lambda match: str(self.constants[match.group()]), text)
+
+    def sizes_of(self, step: str) -> dict[str, int]:
+        """All sizes by name, in a call of one letter of `Mode.steps`."""
+        return {**self.constants, **self.mode.sizes[step in "CD"]}
 
     @property
     def returned(self) -> str:
@@ -143,8 +171,9 @@ class Program:
     @property
     def open_axes(self) -> dict[int, tuple[int, ...]]:
         """Maps positions of inputs to their axes with named sizes."""
+        named = self.mode.sizes[0]
         found = {
-            position: tuple(axis for axis, size in enumerate(each.shape) if isinstance(size, str))
+            position: tuple(axis for axis, size in enumerate(each.shape) if size in named)
             for position, each in enumerate(self.inputs)
         }
         return {position: axes for position, axes in found.items() if axes}
@@ -170,6 +199,13 @@ class Program:
                 needed |= set(line.args)
         return replace(self, lines=tuple(reversed(kept)))
 
+    def without_unused_constants(self) -> Program:
+        """The program with the constants that it names."""
+        texts = [*self.state.values(), *(line.code for line in self.lines), *self.returns]
+        texts += [str(size) for each in self.inputs for size in (*each.shape, each.low, each.high)]
+        used = {name for text in texts for name in CONSTANT_NAME.findall(text)}
+        return replace(self, constants={name: size for name, size in self.constants.items() if name in used})
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON-able data."""
         return asdict(self)
@@ -189,6 +225,7 @@ class Program:
             returns=tuple(data["returns"]),
             form=data["form"],
             mode=Mode(**mode),
+            constants=dict(data.get("constants", {})),
         )
 
     def with_mode(self, **changes: Any) -> Program:
@@ -196,12 +233,18 @@ class Program:
         return replace(self, mode=replace(self.mode, **changes))
 
 
-def line_source(line: Line, noisy: bool = False) -> str:
-    """One line of `forward`."""
+def line_source(line: Line, noisy: bool = False, rounds_all: bool = False) -> str:
+    """One line of `forward`.
+
+    Args:
+        line: The line.
+        noisy: Whether results that round pass through ``N``.
+        rounds_all: Whether every operator rounds, as in a lower precision.
+    """
     # These subtract a mean, and a small remainder depends on how the mean was rounded.
     cancels = noisy and line.op in {"normalization", "encoder_layer"}
     code = line.code.format(*(f"N({name})" if cancels else name for name in line.args))
-    if noisy and not line.exact:
+    if noisy and (rounds_all or not line.exact):
         if line.out:
             code = f"N({code})"
         elif line.writes:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fuzzing.program import VALUE_NAME, Input, Line, Mode, Program, Size
+from fuzzing.real_values import FLOAT_KINDS
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def tidy(program: Program) -> Program:
     inputs = [replace(i, same_as=i.same_as if i.same_as in names else "") for i in inputs]
     used = {name for line in lines for name in line.uses}
     state = {name: code for name, code in program.state.items() if name in used or f"self.{name}" in program.returned}
-    return replace(program, lines=lines, inputs=tuple(inputs), state=state)
+    return replace(program, lines=lines, inputs=tuple(inputs), state=state).without_unused_constants()
 
 
 def simpler_modes(program: Program, failing: int) -> Iterator[Program]:
@@ -61,7 +62,8 @@ def simpler_modes(program: Program, failing: int) -> Iterator[Program]:
             yield program.with_mode(steps=text)
     for change in (
         {"open": ""}, {"train": False}, {"frozen": False}, {"backend": "openvino"}, {"dynamic": False},
-        {"dynamic": True}, {"grad": "no_grad"}, {"options": {"min_partition_us": 0}},
+        {"dynamic": True}, {"grad": "no_grad"}, {"options": {"min_partition_us": 0}}, {"precision": "f32"},
+        {"threads": 1},
     ):  # fmt: skip
         if any(getattr(mode, key) != value for key, value in change.items()) and not (
             change == {"dynamic": True} and mode.dynamic is False
@@ -106,13 +108,33 @@ def simpler_inputs(program: Program) -> Iterator[Program]:
     """Plain layouts, separate tensors, no gradients, plain values."""
     for position, spec in enumerate(program.inputs):
         for change in ({"layout": "plain"}, {"same_as": ""}, {"grad": False}, {"kind": "normal"}):
-            if change == {"kind": "normal"} and spec.kind not in {"positive"}:
+            if change == {"kind": "normal"} and spec.kind not in {"positive", *FLOAT_KINDS}:
                 continue
             if all(getattr(spec, key) == value for key, value in change.items()):
                 continue
             inputs = list(program.inputs)
             inputs[position] = replace(spec, **change)  # type: ignore[arg-type]
             yield replace(program, inputs=tuple(inputs))
+
+
+def smaller_sizes(program: Program) -> Iterator[Program]:
+    """Smaller constants and named sizes: all halved, then each as small as possible, half, and one less."""
+    sizes = {**program.constants, **program.mode.sizes[0]}
+    if all_halved := {name: max(1, size // 2) for name, size in sizes.items() if size > 1}:
+        yield _sized(program, all_halved)
+    for name, size in sorted(sizes.items(), key=lambda pair: -pair[1]):
+        for smaller in dict.fromkeys((1, 2, size // 8, size // 2, size * 3 // 4, size - size % 32, size - 1)):
+            if 0 < smaller < size:
+                yield _sized(program, {name: smaller})
+
+
+def _sized(program: Program, sizes: Mapping[str, int]) -> Program:
+    first, second = program.mode.sizes
+    apart = {name: second[name] - size for name, size in first.items()}
+    first = {name: sizes.get(name, size) for name, size in first.items()}
+    second = {name: size + apart[name] for name, size in first.items()}
+    constants = {name: sizes.get(name, size) for name, size in program.constants.items()}
+    return replace(program.with_mode(sizes=(first, second)), constants=constants)
 
 
 def _cut(program: Program, gone: Sequence[Line], known: Mapping[str, Known]) -> Program | None:
@@ -150,7 +172,7 @@ def _renamed(program: Program, gone: Line, name: str) -> Program:
 
 def signature(program: Program, kind: str) -> str:
     """Identifies a failure: equal for programs that seem to fail alike."""
-    codes = sorted(re.sub(r"self\.\w+|\d+", "#", line.code) for line in program.lines)
+    codes = sorted(re.sub(r"self\.\w+|\bn\d+|\d+", "#", line.code) for line in program.lines)
     state = sorted(code.split("(")[0] for code in program.state.values())
     returns = ", ".join(VALUE_NAME.sub("v", part) for part in program.returns)
     return f"{kind} | {'; '.join(codes)} | {', '.join(state)} | {returns}"
@@ -161,4 +183,5 @@ def mode_text(mode: Mode) -> str:
     shapes = {False: "static", True: "dynamic", None: "static then dynamic"}[mode.dynamic]
     shapes = {"sizes": "open sizes", "ones": "open sizes, 1 too"}.get(mode.open, shapes)
     parts = [mode.backend, shapes, mode.grad, *(["frozen"] if mode.frozen else []), *(["train"] if mode.train else [])]
+    parts += [mode.precision] * (mode.precision != "f32") + [f"{mode.threads} threads"] * (mode.threads > 1)
     return f"{', '.join(parts)}, calls {mode.steps}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fuzzing.context import Context
 from fuzzing.draft import Draft, Val
+from fuzzing.real_context import RealContext
 
 Build = Callable[[Context], Draft]
 
@@ -48,6 +49,36 @@ def add(name: str, build: Build, weight: float = 1.0) -> None:
     if name in ENTRIES:
         raise ValueError(f"two operators are called {name}")
     ENTRIES[name] = Entry(name, build, weight)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Several lines of a published model, at real sizes.
+
+    Attributes:
+        name: Name in programs and reports.
+        build: Adds the lines; raises `Skip` if they do not fit.
+        weight: Relative frequency.
+        takes: The kind of value that it continues: ``tokens``, ``image``, ``vectors``, ``ids`` or ``long``.
+    """
+
+    name: str
+    build: Callable[[RealContext], None]
+    weight: float
+    takes: str
+
+
+BLOCKS: dict[str, Block] = {}
+
+
+def block(weight: float, takes: str) -> Callable[[Callable[[RealContext], None]], Callable[[RealContext], None]]:
+    """Registers a function as a block of real sizes."""
+
+    def register(build: Callable[[RealContext], None]) -> Callable[[RealContext], None]:
+        BLOCKS[build.__name__] = Block(build.__name__, build, weight, takes)
+        return build
+
+    return register
 
 
 def floating(value: Val) -> bool:

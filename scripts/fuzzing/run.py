@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 import torchserve_openvino as tov
 from fuzzing.context import plain_cond
-from fuzzing.judge import MADE_NAN, SOFT, difference, noise_of
+from fuzzing.judge import MADE_NAN, NOISE_FACTOR, SOFT, difference, errors_of, noise_of
 from fuzzing.observe import Observation, observe
 from fuzzing.program import Program
 from fuzzing.promised import LooksForNaN, exported, promised_strides, traced
@@ -27,7 +27,15 @@ from torchserve_openvino.backend.open_axes import OpenAxes
 
 # Relative change of one operator's result by another order of summation, approximation or place of rounding.
 _NOISE = {torch.float32: 3e-6, torch.float16: 1.5e-3, torch.bfloat16: 1.2e-2}
+# OpenVINO's own exp, tanh and others are this precise; weights and values in bfloat16 have 8 bits.
+_REAL_NOISE, _BF16_NOISE = 5e-6, 4e-3
+# Disturbances are random and independent; rounding errors are neither.
+_REAL_NOISE_FACTOR = {"f32": 4.0, "bf16": 8.0}
 _NOISE_RUNS = 3
+# What ours may be farther from the result in float64 than eager is.
+_MORE_THAN_EAGER = 16.0
+# Such blocks of memory are seldom many.
+_LARGE = 1 << 18
 _GARBAGE = (float("nan"), 1e20)
 _OF_VALUES = frozenset({"value", "effect", "grad", "overwritten"})
 
@@ -67,9 +75,13 @@ Compile = Callable[[torch.nn.Module], Callable[..., Any]]
 class _Side:
     """A module of the program, compiled or eager; runs its calls and observes them."""
 
-    def __init__(self, program: Program, compile_: Compile | None, noise: int = -1) -> None:
+    def __init__(self, program: Program, compile_: Compile | None, noise: int = -1, wide: bool = False) -> None:
         self.program = program
+        self.disturbs_inputs = noise >= 0 and program.mode.precision == "bf16"
+        self.wide = wide
         self.module = module_of(program, noise, compiled=compile_ is not None)
+        if wide:
+            self.module.double()
         self.call: Callable[..., Any] = compile_(self.module) if compile_ else self.module
         self.books = Books(self.call)
         # The next call must not change the last answer and its inputs.
@@ -86,7 +98,7 @@ class _Side:
             self.books.forget()
             return None
         with_grad = mode.grad == "grad"
-        inputs = arguments(self.program, letter, with_grad)
+        inputs = self._changed(arguments(self.program, letter, with_grad))
         try:
             with (
                 torch.inference_mode(mode.grad == "inference_mode"),
@@ -103,6 +115,14 @@ class _Side:
             return seen
         except Exception as error:
             return Observation(error=f"{type(error).__name__}: {_plain(str(error))}")
+
+    def _changed(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The inputs, disturbed or in float64."""
+        for position, tensor in enumerate(inputs):
+            if tensor.is_floating_point() and (self.wide or self.disturbs_inputs):
+                other = tensor.detach().double() if self.wide else _disturber(self.program)(tensor.detach())
+                inputs[position] = other.requires_grad_(tensor.requires_grad)
+        return inputs
 
 
 def run(program: Program, strict: bool = False) -> Result:
@@ -199,10 +219,10 @@ def _answers(program: Program, step: int, compile_: Compile | None = None) -> bo
 def compiled(program: Program, module: torch.nn.Module) -> Callable[..., Any]:
     """The module, compiled as the program's mode says."""
     mode = program.mode
-    options = {"config": {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}, **mode.options}
-    made = compile_with(
-        module, CompileSpec(dynamic=mode.dynamic, backend=mode.backend, options=options, open_axes=_open_axes(program))
+    spec = CompileSpec(
+        dynamic=mode.dynamic, backend=mode.backend, options=mode.compile_options, open_axes=_open_axes(program)
     )
+    made = compile_with(module, spec)
     return made.freeze() if mode.frozen else made
 
 
@@ -213,7 +233,7 @@ def _open_axes(program: Program) -> OpenAxes | None:
 def module_of(program: Program, noise: int = -1, compiled: bool = False) -> torch.nn.Module:
     """A new module of the program, with the same weights each time; disturbed if ``noise`` >= 0."""
     source = program.source(noisy=noise >= 0)
-    space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "N": _disturb}
+    space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "N": _disturber(program)}
     space["cond"] = torch.cond if compiled else plain_cond
     exec(compile(source, f"<program {program.seed}>", "exec"), space)
     torch.manual_seed(program.seed)
@@ -256,14 +276,15 @@ def _compared(program: Program, compile_: Compile, strict: bool) -> Result:
             break
         if _breaks(ours.call) or theirs.written_with_grad:
             _drop_zeros(mine, theirs)
-        kind, detail = difference(mine, theirs, {}, strict, layouts)
         noise: dict[str, float] = {}
+        how = {"strict": strict, "layouts": layouts, "relative": program.mode.relative_tolerance}
+        kind, detail = difference(mine, theirs, noise, **how)
         if kind in _OF_VALUES and not theirs.error:
             noise = _noise(program, position, theirs)
-            kind, detail = difference(mine, theirs, noise, strict, layouts)
+            kind, detail = difference(mine, theirs, noise, **how)
         if kind == "stride" and not strict:
             theirs.strides |= promised_strides(module_of(program), program, letter)
-            kind, detail = difference(mine, theirs, noise, strict, layouts)
+            kind, detail = difference(mine, theirs, noise, **how)
         if not kind and ours.books.problem and letter != "X":
             kind, detail = "uncounted", ours.books.problem
         if kind and (result.outcome == "ok" or kind not in SOFT):
@@ -298,34 +319,50 @@ def _reported(result: Result, call: Callable[..., Any]) -> Result:
 
 
 def _noise(program: Program, last: int, clean: Observation) -> dict[str, float]:
-    """How far disturbed eager runs deviate from a clean one, at one call."""
-    disturbed = []
-    for run_ in range(_NOISE_RUNS):
-        side = _Side(program, None, noise=run_)
-        seen: Observation | None = None
-        for letter in program.mode.steps[: last + 1]:
-            seen = side.step(letter) or seen
-        if seen is not None:
-            disturbed.append(seen)
-    return noise_of(clean, disturbed)
+    """How far disturbed eager runs deviate from a clean one, at one call, and, at real sizes, eager from float64."""
+    disturbed = [seen for run_ in range(_NOISE_RUNS) if (seen := _last(_Side(program, None, noise=run_), last))]
+    factor = _REAL_NOISE_FACTOR[program.mode.precision] if program.mode.real_sizes else NOISE_FACTOR
+    noise = noise_of(clean, disturbed, factor)
+    if program.mode.real_sizes and (exact := _last(_Side(program, None, wide=True), last)):
+        for name, error in errors_of(clean, exact).items():
+            noise[name] += _MORE_THAN_EAGER * error
+    return noise
 
 
-def _disturb(value: Any, in_place: bool = False) -> Any:
-    if isinstance(value, (tuple, list)):
-        return type(value)(map(_disturb, value)) if type(value) in (tuple, list) else tuple(map(_disturb, value))
-    if not isinstance(value, torch.Tensor) or value.dtype not in _NOISE:
-        return value
-    factor = 1 + torch.randn(value.shape) * _NOISE[value.dtype]
-    if in_place:
-        return value.copy_((value.float() * factor).to(value.dtype))
-    return (value.float() * factor).to(value.dtype)
+def _last(side: _Side, last: int) -> Observation | None:
+    """What one side shows at one call."""
+    seen: Observation | None = None
+    for letter in side.program.mode.steps[: last + 1]:
+        seen = side.step(letter) or seen
+    return seen
+
+
+def _disturber(program: Program) -> Callable[..., Any]:
+    """Changes floats by about as much as the program's precision rounds them."""
+    size = dict(_NOISE)
+    if program.mode.real_sizes:
+        size[torch.float32] = _REAL_NOISE
+    if program.mode.precision == "bf16":
+        size = dict.fromkeys(size, _BF16_NOISE)
+
+    def disturb(value: Any, in_place: bool = False) -> Any:
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(disturb, value)) if type(value) in (tuple, list) else tuple(map(disturb, value))
+        if not isinstance(value, torch.Tensor) or value.dtype not in size:
+            return value
+        factor = 1 + torch.randn(value.shape) * size[value.dtype]
+        if in_place:
+            return value.copy_((value.float() * factor).to(value.dtype))
+        return (value.float() * factor).to(value.dtype)
+
+    return disturb
 
 
 def _soil(seen: Observation | None) -> None:
     """Leaves garbage in free memory, in blocks of the sizes of a call's tensors."""
     sizes = {tensor.nbytes for tensor in seen.tensors.values()} if seen else set()
     for garbage in _GARBAGE:
-        kept = [torch.full((max(1, size // 4),), garbage) for size in sizes for _ in range(12)]
+        kept = [torch.full((max(1, size // 4),), garbage) for size in sizes for _ in range(12 if size < _LARGE else 2)]
         del kept
 
 

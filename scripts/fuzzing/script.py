@@ -8,8 +8,6 @@ from fuzzing.program import Input, Program
 from fuzzing.values import arguments
 
 _MOST_LITERAL = 64
-# As `run.compiled` has them.
-_OPTIONS = {"config": {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}}
 
 
 def script(program: Program, title: str) -> str:
@@ -21,8 +19,9 @@ def script(program: Program, title: str) -> str:
     """
     mode = program.mode
     comment = "\n".join(f"# {line}" for line in title.splitlines())
-    options = {**_OPTIONS, **mode.options}
-    how = f"dynamic={mode.dynamic}, backend={mode.backend!r}, options={options!r}"
+    if any(tensor.numel() > _MOST_LITERAL for tensor in arguments(program, "A", False)):
+        comment += "\n# Larger inputs are others here; fuzz_models.py --replay runs the stored case with its own."
+    how = f"dynamic={mode.dynamic}, backend={mode.backend!r}, options={mode.compile_options!r}"
     compiled = f"tov.compile(model, {how})"
     if mode.open:
         axes = f"OpenAxes({program.open_axes}, {mode.open == 'ones'})"

@@ -54,6 +54,7 @@ def shrink(program: Program, first: dict[str, Any] | Lost, ask: Ask, extra: dict
         yield _first(fails, reduce.without_lines(best, _known(best, ask)), ends)
         yield _first(fails, reduce.simpler_modes(best, step), ends)
         yield _first(fails, reduce.simpler_inputs(best), ends)
+        yield _first(fails, reduce.smaller_sizes(best), ends)
 
     fails(program)
     while time.monotonic() < ends and any(rounds()):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from fuzzing.program import Input, Program, Size
+from fuzzing.real_values import is_real_kind, real_values
 
 
 def arguments(program: Program, step: str, grad: bool) -> list[torch.Tensor]:
@@ -17,7 +18,7 @@ def arguments(program: Program, step: str, grad: bool) -> list[torch.Tensor]:
         step: One letter of `Mode.steps`; decides sizes and values.
         grad: Whether float inputs may require gradients.
     """
-    sizes = program.mode.sizes[step in "CD"]
+    sizes = program.sizes_of(step)
     made: dict[str, torch.Tensor] = {}
     for position, spec in enumerate(program.inputs):
         if spec.same_as in made:
@@ -30,10 +31,8 @@ def arguments(program: Program, step: str, grad: bool) -> list[torch.Tensor]:
 
 
 def number(size: Size, sizes: Mapping[str, int]) -> int:
-    """A size or a bound as a number: ``S`` is the size of that name, ``-S`` its negative."""
-    if isinstance(size, int):
-        return size
-    return -sizes[size[1:]] if size.startswith("-") else sizes[size]
+    """A size or a bound as a number: ``S`` is the size of that name, ``-S`` its negative, ``(n0 * n1)`` a product."""
+    return size if isinstance(size, int) else int(eval(size, {"__builtins__": {}}, dict(sizes)))
 
 
 def _values(spec: Input, sizes: Mapping[str, int], generator: torch.Generator, step: str) -> torch.Tensor:
@@ -59,6 +58,8 @@ def _values(spec: Input, sizes: Mapping[str, int], generator: torch.Generator, s
         # Only call B has values that do not fit 32 bits.
         made = torch.randint(-1000, 1000, shape, generator=generator, dtype=dtype)
         return made * (3_000_017 if step == "B" else 1)
+    if is_real_kind(kind):
+        return real_values(kind, shape, dtype, generator, number(spec.low, sizes))
     if kind in {"mask_bool", "mask_inf", "mask_min"}:
         allowed = torch.rand(shape, generator=generator) < 0.6
         if allowed.numel() and torch.rand((), generator=generator) < 0.6:

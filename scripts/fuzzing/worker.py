@@ -37,18 +37,16 @@ def main() -> None:
 def answer_to(task: dict[str, Any]) -> dict[str, Any]:
     """Loads or generates a program, then returns it, describes it, writes it as a script, or runs it."""
     from fuzzing.describe import describe
-    from fuzzing.generate import generate
-    from fuzzing.modes import changed
+    from fuzzing.modes import changed, generated
     from fuzzing.mutants import MUTANTS
     from fuzzing.program import Program
     from fuzzing.run import run
     from fuzzing.script import script
 
     if "program" in task:
-        program = Program.from_dict(task["program"])
+        program = changed(Program.from_dict(task["program"]), task.get("filters", {}))
     else:
-        program = generate(task["seed"], task["index"])
-    program = changed(program, task.get("filters", {}))
+        program = generated(task["seed"], task["index"], task.get("filters", {}))
     if task.get("only_write"):
         return {"outcome": "written", "program": program.to_dict()}
     if task.get("describe"):
