@@ -52,6 +52,7 @@ def main(
     heads: Annotated[str, typer.Option(help="Sizes of attention heads.")] = ",".join(map(str, grid.HEADS)),
     cases: Annotated[int, typer.Option(help="Cases of each; by default enough for each value; 0 for each pair.")] = -1,
     threads: Annotated[int, typer.Option(help="OpenVINO's threads; by default one and two.")] = 0,
+    property: Annotated[list[str] | None, typer.Option(help="Of OpenVINO: SNIPPETS_MODE=DISABLE for example.")] = None,
     jobs: Annotated[int, typer.Option(help="Worker processes.")] = 2,
     seconds: Annotated[float, typer.Option(help="Start no further case after this time; 0 is no limit.")] = 0.0,
     limit: Annotated[float, typer.Option(help="Seconds for one case; what takes longer is a failure.")] = 120.0,
@@ -70,7 +71,9 @@ def main(
         for path in read:
             made.rows |= results.from_dict(json.loads(path.read_text(encoding="utf-8"))).rows
     else:
-        made = _run(_chosen(only, source, sample), _cases(heads, cases, threads, sample), jobs, seconds, limit)
+        properties = dict(_pair(each) for each in property or [])
+        listed, chosen = _chosen(only, source, sample), _cases(heads, cases, threads, sample)
+        made = _run(listed, chosen, properties, jobs, seconds, limit)
     _print(made)
     if write:
         results.write(made)
@@ -89,7 +92,16 @@ def _chosen(only: str, source: str, sample: bool) -> list[Architecture]:
     names = [name for name in only.split(",") if name] or (list(NAMES) if sample else [])
     if unknown := sorted(set(names) - {each.name for each in listed}):
         raise typer.BadParameter(f"there is no architecture {unknown[0]!r}", param_hint="--only")
+    # Those of the sample come first.
+    listed.sort(key=lambda each: each.name not in NAMES)
     return [each for each in listed if not names or each.name in names]
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--property")
+    return name, value
 
 
 def _cases(heads: str, number: int, threads: int, sample: bool) -> list[Case]:
@@ -101,13 +113,20 @@ def _cases(heads: str, number: int, threads: int, sample: bool) -> list[Case]:
     return pairs[: grid.values_covered(pairs) if number < 0 else number or None]
 
 
-def _run(listed: list[Architecture], chosen: list[Case], jobs: int, seconds: float, limit: float) -> results.Results:
+def _run(
+    listed: list[Architecture],
+    chosen: list[Case],
+    properties: dict[str, str],
+    jobs: int,
+    seconds: float,
+    limit: float,
+) -> results.Results:
     made = results.Results()
     began = time.monotonic()
     dicts = [case.to_dict() for case in chosen]
     # The first case of all comes before the second of any.
     tasks = [
-        {"architecture": vars(each), "cases": dicts, "number": number}
+        {"architecture": vars(each), "cases": dicts, "number": number, "properties": properties}
         for number in range(len(chosen))
         for each in listed
         # A chosen size of heads changes nothing in models of published sizes.

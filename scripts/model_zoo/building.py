@@ -16,6 +16,8 @@ from model_zoo.shrinking import small
 
 # A second or two for a case.
 _MOST_PARAMETERS = 90_000_000
+# Since transformers 5.2x all caches are one argument, `cache`.
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 _ROWS = 2
 # What the second call has more with symbolic sizes.
 _MORE = 3
@@ -72,7 +74,7 @@ def _transformers(architecture: Architecture, case: Case) -> Subject:
     import transformers
 
     model_class = getattr(transformers, architecture.class_name)
-    published = _published(architecture, model_class)
+    published = model_class.config_class()
     config = small(published, case, architecture.name)
     other = small(published, Case(head=64 if case.head != 64 else 128, length=case.length), architecture.name)
     with torch.device("meta"):
@@ -93,7 +95,7 @@ def _transformers(architecture: Architecture, case: Case) -> Subject:
 
     form = _accepted(model, names, case, config)
     first = draw(0, False, form)
-    cache = next((name for name in ("past_key_values", "cache_params") if name in names), "")
+    cache = next((name for name in CACHE_NAMES if name in names), "")
     return Subject(
         model, lambda number, changed: draw(number, changed, form), _kind(first),
         has_heads=config.to_dict() != other.to_dict(), has_mask="attention_mask" in first and case.length > 1,
@@ -110,15 +112,6 @@ def _caches(config: Any) -> bool:
     return inputs.field_of(config, "use_cache") is not None and (decodes is not False or config.is_encoder_decoder)
 
 
-def _published(architecture: Architecture, model_class: Any) -> Any:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    config_class = model_class.config_class
-    if architecture.name in CONFIG_MAPPING and config_class.model_type != architecture.name:
-        config_class = CONFIG_MAPPING[architecture.name]
-    return config_class()
-
-
 def _accepted(model: Any, names: frozenset[str], case: Case, config: Any) -> Callable[[inputs.Draw], inputs.Inputs]:
     def fresh() -> inputs.Draw:
         return inputs.Draw(config, names, case, case.length, _ROWS, seed=0)
@@ -131,7 +124,8 @@ def _accepted(model: Any, names: frozenset[str], case: Case, config: Any) -> Cal
             return form
         except Exception as error:
             errors.append(_line(error))
-    raise NotBuiltError(f"eager PyTorch accepts none of the inputs: {errors[0]}" if errors else "unknown inputs")
+    said = " | ".join(dict.fromkeys((*errors[:1], *errors[-1:])))
+    raise NotBuiltError(f"eager PyTorch accepts none of the inputs: {said}" if errors else "unknown inputs")
 
 
 def _kind(first: inputs.Inputs) -> str:

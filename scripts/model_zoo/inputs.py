@@ -11,11 +11,12 @@ import torch
 
 from model_zoo.grid import Case
 from model_zoo.overrides import INPUTS
-from model_zoo.shrinking import FIRST_TOKEN, VOCABULARY
+from model_zoo.shrinking import FIRST_TOKEN, PATCHES_PER_SIDE, VOCABULARY, patch_of
 
 Inputs = dict[str, Any]
 # Samples of a recording for one frame of a model that reads samples.
 _SAMPLES_PER_FRAME = 320
+_PATCHES = frozenset({"hidden_states", "pixel_values"})
 
 
 @dataclass
@@ -61,14 +62,30 @@ class Draw:
         ids = self.tokens(self.length)
         return self.masked("input_ids", ids) if "attention_mask" in self.names else {"input_ids": ids}
 
-    def masked(self, name: str, values: torch.Tensor) -> Inputs:
+    def masked(self, name: str, values: torch.Tensor, mask_name: str = "attention_mask") -> Inputs:
         """Pads the second row of ``[rows, length]`` or ``[rows, length, features]``, and adds the mask."""
         length = values.shape[1]
         padding, mask = length // 3, torch.ones(values.shape[:2], dtype=torch.int64)
         padded = slice(0, padding) if self.case.padding == "left" else slice(length - padding, length)
         mask[1, padded] = 0
         values[1, padded] = 0
-        return {name: values, "attention_mask": mask}
+        return {name: values, mask_name: mask}
+
+    def boxes(self) -> torch.Tensor:
+        """Boxes of words: int64 ``[rows, length, 4]``."""
+        corners = torch.randint(0, 500, (self.rows, self.length, 2), generator=self.generator)
+        return torch.cat([corners, corners + 100], 2)
+
+    def grids(self) -> torch.Tensor:
+        """Time, height and width of each picture in patches: int64 ``[rows, 3]``."""
+        side = PATCHES_PER_SIDE[self.case.length]
+        return torch.tensor([[1, side, side]] * self.rows)
+
+    def patches(self) -> torch.Tensor:
+        """All pictures as one list of flattened patches."""
+        patch = patch_of(vars(self.config))
+        size = self.size("num_channels", self.size("in_channels", 3)) * patch**2 * self.size("temporal_patch_size", 1)
+        return self.floats(int(self.grids().prod(1).sum()), size)
 
     def picture(self, frames: int = 0) -> Inputs:
         """Pixels ``[rows, channels, height, width]``, or ``[rows, frames, channels, height, width]``."""
@@ -113,6 +130,11 @@ def candidates(model: Any, draw: Callable[[], Draw]) -> Iterator[Callable[[Draw]
     names = draw().names
     decoder = _decoder if "decoder_input_ids" in names and model.config.is_encoder_decoder else _nothing
     both = "input_ids" in names and "pixel_values" in names
+    if "grid_thw" in names:
+        main = model.main_input_name if model.main_input_name in names else next(iter(names & _PATCHES))
+        yield lambda d: {main: d.patches(), "grid_thw": d.grids()}
+    if "bbox" in names:
+        yield lambda d: {**d.text(), "bbox": d.boxes(), **decoder(d)}
     if "input_ids" in names:
         yield lambda d: {**d.text(), **decoder(d)}
     if "pixel_values" in names:
@@ -122,9 +144,13 @@ def candidates(model: Any, draw: Callable[[], Draw]) -> Iterator[Callable[[Draw]
         yield lambda d: {**d.picture(d.size("num_frames", 4)), **decoder(d)}
         if both:
             yield lambda d: {**d.text(), **d.picture(d.size("num_frames", 4)), **decoder(d)}
+    if "pixel_values_videos" in names:
+        yield lambda d: {"pixel_values_videos": d.picture(d.size("frames_per_clip", 4))["pixel_values"]}
     for name in ("input_values", "audio_values", "input_features"):
         if name in names:
             for form in _AUDIO:
+                if "input_features_mask" in names:
+                    yield lambda d, name=name, form=form: {**d.masked(name, form(d), "input_features_mask")}
                 if "attention_mask" in names:
                     yield lambda d, name=name, form=form: {**d.masked(name, form(d)), **decoder(d)}
                 yield lambda d, name=name, form=form: {name: form(d), **decoder(d)}

@@ -153,24 +153,19 @@ def markdown(results: Results) -> str:
     entire = sum(row.coverage == 1.0 and row.verdict == RIGHT for row in built)
     lines = [
         BEGIN,
-        f"Made by `python scripts/architectures.py --write` with torch {made['torch']}, OpenVINO {made['openvino']} and "
-        f"transformers {made['transformers']}: {sum(len(row.outcomes) for row in built)} cases of {len(built)} "
-        f"architectures, of which {counts[RIGHT]} are right in every case and {entire} run completely on OpenVINO. Coverage "
-        "is the lowest of an architecture's cases, partitions the most of them per graph.",
+        f"Made by `python scripts/architectures.py --write` with torch {made['torch']}, OpenVINO {made['openvino']} "
+        f"and transformers {made['transformers']}: {sum(len(row.outcomes) for row in built)} cases of {len(built)} "
+        f"architectures, of which {counts[RIGHT]} are right in every case and {entire} run completely on OpenVINO. "
+        "Coverage is the lowest of an architecture's cases, partitions the most of them per graph.",
         "",
         "| Architecture | Inputs | Cases | Verdict | Coverage | Partitions | Fallbacks |",
         "| --- | --- | ---: | --- | ---: | ---: | --- |",
     ]
     for row in sorted(built, key=lambda row: (row.architecture.source, row.architecture.name)):
         reasons = "; ".join(_cell(reason) for reason, _ in row.fallbacks.most_common(_MOST_REASONS))
-        name = (
-            row.architecture.name
-            if row.architecture.source == "transformers"
-            else f"{row.architecture.source}: {row.architecture.name}"
-        )
-        lines.append(
-            f"| {name} | {row.kind} | {len(row.outcomes)} | {row.verdict} | {row.coverage:.3f} | {row.partitions:.1f} | {reasons} |"
-        )
+        source = "" if row.architecture.source == "transformers" else f"{row.architecture.source}: "
+        cells = (f"{source}{row.architecture.name}", row.kind, str(len(row.outcomes)), row.verdict)
+        lines.append(f"| {' | '.join((*cells, f'{row.coverage:.3f}', f'{row.partitions:.1f}', reasons))} |")
     lines += ["", "Reasons of fallbacks, by the number of architectures:", ""]
     lines += [f"- {len(names)}: {_cell(reason)}" for reason, names in results.reasons()[:30]]
     left = [row for row in results.sorted_rows() if row.verdict == "not built"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ import torchserve_openvino as tov
 from model_zoo.building import NotBuiltError, Subject, build
 from model_zoo.catalog import Architecture
 from model_zoo.compare import Difference, difference, tensors
-from model_zoo.grid import Case, applicable
+from model_zoo.grid import LENGTHS, Case, applicable
 from model_zoo.outcome import Outcome
+from model_zoo.overrides import LONGEST
 
 # Relative to the largest value of an output; orders of summation differ.
 _TOLERANCE = 1e-3
@@ -28,8 +30,17 @@ _GARBAGE = (float("nan"), 1e20)
 Call = Callable[..., Any]
 
 
-def run(architecture: Architecture, chosen: list[Case], number: int) -> Outcome:
-    """Runs one of the chosen cases; skips it if it equals an earlier one for this architecture."""
+def run(architecture: Architecture, chosen: list[Case], number: int, properties: Mapping[str, Any]) -> Outcome:
+    """Runs one of the chosen cases; skips it if it equals an earlier one for this architecture.
+
+    Args:
+        architecture: What to build.
+        chosen: All cases.
+        number: Which of them.
+        properties: Of OpenVINO, for this run.
+    """
+    longest = LONGEST.get(architecture.name, max(LENGTHS))
+    chosen = [dataclasses.replace(case, length=min(case.length, longest)) for case in chosen]
     case = chosen[number]
     torch._dynamo.reset()
     try:
@@ -40,19 +51,17 @@ def run(architecture: Architecture, chosen: list[Case], number: int) -> Outcome:
     if case not in applicable(chosen[: number + 1], *traits):
         return Outcome("skipped", kind=subject.kind)
     with torch.no_grad():
-        return _compare(subject, case)
+        return _compare(subject, case, properties)
 
 
-def _compare(subject: Subject, case: Case) -> Outcome:
+def _compare(subject: Subject, case: Case, properties: Mapping[str, Any]) -> Outcome:
     outcome = Outcome("right", kind=subject.kind)
     try:
         expected = _calls(subject, subject.model, case)
     except Exception as error:
         return Outcome("not built", f"eager: {_line(error)}", kind=subject.kind)
-    options = {
-        "min_partition_us": 0,
-        "config": {"INFERENCE_PRECISION_HINT": case.precision, "INFERENCE_NUM_THREADS": case.threads},
-    }
+    config = {"INFERENCE_PRECISION_HINT": case.precision, "INFERENCE_NUM_THREADS": case.threads, **properties}
+    options = {"min_partition_us": 0, "config": config}
     compiled = tov.compile(subject.model, dynamic=case.dynamic, options=options)
     try:
         _litter(expected)

@@ -19,18 +19,19 @@ FIRST_TOKEN = 32
 _HEADS = 2
 _LAYERS = 2
 _POSITIONS = 520
-_PATCHES_PER_SIDE = {1: 2, 33: 6, 64: 8, 257: 16}
+PATCHES_PER_SIDE = {1: 2, 33: 6, 64: 8, 257: 16}
 
 _WIDTHS = frozenset(
-    "hidden_size d_model n_embd emb_dim encoder_hidden_size decoder_hidden_size output_hidden_size out_hidden_size "
-    "text_hidden_size model_dim dim width projector_hidden_size cross_attention_hidden_size thinker_hidden_size "
-    "query_dim".split()
+    "hidden_size d_model n_embd emb_dim encoder_hidden_size decoder_hidden_size output_hidden_size "
+    "out_hidden_size text_hidden_size model_dim dim width projector_hidden_size cross_attention_hidden_size "
+    "thinker_hidden_size query_dim".split()
 )
 _HEAD_COUNTS = frozenset(
     "num_attention_heads n_head n_heads attention_heads encoder_attention_heads decoder_attention_heads "
-    "num_encoder_attention_heads num_decoder_attention_heads decoder_num_attention_heads encoder_num_attention_heads "
-    "swa_num_attention_heads speech_encoder_attention_heads t2u_encoder_attention_heads "
-    "t2u_decoder_attention_heads decoder_self_attention_heads decoder_cross_attention_heads".split()
+    "num_encoder_attention_heads num_decoder_attention_heads decoder_num_attention_heads "
+    "encoder_num_attention_heads swa_num_attention_heads speech_encoder_attention_heads "
+    "t2u_encoder_attention_heads t2u_decoder_attention_heads decoder_self_attention_heads "
+    "decoder_cross_attention_heads".split()
 )
 _KEY_VALUE_HEADS = frozenset(
     "num_key_value_heads n_kv_heads num_kv_heads swa_num_key_value_heads num_global_key_value_heads".split()
@@ -39,10 +40,11 @@ _HEAD_SIZES = frozenset(
     "head_dim d_kv v_head_dim swa_head_dim attention_head_dim global_head_dim dim_head resampler_head_dim".split()
 )
 _INNER = frozenset(
-    "intermediate_size d_ff ffn_dim encoder_ffn_dim decoder_ffn_dim n_inner moe_intermediate_size mlp_dim ffn_hidden_size "
-    "shared_expert_intermediate_size decoder_intermediate_size shared_intermediate_size intermediate_dim "
-    "moe_shared_expert_intermediate_size decoder_mlp_dim expert_ffn_hidden_size speech_encoder_intermediate_size "
-    "t2u_encoder_ffn_dim t2u_decoder_ffn_dim dim_feedforward encoder_feedforward_dim intermediate_size_mlp".split()
+    "intermediate_size d_ff ffn_dim encoder_ffn_dim decoder_ffn_dim n_inner moe_intermediate_size mlp_dim "
+    "ffn_hidden_size shared_expert_intermediate_size decoder_intermediate_size shared_intermediate_size "
+    "intermediate_dim moe_shared_expert_intermediate_size decoder_mlp_dim expert_ffn_hidden_size "
+    "speech_encoder_intermediate_size t2u_encoder_ffn_dim t2u_decoder_ffn_dim dim_feedforward "
+    "encoder_feedforward_dim intermediate_size_mlp".split()
 )
 _LAYER_COUNTS = frozenset(
     "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_encoder_layers "
@@ -52,8 +54,9 @@ _LAYER_COUNTS = frozenset(
 _EXPERTS = frozenset("num_experts num_local_experts n_routed_experts moe_num_experts num_routed_experts".split())
 _AT_MOST_2 = frozenset("num_experts_per_tok moe_topk moe_k top_k_experts experts_per_token moe_top_k topk".split())
 _AT_MOST_1 = frozenset(
-    "n_group topk_group n_shared_experts num_shared_experts first_k_dense_replace num_dense_layers moe_num_shared_experts "
-    "num_kv_shared_layers num_mtp_layers num_nextn_predict_layers max_window_layers moe_layer_start_index".split()
+    "n_group topk_group n_shared_experts num_shared_experts first_k_dense_replace num_dense_layers "
+    "moe_num_shared_experts num_kv_shared_layers num_mtp_layers num_nextn_predict_layers max_window_layers "
+    "moe_layer_start_index".split()
 )
 _POSITION_COUNTS = frozenset(
     "max_position_embeddings n_positions max_seq_len max_sequence_length context_length max_seq_length "
@@ -73,7 +76,7 @@ def small_values(config: Any, case: Case, model_type: str = "") -> dict[str, Any
     Returns:
         Only fields that differ; parts of a composite configuration as configurations.
     """
-    fields = {field.name: getattr(config, field.name, None) for field in dataclasses.fields(config)}
+    fields = {field.name: _value(config, field.name) for field in dataclasses.fields(config)}
     values: dict[str, Any] = {}
     layers = _kept_layers(fields)
     for name, value in fields.items():
@@ -86,6 +89,14 @@ def small_values(config: Any, case: Case, model_type: str = "") -> dict[str, Any
     overrides = FIELDS.get(model_type or config.model_type, {})
     values |= overrides(case) if callable(overrides) else overrides
     return values
+
+
+def _value(config: Any, name: str) -> Any:
+    try:
+        return getattr(config, name, None)
+    except Exception:
+        # The layers differ in this field, which `per_layer_config` has then.
+        return None
 
 
 def small(config: Any, case: Case, model_type: str = "") -> Any:
@@ -126,6 +137,9 @@ def _small_value(name: str, value: Any, fields: Mapping[str, Any], case: Case, l
         return _small_token(name, value)
     if name in {"image_size", "img_size", "input_size"}:
         return _image_size(value, fields, case)
+    if value is None:
+        # Published without a default.
+        return VOCABULARY if name == "vocab_size" else 4 if name in _EXPERTS else 2 if name in _AT_MOST_2 else None
     if not isinstance(value, int) or isinstance(value, bool):
         return None
     width = _HEADS * case.head
@@ -173,6 +187,8 @@ def _small_token(name: str, value: Any) -> Any:
 def _small_rope(value: dict[str, Any], head: int) -> dict[str, Any]:
     """Sections of multimodal rotary positions divide half a head among time, height and width."""
     changed = {key: _small_rope(item, head) if isinstance(item, dict) else item for key, item in value.items()}
+    if "rope_theta" in changed and changed["rope_theta"] is None:
+        changed["rope_theta"] = 10_000.0
     if section := changed.get("mrope_section"):
         half = int(head * changed.get("partial_rotary_factor", 1.0)) // 2
         rest = [half * part // sum(section) for part in section[1:]]
@@ -199,4 +215,4 @@ def _image_size(value: Any, fields: Mapping[str, Any], case: Case) -> Any:
 
 def image_side(patch: int, length: int) -> int:
     """Returns the side of a square picture with about as many patches as ``length``."""
-    return (patch if patch >= 8 else 16) * _PATCHES_PER_SIDE[length]
+    return (patch if patch >= 8 else 16) * PATCHES_PER_SIDE[length]
