@@ -39,6 +39,8 @@ console = Console(stderr=True)
 _WORKER = Path(__file__).parent / "model_zoo" / "worker.py"
 # Dynamo and OpenVINO keep some memory per model.
 _CASES_PER_PROCESS = 60
+# In a log, where no progress bar moves.
+_CASES_PER_LINE = 50
 
 
 def main(
@@ -129,8 +131,6 @@ def _run(
         {"architecture": vars(each), "cases": dicts, "number": number, "properties": properties}
         for number in range(len(chosen))
         for each in listed
-        # A chosen size of heads changes nothing in models of published sizes.
-        if each.source == "transformers" or number < 4
     ]
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
@@ -138,6 +138,9 @@ def _run(
 
         def done(task: dict[str, Any], answer: dict[str, Any] | Lost) -> None:
             progress.advance(bar)
+            ended = int(progress.tasks[bar].completed)
+            if not console.is_terminal and ended % _CASES_PER_LINE == 0:
+                console.print(f"{ended} of {len(tasks)} cases, {len(made.failures)} failures", highlight=False)
             outcome = Outcome(answer.kind, answer.reason) if isinstance(answer, Lost) else Outcome(**answer)
             architecture, case = Architecture(**task["architecture"]), chosen[task["number"]]
             made.add(architecture, case, outcome)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from model_zoo import catalog, inputs, weights
 from model_zoo.catalog import Architecture
-from model_zoo.grid import Case
+from model_zoo.grid import COMMON, Case
 from model_zoo.overrides import LEFT_OUT
 from model_zoo.shrinking import small
 
@@ -35,18 +35,17 @@ class Subject:
         model: In evaluation mode, in float32.
         draw: Draws the inputs of a call: its number (0 or 1), and whether it has other sizes than the first.
         kind: ``text``, ``vision``, ``audio`` or ``other``.
-        has_heads: Whether the case's head size changes the model.
-        has_mask: Whether the inputs have an attention mask.
+        names: Arguments of its forward.
+        axes: Axes of the grid that change something.
         cache_name: The argument for the cache of earlier tokens; empty without one.
     """
 
     model: torch.nn.Module
     draw: Callable[[int, bool], inputs.Inputs]
     kind: str
-    has_heads: bool = False
-    has_mask: bool = False
+    names: frozenset[str]
+    axes: frozenset[str] = COMMON
     cache_name: str = ""
-    names: frozenset[str] = field(default_factory=frozenset)
 
 
 def build(architecture: Architecture, case: Case) -> Subject:
@@ -96,11 +95,11 @@ def _transformers(architecture: Architecture, case: Case) -> Subject:
     form = _accepted(model, names, case, config)
     first = draw(0, False, form)
     cache = next((name for name in CACHE_NAMES if name in names), "")
-    return Subject(
-        model, lambda number, changed: draw(number, changed, form), _kind(first),
-        has_heads=config.to_dict() != other.to_dict(), has_mask="attention_mask" in first and case.length > 1,
-        cache_name=cache if _caches(config) and _CONTINUABLE.intersection(first) else "", names=names,
-    )  # fmt: skip
+    cache = cache if _caches(config) and _CONTINUABLE.intersection(first) else ""
+    masks = any("mask" in name for name in first) and case.length > 1
+    traits = {"head": config.to_dict() != other.to_dict(), "padding": masks, "cache": bool(cache), "length": True}
+    axes = COMMON.union(axis for axis, applies in traits.items() if applies)
+    return Subject(model, lambda number, changed: draw(number, changed, form), _kind(first), names, axes, cache)
 
 
 _CONTINUABLE = frozenset({"input_ids", "decoder_input_ids"})
@@ -161,7 +160,7 @@ def _classifier(model: torch.nn.Module, size: tuple[int, ...]) -> Subject:
         generator = torch.Generator().manual_seed(number)
         return {"x": torch.randn(_ROWS + changed, *size, generator=generator)}
 
-    return Subject(model, draw, "vision", names=frozenset({"x"}))
+    return Subject(model, draw, "vision", frozenset({"x"}))
 
 
 _BUILDERS: dict[str, Callable[[Architecture, Case], Subject]] = {

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +17,8 @@ AXES: dict[str, tuple[Any, ...]] = {
     "cache": (False, True),
     "threads": (2, 1),
 }
+# Those of every architecture.
+COMMON = frozenset({"precision", "dynamic", "threads"})
 
 
 @dataclass(frozen=True)
@@ -97,13 +98,14 @@ def _pairs(row: tuple[Any, ...]) -> set[tuple[tuple[int, Any], ...]]:
     return set(itertools.combinations(enumerate(row), 2))
 
 
-def applicable(chosen: list[Case], has_heads: bool, has_mask: bool, has_cache: bool) -> Iterator[Case]:
-    """Yields the cases without those that differ only in axes that an architecture does not have."""
-    seen = set()
+def distinct(chosen: list[Case], axes: frozenset[str]) -> list[Case]:
+    """Returns the cases without those that equal an earlier one in all axes that an architecture has.
+
+    Args:
+        chosen: The cases.
+        axes: Names of those axes.
+    """
+    firsts: dict[tuple[Any, ...], Case] = {}
     for case in chosen:
-        head = case.head if has_heads else 0
-        key = (head, case.length, case.padding if has_mask else "", case.precision, case.dynamic)
-        key = (*key, case.cache and has_cache, case.threads)
-        if key not in seen:
-            seen.add(key)
-            yield case
+        firsts.setdefault(tuple(value for axis, value in case.to_dict().items() if axis in axes), case)
+    return list(firsts.values())

@@ -14,7 +14,7 @@ import torchserve_openvino as tov
 from model_zoo.building import NotBuiltError, Subject, build
 from model_zoo.catalog import Architecture
 from model_zoo.compare import Difference, difference, tensors
-from model_zoo.grid import LENGTHS, Case, applicable
+from model_zoo.grid import LENGTHS, Case, distinct
 from model_zoo.outcome import Outcome
 from model_zoo.overrides import LONGEST
 
@@ -47,8 +47,7 @@ def run(architecture: Architecture, chosen: list[Case], number: int, properties:
         subject = build(architecture, case)
     except NotBuiltError as error:
         return Outcome("not built", str(error))
-    traits = (subject.has_heads, subject.has_mask, bool(subject.cache_name))
-    if case not in applicable(chosen[: number + 1], *traits):
+    if case not in distinct(chosen[: number + 1], subject.axes):
         return Outcome("skipped", kind=subject.kind)
     with torch.no_grad():
         return _compare(subject, case, properties)
