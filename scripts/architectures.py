@@ -9,7 +9,8 @@ that may crash. Exit status 1 means that a case was wrong or crashed. All of it 
     python scripts/architectures.py --sample
     python scripts/architectures.py --only llama,bert --heads 64,128
     python scripts/architectures.py --source timm --seconds 600
-    python scripts/architectures.py --json > all.json; python scripts/architectures.py --from all.json --write
+    python scripts/architectures.py --log all.jsonl --seconds 3600
+    python scripts/architectures.py --log all.jsonl --write
 """
 
 from __future__ import annotations
@@ -58,24 +59,19 @@ def main(
     jobs: Annotated[int, typer.Option(help="Worker processes.")] = 2,
     seconds: Annotated[float, typer.Option(help="Start no further case after this time; 0 is no limit.")] = 0.0,
     limit: Annotated[float, typer.Option(help="Seconds for one case; what takes longer is a failure.")] = 120.0,
-    read: Annotated[list[Path] | None, typer.Option("--from", help="Results of --json, instead of a run.")] = None,
+    log: Annotated[Path | None, typer.Option(help="Keeps each outcome; what it has already is not run again.")] = None,
     write: Annotated[bool, typer.Option("--write", help="Renew the table in docs/conformance.md.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all results as JSON.")] = False,
 ) -> None:
     """Compares published architectures with eager PyTorch.
 
     Examples: architectures.py --sample; architectures.py --only llama,bert --heads 64,128 --cases 0;
-    architectures.py --source timm --seconds 600 --json; architectures.py --from all.json --write
+    architectures.py --source timm --seconds 600 --json; architectures.py --log all.jsonl --write
     """
     warnings.filterwarnings("ignore")
-    if read:
-        made = results.Results()
-        for path in read:
-            made.rows |= results.from_dict(json.loads(path.read_text(encoding="utf-8"))).rows
-    else:
-        properties = dict(_pair(each) for each in property or [])
-        listed, chosen = _chosen(only, source, sample), _cases(heads, cases, threads, sample)
-        made = _run(listed, chosen, properties, jobs, seconds, limit)
+    properties = dict(_pair(each) for each in property or [])
+    listed, chosen = _chosen(only, source, sample), _cases(heads, cases, threads, sample)
+    made = _run(listed, chosen, properties, results.Log(log), jobs, seconds, limit)
     _print(made)
     if write:
         results.write(made)
@@ -119,18 +115,23 @@ def _run(
     listed: list[Architecture],
     chosen: list[Case],
     properties: dict[str, str],
+    log: results.Log,
     jobs: int,
     seconds: float,
     limit: float,
 ) -> results.Results:
-    made = results.Results()
+    made, known = results.Results(), set()
+    for architecture, case, outcome in log.read():
+        made.add(architecture, case, outcome)
+        known.add((architecture, case))
     began = time.monotonic()
     dicts = [case.to_dict() for case in chosen]
     # The first case of all comes before the second of any.
     tasks = [
         {"architecture": vars(each), "cases": dicts, "number": number, "properties": properties}
-        for number in range(len(chosen))
+        for number, case in enumerate(chosen)
         for each in listed
+        if (each, case) not in known
     ]
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
@@ -144,6 +145,7 @@ def _run(
             outcome = Outcome(answer.kind, answer.reason) if isinstance(answer, Lost) else Outcome(**answer)
             architecture, case = Architecture(**task["architecture"]), chosen[task["number"]]
             made.add(architecture, case, outcome)
+            log.append(architecture, case, outcome)
             if outcome.verdict in FAILURES:
                 console.print(
                     f"{outcome.verdict} {architecture.name}: {case}: {outcome.detail}"[:400],

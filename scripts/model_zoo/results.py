@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,18 +133,29 @@ def versions() -> dict[str, str]:
     return {**made, "transformers": transformers.__version__}
 
 
-def from_dict(data: dict[str, Any]) -> Results:
-    """Reads what `Results.to_dict` returned, so that several runs can be written as one table."""
-    results = Results()
-    names = set(Case.__dataclass_fields__)
-    for entry in data["architectures"]:
-        architecture = Architecture(entry["source"], entry["name"], entry["class"])
-        row = results.rows.setdefault((architecture.source, architecture.name), Row(architecture))
-        row.not_built += entry["not_built"]
-        for case in entry["cases"]:
-            outcome = Outcome(**{key: value for key, value in case.items() if key not in names})
-            row.outcomes.append((Case(**{key: case[key] for key in names}), outcome))
-    return results
+class Log:
+    """A file with a line of JSON for each case that ran, so that a run can be continued.
+
+    Args:
+        path: The file; None keeps nothing.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def read(self) -> Iterator[tuple[Architecture, Case, Outcome]]:
+        """Yields the cases that ran."""
+        if self._path is not None and self._path.exists():
+            for line in self._path.read_text(encoding="utf-8").splitlines():
+                entry = json.loads(line)
+                yield Architecture(**entry["architecture"]), Case(**entry["case"]), Outcome(**entry["outcome"])
+
+    def append(self, architecture: Architecture, case: Case, outcome: Outcome) -> None:
+        """Adds a case."""
+        if self._path is not None:
+            entry = {"architecture": vars(architecture), "case": case.to_dict(), "outcome": outcome.to_dict()}
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
 
 
 def markdown(results: Results) -> str:

@@ -97,25 +97,33 @@ def test_a_model_that_is_too_large_is_not_built(monkeypatch: pytest.MonkeyPatch)
     assert (outcome.verdict, outcome.detail.split(":")[0]) == ("not built", "too large")
 
 
+GELU = {"aten.gelu.default: no | rule": 2}
+RAN = [
+    (BERT, Case(), Outcome("right", kind="text", ops=10, coverage=0.9, graphs=1, partitions=2, fallbacks=GELU)),
+    (BERT, Case(head=64), Outcome("CRASH", "the process ended with status -8")),
+    (Architecture("timm", "resnet18"), Case(), Outcome("not built", "too large: 900 million parameters")),
+]
+
+
 def _results() -> results.Results:
     made = results.Results()
-    gelu = {"aten.gelu.default: no | rule": 2}
-    made.add(BERT, Case(), Outcome("right", kind="text", ops=10, coverage=0.9, graphs=1, partitions=2, fallbacks=gelu))
-    made.add(BERT, Case(head=64), Outcome("CRASH", "the process ended with status -8"))
-    made.add(Architecture("timm", "resnet18"), Case(), Outcome("not built", "too large: 900 million parameters"))
+    for each in RAN:
+        made.add(*each)
     return made
 
 
 def test_an_architecture_has_its_worst_verdict() -> None:
     made = _results()
     assert dict(made.counts()) == {"CRASH": 1, "not built": 1}
-    ((architecture, case, outcome),) = made.failures
-    assert (architecture, case.head, outcome.verdict) == (BERT, 64, "CRASH")
+    assert made.failures == [RAN[1]]
 
 
-def test_results_are_read_as_they_were_written() -> None:
-    made = _results()
-    assert results.from_dict(made.to_dict()).to_dict() == made.to_dict()
+def test_a_log_is_read_as_it_was_written(tmp_path: Any) -> None:
+    log = results.Log(tmp_path / "log.jsonl")
+    assert list(log.read()) == []
+    for each in RAN:
+        log.append(*each)
+    assert list(log.read()) == RAN
 
 
 def test_the_table_replaces_the_one_of_the_page(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
