@@ -55,7 +55,7 @@ def main(
     heads: Annotated[str, typer.Option(help="Sizes of attention heads.")] = ",".join(map(str, grid.HEADS)),
     cases: Annotated[int, typer.Option(help="Cases of each; by default enough for each value; 0 for each pair.")] = -1,
     threads: Annotated[int, typer.Option(help="OpenVINO's threads; by default one and two.")] = 0,
-    property: Annotated[list[str] | None, typer.Option(help="Of OpenVINO: SNIPPETS_MODE=DISABLE for example.")] = None,
+    property: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, as in options.config of the YAML.")] = None,
     jobs: Annotated[int, typer.Option(help="Worker processes.")] = 2,
     seconds: Annotated[float, typer.Option(help="Start no further case after this time; 0 is no limit.")] = 0.0,
     limit: Annotated[float, typer.Option(help="Seconds for one case; what takes longer is a failure.")] = 120.0,

@@ -168,7 +168,8 @@ def markdown(results: Results) -> str:
         f"Made by `python scripts/architectures.py --write` with torch {made['torch']}, OpenVINO {made['openvino']} "
         f"and transformers {made['transformers']}: {sum(len(row.outcomes) for row in built)} cases of {len(built)} "
         f"architectures, of which {counts[RIGHT]} are right in every case and {entire} run completely on OpenVINO. "
-        "Coverage is the lowest of an architecture's cases, partitions the most of them per graph.",
+        "Coverage is the lowest of an architecture's cases, partitions the most of them per graph. `upstream`: "
+        "torch.compile without OpenVINO differs in the same way.",
         "",
         "| Architecture | Inputs | Cases | Verdict | Coverage | Partitions | Fallbacks |",
         "| --- | --- | ---: | --- | ---: | ---: | --- |",

@@ -24,9 +24,9 @@ PATCHES_PER_SIDE = {1: 2, 33: 6, 64: 8, 257: 16}
 _WIDTHS = frozenset(
     "hidden_size d_model n_embd emb_dim encoder_hidden_size decoder_hidden_size output_hidden_size "
     "out_hidden_size text_hidden_size model_dim dim width projector_hidden_size cross_attention_hidden_size "
-    "thinker_hidden_size query_dim".split()
+    "thinker_hidden_size query_dim reassemble_hidden_size".split()
 )
-_HEAD_COUNTS = frozenset(
+_HEAD_COUNTS = tuple(
     "num_attention_heads n_head n_heads attention_heads encoder_attention_heads decoder_attention_heads "
     "num_encoder_attention_heads num_decoder_attention_heads decoder_num_attention_heads "
     "encoder_num_attention_heads swa_num_attention_heads speech_encoder_attention_heads "
@@ -46,10 +46,10 @@ _INNER = frozenset(
     "speech_encoder_intermediate_size t2u_encoder_ffn_dim t2u_decoder_ffn_dim dim_feedforward "
     "encoder_feedforward_dim intermediate_size_mlp".split()
 )
-_LAYER_COUNTS = frozenset(
+_LAYER_COUNTS = tuple(
     "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_encoder_layers "
     "num_decoder_layers decoder_num_hidden_layers encoder_num_hidden_layers depth decoder_num_layers num_blocks "
-    "speech_encoder_layers t2u_encoder_layers t2u_decoder_layers num_encoder_blocks_ resampler_depth".split()
+    "speech_encoder_layers t2u_encoder_layers t2u_decoder_layers resampler_depth".split()
 )
 _EXPERTS = frozenset("num_experts num_local_experts n_routed_experts moe_num_experts num_routed_experts".split())
 _AT_MOST_2 = frozenset("num_experts_per_tok moe_topk moe_k top_k_experts experts_per_token moe_top_k topk".split())
@@ -62,7 +62,9 @@ _POSITION_COUNTS = frozenset(
     "max_position_embeddings n_positions max_seq_len max_sequence_length context_length max_seq_length "
     "max_target_positions seq_length".split()
 )
-_VOCABULARIES = frozenset("vocab_size decoder_vocab_size text_vocab_size char_vocab_size t2u_vocab_size".split())
+_VOCABULARIES = frozenset(
+    "vocab_size_per_layer_input vocab_size decoder_vocab_size text_vocab_size char_vocab_size t2u_vocab_size".split()
+)
 
 
 def small_values(config: Any, case: Case, model_type: str = "") -> dict[str, Any]:
@@ -76,19 +78,36 @@ def small_values(config: Any, case: Case, model_type: str = "") -> dict[str, Any
     Returns:
         Only fields that differ; parts of a composite configuration as configurations.
     """
+    overrides = FIELDS.get(model_type or config.model_type, {})
+    overrides = overrides(case) if callable(overrides) else overrides
     fields = {field.name: _value(config, field.name) for field in dataclasses.fields(config)}
-    values: dict[str, Any] = {}
+    values = _not_default(config, fields)
     layers = _kept_layers(fields)
     for name, value in fields.items():
+        if name in overrides:
+            continue
         if hasattr(value, "to_dict") and dataclasses.is_dataclass(value):
             values[name] = small(value, case)
-        elif isinstance(value, list | tuple) and layers and len(value) == layers.published and not name.startswith("_"):
+        elif layers and _is_by_layer(name, value, layers.published):
             values[name] = [value[i] for i in layers.kept]
         elif (changed := _small_value(name, value, fields, case, layers)) is not None:
             values[name] = changed
-    overrides = FIELDS.get(model_type or config.model_type, {})
-    values |= overrides(case) if callable(overrides) else overrides
-    return values
+    handed = list(fields.get("_out_features") or ())
+    if layers and len(handed) > 1 and "depths" not in fields:
+        handed = [f"stage{number + 1}" for number in range(len(layers.kept))][-len(handed) :]
+    if len(handed) > 1:
+        values["out_features"] = handed
+    return {**values, **overrides}
+
+
+def _not_default(config: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a composite configuration sets in its part."""
+    default = type(config)()
+    return {
+        name: value
+        for name, value in fields.items()
+        if not name.startswith("_") and not hasattr(value, "to_dict") and value not in (None, _value(default, name))
+    }
 
 
 def _value(config: Any, name: str) -> Any:
@@ -113,20 +132,25 @@ class _Layers:
 
 
 def _kept_layers(fields: Mapping[str, Any]) -> _Layers | None:
+    # The most important name of a field comes first.
     published = next((fields[name] for name in _LAYER_COUNTS if isinstance(fields.get(name), int)), None)
     if not published:
         return None
-    lists = [
-        value
-        for name, value in sorted(fields.items())
-        if isinstance(value, list | tuple) and len(value) == published and not name.startswith("_")
-    ]
+    lists = [value for name, value in fields.items() if _is_by_layer(name, value, published)]
     firsts: dict[tuple[str, ...], int] = {}
     for position in range(published):
         firsts.setdefault(tuple(repr(value[position]) for value in lists), position)
     kept = sorted(firsts.values())[:4]
-    kept += [position for position in range(published) if position not in kept][: max(0, _LAYERS - len(kept))]
+    # A backbone hands over several of its layers.
+    least = max(_LAYERS, len(fields.get("_out_features") or ()))
+    kept += [position for position in range(published) if position not in kept][: max(0, least - len(kept))]
     return _Layers(published, tuple(sorted(kept)))
+
+
+def _is_by_layer(name: str, value: Any, published: int) -> bool:
+    """Whether a field has an item for each layer."""
+    named = any(part in name for part in ("layer", "types", "block", "pattern"))
+    return named and isinstance(value, list | tuple) and len(value) == published and published > _LAYERS
 
 
 def _small_value(name: str, value: Any, fields: Mapping[str, Any], case: Case, layers: _Layers | None) -> Any:
@@ -139,7 +163,8 @@ def _small_value(name: str, value: Any, fields: Mapping[str, Any], case: Case, l
         return _image_size(value, fields, case)
     if value is None:
         # Published without a default.
-        return VOCABULARY if name == "vocab_size" else 4 if name in _EXPERTS else 2 if name in _AT_MOST_2 else None
+        missing = {"vocab_size": VOCABULARY, "head_dim": case.head, "n_shared_experts": 1}
+        return missing.get(name, 4 if name in _EXPERTS else 2 if name in _AT_MOST_2 else None)
     if not isinstance(value, int) or isinstance(value, bool):
         return None
     width = _HEADS * case.head
@@ -167,7 +192,7 @@ def _small_value(name: str, value: Any, fields: Mapping[str, Any], case: Case, l
         **dict.fromkeys(_POSITION_COUNTS, _POSITIONS), **dict.fromkeys(_VOCABULARIES, VOCABULARY),
         "kv_lora_rank": 64, "q_lora_rank": 96, "rotary_dim": case.head, "max_source_positions": max(case.length, 4),
         "num_queries": 20, "num_mel_bins": 80, "num_codebooks": 2, "index_n_heads": 2, "embedding_size": width,
-        "projection_dim": 64, "sliding_window": 48, "num_attention_heads_": 2,
+        "projection_dim": 64, "sliding_window": 48,
     }  # fmt: skip
     if name in limits:
         return min(value, limits[name])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torchserve_openvino as tov
-from model_zoo import grid, results, running
+from model_zoo import grid, results, running, shrinking
 from model_zoo.catalog import Architecture
 from model_zoo.compare import difference
 from model_zoo.grid import Case
@@ -38,6 +38,26 @@ def test_a_case_that_differs_only_in_what_a_model_does_not_have_is_left_out() ->
     chosen = [Case(head=64), Case(head=128), Case(head=64, padding="right"), Case(head=64, precision="bf16")]
     assert grid.distinct(chosen, grid.COMMON) == [chosen[0], chosen[3]]
     assert grid.distinct(chosen, grid.COMMON | {"head", "padding"}) == chosen
+
+
+def test_a_small_model_keeps_a_layer_of_each_kind() -> None:
+    from transformers import Gemma3TextConfig
+
+    config = shrinking.small(Gemma3TextConfig(), Case(head=96))
+    assert config.layer_types == ["sliding_attention", "full_attention"]
+    assert (config.num_hidden_layers, config.num_attention_heads, config.head_dim) == (2, 2, 96)
+    assert config.num_key_value_heads == 1
+    assert config.vocab_size == shrinking.VOCABULARY
+
+
+def test_a_part_keeps_what_its_model_sets() -> None:
+    from transformers import DepthAnythingConfig
+
+    published = DepthAnythingConfig()
+    assert not published.backbone_config.reshape_hidden_states
+    small = shrinking.small(published, Case(head=64)).backbone_config
+    assert not small.reshape_hidden_states
+    assert len(small.out_features) == len(published.backbone_config.out_features)
 
 
 @pytest.mark.parametrize(
