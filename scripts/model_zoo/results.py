@@ -48,7 +48,7 @@ class Row:
     @property
     def kind(self) -> str:
         """Of its inputs."""
-        return next((outcome.kind for _, outcome in self.outcomes), "")
+        return next((outcome.kind for _, outcome in self.outcomes if outcome.kind), "")
 
     @property
     def coverage(self) -> float:

@@ -19,7 +19,7 @@ from model_zoo.outcome import Outcome
 from model_zoo.overrides import LONGEST
 
 # Relative to the largest value of an output; orders of summation differ.
-_TOLERANCE = 1e-3
+_TOLERANCE = 2e-4
 # bfloat16 has 8 bits, and a model rounds at each of its operators.
 _BF16_TOLERANCE = 0.06
 # How many times autocast's own error, and how many times that of a disturbance by float32's last bits.
