@@ -111,6 +111,31 @@ def test_a_wrong_answer_is_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0.03 < outcome.difference < 0.08
 
 
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_a_router_may_choose_between_experts_that_are_alike(precision: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 2, bias=False))
+    model[0].weight.data[1] = model[0].weight.data[0]
+
+    def draw(number: int, changed: bool) -> Any:
+        return {"x": torch.ones(2, 8)}
+
+    class Router(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scores = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scores = self.scores(x)
+            return torch.where(scores[:, :1] > scores[:, 1:], x, -x)
+
+    subject = running.Subject(Router(), draw, "other", frozenset({"x"}))
+    with torch.no_grad():
+        expected = running._calls(subject, subject.model, Case())
+        flipped = [{name: -value for name, value in each.items()} for each in expected]
+        found = difference(flipped, expected)
+        assert running._limit(subject, Case(precision=precision), expected, found) >= found.largest == 2.0
+
+
 def test_a_model_that_is_too_large_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("model_zoo.building._MOST_PARAMETERS", 1000)
     outcome = running.run(BERT, [Case()], 0, {})
