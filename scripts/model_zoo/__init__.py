@@ -1,0 +1,1 @@
+"""Runs published model architectures, small and with random weights, beside eager PyTorch."""

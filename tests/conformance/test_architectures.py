@@ -1,0 +1,24 @@
+"""Compares small published architectures with eager PyTorch; `scripts/architectures.py` runs all of them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from model_zoo.sample import NAMES
+
+pytest.importorskip("transformers")
+_SCRIPT = Path(__file__).parents[2] / "scripts" / "architectures.py"
+
+
+@pytest.mark.parametrize("cases", [2, pytest.param(-1, marks=pytest.mark.slow)])
+def test_no_architecture_of_the_sample_differs(cases: int) -> None:
+    command = [sys.executable, str(_SCRIPT), "--sample", "--cases", str(cases), "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=3600)
+    assert done.returncode == 0, done.stderr[-20000:]
+    verdicts = {entry["name"]: entry["verdict"] for entry in json.loads(done.stdout)["architectures"]}
+    assert verdicts == dict.fromkeys(NAMES, "right")
