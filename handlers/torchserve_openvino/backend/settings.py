@@ -13,6 +13,7 @@ import torch
 from torchserve_openvino.backend.instrumentation import NOT_INSTRUMENTED, Instrumentation
 from torchserve_openvino.backend.routes.partition_cache import PartitionCache
 from torchserve_openvino.backend.routes.recorder import CallRecorder
+from torchserve_openvino.backend.runtime.deaths.journal import Journal
 from torchserve_openvino.backend.runtime.execute import EagerCopy
 from torchserve_openvino.backend.runtime.memory import OutputMemory
 from torchserve_openvino.backend.upstream._openvino_private import frontend_converts, undecomposed, upstream_supported
@@ -39,6 +40,7 @@ class BackendSettings:
         memory: Allocates the memory for results.
         mappings: Operators and modules that the user mapped.
         instrumentation: Hooks for a diagnosis.
+        journal: Remembers what is compiled, in case that the process dies; None to do without.
         backend: ``openvino``, ``openvino_ts`` or ``export``; decides how the model is captured and converted.
     """
 
@@ -52,6 +54,7 @@ class BackendSettings:
     memory: OutputMemory = field(default_factory=OutputMemory)
     mappings: Mappings = field(default_factory=Mappings)
     instrumentation: Instrumentation = NOT_INSTRUMENTED
+    journal: Journal | None = None
     backend: str = "openvino"
 
     @property
