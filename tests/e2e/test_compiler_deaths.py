@@ -50,13 +50,13 @@ def test_the_second_worker_answers_where_the_compiler_ended_the_first(server):
 
     answer = server.register(packed, "dies")
     assert answer.status_code == 200, f"{answer.text}\n{server.log_tail(100)}"
-    x = np.linspace(-1, 1, 64, dtype=np.float32)
-    given = server.predict("dies", json.dumps(x.tolist()).encode(), "application/json")
+    rows = np.linspace(-1, 1, 64, dtype=np.float32)[None]
+    answer = server.predict("dies", json.dumps(rows.tolist()).encode(), "application/json")
     scope: dict = {}
     exec(MODEL, scope)
     with torch.no_grad():
-        expected = scope["Model"].eval(scope["Model"]())(torch.from_numpy(x)[None])[0]
-    torch.testing.assert_close(torch.tensor(given.json()), expected)
+        expected = scope["Model"].eval(scope["Model"]())(torch.from_numpy(rows))
+    torch.testing.assert_close(torch.tensor(answer.json()), expected)
 
     (note,) = [note for note in server.describe("dies")["notes"] if "compiler died" in note]
     assert "(SIGSEGV) compiling graph 0 / openvino_0" in note and "without fusion" in note
