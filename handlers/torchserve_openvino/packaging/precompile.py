@@ -16,7 +16,6 @@ from typing import Any
 
 from blake3 import blake3
 
-from torchserve_openvino.backend.runtime.deaths.trial import CRASHES, signal_name
 from torchserve_openvino.cache.open import (
     FOR_LEVEL_ENV,
     JOURNAL_FOLDER,
@@ -138,6 +137,9 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def _load(folder: Path, cache: Path, level: str, log: Callable[[str], None]) -> Precompiled:
+    # Imported here: it loads OpenVINO, which who only inspects an archive does not need.
+    from torchserve_openvino.backend.runtime.deaths.trial import CRASHES, signal_name
+
     environment = {**os.environ, PRECOMPILE_ENV: str(cache)}
     if (journal := state_folder(None)) is not None:
         # Not in the archive's cache, so that the compiler dies once, not each time that the model is packaged.

@@ -44,7 +44,7 @@ class Subject:
 def subject_of_model(
     model: ov.Model, name: str, device: str, config: Mapping[str, Any], hardware: Mapping[str, Any]
 ) -> Subject:
-    """Describes a model; takes about 5 us for each of its operators.
+    """Describes a model; takes 10 to 20 us for each of its operators.
 
     The compiler chooses kernels by operators, types and sizes, so the values of weights are no part of it. Types and
     sizes follow from those of inputs and weights.

@@ -53,7 +53,7 @@ def survive(
             return run(modes[0]), ""
     journal.alarmed |= bool(verdict.signal)
     if verdict.mode == "eager":
-        raise CompileDiedError(f"{_how(verdict, subject)}: left in eager PyTorch {_until(verdict, journal, subject)}")
+        raise CompileDiedError(f"{_how(verdict, subject)}: not compiled again {_until(verdict, journal, subject)}")
     with journal.compiling(subject, verdict.mode):
         result = run(verdict.mode)
     if verdict.mode == modes[0]:
