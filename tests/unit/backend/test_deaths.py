@@ -15,8 +15,10 @@ from typing import Any
 
 import openvino as ov
 import pytest
+import torch
 from openvino import opset13 as ops
 
+import torchserve_openvino as tov
 from torchserve_openvino.backend.runtime import build as build_module
 from torchserve_openvino.backend.runtime.deaths import journal as journal_module
 from torchserve_openvino.backend.runtime.deaths.journal import Journal, Mode, Verdict
@@ -337,15 +339,20 @@ def test_a_trial_survives_what_openvino_compiles_or_refuses() -> None:
     assert trial_of_model(small(), "CPU", {"NO_SUCH_PROPERTY": "1"}, []) == ""
 
 
+class Deadly:
+    """Stands for OpenVINO's core."""
+
+    def compile_model(self, *args: Any) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    import_model = compile_model
+
+
 def test_a_blob_at_which_processes_died_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blob = tmp_path / ("d" * 64)
     blob.write_bytes(bytes(core().compile_model(small(), "CPU").export_model().getbuffer()))
     journal = Journal(tmp_path)
     assert build_module.import_blob(blob, "CPU", {}, journal).from_cache
-
-    class Deadly:
-        def import_model(self, *args: Any) -> None:
-            os.kill(os.getpid(), signal.SIGSEGV)
 
     build_module.device_facts("CPU")
     with monkeypatch.context() as patch:
@@ -359,6 +366,37 @@ def test_a_blob_at_which_processes_died_is_compiled_again(tmp_path: Path, monkey
     monkeypatch.setattr(build_module, "trial_of_file", lambda *args, **kwargs: "SIGSEGV")
     with pytest.raises(CompileDiedError, match="SIGSEGV"):
         build_module.import_blob(blob, "CPU", {}, journal)
+
+
+def test_constants_that_are_computed_while_converting_are_watched_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(STATE_ENV, str(tmp_path))
+
+    class Positions(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("positions", torch.randn(5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.positions.roll(1)
+
+    model, x = Positions(), torch.randn(5)
+
+    def run() -> tov.CompiledModule:
+        compiled = tov.compile(model, options={"min_partition_us": 0})
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), model(x))
+        return compiled
+
+    build_module.device_facts("CPU")
+    with monkeypatch.context() as patch:
+        patch.setattr(build_module, "core", Deadly)
+        assert forked(run) == -signal.SIGSEGV
+    assert "constants of graph 0" in next(tmp_path.glob("*.marker")).read_text()
+    monkeypatch.setattr(build_module, "trial_of_model", lambda *args: "SIGSEGV")
+    (fallback,) = run().report.fallbacks
+    assert fallback.kind == "compile_died" and "constants of graph 0 / openvino_0" in fallback.reason
 
 
 # Crashes that this package avoids (tests/contract/test_openvino.py), as if it did not know them.

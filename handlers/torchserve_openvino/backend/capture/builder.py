@@ -24,7 +24,7 @@ from torchserve_openvino.backend.partitioning.partition import Part, Partitioned
 from torchserve_openvino.backend.routes.partition_cache import StoredPartition
 from torchserve_openvino.backend.routes.serialized_part import Blueprint
 from torchserve_openvino.backend.runtime.assemble import assemble
-from torchserve_openvino.backend.runtime.build import Built, build, note_built
+from torchserve_openvino.backend.runtime.build import Built, build, compile_as_is, note_built
 from torchserve_openvino.backend.runtime.execute import CompiledPartition, GuardedPartition, count_runtime_failure
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.cache.identity.key import make_key
@@ -181,8 +181,11 @@ class GraphBuilder:
             if stored.get(part.name) is not None:
                 continue
             try:
+                compile = functools.partial(
+                    compile_as_is, journal=self._settings.journal, name=f"constants of {self._name(part.name)}"
+                )
                 result[part.name] = convert(
-                    part, constants[part.name], self._settings.mappings, self._settings.converter
+                    part, constants[part.name], self._settings.mappings, self._settings.converter, compile
                 )
             except ConversionError as error:
                 result[part.name] = None
@@ -193,7 +196,8 @@ class GraphBuilder:
         # Operators that are left out change the partitions, which are then converted again.
         if not refused:
             for part, problem in failed:
-                self._part_failed("conversion_failed", part, problem)
+                died = isinstance(problem.__cause__, CompileDiedError)
+                self._part_failed("compile_died" if died else "conversion_failed", part, problem)
         return result, refused
 
     def _finish(

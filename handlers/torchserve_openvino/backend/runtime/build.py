@@ -159,13 +159,13 @@ def build_from_ir(
     return _built(compiled, start, False, mapped, note)
 
 
-def compile_file(
-    path: Path, device: str, properties: Mapping[str, Any], journal: Journal | None, name: str
+def compile_as_is(
+    model: ov.Model | Path, device: str, properties: Mapping[str, Any], journal: Journal | None, name: str
 ) -> ov.CompiledModel:
-    """Compiles a model file with these properties only.
+    """Compiles a model with these properties only.
 
     Args:
-        path: The IR.
+        model: The model, or its IR.
         device: Device to compile for.
         properties: For ``compile_model``.
         journal: As for `build`.
@@ -177,14 +177,17 @@ def compile_file(
     """
 
     def compile(mode: Mode) -> ov.CompiledModel:
-        return core().compile_model(path, device, dict(properties))
+        return core().compile_model(model, device, dict(properties))
 
     def trial(mode: Mode) -> str:
-        return trial_of_file(path, device, properties)
+        if isinstance(model, Path):
+            return trial_of_file(model, device, properties)
+        return trial_of_model(model, device, properties, registered().libraries)
 
     if journal is None:
         return compile("normal")
-    subject = subject_of_model(core().read_model(path), name, device, properties, device_facts(device))
+    described = core().read_model(model) if isinstance(model, Path) else model
+    subject = subject_of_model(described, name, device, properties, device_facts(device))
     return survive(journal, subject, ["normal", "eager"], compile, trial)[0]
 
 

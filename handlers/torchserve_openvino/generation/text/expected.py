@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from torchserve_openvino.backend.runtime.build import compile_file
+from torchserve_openvino.backend.runtime.build import compile_as_is
 from torchserve_openvino.backend.runtime.deaths.journal import Journal
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.generation.text.exporting.export import cache_argument
@@ -169,7 +169,7 @@ def nearness(
     Raises:
         CompileDiedError: An earlier process died of it.
     """
-    request = compile_file(exported, device, properties, journal, "language model").create_infer_request()
+    request = compile_as_is(exported, device, properties, journal, "language model").create_infer_request()
     pairs = []
     for prompt in prompts:
         request.reset_state()
