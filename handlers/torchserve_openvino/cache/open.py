@@ -109,6 +109,7 @@ def state_folder(store: Store | None, env: Mapping[str, str] | None = None) -> P
             continue
         if root.why_read_only is None:
             return root.path
+    logger.warning("A death while compiling goes unnoticed: no folder for it can be written; set %s", STATE_ENV)
     return None
 
 

@@ -166,7 +166,9 @@ def test_old_files_and_too_many_are_removed(tmp_path: Path, monkeypatch: pytest.
     assert len(list(tmp_path.glob("*.verdict"))) == 1
 
 
-def test_where_the_journal_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_journal_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     env = {"XDG_STATE_HOME": str(tmp_path / "state")}
     store = Store(tmp_path / "cache")
@@ -180,6 +182,7 @@ def test_where_the_journal_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     elsewhere = state_folder(None, env)
     assert elsewhere is not None and elsewhere.parent == tmp_path / "tmp"
     assert state_folder(None, {STATE_ENV: str(user)}) is None
+    assert "goes unnoticed" in caplog.records[-1].message
 
 
 # --- what follows ---------------------------------------------------------------------------------------------------
