@@ -13,6 +13,14 @@ import pytest
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "scripts")]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the tests and their servers compile is noted in a folder of the tests, not in the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHSERVE_OPENVINO_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the tests that the quick suite leaves out")
     parser.addoption("--turn", type=int, help="which part of the files the quick suite runs; commits take turns")

@@ -81,6 +81,10 @@ class WeightsReleasedError(TorchServeOpenVINOError, RuntimeError):
     """A call that needs PyTorch's copy of the weights, which was freed."""
 
 
+class CompileDiedError(TorchServeOpenVINOError, RuntimeError):
+    """A partition that is not compiled, because OpenVINO's compiler ended a process that compiled it."""
+
+
 class PackagingError(TorchServeOpenVINOError):
     """A model archive that can't be made, read, or precompiled."""
 

@@ -20,10 +20,11 @@ from torchserve_openvino.backend.runners.choosing import ChoosingRunner
 from torchserve_openvino.backend.runners.first_calls import FirstCalls
 from torchserve_openvino.backend.runners.freezing import FreezingRunner
 from torchserve_openvino.backend.runners.guarded import Runner, Traced
+from torchserve_openvino.backend.runtime.deaths.journal import Journal, journal_in
 from torchserve_openvino.backend.settings import BackendSettings, converter_of, cpp_compiler
 from torchserve_openvino.backend.upstream._openvino_private import use_libraries
 from torchserve_openvino.cache.identity.mapping_print import mappings_digest
-from torchserve_openvino.cache.open import CacheSettings, open_cache
+from torchserve_openvino.cache.open import CacheSettings, Store, open_cache, state_folder
 from torchserve_openvino.config import ResolvedOptions, resolve_options, vocabulary
 from torchserve_openvino.errors import ConfigError, TorchScriptModelError
 from torchserve_openvino.ops.mappings import Mappings, registered
@@ -44,6 +45,7 @@ class CompileSpec:
         own_weights: Whether the compiled model keeps its own copy of the weights, for `CompiledModule.release_weights`.
         cache: Settings of the cache beyond ``model_caching`` and ``cache_dir``.
         instrumentation: Hooks for a diagnosis; the cache must be off if they leave nodes out.
+        cautious: Whether each partition is first compiled in a process of its own, since the compiler may die.
         open_axes: Input sizes that stay symbolic; the backend ``export`` still makes one graph for each shape.
     """
 
@@ -57,6 +59,7 @@ class CompileSpec:
     own_weights: bool = False
     cache: CacheSettings = field(default_factory=CacheSettings)
     instrumentation: Instrumentation = NOT_INSTRUMENTED
+    cautious: bool = False
     open_axes: OpenAxes | None = None
 
 
@@ -119,12 +122,15 @@ def make_settings(resolved: ResolvedOptions, tracker: Tracker, spec: CompileSpec
     """Returns the settings of one of our backends; loads libraries, opens the cache, and fills in the report."""
     mappings, backend = registered(), vocabulary.canonical(spec.backend)
     use_libraries(mappings.libraries)
+    store = open_cache(resolved.options.cache_dir if resolved.options.model_caching else None, spec.cache)
+    journal = journal_in(state_folder(store), alarmed=spec.cautious)
     settings = BackendSettings(
         resolved,
         tracker,
         fallback_to=_possible_fallback(resolved.options.fallback_to, tracker),
         own_weights=spec.own_weights,
-        partitions=_open_partitions(resolved, tracker, spec, mappings, converter_of(backend)),
+        partitions=_open_partitions(store, resolved, tracker, spec, mappings, converter_of(backend), journal),
+        journal=journal,
         mappings=mappings,
         instrumentation=spec.instrumentation,
         backend=backend,
@@ -152,11 +158,16 @@ def _possible_fallback(asked: str, tracker: Tracker) -> str:
 
 
 def _open_partitions(
-    resolved: ResolvedOptions, tracker: Tracker, spec: CompileSpec, mappings: Mappings, converter: str
+    store: Store | None,
+    resolved: ResolvedOptions,
+    tracker: Tracker,
+    spec: CompileSpec,
+    mappings: Mappings,
+    converter: str,
+    journal: Journal | None,
 ) -> PartitionCache | None:
-    """Opens the cache; returns None if it is off, or if a mapping can't be part of its keys."""
+    """Returns the cache; None if it is off, or if a mapping can't be part of its keys."""
     options = resolved.options
-    store = open_cache(options.cache_dir if options.model_caching else None, spec.cache)
     if store is None:
         return None
     own, packaged = (None, store.root) if store.read_only else (store.root, store.packaged)
@@ -170,7 +181,7 @@ def _open_partitions(
     tracker.cache.enabled = True
     tracker.cache.events = store.events.to_dict
     return PartitionCache(
-        store, options.device, options.ov_config(), tracker.cache, spec.cache.for_level, mapped, converter
+        store, options.device, options.ov_config(), tracker.cache, spec.cache.for_level, mapped, converter, journal
     )
 
 

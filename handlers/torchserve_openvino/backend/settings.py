@@ -13,6 +13,7 @@ import torch
 from torchserve_openvino.backend.instrumentation import NOT_INSTRUMENTED, Instrumentation
 from torchserve_openvino.backend.routes.partition_cache import PartitionCache
 from torchserve_openvino.backend.routes.recorder import CallRecorder
+from torchserve_openvino.backend.runtime.deaths.journal import Journal
 from torchserve_openvino.backend.runtime.execute import EagerCopy
 from torchserve_openvino.backend.runtime.first_comparison import FirstComparison
 from torchserve_openvino.backend.runtime.memory import OutputMemory
@@ -41,6 +42,7 @@ class BackendSettings:
         mappings: Operators and modules that the user mapped.
         instrumentation: Hooks for a diagnosis.
         comparison: Compares new graphs with eager PyTorch, with the option ``verify``.
+        journal: Remembers what is compiled, in case that the process dies; None to do without.
         backend: ``openvino``, ``openvino_ts`` or ``export``; decides how the model is captured and converted.
     """
 
@@ -54,6 +56,7 @@ class BackendSettings:
     memory: OutputMemory = field(default_factory=OutputMemory)
     mappings: Mappings = field(default_factory=Mappings)
     instrumentation: Instrumentation = NOT_INSTRUMENTED
+    journal: Journal | None = None
     backend: str = "openvino"
 
     @functools.cached_property

@@ -1,13 +1,21 @@
 """Opens the store that a model uses, according to its settings."""
 
-from collections.abc import Mapping
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torchserve_openvino.cache.storage.directory import open_root
 from torchserve_openvino.cache.storage.remote import RemoteStore, is_remote, local_folder
 from torchserve_openvino.cache.storage.store import LIMIT_BYTES, Store
 from torchserve_openvino.config.options import cache_root
+from torchserve_openvino.errors import CacheDirectoryError
+
+logger = logging.getLogger(__name__)
 
 # Where `torchserve-openvino package` puts entries into a model archive.
 PACKAGED_FOLDER = "torchserve-openvino-cache"
@@ -16,6 +24,10 @@ WORKERS_PREFIX = ".torchserve-openvino-"
 # Environment variables that tell a worker started by `torchserve-openvino package --precompile` where and how to store.
 PRECOMPILE_ENV = "TORCHSERVE_OPENVINO_PRECOMPILE"
 FOR_LEVEL_ENV = "TORCHSERVE_OPENVINO_PRECOMPILE_FOR_LEVEL"
+# Environment variable with the folder for what is compiled at the moment, in place of `JOURNAL_FOLDER` in the cache.
+STATE_ENV = "TORCHSERVE_OPENVINO_STATE_DIR"
+JOURNAL_FOLDER = "compiling"
+_STATE_FOLDER = "torchserve-openvino"
 # Creation date of packaged entries, fixed so that the same content gives the same archive.
 _PACKAGED_DATE = "1980-01-01T00:00:00+00:00"
 
@@ -76,3 +88,40 @@ def open_cache(directory: str | None, settings: CacheSettings) -> Store | None:
     if remote is not None:
         return RemoteStore(local_folder(remote, cache_root()), remote, **options)
     return Store(folder, **options)
+
+
+def state_folder(store: Store | None, env: Mapping[str, str] | None = None) -> Path | None:
+    """Returns a folder for what must outlive a process that dies: private, and created if absent.
+
+    That is the first of these which can be written: the one that `STATE_ENV` names, one in the cache, which the
+    workers of a model share, the user's state folder, one in the folder for temporary files.
+
+    Args:
+        store: The cache; None without.
+        env: Environment variables; ``os.environ`` if None.
+    """
+    env = os.environ if env is None else env
+    for folder in _state_folders(store, env):
+        try:
+            root = open_root(folder, writable=True)
+        except CacheDirectoryError as error:
+            logger.warning("A death while compiling is not noted there: %s", error)
+            continue
+        if root.why_read_only is None:
+            return root.path
+    logger.warning("A death while compiling goes unnoticed: no folder for it can be written; set %s", STATE_ENV)
+    return None
+
+
+def _state_folders(store: Store | None, env: Mapping[str, str]) -> Iterator[Path]:
+    if named := env.get(STATE_ENV, "").strip():
+        yield Path(named).expanduser()
+        return
+    if store is not None and store.writable:
+        yield store.root / JOURNAL_FOLDER
+    base = Path(env.get("XDG_STATE_HOME", ""))
+    # A user without a home, as in some containers.
+    with contextlib.suppress(RuntimeError):
+        yield (base if base.is_absolute() else Path("~/.local/state").expanduser()) / _STATE_FOLDER / JOURNAL_FOLDER
+    user = os.geteuid() if hasattr(os, "geteuid") else "user"
+    yield Path(tempfile.gettempdir()) / f"{_STATE_FOLDER}-{user}"

@@ -1,9 +1,12 @@
 """The command `torchserve-openvino`. Nothing here imports torch or OpenVINO until a command needs it."""
 
+import sys
+
 import typer
 
 from torchserve_openvino.cli.cache import cache
 from torchserve_openvino.cli.check import check
+from torchserve_openvino.cli.console import outlive_deaths
 from torchserve_openvino.cli.doctor import doctor
 from torchserve_openvino.cli.frontend import frontend
 from torchserve_openvino.cli.handler_path import handler_path
@@ -37,6 +40,8 @@ app.command("why")(why)
 
 def main() -> None:
     """Entry point of the console script."""
+    if sys.argv[1:2] == ["doctor"] and not {"-h", "--help"} & set(sys.argv):
+        outlive_deaths()
     app()
 
 

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -9,6 +11,9 @@ from typing import Any, NoReturn
 import typer
 from rich.console import Console
 
+# A command that compiles models dies with OpenVINO's compiler. The next run finds out where and why, and goes on; the
+# third is for what only shows then.
+_RUNS = 3
 # Wide enough that a table in a file or a pipe is not cut at the 80 columns that rich assumes there.
 _PIPE_WIDTH = 160
 
@@ -46,3 +51,30 @@ def steps(elsewhere: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     with console.status("starting") as status:
         yield lambda text: status.update(text[: max(20, console.width - 4)])
+
+
+def outlive_deaths() -> None:
+    """Returns in a child process, which runs the command; starts another one if a signal for its own errors ends it.
+
+    This process only waits, and ends with the exit code of the child.
+    """
+    if not hasattr(os, "fork"):
+        return
+    crashes = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
+    for left in reversed(range(_RUNS)):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if not child:
+            return
+        # Ctrl-C reaches the child too, which says what it interrupts.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        signal.signal(signal.SIGINT, before)
+        if code >= 0:
+            sys.exit(code)
+        name = signal.Signals(-code).name
+        if -code not in crashes or not left:
+            typer.echo(f"error: the process was ended by {name}", err=True)
+            sys.exit(1)
+        typer.echo(f"the process was ended by {name}; once more, to find out where", err=True)

@@ -1,5 +1,6 @@
 """`torchserve-openvino why NAME`."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,10 +38,10 @@ def why(
 
         torchserve-openvino why net/1.0 --logs /var/log/torchserve --json
     """
-    from torchserve_openvino.cli.reports.source import ReportNotFoundError, workers_of
-    from torchserve_openvino.cli.reports.worker_log import find_cause
+    from torchserve_openvino.cli.reports.source import ReportNotFoundError, fetch, workers_of
+    from torchserve_openvino.cli.reports.worker_log import deaths_in, find_cause
 
-    state: dict[str, Any] = {"model": model, "workers": {}, "server": "", "cause": None}
+    state: dict[str, Any] = {"model": model, "workers": {}, "server": "", "cause": None, "died": []}
     try:
         state["workers"] = workers_of(model, management=management, token=token, timeout=timeout)
     except ReportNotFoundError as error:
@@ -50,6 +51,10 @@ def why(
     cause = None if served else find_cause(folder, model)
     if cause is not None:
         state["cause"] = vars(cause)
+    # A worker that is busy, or of another handler, gives no report.
+    with contextlib.suppress(ReportNotFoundError):
+        if served:
+            state["died"] = deaths_in(fetch(model, management=management, token=token, timeout=timeout).report)
     if as_json:
         print_json({"served": served, **state})
         raise typer.Exit(0 if served else 1)
@@ -58,6 +63,8 @@ def why(
         console.print(f"worker {worker}: {status}")
     if served:
         console.print(f"{model} is served; `torchserve-openvino report {model}` shows what runs where.")
+        for text in state["died"]:
+            console.print(text)
         return
     if state["server"]:
         console.print(state["server"])

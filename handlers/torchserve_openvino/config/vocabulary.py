@@ -10,6 +10,7 @@ FallbackKind = Literal[
     "tiny_partition",
     "conversion_failed",
     "compile_failed",
+    "compile_died",
     "runtime_failed",
     "outside_compiled",
 ]

@@ -16,7 +16,14 @@ from typing import Any
 
 from blake3 import blake3
 
-from torchserve_openvino.cache.open import FOR_LEVEL_ENV, PACKAGED_FOLDER, PRECOMPILE_ENV
+from torchserve_openvino.cache.open import (
+    FOR_LEVEL_ENV,
+    JOURNAL_FOLDER,
+    PACKAGED_FOLDER,
+    PRECOMPILE_ENV,
+    STATE_ENV,
+    state_folder,
+)
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.archive import files_of
 from torchserve_openvino.serving.loading import archive as load_archive
@@ -30,6 +37,8 @@ LEVELS: dict[str, tuple[str, str]] = {
     "avx512-bf16": ("AVX512_CORE_BF16", "avx512_bf16"),
     "amx": ("AVX512_CORE_AMX", "amx_tile"),
 }
+# One that the compiler ends, one that finds out why, and one more for what only shows then.
+_RUNS = 3
 # Stored in the archive for `--check`: digests of its own files; and the reasons why calls are traced nevertheless.
 CONTENTS = "contents.json"
 GUARDED = "guarded.json"
@@ -109,7 +118,8 @@ def precompile(folder: Path, levels: Sequence[str], log: Callable[[str], None]) 
             "nothing was compiled while the model loaded. Declare its inputs in handler.openvino.warmup.inputs, and "
             "set the backend in pt2 to openvino."
         )
-    for rest in ("locks", "tmp"):
+    # `environment` keeps the journal elsewhere, unless this user has no folder for it.
+    for rest in ("locks", "tmp", JOURNAL_FOLDER):
         shutil.rmtree(cache / rest, ignore_errors=True)
     (cache / CONTENTS).write_text(json.dumps(contents(folder), indent=1, sort_keys=True), encoding="utf-8")
     (cache / GUARDED).write_text(json.dumps(done[0].guarded), encoding="utf-8")
@@ -127,9 +137,38 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def _load(folder: Path, cache: Path, level: str, log: Callable[[str], None]) -> Precompiled:
+    # Imported here: it loads OpenVINO, which who only inspects an archive does not need.
+    from torchserve_openvino.backend.runtime.deaths.trial import CRASHES, signal_name
+
     environment = {**os.environ, PRECOMPILE_ENV: str(cache)}
+    if (journal := state_folder(None)) is not None:
+        # Not in the archive's cache, so that the compiler dies once, not each time that the model is packaged.
+        environment[STATE_ENV] = str(journal)
     if level:
         environment |= {"ONEDNN_MAX_CPU_ISA": LEVELS[level][0], FOR_LEVEL_ENV: "1"}
+    for _ in range(_RUNS):
+        code, report, last = _run(folder, environment, log)
+        if (died := signal_name(code)) not in CRASHES:
+            break
+        log(f"the process was ended by {died}; the model is loaded again, to find out where")
+    if code or report is None:
+        how = f"{died}, again and again" if died in CRASHES else f"exit code {code}"
+        said = "\n".join(last)
+        raise PackagingError(f"the archive does not load ({how}):\n{said}")
+    if reasons := [each["reason"] for each in report["fallbacks"] if each["kind"] == "compile_died"]:
+        lines = "\n".join(f"  - {reason}" for reason in reasons)
+        raise PackagingError(
+            f"OpenVINO's compiler does not survive this model:\n{lines}\nChange what the compiler gets "
+            "(INFERENCE_PRECISION_HINT, threads, or disabled_ops: `torchserve-openvino doctor --bisect` finds the "
+            "operators), or package without --precompile: a worker dies once, and then runs this part in eager PyTorch."
+        )
+    return Precompiled(level, report)
+
+
+def _run(
+    folder: Path, environment: Mapping[str, str], log: Callable[[str], None]
+) -> tuple[int, dict[str, Any] | None, list[str]]:
+    """Loads the archive in a process; returns its exit code, its report, and the last lines of its log."""
     command = [sys.executable, "-W", "ignore", "-m", load_archive.__name__, str(folder)]
     report = None
     last: list[str] = []
@@ -143,7 +182,4 @@ def _load(folder: Path, cache: Path, level: str, log: Callable[[str], None]) -> 
                 continue
             last = [*last[-20:], line.rstrip()]
             log(line.rstrip())
-    if process.returncode or report is None:
-        said = "\n".join(last)
-        raise PackagingError(f"the archive does not load (exit code {process.returncode}):\n{said}")
-    return Precompiled(level, report)
+    return process.returncode, report, last

@@ -1,6 +1,8 @@
 """`torchserve-openvino doctor`: exit codes, output and written files."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -145,3 +147,42 @@ def test_help_shows_examples() -> None:
     result = CliRunner().invoke(app, ["doctor", "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     assert "model.py:make_model --input 1,3,224,224" in result.stdout
+
+
+# A crash that this package avoids (tests/contract/test_openvino.py), as if it did not know it.
+DEADLY = """
+import torch
+from torchserve_openvino.backend.runtime import build
+build._crashes = lambda model, device: ""
+class Deadly(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16))
+    def forward(self, x):
+        h = x.exp()
+        return h + torch.tanh(self.layers(h))
+def model():
+    return Deadly(), torch.randn(4, 16)
+"""
+
+
+def test_a_compiler_that_ends_the_process_does_not_end_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHSERVE_OPENVINO_STATE_DIR", str(tmp_path / "state"))
+    path = tmp_path / "cli_deadly.py"
+    path.write_text(DEADLY)
+    command = [sys.executable, "-m", "torchserve_openvino.cli", "doctor", str(path), "--json"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert "ended by SIGSEGV; once more" in done.stderr
+    (note,) = json.loads(done.stdout)["report"]["notes"]
+    assert done.returncode == 0 and "compiler died (SIGSEGV)" in note and "without fusion" in note
+
+
+def test_a_process_that_dies_again_and_again_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "cli_dies.py"
+    path.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGABRT)\n")
+    command = [sys.executable, "-m", "torchserve_openvino.cli", "doctor", str(path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.count("SIGABRT") == 3
+    assert done.stderr.splitlines()[-1] == "error: the process was ended by SIGABRT"

@@ -59,11 +59,35 @@ def test_the_cause_of_another_handler_is_its_exception(logs) -> None:
 
 def test_a_worker_that_is_late_is_told_so(logs) -> None:
     frontend = (
-        "2026-11-22T21:55:57,382 [ERROR] W-9000-net_1.0 org.pytorch.serve.wlm.WorkerThread - Backend worker "
-        "monitoring thread interrupted or backend worker process died., startupTimeout:120sec\n"
+        "2026-11-22T21:55:57,382 [ERROR] W-9000-net_1.0 org.pytorch.serve.wlm.WorkerThread - Backend worker error\n"
+        "org.pytorch.serve.wlm.WorkerInitializationException: Backend worker did not respond in given time\n"
+        "\tat org.pytorch.serve.wlm.WorkerThread.run(WorkerThread.java:237) [model-server.jar:?]\n"
     )
     found = why(logs(AT.format(1, "net_1.0", "Warm-up 1 of 9"), frontend=frontend))
-    assert "startupTimeout (120 s)" in found["cause"]["text"] and "raise startupTimeout" in found["text"]
+    assert "within startupTimeout" in found["cause"]["text"] and "raise startupTimeout" in found["text"]
+
+
+GONE = (
+    "2026-11-22T21:55:57,382 [DEBUG] W-9000-net_1.0 org.pytorch.serve.wlm.WorkerThread - Backend worker "
+    "monitoring thread interrupted or backend worker process died., startupTimeout:120sec\n"
+    "java.lang.InterruptedException: null\n"
+)
+
+
+def test_a_worker_that_ended_without_a_word_was_not_late(logs) -> None:
+    found = why(logs(AT.format(1, "net_1.0", "Listening"), frontend=GONE))
+    assert "process ended" in found["cause"]["text"] and "startupTimeout" not in found["cause"]["text"]
+    assert "the next one finds that out" in " ".join(found["text"].split())
+
+
+def test_a_death_of_the_compiler_is_named_with_its_partition_and_signal(logs) -> None:
+    died = (
+        "OpenVINO's compiler died (SIGFPE) compiling graph 0 / openvino_0 (3x MatMul): left in eager PyTorch until ..."
+    )
+    fallback = f"Fallback: graph 0 / openvino_0 runs on eager (compile_died): {died}"
+    found = why(logs(AT.format(1, "net_1.0", "Listening"), AT.format(2, "net_1.0", fallback), frontend=GONE))
+    assert found["cause"]["text"] == died
+    assert "without fusion" in found["cause"]["fix"] and "disabled_ops" in found["cause"]["fix"]
 
 
 @pytest.mark.parametrize("lines", [[], [AT.format(1, "net_1.0", "Listening")], None])

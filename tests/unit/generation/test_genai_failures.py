@@ -15,7 +15,8 @@ from engines import OFF, answers, by_choice, finishes, opened, until
 
 from language_models import VOCABULARY, greedy, prompts
 from torchserve_openvino.cache.storage.store import Store
-from torchserve_openvino.errors import BusyError, GenerationError, InvalidInputError, ModelLoadError
+from torchserve_openvino.errors import BusyError, CompileDiedError, GenerationError, InvalidInputError, ModelLoadError
+from torchserve_openvino.generation.text import expected
 from torchserve_openvino.generation.text.engine import Sampling
 from torchserve_openvino.generation.text.genai.batching import GenAIEngine
 from torchserve_openvino.generation.text.genai.pipeline import PAGE, Pipeline, PipelineSettings
@@ -163,6 +164,7 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from engines import opened
 from torchserve_openvino.cache.storage.store import Store
+from torchserve_openvino.generation.text import expected
 from torchserve_openvino.generation.text.engine import Sampling
 found = opened(Path({str(llama[0])!r}), Store(Path({str(exports.root)!r})), verify={OFF!r})
 found.engine.submit([5], Sampling(400, ignore_eos=True)).next(10.0)
@@ -220,3 +222,16 @@ def test_a_thousand_random_prompts_a_third_of_them_bad(llama: tuple[Path, Any], 
     assert found._free_pages == 512 * 8 // PAGE
     assert process.memory_info().rss - memory < 64 * 2**20
     found.close()
+
+
+def test_a_model_that_the_compiler_does_not_survive_is_refused(
+    llama: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the engine `compile` may take it (`tasks/generation/engines.py`)."""
+
+    def dies(*arguments: Any) -> None:
+        raise CompileDiedError("OpenVINO's compiler died (SIGFPE)")
+
+    monkeypatch.setattr(expected, "compile_as_is", dies)
+    with pytest.raises(ModelLoadError, match="SIGFPE"):
+        opened(llama[0])

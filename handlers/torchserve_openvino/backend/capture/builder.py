@@ -24,10 +24,11 @@ from torchserve_openvino.backend.partitioning.partition import Part, Partitioned
 from torchserve_openvino.backend.routes.partition_cache import StoredPartition
 from torchserve_openvino.backend.routes.serialized_part import Blueprint
 from torchserve_openvino.backend.runtime.assemble import assemble
-from torchserve_openvino.backend.runtime.build import build, note_built
+from torchserve_openvino.backend.runtime.build import Built, build, compile_as_is, note_built
 from torchserve_openvino.backend.runtime.execute import CompiledPartition, GuardedPartition, count_runtime_failure
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.cache.identity.key import make_key
+from torchserve_openvino.errors import CompileDiedError
 from torchserve_openvino.ops import Refusal, op_name
 from torchserve_openvino.report.tracker import GraphRecord, PartitionRecord
 
@@ -184,8 +185,11 @@ class GraphBuilder:
             if stored.get(part.name) is not None:
                 continue
             try:
+                compile = functools.partial(
+                    compile_as_is, journal=self._settings.journal, name=f"constants of {self._name(part.name)}"
+                )
                 result[part.name] = convert(
-                    part, constants[part.name], self._settings.mappings, self._settings.converter
+                    part, constants[part.name], self._settings.mappings, self._settings.converter, compile
                 )
             except ConversionError as error:
                 result[part.name] = None
@@ -196,7 +200,8 @@ class GraphBuilder:
         # Operators that are left out change the partitions, which are then converted again.
         if not refused:
             for part, problem in failed:
-                self._part_failed("conversion_failed", part, problem)
+                died = isinstance(problem.__cause__, CompileDiedError)
+                self._part_failed("compile_died" if died else "conversion_failed", part, problem)
         return result, refused
 
     def _finish(
@@ -213,10 +218,11 @@ class GraphBuilder:
             if found is not None:
                 compiled: CompiledPartition | None = found.run(record, settings.tracker, settings.memory)
             else:
-                compiled = self._compile(part, converted[part.name], record)
                 fresh = converted[part.name]
-                if settings.partitions is not None and part.name in keys and compiled is not None and fresh is not None:
-                    settings.partitions.save(keys[part.name], fields[part.name], fresh, compiled.compiled)
+                built = self._compile(part, fresh, record)
+                compiled = self._run(built, fresh) if built is not None and fresh is not None else None
+                if settings.partitions is not None and part.name in keys and built is not None and fresh is not None:
+                    settings.partitions.save(keys[part.name], fields[part.name], fresh, built)
             fallback = part.graph.forward if compiled else fallback_for(part, settings)
             calls[part.name] = GuardedPartition(
                 compiled,
@@ -235,16 +241,19 @@ class GraphBuilder:
             blueprint = Blueprint(self._partitioned, [keys[p.name] for p in self._partitioned.parts], self._record)
         return Assembled(run, blueprint)
 
-    def _compile(self, part: Part, converted: Converted | None, record: PartitionRecord) -> CompiledPartition | None:
+    def _compile(self, part: Part, converted: Converted | None, record: PartitionRecord) -> Built | None:
         settings = self._settings
         if converted is None:
             record.runs_on = settings.fallback_to
             return None
         record.convert_seconds += converted.seconds
         try:
-            built = build(converted.model, settings.device, settings.ov_config, settings.own_weights)
+            built = build(
+                converted.model, settings.device, settings.ov_config, settings.own_weights, settings.journal,
+                self._name(part.name),
+            )  # fmt: skip
         except Exception as error:
-            self._part_failed("compile_failed", part, error)
+            self._part_failed("compile_died" if isinstance(error, CompileDiedError) else "compile_failed", part, error)
             record.runs_on = settings.fallback_to
             return None
         settings.tracker.cache.compiles += not built.from_cache
@@ -252,8 +261,11 @@ class GraphBuilder:
         logger.info(
             "Compiled %s: %d ops, convert %.2f s, compile %.2f s", part.name, part.ops, converted.seconds, built.seconds
         )
-        keep_alive = None if settings.own_weights else converted.keep_alive
-        return CompiledPartition(built.compiled, converted.interface, keep_alive, settings.memory)
+        return built
+
+    def _run(self, built: Built, converted: Converted) -> CompiledPartition:
+        keep_alive = None if self._settings.own_weights else converted.keep_alive
+        return CompiledPartition(built.compiled, converted.interface, keep_alive, self._settings.memory)
 
     def _name(self, part_name: str) -> str:
         return f"graph {self._record.index} / {part_name}"

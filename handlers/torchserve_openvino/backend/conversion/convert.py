@@ -12,7 +12,7 @@ from openvino import opset13 as ops
 from torch.fx import GraphModule
 
 from torchserve_openvino.backend.conversion.attention_operands import repeat_attention_operands
-from torchserve_openvino.backend.conversion.constant_parts import fold_constant_parts
+from torchserve_openvino.backend.conversion.constant_parts import Compile, fold_constant_parts
 from torchserve_openvino.backend.conversion.convert_ts import convert_traced, named_by_torchscript
 from torchserve_openvino.backend.conversion.kernel_fusions import keep_kernels_apart
 from torchserve_openvino.backend.conversion.long_reductions import keep_digits_of_sums
@@ -68,7 +68,9 @@ class Converted:
     seconds: float
 
 
-def convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappings, converter: str = "fx") -> Converted:
+def convert(
+    part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappings, converter: str, compile: Compile
+) -> Converted:
     """Converts one part of a graph.
 
     Args:
@@ -76,16 +78,19 @@ def convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mapping
         constants: Maps an argument position to the real tensor that becomes a constant.
         mappings: Operators and modules that the user's functions convert.
         converter: ``fx``, or ``ts`` to convert through TorchScript.
+        compile: Compiles what is computed while converting.
 
     Raises:
         ConversionError: The conversion failed; carries the frontend's own message.
     """
     # Operators on fake tensors set process-wide flags that Dynamo reads, so no other thread may trace meanwhile.
     with compile_lock:
-        return _convert(part, constants, mappings, converter)
+        return _convert(part, constants, mappings, converter, compile)
 
 
-def _convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappings, converter: str) -> Converted:
+def _convert(
+    part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappings, converter: str, compile: Compile
+) -> Converted:
     start = time.perf_counter()
     mapped = Mapped()
     try:
@@ -119,7 +124,7 @@ def _convert(part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappin
         keep_orientations_apart(model)
         keep_kernels_apart(model)
         repeat_attention_operands(model)
-        fold_constant_parts(model)
+        fold_constant_parts(model, compile)
     except Exception as error:
         # OpenVINO raises RuntimeError, its Python decoder any error; either way these nodes run in eager PyTorch.
         if mapped.error is not None:

@@ -199,7 +199,7 @@ class CallCache:
 
     def _build(self, body: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> "_Built | None":
         tracker, copy = self._settings.tracker, self._settings.eager_copy
-        stored = [self._partitions.load(part["key"]) for part in body["parts"]]
+        stored = [self._partitions.load(part["key"], part["name"]) for part in body["parts"]]
         found = [part for part in stored if part is not None]
         if len(found) < len(stored):
             return None

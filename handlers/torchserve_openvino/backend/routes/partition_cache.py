@@ -26,13 +26,14 @@ from torchserve_openvino.backend.runtime.build import (
     import_blob,
     note_built,
 )
+from torchserve_openvino.backend.runtime.deaths.journal import Journal
 from torchserve_openvino.backend.runtime.execute import CompiledPartition
 from torchserve_openvino.backend.runtime.memory import OutputMemory
 from torchserve_openvino.backend.spec import Interface
 from torchserve_openvino.cache.identity.key import RUN_PROPERTIES, digest, make_key
 from torchserve_openvino.cache.identity.tensors import tensor_digest
 from torchserve_openvino.cache.identity.versions import versions
-from torchserve_openvino.errors import DamagedEntryError
+from torchserve_openvino.errors import CompileDiedError, DamagedEntryError
 from torchserve_openvino.report.cache_record import CacheRecord
 from torchserve_openvino.report.tracker import PartitionRecord, Tracker
 
@@ -72,6 +73,7 @@ class PartitionCache:
         for_level: Whether blobs are stored for any CPU with this instruction set, not only for this CPU.
         mappings: Digest of the user's mappings; empty if there are none.
         converter: How partitions become IR; see `BackendSettings`.
+        journal: Remembers what is compiled, in case that the process dies.
 
     Attributes:
         mappings: The digest of the user's mappings.
@@ -87,8 +89,10 @@ class PartitionCache:
         for_level: bool = False,
         mappings: str = "",
         converter: str = "fx",
+        journal: Journal | None = None,
     ) -> None:
         self.store = store
+        self._journal = journal
         self._converter = converter
         self._device = device
         self._config = {name: value for name, value in ov_config.items() if name != "CACHE_DIR"}
@@ -120,8 +124,13 @@ class PartitionCache:
 
     # --- loading ----------------------------------------------------------------------------------------------
 
-    def load(self, key: str) -> StoredPartition | None:
-        """Loads a partition from its blob, or from its IR if this device has no blob; returns None if not stored."""
+    def load(self, key: str, name: str = "") -> StoredPartition | None:
+        """Loads a partition from its blob, or from its IR if this device has no blob; returns None if not stored.
+
+        Args:
+            key: Key of the partition.
+            name: Where the report shows it.
+        """
         entry = self.store.get("partition", key)
         if entry is None:
             self._record.misses += 1
@@ -131,10 +140,17 @@ class PartitionCache:
             built = self._from_blob(key)
             if built is None:
                 weights = entry.path("model.bin")
-                built = build_from_ir(entry.read("model.xml"), weights, self._device, self._config)
+                built = build_from_ir(
+                    entry.read("model.xml"), weights, self._device, self._config, self._journal, name or key[:12]
+                )
                 self.mapped.add(weights.resolve())
                 self._record.compiles += 1
-                self._store_blob(key, built.compiled)
+                self._store_blob(key, built)
+        except CompileDiedError as error:
+            # The entry is right. Whoever converts the partition instead gets the same error, and counts the fallback.
+            self._record.refused[f"a stored partition was not used: {_first_line(error)}"] += 1
+            self._record.misses += 1
+            return None
         except (DamagedEntryError, LookupError, TypeError, ValueError, OSError, RuntimeError) as error:
             logger.warning("A partition in the cache cannot be used and is rebuilt: %s", error)
             self._record.refused[f"a stored partition was not used: {_first_line(error)}"] += 1
@@ -151,7 +167,9 @@ class PartitionCache:
             if entry is None:
                 continue
             try:
-                built = import_blob(entry.path("blob"), self._device, self._config)
+                built = import_blob(
+                    entry.path("blob"), self._device, self._config, self._journal, entry.body.get("note", "")
+                )
             except (DamagedEntryError, OSError, RuntimeError) as error:
                 # OpenVINO itself checks its version and the instruction set.
                 logger.warning("A compiled model in the cache is not used; compiling its IR: %s", _first_line(error))
@@ -182,7 +200,7 @@ class PartitionCache:
 
     # --- storing ----------------------------------------------------------------------------------------------
 
-    def save(self, key: str, fields: Mapping[str, Any], converted: "Converted", compiled: ov.CompiledModel) -> None:
+    def save(self, key: str, fields: Mapping[str, Any], converted: "Converted", built: Built) -> None:
         """Stores a partition that was just made; a failure is counted and otherwise ignored."""
         with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as folder:
             path = Path(folder) / "model.xml"
@@ -196,16 +214,17 @@ class PartitionCache:
             body = {"interface": converted.interface.to_plain()}
             if self.store.put("partition", key, fields=fields, body=body, files=files) is not None:
                 self._record.stored += 1
-        self._store_blob(key, compiled)
+        self._store_blob(key, built)
 
-    def _store_blob(self, key: str, compiled: ov.CompiledModel) -> None:
-        blob = export_blob(compiled)
+    def _store_blob(self, key: str, built: Built) -> None:
+        blob = export_blob(built.compiled)
         if blob is None:
             self._record.refused[f"{self._device} does not export compiled models; their IR is stored"] += 1
             return
         facts = {LEVEL: cpu_level()} if self._for_level else device_facts(self._device)
         fields = self._fields_of_blob(key, facts)
-        if self.store.put("blob", make_key("blob", fields), fields=fields, body={}, files={"blob": blob}) is not None:
+        body = {"note": built.note} if built.note else {}
+        if self.store.put("blob", make_key("blob", fields), fields=fields, body=body, files={"blob": blob}) is not None:
             self._record.stored += 1
 
 

@@ -16,10 +16,15 @@ from openvino import opset13
 
 from torchserve_openvino.backend.conversion.fused_chains import NO_FUSION, crashes_plugin
 from torchserve_openvino.backend.conversion.gated_products import dies_on_gated_products, split_gated_products
+from torchserve_openvino.backend.runtime.deaths.journal import Journal, Mode
+from torchserve_openvino.backend.runtime.deaths.subject import subject_of_blob, subject_of_model
+from torchserve_openvino.backend.runtime.deaths.survive import survive
+from torchserve_openvino.backend.runtime.deaths.trial import trial_of_file, trial_of_model
 from torchserve_openvino.backend.runtime.kernels import kernels_of
 from torchserve_openvino.backend.runtime.own_weights import compile_from_file
 from torchserve_openvino.backend.spec import Interface
 from torchserve_openvino.backend.upstream._openvino_private import core
+from torchserve_openvino.ops.mappings import registered
 from torchserve_openvino.report.kernel_record import quantizes
 from torchserve_openvino.report.tracker import PartitionRecord, Tracker
 
@@ -41,7 +46,7 @@ class Built:
     Attributes:
         from_cache: Whether nothing was compiled: it was imported, or OpenVINO's own CACHE_DIR had it.
         keep_alive: Memory that the compiled model uses.
-        unfused_at: Name of the operator because of which fusion is disabled (`fused_chains.py`); empty if it is not.
+        note: Why it is compiled otherwise than usual; empty if it is not.
     """
 
     compiled: ov.CompiledModel
@@ -49,10 +54,17 @@ class Built:
     from_cache: bool
     execution_devices: list[str]
     keep_alive: Any = None
-    unfused_at: str = ""
+    note: str = ""
 
 
-def build(model: ov.Model, device: str, config: Mapping[str, Any], own_weights: bool = False) -> Built:
+def build(
+    model: ov.Model,
+    device: str,
+    config: Mapping[str, Any],
+    own_weights: bool = False,
+    journal: Journal | None = None,
+    name: str = "",
+) -> Built:
     """Compiles a model; with CACHE_DIR in ``config``, OpenVINO stores its blob there, keyed on weights and options.
 
     Args:
@@ -60,20 +72,47 @@ def build(model: ov.Model, device: str, config: Mapping[str, Any], own_weights: 
         device: Device to compile for.
         config: Properties for ``compile_model``.
         own_weights: Whether the compiled model must not share memory with the tensors that ``model`` was made from.
+        journal: Remembers what is compiled, in case that the process dies; None to do without.
+        name: Where the report shows it.
 
     Raises:
+        CompileDiedError: An earlier process died of it.
         RuntimeError: The plugin refused the model; with its own message.
     """
     start = time.perf_counter()
+    compiled, note = _compiled(model, device, config, own_weights, journal, name)
+    # Every device has this property, but none lists it as supported.
+    return _built(compiled, start, bool(compiled.get_property("LOADED_FROM_CACHE")), note=note)
+
+
+def _compiled(
+    model: ov.Model, device: str, config: Mapping[str, Any], own_weights: bool, journal: Journal | None, name: str
+) -> tuple[ov.CompiledModel, str]:
+    """Returns the compiled model, and why it is compiled otherwise than usual."""
     _split(model, config)
     unfused_at = _crashes(model, device)
+    # Fusion is an affair of the CPU plugin.
+    modes: list[Mode] = ["normal", "unfused", "eager"] if _is_cpu(device) and not unfused_at else ["normal", "eager"]
 
-    def compile(ready: ov.Model) -> ov.CompiledModel:
-        return core().compile_model(ready, device, _properties(device, config, unfused_at))
+    def properties(mode: Mode) -> dict[str, Any]:
+        return _properties(device, config, unfused=bool(unfused_at) or mode == "unfused")
 
-    compiled = compile_from_file(model, compile) if own_weights else compile(model)
-    # Every device has this property, but none lists it as supported.
-    return _built(compiled, start, bool(compiled.get_property("LOADED_FROM_CACHE")), unfused_at=unfused_at)
+    def compile(mode: Mode) -> ov.CompiledModel:
+        if own_weights:
+            return compile_from_file(model, lambda ready: core().compile_model(ready, device, properties(mode)))
+        return core().compile_model(model, device, properties(mode))
+
+    def trial(mode: Mode) -> str:
+        return trial_of_model(model, device, properties(mode), registered().libraries)
+
+    if journal is None:
+        compiled, note = compile("normal"), ""
+    else:
+        subject = subject_of_model(model, name, device, config, device_facts(device))
+        compiled, note = survive(journal, subject, modes, compile, trial)
+    if unfused_at:
+        note = f"OpenVINO would crash while fusing elementwise operators at {unfused_at}: compiled without fusion"
+    return compiled, note
 
 
 def _is_cpu(device: str) -> bool:
@@ -95,43 +134,99 @@ def _split(model: ov.Model, config: Mapping[str, Any]) -> None:
         split_gated_products(model)
 
 
-def _properties(device: str, config: Mapping[str, Any], unfused_at: str = "") -> dict[str, Any]:
+def _properties(device: str, config: Mapping[str, Any], unfused: bool = False) -> dict[str, Any]:
     if not _is_cpu(device):
         return dict(config)
-    return {**_KEPT_KERNELS, **_TIMED, **_EXACT, **(NO_FUSION if unfused_at else {}), **config}
+    return {**_KEPT_KERNELS, **_TIMED, **_EXACT, **(NO_FUSION if unfused else {}), **config}
 
 
-def _built(
-    compiled: ov.CompiledModel, start: float, from_cache: bool, keep_alive: Any = None, unfused_at: str = ""
-) -> Built:
+def _built(compiled: ov.CompiledModel, start: float, from_cache: bool, keep_alive: Any = None, note: str = "") -> Built:
     devices = [str(name) for name in _property(compiled, "EXECUTION_DEVICES", [])]
-    return Built(compiled, time.perf_counter() - start, from_cache, devices, keep_alive, unfused_at)
+    return Built(compiled, time.perf_counter() - start, from_cache, devices, keep_alive, note)
 
 
-def build_from_ir(xml: bytes, weights: Path, device: str, config: Mapping[str, Any]) -> Built:
+def build_from_ir(
+    xml: bytes, weights: Path, device: str, config: Mapping[str, Any], journal: Journal | None = None, name: str = ""
+) -> Built:
     """Compiles a stored IR; its weights are mapped, not copied.
 
+    Args:
+        xml: The IR.
+        weights: Its weights.
+        device: As for `build`, like the others.
+
     Raises:
+        CompileDiedError: An earlier process died of it.
         RuntimeError: OpenVINO can't read or compile it.
     """
     start = time.perf_counter()
     mapped = _mapped(weights)
     model = core().read_model(xml, mapped)
-    _split(model, config)
-    unfused_at = _crashes(model, device)
-    compiled = core().compile_model(model, device, _properties(device, config, unfused_at))
-    return _built(compiled, start, False, mapped, unfused_at)
+    compiled, note = _compiled(model, device, config, False, journal, name)
+    return _built(compiled, start, False, mapped, note)
 
 
-def import_blob(path: Path, device: str, config: Mapping[str, Any]) -> Built:
-    """Imports a stored compiled model; the file is mapped, not copied.
+def compile_as_is(
+    model: ov.Model | Path, device: str, properties: Mapping[str, Any], journal: Journal | None, name: str
+) -> ov.CompiledModel:
+    """Compiles a model with these properties only.
+
+    Args:
+        model: The model, or its IR.
+        device: Device to compile for.
+        properties: For ``compile_model``.
+        journal: As for `build`.
+        name: What it is, for messages.
 
     Raises:
+        CompileDiedError: An earlier process died of it.
+        RuntimeError: OpenVINO can't read or compile it.
+    """
+
+    def compile(mode: Mode) -> ov.CompiledModel:
+        return core().compile_model(model, device, dict(properties))
+
+    def trial(mode: Mode) -> str:
+        if isinstance(model, Path):
+            return trial_of_file(model, device, properties)
+        return trial_of_model(model, device, properties, registered().libraries)
+
+    if journal is None:
+        return compile("normal")
+    described = core().read_model(model) if isinstance(model, Path) else model
+    subject = subject_of_model(described, name, device, properties, device_facts(device))
+    return survive(journal, subject, ["normal", "eager"], compile, trial)[0]
+
+
+def import_blob(
+    path: Path, device: str, config: Mapping[str, Any], journal: Journal | None = None, note: str = ""
+) -> Built:
+    """Imports a stored compiled model; the file is mapped, not copied.
+
+    Args:
+        path: The blob; the file's name is a digest of its content.
+        device: As for `build`, like ``config`` and ``journal``.
+        note: As in `Built`, from when it was compiled.
+
+    Raises:
+        CompileDiedError: An earlier process died of it.
         RuntimeError: OpenVINO refuses it: another version, another instruction set, or damage.
     """
     start = time.perf_counter()
-    mapped = _mapped(path)
-    return _built(core().import_model(mapped, device, _properties(device, config)), start, True, mapped)
+    mapped, properties = _mapped(path), _properties(device, config)
+
+    def load(mode: Mode) -> ov.CompiledModel:
+        return core().import_model(mapped, device, properties)
+
+    if journal is None:
+        return _built(load("normal"), start, True, mapped, note)
+    subject = subject_of_blob(path.name, f"blob {path.name[:12]} of the cache", device, config, device_facts(device))
+    libraries = registered().libraries
+
+    def trial(mode: Mode) -> str:
+        return trial_of_file(path, device, properties, libraries, blob=True)
+
+    return _built(survive(journal, subject, ["normal", "eager"], load, trial)[0], start, True, mapped, note)
 
 
 def _mapped(path: Path) -> ov.Tensor:
@@ -161,10 +256,8 @@ def note_built(built: Built, interface: Interface, record: PartitionRecord, trac
     # Weakly: the report must not keep a model alive that was dropped.
     compiled = weakref.ref(built.compiled)
     tracker.watch_kernels(record, lambda: kernels_of(found) if (found := compiled()) is not None else [])
-    if built.unfused_at:
-        tracker.add_note(
-            f"OpenVINO would crash while fusing elementwise operators at {built.unfused_at}: compiled without fusion"
-        )
+    if built.note:
+        tracker.add_note(built.note)
     if precision := _computes_in(built.compiled, record):
         tracker.note_precision(precision)
 

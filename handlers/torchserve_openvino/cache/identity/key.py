@@ -114,6 +114,7 @@ ARGUMENTS: dict[str, str] = {
     "own_weights": "nowhere",  # Only decides whether the compiled model has its own copy of the weights.
     "cache": "nowhere",
     "instrumentation": "nowhere",  # Only for diagnosis, which does not use the cache.
+    "cautious": "nowhere",  # Only for diagnosis.
     "tracker": "nowhere",
     "open_axes": "graph",
     "methods": "nowhere",  # Each is compiled by itself, and is identified as a model of its own.

@@ -1,9 +1,10 @@
 """Finds in TorchServe's logs why a worker did not become READY."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # The format in which `OpenVINOHandler.initialize` logs it.
 NOT_SERVED = re.compile(r"ERROR: (?P<model>\S+) is not served\. (?P<cause>.+)$")
@@ -13,9 +14,27 @@ _WORKER = re.compile(
 _FRONTEND = re.compile(r"^(?P<time>\S+) \[\w+ *\] W-\d+-(?P<model>.+)_(?P<version>[^_\s]+) \S+ - (?P<text>.*)$")
 # The last line of a traceback: the exception's class and message.
 _RAISED = re.compile(r"^(?P<cause>(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)(?:: .*)?)$")
-_TIMEOUT = re.compile(r"startupTimeout:(?P<seconds>\d+)sec")
+# In the frontend's log: its own patience ended, or the connection to the worker, which did not say why.
+_LATE = re.compile(
+    r"Backend worker error\n\S*WorkerInitializationException: Backend worker did not respond in given time"
+)
+_GONE = re.compile(r"backend worker process died\., startupTimeout")
+# As `backend/runtime/deaths/survive.py` writes it.
+_DIED = re.compile(r"OpenVINO's compiler died.*")
 # Only the end of a large log is read: it contains the cause, because TorchServe keeps restarting a failed worker.
 _READ_BYTES = 16 * 1024 * 1024
+
+
+_AFTER_A_DEATH = (
+    "start the worker again, unless TorchServe does: it compiles this part in a separate process, then without fusion, "
+    "or leaves it in eager PyTorch (`compile_died` in the report). To keep it on OpenVINO, change what the compiler "
+    "gets: INFERENCE_PRECISION_HINT, threads, or disabled_ops (`torchserve-openvino doctor --bisect` finds them)"
+)
+_AFTER_A_TIMEOUT = "raise startupTimeout in model-config.yaml, or compile fewer shapes (handler.openvino.batching)"
+_AFTER_AN_END = (
+    "start the worker again, unless TorchServe does: if OpenVINO's compiler ended the process, the next one finds that "
+    "out, says so here, and goes on without. Otherwise see dmesg (out of memory), and native code of your handler"
+)
 
 
 @dataclass(frozen=True)
@@ -47,23 +66,22 @@ def find_cause(folder: Path, model: str) -> Cause | None:
     name = model.partition("/")[0]
     ours: list[Cause] = []
     raised: list[Cause] = []
+    died: list[Cause] = []
     for time, text, file in _lines(folder / "model_log.log", _WORKER, name):
         if (found := NOT_SERVED.search(text)) and found["model"] == name:
             ours.append(Cause(found["cause"], "", time, file))
+        elif found := _DIED.search(text):
+            died.append(Cause(found[0], _AFTER_A_DEATH, time, file))
         elif found := _RAISED.match(text):
             raised.append(Cause(found["cause"], _fix_of(found["cause"]), time, file))
-    late = [
-        Cause(
-            f"the worker was not READY within startupTimeout ({found['seconds']} s)",
-            "raise startupTimeout in model-config.yaml, or compile fewer shapes (handler.openvino.batching)",
-            time,
-            file,
-        )
-        for time, text, file in _lines(folder / "ts_log.log", _FRONTEND, name)
-        if (found := _TIMEOUT.search(text))
-    ]
-    # Our own message says more than the traceback after it. Timeouts come last: a worker that failed may also time out.
-    for group in (ours, raised, late):
+    ended: list[Cause] = []
+    for time, text, file in _lines(folder / "ts_log.log", _FRONTEND, name):
+        if _LATE.search(text):
+            ended.append(Cause("the worker was not READY within startupTimeout", _AFTER_A_TIMEOUT, time, file))
+        elif _GONE.search(text):
+            ended.append(Cause("the worker's process ended, and its log does not say why", _AFTER_AN_END, time, file))
+    # Our own message says more than the traceback after it. The frontend comes last: it sees the end of each worker.
+    for group in (ours, died, raised, ended):
         if group:
             last = group[-1]
             return Cause(last.text, last.fix, last.time, last.file, sum(each.text == last.text for each in group))
@@ -78,9 +96,12 @@ def _lines(path: Path, form: re.Pattern[str], model: str) -> Iterable[tuple[str,
             text = file.read().decode("utf-8", errors="replace")
     except FileNotFoundError:
         return
-    for line in text.splitlines():
+    lines = text.splitlines()
+    for line, following in zip(lines, [*lines[1:], ""], strict=False):
         if (found := form.match(line)) and found["model"] == model:
-            yield found["time"], found["text"], str(path)
+            # What Java raised stands below the line.
+            raised = "" if form.match(following) else f"\n{following}"
+            yield found["time"], f"{found['text']}{raised if form is _FRONTEND else ''}", str(path)
 
 
 def _fix_of(cause: str) -> str:
@@ -92,3 +113,9 @@ def _fix_of(cause: str) -> str:
     if cause.startswith("MemoryError"):
         return "start fewer workers, or use a machine with more memory"
     return "see the traceback above it in the log"
+
+
+def deaths_in(report: Mapping[str, Any]) -> list[str]:
+    """Returns what a report says about deaths of OpenVINO's compiler, a sentence for each partition."""
+    texts = [*(str(each.get("reason")) for each in report.get("fallbacks", ())), *map(str, report.get("notes", ()))]
+    return [text for text in texts if _DIED.match(text)]

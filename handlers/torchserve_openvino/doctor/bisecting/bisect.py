@@ -16,7 +16,15 @@ from torchserve_openvino.ops.registry import rule_of
 if TYPE_CHECKING:
     from torchserve_openvino.doctor.target import Call
 
-Kind = Literal["wrong_answer", "conversion_failed", "compile_failed", "runtime_failed", "not_repaired", "nothing_wrong"]
+Kind = Literal[
+    "wrong_answer",
+    "conversion_failed",
+    "compile_failed",
+    "compile_died",
+    "runtime_failed",
+    "not_repaired",
+    "nothing_wrong",
+]
 Progress = Callable[[str], None]
 
 # How many operators are tried one at a time before the bisection: usually one of the most suspicious is to blame.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FAILURES = ("conversion_failed", "compile_failed", "runtime_failed")
+FAILURES = ("conversion_failed", "compile_failed", "compile_died", "runtime_failed")
 _SEED = 0
 
 
@@ -122,6 +122,8 @@ class Experiments:
         self.count = 0
         self._model = model
         self._dynamic = dynamic
+        # The compiler died: it would die of other parts of the graph too.
+        self._cautious = False
         plain = replace(options.options, model_caching=False, cache_dir=None, fallback_to="eager")
         # Leaving a node out splits its partition; the pieces must not stay in eager because they are small.
         plain = replace(plain, min_partition_us=0.0)
@@ -170,7 +172,12 @@ class Experiments:
         options = replace(self._options, options=replace(self._options.options, disabled_ops=tuple(names)))
         compiled = compile_with(
             self._model,
-            CompileSpec(dynamic=self._dynamic, resolved=options, instrumentation=Instrumentation(leave_out=probe)),
+            CompileSpec(
+                dynamic=self._dynamic,
+                resolved=options,
+                instrumentation=Instrumentation(leave_out=probe),
+                cautious=self._cautious,
+            ),
         )
         with _quiet():
             try:
@@ -188,6 +195,7 @@ class Experiments:
         report = compiled.report.to_dict()
         precision = self._precision or report["config"]["effective_precision"]
         failures = tuple(each for each in compiled.report.fallbacks if each.kind in FAILURES)
+        self._cautious |= any(each.kind == "compile_died" for each in failures)
         return Outcome(
             difference=self._difference(answers, precision),
             max_abs=float("inf") if error else max(map(largest_difference, answers, self._expected)),

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from torchserve_openvino.backend.upstream._openvino_private import core
+from torchserve_openvino.backend.runtime.build import compile_as_is
+from torchserve_openvino.backend.runtime.deaths.journal import Journal
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.generation.text.exporting.export import cache_argument
 from torchserve_openvino.generation.text.exporting.stateful import TOKENS
@@ -149,8 +150,9 @@ def _generated(model: nn.Module, prompt: tuple[int, ...], count: int) -> Expecte
 
 
 def nearness(
-    model: nn.Module, exported: Path, prompts: Sequence[Sequence[int]], device: str, properties: Mapping[str, Any]
-) -> Nearness:
+    model: nn.Module, exported: Path, prompts: Sequence[Sequence[int]], device: str, properties: Mapping[str, Any],
+    journal: Journal | None = None,
+) -> Nearness:  # fmt: skip
     """Compares the logits of an exported model with those of eager PyTorch, for all tokens of the prompts.
 
     A prompt goes in by halves, so that the second one reads the keys and values of the first from the cache, in the
@@ -162,8 +164,12 @@ def nearness(
         prompts: Token ids.
         device: OpenVINO device.
         properties: With which it is compiled.
+        journal: Remembers what is compiled, in case that the process dies.
+
+    Raises:
+        CompileDiedError: An earlier process died of it.
     """
-    request = core().compile_model(exported, device, dict(properties)).create_infer_request()
+    request = compile_as_is(exported, device, properties, journal, "language model").create_infer_request()
     pairs = []
     for prompt in prompts:
         request.reset_state()

@@ -12,10 +12,12 @@ from torch import nn
 
 from torchserve_openvino.backend.conversion.gated_products import dies_on_gated_products, split_gated_products
 from torchserve_openvino.backend.runtime.build import device_facts
+from torchserve_openvino.backend.runtime.deaths.journal import journal_in
 from torchserve_openvino.cache.identity.key import RUN_PROPERTIES, digest, make_key
 from torchserve_openvino.cache.identity.versions import source_digest, versions
+from torchserve_openvino.cache.open import state_folder
 from torchserve_openvino.cache.storage.store import Store
-from torchserve_openvino.errors import DamagedEntryError
+from torchserve_openvino.errors import CompileDiedError, DamagedEntryError, ModelLoadError
 from torchserve_openvino.generation.text.expected import Expected, Nearness, expect, nearness, proof_prompts
 from torchserve_openvino.generation.text.exporting import artifact
 from torchserve_openvino.generation.text.exporting.architecture import bounds, length_of
@@ -146,6 +148,7 @@ class Making:
 
         Raises:
             ConfigError: A prompt of the configuration is too long.
+            ModelLoadError: OpenVINO's compiler dies of the model.
         """
         try:
             if self.settings.verify.against != "off":
@@ -171,7 +174,12 @@ class Making:
                 logger.warning("A stored reference of a proof cannot be used and is made again: %s", error)
         model = self._eager_model()
         self.expected = expect(model, prompts, count)
-        self.nearness = nearness(model, artifact.model_path(folder), prompts, settings.device, properties(settings))
+        journal = journal_in(state_folder(self.store))
+        exported = artifact.model_path(folder)
+        try:
+            self.nearness = nearness(model, exported, prompts, settings.device, properties(settings), journal)
+        except CompileDiedError as error:
+            raise ModelLoadError(str(error)) from error
         if self.store is not None:
             body = {
                 "expected": [{"prompt": e.prompt, "tokens": e.tokens, "rivals": e.rivals} for e in self.expected],

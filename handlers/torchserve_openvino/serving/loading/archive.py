@@ -108,7 +108,7 @@ def main(folder: str) -> None:
     report = describe() if describe is not None else {}
     if not isinstance(report, dict) or "cache" not in report:
         raise SystemExit("the archive's handler is not one of torchserve-openvino's: nothing is compiled for it")
-    shown = {name: report[name] for name in ("cache", "summary", "verify", "serving")}
+    shown = {name: report[name] for name in ("cache", "summary", "verify", "serving", "fallbacks")}
     print(RESULT + json.dumps(shown), flush=True)
 
 

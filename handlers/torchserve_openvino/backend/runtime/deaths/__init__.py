@@ -1,0 +1,1 @@
+"""Survives the death of a process inside OpenVINO's compiler."""
