@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 
 from torchserve_openvino.config.op_names import packet_name
-from torchserve_openvino.ops.names import is_symbolic_scalar, op_name, tensors_of, value_of
+from torchserve_openvino.ops.names import is_empty, is_symbolic_scalar, op_name, tensors_of, value_of
 from torchserve_openvino.ops.registry import ArgumentLimit, rule_of
 from torchserve_openvino.report import FallbackKind
 
@@ -171,7 +171,7 @@ def _refuse_types(node: Node, name: str) -> Refusal | None:
             return Refusal("unsupported_op", f"{name} has a tensor on {tensor.device}; inputs must be on the CPU")
         if tensor.dtype not in _RUNS:
             return Refusal("unsupported_op", f"{name} on {tensor.dtype}: OpenVINO does not compute it exactly")
-        if any(isinstance(size, int) and size == 0 for size in tensor.shape):
+        if is_empty(tensor):
             return Refusal("unsupported_op", f"{name} has a tensor with a dimension of size 0: nothing to compute")
         if tensor.is_sparse or tensor.is_quantized:
             return Refusal("unsupported_op", f"{name} has a sparse or quantized tensor")
