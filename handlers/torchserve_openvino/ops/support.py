@@ -165,6 +165,8 @@ def _used_outputs(node: Node) -> list[torch.Tensor]:
 def _refuse_types(node: Node, name: str) -> Refusal | None:
     """Refuses dtypes, devices and sizes that OpenVINO rejects, or computes differently whatever the operator."""
     outputs = _used_outputs(node)
+    if any(isinstance(value_of(source), (torch.SymFloat, torch.SymBool)) for source in node.all_input_nodes):
+        return Refusal("unsupported_op", f"{name} takes a number that Python computes from sizes")
     inputs = [tensor for source in node.all_input_nodes for tensor in tensors_of(value_of(source))]
     for tensor in (*inputs, *outputs):
         if tensor.device.type != "cpu":
