@@ -16,6 +16,8 @@ _STAND_INS = tuple(
 
 # Operators that only alias a tensor: autograd's bookkeeping, not work.
 RENAMES = frozenset({"aten.detach.default", "aten.alias.default"})
+# Operators that read the same memory as another type: torch makes such a view, which costs nothing.
+_REINTERPRETS = frozenset({"aten.view_as_real.default", "aten.view_as_complex.default"})
 # Key in the ``meta`` of a node that counts as no work: a view made for the graph's output, or for a node that stays in
 # eager PyTorch (`backend.partitioning.views`).
 HANDED_OUT = "openvino_handed_out"
@@ -88,7 +90,7 @@ def does_work(node: Node) -> bool:
     results = tensors_of(value_of(node))
     if results and all(map(is_empty, results)):
         return False
-    return not is_symbolic_scalar(node) and op_name(node.target) not in RENAMES
+    return not is_symbolic_scalar(node) and op_name(node.target) not in RENAMES | _REINTERPRETS
 
 
 def where_of(node: Node) -> str:
