@@ -4,6 +4,8 @@ transformers' cache joins its first keys to an empty tensor, rotary embeddings t
 rotate, which may be empty. Each such operator would cut the graph, although its result is that of its other operands.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
@@ -49,14 +51,15 @@ def remove_empty_operands(graph: Graph) -> None:
 
 def _join_others(node: Node) -> bool:
     """Leaves the operands of a `cat` that have elements; returns True if the memory order of its result stays."""
-    value, (operands, *rest) = value_of(node), node.args
-    assert isinstance(operands, (list, tuple))
+    value, args = value_of(node), node.args
+    operands: Any = args[0]
+    rest = args[1:]
     others = [operand for operand in operands if not is_empty(value_of(operand))]
     # An empty operand counts in the type of the result.
     cast = [operand for operand in others if value_of(operand).dtype is not value.dtype]
     joined = aten.cat.default([value_of(operand) for operand in others], *rest, **node.kwargs)
     if len(others) == 1 and layout_of(value) is None:
-        options = {"dtype": value.dtype} if cast else {"memory_format": torch.contiguous_format}
+        options: dict[str, Any] = {"dtype": value.dtype} if cast else {"memory_format": torch.contiguous_format}
         node.target, node.args, node.kwargs = (aten._to_copy if cast else aten.clone).default, (others[0],), options
         return True
     if layout_of(joined) != layout_of(value) or cast:
@@ -67,7 +70,8 @@ def _join_others(node: Node) -> bool:
 
 def _keep_target(node: Node) -> bool:
     """Replaces a write to no element with a copy of the tensor that it would change."""
-    written = arguments_of(node)[_WRITES[node.target]]
+    name: Any = node.target
+    written = arguments_of(node)[_WRITES[name]]
     target = node.args[0]
     if not any(is_empty(value_of(each)) for each in (written if isinstance(written, (list, tuple)) else [written])):
         return False

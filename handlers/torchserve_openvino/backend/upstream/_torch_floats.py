@@ -49,4 +49,5 @@ def _replace_wrapper() -> None:
         with dynamo_config.patch(specialize_float=constant):
             return wrap(builder, value)
 
-    VariableBuilder.wrap_symfloat = wrapped  # type: ignore[method-assign]
+    builders: Any = VariableBuilder
+    builders.wrap_symfloat = wrapped

@@ -160,17 +160,14 @@ def _spatial(x: Output) -> list[int]:
 
 
 def _is_open(x: Output, output_size: Sequence[Any] | None) -> bool:
-    sizes = list(x.get_partial_shape())[2:]
-    return any(size.is_dynamic for size in sizes) or any(isinstance(size, Output) for size in output_size or ())
+    dynamic = any(size.is_dynamic for size in list(x.get_partial_shape())[2:])
+    return dynamic or any(isinstance(size, Output) for size in output_size or ())
 
 
 def _sizes_of(output_size: Sequence[Any]) -> Any:
     """Returns sizes, some of which are computed, as one tensor."""
-    return ops.concat([ops.reshape(each, int64([1]), False) for each in map(_as_output, output_size)], 0)
-
-
-def _as_output(size: Any) -> Any:
-    return size if isinstance(size, Output) else int64(size)
+    sizes = [size if isinstance(size, Output) else int64(size) for size in output_size]
+    return ops.concat([ops.reshape(size, int64([1]), False) for size in sizes], 0)
 
 
 def _resized(x: Output, sizes: Any, mode: str, coordinates: str, factors: Sequence[float] | None = None) -> Any:
@@ -221,11 +218,10 @@ def _open_nearest(x: Output, output_size: Sequence[Any] | None, factors: Sequenc
     """Looks up the nearest values as `_nearest_of` does, at positions that are computed at each call."""
     if factors and not exact and len(factors) == 2 and all(factor.is_integer() for factor in factors):
         return _resized(x, None, "nearest", "asymmetric", factors)
-    one, half = ops.constant(np.float32(1.0)), ops.constant(np.float32(0.5))
-    shape = ops.shape_of(x, "i64")
+    zero, half, one = (ops.constant(np.float32(value)) for value in (0.0, 0.5, 1.0))
     for i in range(len(output_size or factors or ())):
         axis = int64(i + 2)
-        last = ops.subtract(ops.gather(shape, axis, int64(0)), int64(1))
+        last = ops.subtract(ops.gather(ops.shape_of(x, "i64"), axis, int64(0)), int64(1))
         size = ops.convert(ops.add(last, int64(1)), "f32")
         if output_size:
             new = ops.convert(ops.squeeze(_sizes_of([output_size[i]]), int64([0])), "f32")
@@ -237,7 +233,7 @@ def _open_nearest(x: Output, output_size: Sequence[Any] | None, factors: Sequenc
             if not exact:
                 step = ops.select(ops.equal(new, ops.add(size, size)), half, step)
                 step = ops.select(ops.equal(new, size), one, step)
-        places = ops.range(ops.constant(np.float32(0.0)), new, one, "f32")
+        places = ops.range(zero, new, one, "f32")
         found = ops.floor(ops.multiply(ops.add(places, half) if exact else places, step))
         x = ops.gather(x, ops.minimum(ops.convert(found, "i64"), last), axis).output(0)
     return x

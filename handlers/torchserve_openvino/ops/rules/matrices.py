@@ -114,8 +114,10 @@ def _histc(x: Output, bins: int = 100, min: float = 0, max: float = 0) -> Any:
 def _other_groups(node: Node) -> str | None:
     arguments, rows = arguments_of(node), first_input(node)
     weight = value_of(node.args[1]) if len(node.args) > 1 and isinstance(node.args[1], Node) else None
-    plain = rows is not None and rows.dim() == 2 and weight is not None and weight.dim() == 3
-    if not plain or not isinstance(weight.shape[0], int) or arguments.get("bias") is not None:
+    if rows is None or weight is None:
+        return "groups without known shapes"
+    plain = rows.dim() == 2 and weight.dim() == 3 and isinstance(weight.shape[0], int)
+    if not plain or arguments.get("bias") is not None:
         return "groups of other operands than rows of one matrix"
     if weight.shape[0] > _MOST_EXPERTS:
         return f"more than {_MOST_EXPERTS} experts: the product of each costs a call of its own, with rows or without"
