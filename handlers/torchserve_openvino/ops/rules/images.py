@@ -177,12 +177,11 @@ def _resized(x: Output, sizes: Any, mode: str, coordinates: str, factors: Sequen
         sizes: The new sizes, or a tensor of them; not used if there are factors.
         factors: By which torch steps, where the new sizes are rounded; otherwise the sizes determine it.
     """
-    rank = len(x.get_partial_shape())
     by = ops.constant(np.array(factors, np.float32)) if factors is not None else None
     to = by if by is not None else int64(sizes) if isinstance(sizes, list) else sizes
     return ops.interpolate(
         x, to, mode, "sizes" if by is None else "scales", coordinate_transformation_mode=coordinates,
-        nearest_mode="floor", cube_coeff=-0.75, axes=int64(list(range(2, rank))),
+        nearest_mode="floor", cube_coeff=-0.75, axes=int64(list(range(2, len(x.get_partial_shape())))),
     )  # fmt: skip
 
 
