@@ -18,6 +18,7 @@ from torch.nn.modules import transformer
 from torch.utils import _python_dispatch as dispatch
 
 from helpers import run_backend
+from torchserve_openvino.backend.upstream._torch_floats import FloatValues, constant_floats
 from torchserve_openvino.backend.upstream._torch_kept import keep_whole, kept_whole
 from torchserve_openvino.backend.upstream._torch_modes import OperatorCount
 from torchserve_openvino.backend.upstream._torch_private import aot_autograd, reads_values, watch_frames
@@ -322,3 +323,23 @@ with torch.no_grad():
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert "returned NotImplemented" in done.stderr
+
+
+def test_dynamic_makes_each_float_an_input() -> None:
+    """Why `constant_floats` replaces `VariableBuilder.wrap_symfloat`, and that this function decides it."""
+    seen = []
+
+    def backend(gm, inputs):
+        values = [node.meta["example_value"] for node in gm.graph.find_nodes(op="placeholder")]
+        seen.append(sum(isinstance(value, torch.Tensor) and value.dtype is torch.float64 for value in values))
+        return gm.forward
+
+    compiled = torch.compile(lambda x, y: x * y, dynamic=True, backend=backend)
+    known: FloatValues = {}
+    with constant_floats(known):
+        for factor in (2.5, 2.5, 3.5, 4.5):
+            compiled(torch.ones(3), factor)
+    assert seen == [0, 1] and list(known.values()) == [2.5]
+    torch.compiler.reset()
+    compiled(torch.ones(3), 2.5)
+    assert seen == [0, 1, 1]

@@ -19,6 +19,7 @@ from torch import nn
 
 from torchserve_openvino.backend.runtime.memory import computed_outputs
 from torchserve_openvino.backend.upstream._openvino_private import ts_to_model
+from torchserve_openvino.ops.openvino_values import exact_quotient
 
 CORE = ov.Core()
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}
@@ -400,3 +401,11 @@ def test_a_strided_convolution_of_single_pixels_loses_its_padding(padding) -> No
     right = list(answer.shape) == list(made.get_output_shape(0))
     fixed = "OpenVINO fixed this: kernel_fusions.py no longer needs to separate such convolutions"
     assert right is (padding == 0), fixed
+
+
+def test_a_quotient_is_rounded_twice_unless_it_is_marked() -> None:
+    """Why `exact_quotient` sets the plugin's own mark."""
+    x = np.repeat(np.arange(1, 200, dtype=np.float32), 200)
+    y = np.tile(np.arange(1, 201, dtype=np.float32), 199)
+    assert (run(lambda a, b: ops.divide(a, b), x, y) != x / y).any()
+    assert (run(exact_quotient, x, y) == x / y).all()

@@ -46,7 +46,7 @@ def test_every_subpackage_has_a_layer() -> None:
     assert {room(path) for path in FILES} - {"__init__"} == set(FLOORS)
 
 
-UPSTREAM = ("_openvino_private", "_torch_kept", "_torch_modes", "_torch_private", "_torch_sizes")
+UPSTREAM = ("_openvino_private", "_torch_floats", "_torch_kept", "_torch_modes", "_torch_private", "_torch_sizes")
 # stock_worker.py observes OpenVINO's own backend from inside, in a separate process.
 DOORS = {
     *(f"backend/upstream/{name}.py" for name in UPSTREAM), "config/pt2.py", "doctor/bisecting/stock_worker.py",

@@ -237,7 +237,9 @@ def _trace(
     # Both are in torch 2.13's signature (tests/contract), not in its type stubs.
     limits: Any = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
     compiled = torch.compile(traced, backend=ours, fullgraph=spec.fullgraph, **limits)
-    around: Callable[[], AbstractContextManager[None]] = functools.partial(kept_whole, spec.dynamic, settings.converter)
+    around: Callable[[], AbstractContextManager[None]] = functools.partial(
+        kept_whole, spec.dynamic, settings.converter, {} if spec.dynamic else None
+    )
     mark: Callable[[Callable[..., Any]], Callable[..., Any]] = functools.partial
     if spec.open_axes is not None:
         from torchserve_openvino.backend.upstream._torch_sizes import marking, open_ones

@@ -9,12 +9,15 @@ see torch's own name.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, library
 from torch.fx import Graph
+
+from torchserve_openvino.ops.memory_order import example_strides
 
 aten = torch.ops.aten
 _LIBRARY = library.Library("openvino_kept", "DEF")
@@ -115,19 +118,35 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 def new_sizes(spatial: Sequence[int], output_size: Sequence[int] | None, factors: Sequence[float] | None) -> list[int]:
     """Returns the sizes after resizing, without batch and channels."""
-    return list(output_size or [int(size * factor) for size, factor in zip(spatial, factors or (), strict=True)])
+    return list(output_size or [_scaled(size, factor) for size, factor in zip(spatial, factors or (), strict=True)])
+
+
+def _scaled(size: int, factor: float) -> int:
+    """Multiplies a size, rounding down; a symbol stays one, which a product with a float would not."""
+    if isinstance(size, int) or not is_binary(factor):
+        return int(size * factor)
+    exact = Fraction(factor)
+    return size * exact.numerator // exact.denominator
+
+
+def is_binary(factor: Any) -> bool:
+    """Returns True if the products of a factor with all sizes up to 2^16 are exact in float32."""
+    return isinstance(factor, float) and 0 < factor <= 64 and (factor * 256).is_integer() and factor * 256 < 256**2
 
 
 def has_open_sizes(x: Tensor, output_size: Sequence[int] | None, factors: Sequence[float] | None) -> bool:
-    """Tells whether a resizing's old or new sizes are symbols."""
+    """Returns True if a resizing's old or new sizes are symbols."""
     return not all(isinstance(each, (int, float)) for each in (*x.shape[2:], *(output_size or ()), *(factors or ())))
 
 
 def resizes_whole(x: Tensor, output_size: Sequence[int] | None, factors: Sequence[float] | None) -> bool:
-    """Tells whether a resizing is converted whole (`ops.rules.images`)."""
-    if has_open_sizes(x, output_size, factors) or x.dtype not in _FLOATS:
+    """Returns True if a resizing is converted as one operator (`ops.rules.images`)."""
+    if x.dtype not in _FLOATS:
         return False
     spatial = x.shape[2:]
+    if has_open_sizes(x, output_size, factors):
+        known = [size for size in (*spatial, *(output_size or ())) if isinstance(size, int)]
+        return all(map(is_binary, factors or ())) and min(known, default=1) > 0
     sizes = new_sizes(spatial, output_size, factors)
     # OpenVINO multiplies in float32, and adds 1e-6 before it rounds down.
     found = [
@@ -137,14 +156,14 @@ def resizes_whole(x: Tensor, output_size: Sequence[int] | None, factors: Sequenc
 
 
 def _is_channels_last(x: Tensor) -> bool:
-    """Tells whether torch's kernels give their result channels-last memory (c10/core/MemoryFormat.h)."""
+    """Returns True if torch's kernels give their result channels-last memory (c10/core/MemoryFormat.h)."""
     if x.dim() not in {4, 5}:
         return False
-    least = 0
+    (strides, sizes), least = example_strides(x), 0
     for i in (1, *range(x.dim() - 1, 1, -1), 0):
-        if x.shape[i] == 0 or x.stride(i) < least or (i == 0 and least == x.stride(1)):
+        if sizes[i] == 0 or strides[i] < least or (i == 0 and least == strides[1]):
             return False
-        least = x.stride(i) * (x.shape[i] if x.shape[i] > 1 else 1)
+        least = strides[i] * (sizes[i] if sizes[i] > 1 else 1)
     return True
 
 

@@ -16,6 +16,8 @@ _STAND_INS = tuple(
 
 # Operators that only alias a tensor: autograd's bookkeeping, not work.
 RENAMES = frozenset({"aten.detach.default", "aten.alias.default"})
+# Operators that read the same memory as another type: torch makes such a view, which costs nothing.
+_REINTERPRETS = frozenset({"aten.view_as_real.default", "aten.view_as_complex.default"})
 # Key in the ``meta`` of a node that counts as no work: a view made for the graph's output, or for a node that stays in
 # eager PyTorch (`backend.partitioning.views`).
 HANDED_OUT = "openvino_handed_out"
@@ -71,16 +73,24 @@ def first_input(node: Node) -> torch.Tensor | None:
     return tensors[0] if tensors else None
 
 
+def is_empty(value: Any) -> bool:
+    """Returns True if a value is a tensor that has no elements whatever the symbolic sizes."""
+    return isinstance(value, torch.Tensor) and any(isinstance(size, int) and size == 0 for size in value.shape)
+
+
 def is_symbolic_scalar(node: Node) -> bool:
     """Returns whether a node computes a size (SymInt, int) instead of a tensor."""
     return isinstance(value_of(node), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
 
 
 def does_work(node: Node) -> bool:
-    """Returns whether a node counts as an op in the report: a ``call_function`` that computes or moves a tensor."""
+    """Returns True if a node counts as an op in the report: a ``call_function`` that computes or moves elements."""
     if node.op != "call_function" or node.target is operator.getitem or HANDED_OUT in node.meta:
         return False
-    return not is_symbolic_scalar(node) and op_name(node.target) not in RENAMES
+    results = tensors_of(value_of(node))
+    if results and all(map(is_empty, results)):
+        return False
+    return not is_symbolic_scalar(node) and op_name(node.target) not in RENAMES | _REINTERPRETS
 
 
 def where_of(node: Node) -> str:

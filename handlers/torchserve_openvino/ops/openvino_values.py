@@ -25,3 +25,14 @@ def static_shape(tensor: Output) -> list[int]:
 def rank(tensor: Output) -> int:
     """Returns the number of dimensions of a tensor; its sizes need not be known."""
     return int(tensor.get_partial_shape().rank.get_length())
+
+
+def exact_quotient(x: Output, y: Output) -> Any:
+    """Returns the quotient of floats, rounded as in torch.
+
+    OpenVINO's CPU plugin multiplies by the rounded reciprocal instead, except where its own mark forbids it
+    (tests/contract/test_openvino.py).
+    """
+    quotient = ops.divide(x, y)
+    quotient.get_rt_info()["nonconvertable_divide_0"] = True
+    return quotient

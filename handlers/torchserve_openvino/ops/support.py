@@ -20,6 +20,7 @@ from torchserve_openvino.ops.memory_order import example_of
 from torchserve_openvino.ops.names import (
     arguments_of,
     first_input,
+    is_empty,
     is_symbolic_scalar,
     op_name,
     tensors_of,
@@ -176,13 +177,15 @@ def _used_outputs(node: Node) -> list[torch.Tensor]:
 def _refuse_types(node: Node, name: str) -> Refusal | None:
     """Refuses dtypes, devices and sizes that OpenVINO rejects, or computes differently whatever the operator."""
     outputs = _used_outputs(node)
+    if any(isinstance(value_of(source), (torch.SymFloat, torch.SymBool)) for source in node.all_input_nodes):
+        return Refusal("unsupported_op", f"{name} takes a number that Python computes from sizes")
     inputs = [tensor for source in node.all_input_nodes for tensor in tensors_of(value_of(source))]
     for tensor in (*inputs, *outputs):
         if tensor.device.type != "cpu":
             return Refusal("unsupported_op", f"{name} has a tensor on {tensor.device}; inputs must be on the CPU")
         if tensor.dtype not in _RUNS:
             return Refusal("unsupported_op", f"{name} on {tensor.dtype}: OpenVINO does not compute it exactly")
-        if any(isinstance(size, int) and size == 0 for size in tensor.shape):
+        if is_empty(tensor):
             return Refusal("unsupported_op", f"{name} has a tensor with a dimension of size 0: nothing to compute")
         if tensor.is_sparse or tensor.is_quantized:
             return Refusal("unsupported_op", f"{name} has a sparse or quantized tensor")

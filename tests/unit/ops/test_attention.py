@@ -70,3 +70,38 @@ def test_a_llama_prefill_is_one_partition() -> None:
 
     compiled = check(prefill, torch.randint(0, 64, (1, 12)))
     assert compiled.report.summary.partitions == 1, compiled.report.to_text()
+
+
+class ByHand(nn.Module):
+    """Attention as it is written by hand; XGLM and GroupViT mask and normalize it between two pairs of views."""
+
+    def __init__(self, returns_weights: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(128, 128) for _ in range(3))
+        self.returns_weights = returns_weights
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        b, n, d = x.shape
+        q, k, v = (each(x).view(b, n, 2, 64).transpose(1, 2).reshape(2 * b, n, 64) for each in self.layers)
+        scores = torch.bmm(q, k.transpose(1, 2)) * 64**-0.5
+        scores = (scores.view(b, 2, n, n) + mask).view(2 * b, n, n)
+        weights = F.softmax(scores, -1)
+        if self.returns_weights:
+            weights = weights.view(b, 2, n, n).view(2 * b, n, n)
+        return torch.bmm(weights, v).view(b, 2, n, 64).transpose(1, 2).reshape(b, n, d)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("returns_weights", [False, True])
+def test_attention_by_hand_is_one_partition(returns_weights: bool, dynamic: bool) -> None:
+    x, mask = torch.randn(2, 33, 128), torch.zeros(2, 1, 33, 33)
+    mask[1, :, :, 20:] = torch.finfo(torch.float32).min
+    compiled = check(ByHand(returns_weights).eval(), x, mask, dynamic=dynamic)
+    assert compiled.report.summary.partitions == 1
+
+
+def test_a_norm_of_groups_with_dynamic_shapes_is_one_partition() -> None:
+    model = nn.Sequential(nn.Conv2d(32, 64, 3), nn.GroupNorm(8, 64), nn.SiLU(), nn.Conv2d(64, 32, 3)).eval()
+    compiled = check(model, torch.randn(2, 32, 24, 20), dynamic=True, strides=False)
+    check(model, torch.randn(3, 32, 30, 50), compiled=compiled, strides=False)
+    assert compiled.report.summary.partitions == 1

@@ -22,7 +22,8 @@ def rules(monkeypatch):
 
 
 def test_every_rule_is_of_an_operator_that_exists(rules) -> None:
-    for name in rules.keys() - {"torchvision.roi_align.default"}:
+    # Of packages that this one does not import.
+    for name in rules.keys() - {"torchvision.roi_align.default", "transformers.grouped_mm_fallback.default"}:
         assert overloads(name), name
 
 

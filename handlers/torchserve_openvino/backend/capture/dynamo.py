@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 
 from torchserve_openvino.backend.capture.decomposed import decomposed_ops
 from torchserve_openvino.backend.capture.graph import CompiledGraph
+from torchserve_openvino.backend.lowering.empty_tensors import remove_empty_operands
 from torchserve_openvino.backend.lowering.redundant import drop_checks, drop_round_trips
 from torchserve_openvino.backend.partitioning.partition import is_dynamic
 from torchserve_openvino.backend.partitioning.views import computed_views
@@ -117,6 +118,7 @@ class OpenVINOBackend:
         join_pairs(gm.graph)
         drop_checks(gm.graph)
         drop_round_trips(gm.graph)
+        remove_empty_operands(gm.graph)
         # The saved tensors of a backward graph are new at each call: none is a constant.
         facts = private.GraphFacts() if stage == "backward" else private.graph_facts()
         decomposed = {name: dataclasses.asdict(each) for name, each in decomposed_ops(gm.graph).items()}

@@ -24,6 +24,7 @@ from torchserve_openvino.backend.capture.graph import CompiledGraph
 from torchserve_openvino.backend.capture.kept_state import StateKeeper
 from torchserve_openvino.backend.capture.module_state import AnswerShape, Watched, module_state
 from torchserve_openvino.backend.capture.reached_state import ReachedState
+from torchserve_openvino.backend.lowering.empty_tensors import remove_empty_operands
 from torchserve_openvino.backend.lowering.redundant import drop_checks, drop_round_trips
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.spec import is_plain
@@ -167,6 +168,7 @@ class ExportedModel:
         restore(gm.graph)
         join_pairs(gm.graph)
         drop_round_trips(gm.graph)
+        remove_empty_operands(gm.graph)
         where = next((found for node in gm.graph.nodes if (found := where_of(node))), "")
         record = tracker.add_graph(GraphRecord(f"export/{len(tracker.graphs)}", where, "inference", ops_total=0))
         graph = CompiledGraph(gm, binding.facts, self._settings, record)

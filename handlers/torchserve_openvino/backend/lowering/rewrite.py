@@ -37,6 +37,7 @@ def rewrite(graph: Graph, ranges: ValueRanges) -> None:
             _count_from_start(node, ranges)
         else:
             _keep_reduced_dimensions(node)
+    _separate_copies(graph)
 
 
 def add_call(graph: Graph, op: Any, *args: Any, **kwargs: Any) -> Node:
@@ -138,3 +139,17 @@ def _keep_reduced_dimensions(node: Node) -> None:
         kept = add_call(node.graph, op, *arguments, **named)
         kept.meta = {**node.meta, "val": value_of(kept)}
         _replace(node, node.graph.call_function(aten.squeeze.dims, (kept, reduced)))
+
+
+def _separate_copies(graph: Graph) -> None:
+    """Makes each returned copy of a value an operation: OpenVINO's frontend fails if two outputs are one tensor."""
+    (output,) = graph.find_nodes(op="output")
+    returned: set[Node] = set()
+    for node in output.all_input_nodes:
+        source = node
+        while source.op == "call_function" and source.target is aten.clone.default and value_of(source).dim():
+            source = source.all_input_nodes[0]
+        if source in returned and source is not node:
+            with graph.inserting_before(node):
+                _replace(node, graph.call_function(aten.cat.default, ([source],)))
+        returned.add(source)

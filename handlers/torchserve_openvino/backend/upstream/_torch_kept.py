@@ -8,7 +8,7 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch._dynamo import config as dynamo_config
 from torch._subclasses.fake_tensor import UnsupportedOperatorException
 from torch.nn.modules import transformer
 
+from torchserve_openvino.backend.upstream._torch_floats import FloatValues, constant_floats
 from torchserve_openvino.ops.kept import StandIn
 
 # How the graph will be converted; empty while torch decomposes everything.
@@ -84,7 +85,7 @@ def _kernel(op: torch._ops.OpOverload, apart: Callable[..., Any], stand_in: Stan
 
 
 @contextmanager
-def kept_whole(dynamic: bool | None = None, converter: str = "fx") -> Iterator[None]:
+def kept_whole(dynamic: bool | None = None, converter: str = "fx", floats: FloatValues | None = None) -> Iterator[None]:
     """Makes Dynamo trace with this package's settings, and this thread trace the stand-ins, while the context lasts.
 
     If gradients are recorded, torch decomposes such an operator, or Dynamo breaks the graph at it and torch runs it.
@@ -92,10 +93,12 @@ def kept_whole(dynamic: bool | None = None, converter: str = "fx") -> Iterator[N
     Args:
         dynamic: As in ``torch.compile``, which would set it at each call, traced or not; None changes nothing.
         converter: How the graph will be converted: ``fx``, or ``ts``, by TorchScript.
+        floats: As in `constant_floats`; None leaves the decision about floats to Dynamo.
     """
     token = _KEEPS_FOR.set(converter)
     try:
-        with dynamo_config.patch(_SETTINGS | _SHAPES[dynamic]):
+        constants = constant_floats(floats) if floats is not None else nullcontext()
+        with dynamo_config.patch(_SETTINGS | _SHAPES[dynamic]), constants:
             yield
     finally:
         _KEEPS_FOR.reset(token)

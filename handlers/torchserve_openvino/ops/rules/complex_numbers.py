@@ -105,9 +105,42 @@ def _each_part(op: Any) -> Decomposition:
 
 def _sum(op: Any) -> Decomposition:
     def decomposed(x: Any, y: Any, *, alpha: Any = 1) -> Tensor:
-        if not (_is_pairs(x) and _is_pairs(y)) or isinstance(alpha, complex):
+        if isinstance(alpha, complex) or not (_is_pairs(x) or _is_pairs(y)):
             return NotImplemented
-        return _complex(op(*_same_rank(x, y), alpha=alpha))
+        if _is_pairs(x) and _is_pairs(y):
+            return _complex(op(*_same_rank(x, y), alpha=alpha))
+        pairs, other = (x, y) if _is_pairs(x) else (y, x)
+        plain = isinstance(other, (int, float)) or (isinstance(other, Tensor) and other.dtype is torch.float32)
+        if not plain or alpha != 1:
+            return NotImplemented
+        real, imaginary = _parts(pairs)
+        reverse = pairs is y and op is torch.sub
+        # A sum with 0 is 0 without a sign, and OpenVINO would drop it.
+        imaginary = torch.where(imaginary == 0, 0.0, -imaginary if reverse else imaginary)
+        return _make(other - real if reverse else op(real, other), imaginary)
+
+    return decomposed
+
+
+def _reduced(op: Any) -> Decomposition:
+    """Makes the decomposition of a sum or mean over some dimensions, or over all."""
+
+    def decomposed(x: Tensor, dim: list[int] | None = None, keepdim: bool = False, **options: Any) -> Tensor:
+        if not _is_pairs(x) or not x.dim() or options.get("dtype") not in {None, x.dtype}:
+            return NotImplemented
+        return _complex(op(_pairs(x), _positive(dim or range(x.dim()), x.dim()), keepdim))
+
+    return decomposed
+
+
+def _product(op: Any) -> Decomposition:
+    """Makes the decomposition of a matrix product."""
+
+    def decomposed(x: Tensor, y: Tensor) -> Tensor:
+        if not (_is_pairs(x) and _is_pairs(y)):
+            return NotImplemented
+        (a, b), (c, d) = _parts(x), _parts(y)
+        return _of(op(a, c) - op(b, d), op(a, d) + op(b, c))
 
     return decomposed
 
@@ -218,6 +251,12 @@ _DECOMPOSED: dict[Any, Decomposition] = {
     aten.neg.default: _each_part(torch.neg),
     aten.add.Tensor: _sum(torch.add),
     aten.sub.Tensor: _sum(torch.sub),
+    aten.sum.dim_IntList: _reduced(aten.sum.dim_IntList),
+    aten.sum.default: _reduced(aten.sum.dim_IntList),
+    aten.mean.dim: _reduced(aten.mean.dim),
+    aten.mean.default: _reduced(aten.mean.dim),
+    aten.mm.default: _product(torch.mm),
+    aten.bmm.default: _product(torch.bmm),
     aten.mul.Tensor: _mul,
     aten.div.Tensor: _div,
     aten.complex.default: _make,

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.fx import Node
 from torch.nn import functional as F
 
-from torchserve_openvino.ops.kept import RESIZERS, has_open_sizes, new_sizes, resizes_whole
-from torchserve_openvino.ops.names import arguments_of, first_input
-from torchserve_openvino.ops.openvino_values import int64, static_shape
+from torchserve_openvino.ops.kept import RESIZERS, has_open_sizes, is_binary, new_sizes, resizes_whole
+from torchserve_openvino.ops.names import arguments_of, first_input, value_of
+from torchserve_openvino.ops.openvino_values import exact_quotient, int64, static_shape
 from torchserve_openvino.ops.registry import Movement, Rule, Traced, conversion, declare, decomposition
 
 aten = torch.ops.aten
@@ -159,19 +159,29 @@ def _spatial(x: Output) -> list[int]:
     return [int(dimension.get_length()) for dimension in list(x.get_partial_shape())[2:]]
 
 
-def _resized(
-    x: Output, sizes: Sequence[int], mode: str, coordinates: str, factors: Sequence[float] | None = None
-) -> Any:
+def _is_open(x: Output, output_size: Sequence[Any] | None) -> bool:
+    dynamic = any(size.is_dynamic for size in list(x.get_partial_shape())[2:])
+    return dynamic or any(isinstance(size, Output) for size in output_size or ())
+
+
+def _sizes_of(output_size: Sequence[Any]) -> Any:
+    """Returns sizes, some of which are computed, as one tensor."""
+    sizes = [size if isinstance(size, Output) else int64(size) for size in output_size]
+    return ops.concat([ops.reshape(size, int64([1]), False) for size in sizes], 0)
+
+
+def _resized(x: Output, sizes: Any, mode: str, coordinates: str, factors: Sequence[float] | None = None) -> Any:
     """Resizes all but the first two dimensions.
 
     Args:
-        factors: By which torch steps, where the new sizes are rounded; otherwise the sizes say it.
+        sizes: The new sizes, or a tensor of them; not used if there are factors.
+        factors: By which torch steps, where the new sizes are rounded; otherwise the sizes determine it.
     """
-    axes = list(range(2, 2 + len(sizes)))
-    to = int64(sizes) if factors is None else ops.constant(np.array(factors, np.float32))
+    by = ops.constant(np.array(factors, np.float32)) if factors is not None else None
+    to = by if by is not None else int64(sizes) if isinstance(sizes, list) else sizes
     return ops.interpolate(
-        x, to, mode, "sizes" if factors is None else "scales", coordinate_transformation_mode=coordinates,
-        nearest_mode="floor", cube_coeff=-0.75, axes=int64(axes),
+        x, to, mode, "sizes" if by is None else "scales", coordinate_transformation_mode=coordinates,
+        nearest_mode="floor", cube_coeff=-0.75, axes=int64(list(range(2, len(x.get_partial_shape())))),
     )  # fmt: skip
 
 
@@ -185,7 +195,9 @@ def _nearest_of(size: int, new: int, factor: float | None, exact: bool) -> np.nd
 
 
 def _nearest(exact: bool) -> Callable[..., Any]:
-    def convert(x: Output, output_size: Sequence[int] | None, scale_factors: Sequence[float] | None) -> Any:
+    def convert(x: Output, output_size: Sequence[Any] | None, scale_factors: Sequence[float] | None) -> Any:
+        if _is_open(x, output_size):
+            return _open_nearest(x, output_size, scale_factors, exact)
         spatial = _spatial(x)
         sizes = new_sizes(spatial, output_size, scale_factors)
         factors: Sequence[float | None] = scale_factors or [None] * len(sizes)
@@ -201,20 +213,50 @@ def _nearest(exact: bool) -> Callable[..., Any]:
     return convert
 
 
+def _open_nearest(x: Output, output_size: Sequence[Any] | None, factors: Sequence[float] | None, exact: bool) -> Any:
+    """Looks up the nearest values as `_nearest_of` does, at positions that are computed at each call."""
+    if factors and not exact and len(factors) == 2 and all(factor.is_integer() for factor in factors):
+        return _resized(x, None, "nearest", "asymmetric", factors)
+    zero, half, one = (ops.constant(np.float32(value)) for value in (0.0, 0.5, 1.0))
+    for i in range(len(output_size or factors or ())):
+        axis = int64(i + 2)
+        last = ops.subtract(ops.gather(ops.shape_of(x, "i64"), axis, int64(0)), int64(1))
+        size = ops.convert(ops.add(last, int64(1)), "f32")
+        if output_size:
+            new = ops.convert(ops.squeeze(_sizes_of([output_size[i]]), int64([0])), "f32")
+            step = exact_quotient(size, new)
+        else:
+            assert factors is not None and is_binary(factors[i])
+            new = ops.floor(ops.multiply(size, ops.constant(np.float32(factors[i]))))
+            step = ops.constant(np.float32(1.0 / factors[i]))
+            if not exact:
+                step = ops.select(ops.equal(new, ops.add(size, size)), half, step)
+                step = ops.select(ops.equal(new, size), one, step)
+        places = ops.range(zero, new, one, "f32")
+        found = ops.floor(ops.multiply(ops.add(places, half) if exact else places, step))
+        x = ops.gather(x, ops.minimum(ops.convert(found, "i64"), last), axis).output(0)
+    return x
+
+
 def _smooth(mode: str) -> Callable[..., Any]:
     def convert(
-        x: Output, output_size: Sequence[int] | None, align_corners: bool, scale_factors: Sequence[float] | None
+        x: Output, output_size: Sequence[Any] | None, align_corners: bool, scale_factors: Sequence[float] | None
     ) -> Any:
-        spatial = _spatial(x)
-        sizes = new_sizes(spatial, output_size, scale_factors)
-        rounded = scale_factors and [size * by for size, by in zip(spatial, scale_factors, strict=True)] != sizes
-        factors = list(scale_factors or ()) if rounded and not align_corners else None
         coordinates = "align_corners" if align_corners else "half_pixel"
-        if len(sizes) > 1:
-            return _resized(x, sizes, mode, coordinates, factors)
+        if _is_open(x, output_size):
+            assert all(map(is_binary, scale_factors or ()))
+            sizes, factors = output_size, list(scale_factors) if scale_factors else None
+        else:
+            spatial = _spatial(x)
+            sizes = new_sizes(spatial, output_size, scale_factors)
+            rounded = scale_factors and [size * by for size, by in zip(spatial, scale_factors, strict=True)] != sizes
+            factors = list(scale_factors or ()) if rounded and not align_corners else None
+        count = len(sizes or factors or ())
+        if count > 1:
+            return _resized(x, sizes and _sizes_of(sizes), mode, coordinates, factors)
         # OpenVINO's kernel has two or three dimensions.
         wide = ops.unsqueeze(x, int64([2])).output(0)
-        flat = _resized(wide, [1, *sizes], mode, coordinates, factors and [1.0, *factors])
+        flat = _resized(wide, sizes and _sizes_of([1, *sizes]), mode, coordinates, factors and [1.0, *factors])
         return ops.squeeze(flat, int64([2]))
 
     return convert
@@ -235,10 +277,12 @@ def _apart(op: Any) -> Callable[..., Any]:
 
 
 def _not_whole(node: Node) -> str | None:
-    value, given = first_input(node), arguments_of(node)
-    if value is not None and resizes_whole(value, given.get("output_size"), given.get("scale_factors")):
+    value, arguments = first_input(node), arguments_of(node)
+    sizes = arguments.get("output_size")
+    known = sizes and [value_of(size) if isinstance(size, Node) else size for size in sizes]
+    if value is not None and resizes_whole(value, known, arguments.get("scale_factors")):
         return None
-    return "resized to sizes that are not known before the run, or that OpenVINO would round otherwise"
+    return "resized to sizes that OpenVINO would round otherwise"
 
 
 for _op in RESIZERS:

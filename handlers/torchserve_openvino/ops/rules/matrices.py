@@ -1,18 +1,26 @@
 """Matrix products, and distances between rows."""
 
 import math
+from typing import Any
 
+import numpy as np
 import torch
+from openvino import Output
+from openvino import opset15 as ops
 from torch import Tensor
+from torch.fx import Node
 
-from torchserve_openvino.ops.names import packets
-from torchserve_openvino.ops.registry import FAILS, INSTEAD, Rule, declare, decomposition
+from torchserve_openvino.ops.names import arguments_of, first_input, packets, value_of
+from torchserve_openvino.ops.openvino_values import int64
+from torchserve_openvino.ops.registry import FAILS, INSTEAD, Rule, conversion, declare, decomposition
 from torchserve_openvino.ops.rules.ordering import MOST_COMPARISONS
 
 aten = torch.ops.aten
 Number = int | float | bool
 # A pairwise distance is decomposed row by row.
 _MOST_ROWS = 64
+# With 64 experts, a step of decoding takes as long as with their products in eager PyTorch; with 128, 10 times as long.
+_MOST_EXPERTS = 64
 
 declare(Rule(multiplies=True), *packets("mm bmm addmm baddbmm dot mv matmul convolution"))
 declare(Rule(verified=True), aten.dot.default, aten.linear.default)
@@ -76,3 +84,65 @@ def _pdist(x: Tensor, p: float = 2) -> Tensor:
         return x.new_zeros([0])
     pairs = [_distance(x[i] - x[i + 1 :], p) for i in range(x.shape[0] - 1)]
     return torch.cat(pairs)
+
+
+# --- mixtures of experts ------------------------------------------------------------------------------------------
+
+
+def _no_bins(node: Node) -> str | None:
+    arguments, value = arguments_of(node), first_input(node)
+    least, largest = arguments.get("min", 0), arguments.get("max", 0)
+    if not (isinstance(least, (int, float)) and isinstance(largest, (int, float)) and least < largest):
+        return "the bounds of the bins are those of the values"
+    return "computed in float32 only" if value is not None and value.dtype is not torch.float32 else None
+
+
+@conversion(aten.histc.default, rule=Rule(limit=_no_bins))
+def _histc(x: Output, bins: int = 100, min: float = 0, max: float = 0) -> Any:
+    """Counts by comparing each value with each bound; the last bin includes its upper bound.
+
+    transformers counts the rows of each expert with it.
+    """
+    bounds = torch.linspace(min, max, bins + 1).numpy()
+    values = ops.reshape(x, int64([-1, 1]), False)
+    below = ops.less(values, ops.constant(bounds[1:]))
+    last = ops.logical_and(ops.equal(values, ops.constant(bounds[-1])), ops.constant(np.arange(bins) == bins - 1))
+    inside = ops.logical_and(ops.greater_equal(values, ops.constant(bounds[:-1])), ops.logical_or(below, last))
+    return ops.reduce_sum(ops.convert(inside, "f32"), int64([0]), False)
+
+
+def _other_groups(node: Node) -> str | None:
+    arguments, rows = arguments_of(node), first_input(node)
+    weight = value_of(node.args[1]) if len(node.args) > 1 and isinstance(node.args[1], Node) else None
+    if rows is None or weight is None:
+        return "groups without known shapes"
+    plain = rows.dim() == 2 and weight.dim() == 3 and isinstance(weight.shape[0], int)
+    if not plain or arguments.get("bias") is not None:
+        return "groups of other operands than rows of one matrix"
+    if weight.shape[0] > _MOST_EXPERTS:
+        return f"more than {_MOST_EXPERTS} experts: the product of each costs a call of its own, with rows or without"
+    return "a result of another type" if arguments.get("out_dtype") not in {None, rows.dtype} else None
+
+
+@conversion("transformers.grouped_mm_fallback.default", aten._grouped_mm.default, rule=Rule(limit=_other_groups))
+def _grouped_mm(x: Output, weight: Output, offs: Output) -> Any:
+    """Multiplies the rows of each expert with its matrix; they lie one after another.
+
+    Args:
+        x: ``[S, K]``, sorted by expert.
+        weight: ``[E, K, N]``.
+        offs: ``[E]``: where the rows of each expert end. Rows after the last are 0.
+    """
+    count = weight.get_partial_shape()[0].get_length()
+    rows, columns = (ops.gather(ops.shape_of(x, "i64"), int64([0]), int64(0)),
+                     ops.gather(ops.shape_of(weight, "i64"), int64([2]), int64(0)))  # fmt: skip
+    ends = ops.split(ops.convert(offs, "i64"), int64(0), count)
+    begin, parts = int64([0]), []
+    for expert in range(count):
+        end = ends.output(expert)
+        own = ops.slice(x, begin, end, int64([1]), int64([0]))
+        parts.append(ops.matmul(own, ops.gather(weight, int64(expert), int64(0)), False, False).output(0))
+        begin = end
+    zero = ops.convert(ops.constant(np.float32(0.0)), x.get_element_type())
+    parts.append(ops.broadcast(zero, ops.concat([ops.subtract(rows, begin), columns], 0)).output(0))
+    return ops.reshape(ops.concat(parts, 0), ops.concat([rows, columns], 0), False)

@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from torchserve_openvino.ops import integers, value_range
 from torchserve_openvino.ops.names import first_input, op_name, packets, value_of
-from torchserve_openvino.ops.openvino_values import int64, static_shape
+from torchserve_openvino.ops.openvino_values import int64, rank, static_shape
 from torchserve_openvino.ops.registry import (
     INSTEAD,
     Movement,
@@ -50,7 +50,8 @@ declare(Rule(range=value_range.stated(0), integers=integers.at_most(0)), aten.ze
 declare(Rule(range=value_range.stated(1), integers=integers.at_most(1)), aten.ones, aten.ones_like)
 declare(Rule(integers=integers.at_most(1)), aten.new_zeros, aten.new_ones)
 declare(Rule(movement=Movement.SELECTS), aten.constant_pad_nd)
-declare(Rule(integers=integers.largest_tensor), aten.slice_scatter, aten.slice_copy)
+declare(Rule(movement=Movement.SELECTS), aten.slice_scatter, aten.select_scatter)
+declare(Rule(integers=integers.largest_tensor), aten.slice_scatter, aten.select_scatter, aten.slice_copy)
 declare(Rule(verified=True), aten.linspace.default, aten.repeat_interleave.self_int)
 # An alias in its place would still be a view of its source, and autograd would give it the gradient that detach has to
 # stop.
@@ -237,6 +238,54 @@ def _unfold(x: Output, dimension: int, size: int, step: int) -> Any:
     places = ops.constant(starts[:, None] + np.arange(size, dtype=np.int64))
     windows = ops.gather(x, places, ops.constant(np.int64(dimension)))
     return ops.transpose(windows, ops.constant(np.array(_window_order(len(shape), dimension), dtype=np.int64)))
+
+
+# --- writes to slices ---------------------------------------------------------------------------------------------
+#
+# OpenVINO's frontend merges nested ones into one operation, and looks up the position of each element that it writes.
+
+
+def _size_along(x: Any, dim: int) -> Any:
+    return ops.gather(ops.shape_of(x, "i64"), int64([dim]), int64(0))
+
+
+@conversion(aten.slice_scatter.default)
+def _slice_scatter(x: Output, src: Output, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    """Joins what lies before the slice, the new values, and what lies behind it.
+
+    Args:
+        start: An integer, or an output of one if it is symbolic.
+        end: Not needed: ``src`` has the sizes of the slice.
+    """
+    dim %= rank(x)
+    axis = int64([dim])
+    count = _size_along(src, dim)
+    first = start if isinstance(start, Output) else int64([start or 0])
+    # The slice of OpenVINO counts from the end and stays inside, as torch's does.
+    before = ops.slice(x, int64([0]), ops.reshape(first, int64([1]), False), int64([1]), axis)
+    begin = _size_along(before, dim)
+    if step != 1:
+        stop = ops.add(begin, ops.multiply(count, int64([step])))
+        scalars = [ops.squeeze(each, int64([0])) for each in (begin, stop)]
+        return ops.scatter_update(x, ops.range(*scalars, int64(step), "i64"), src, axis)
+    behind = ops.slice(x, ops.add(begin, count), int64([2**31 - 1]), int64([1]), axis)
+    parts = [before.output(0), src, behind.output(0)]
+    return ops.concat([part for part in parts if not _is_empty(part, dim)], dim)
+
+
+def _is_empty(x: Output, dim: int) -> bool:
+    size = x.get_partial_shape()[dim]
+    return bool(size.is_static and size.get_length() == 0)
+
+
+@conversion(aten.select_scatter.default)
+def _select_scatter(x: Output, src: Output, dim: int, index: Any) -> Any:
+    """Writes one row; an integer index may be negative, as in torch."""
+    axis = int64([dim % rank(x)])
+    wide = ops.unsqueeze(src, axis)
+    row = ops.reshape(index if isinstance(index, Output) else int64([index]), int64([1]), False)
+    from_start = ops.select(ops.less(row, int64([0])), ops.add(row, _size_along(x, dim % rank(x))), row)
+    return ops.scatter_update(x, from_start, wide, axis)
 
 
 # --- new tensors --------------------------------------------------------------------------------------------------

@@ -1,0 +1,85 @@
+"""Writes to slices and rows (`slice_scatter`, `select_scatter`) of every type, with static and symbolic sizes."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchserve_openvino as tov
+from helpers import check
+
+ALL = {"min_partition_us": 0}
+TYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
+
+
+def _nested(x: Tensor, values: Tensor) -> Tensor:
+    """As longformer copies the diagonals of its chunks."""
+    y = torch.zeros_like(x) + x
+    y[:, :-1, :, 8:] = values
+    y[:, -1, :, 8:] = values[:, -1]
+    y[:, 1:, :, :8] = values[..., 1:]
+    y[:, ::2] = 1
+    y[:, 3::3] += 2
+    y[:, :, -2:] *= 2
+    return y + 1
+
+
+def _plain(x: Tensor, values: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, 2:-3] = values[:, :4]
+    y[:, -1] = values[:, 0]
+    y[1] = values[0, 0]
+    y[:, ::3] = x[:, 1:4]
+    return y
+
+
+def _window_mask(x: Tensor) -> Tensor:
+    """As Swin numbers the regions of its shifted windows."""
+    regions, count = torch.zeros(1, *x.shape[1:3], 1), 0
+    parts = (slice(0, -7), slice(-7, -3), slice(-3, None))
+    for rows in parts:
+        for columns in parts:
+            regions[:, rows, columns] = count
+            count += 1
+    return x + regions
+
+
+def _by_length(x: Tensor) -> Tensor:
+    half, y = x.shape[1] // 2, x.clone()
+    y[:, half:] = x[:, : x.shape[1] - half] * 2
+    y[:, half] = 7
+    y[:, -half:] = y[:, :half]
+    return y
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_nested_writes_are_one_partition(dynamic: bool) -> None:
+    compiled = check(_nested, torch.randn(4, 8, 8, 17), torch.randn(4, 7, 8, 9), dynamic=dynamic, options=ALL)
+    assert compiled.report.summary.partitions == 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.many(3)
+def test_writes_in_every_type(dtype: torch.dtype, dynamic: bool) -> None:
+    x, values = (torch.randn(3, 9, 7).mul(9).to(dtype) for _ in range(2))
+    check(_plain, x, values, dynamic=dynamic, options=ALL)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_regions_of_shifted_windows(dynamic: bool) -> None:
+    compiled = check(_window_mask, torch.randn(2, 28, 28, 96), dynamic=dynamic, options=ALL)
+    check(_window_mask, torch.randn(2, 35, 21, 96), compiled=compiled)
+
+
+def test_bounds_that_depend_on_sizes() -> None:
+    compiled = check(_by_length, torch.randn(2, 500, 128), dynamic=True, options=ALL)
+    check(_by_length, torch.randn(3, 333, 128), compiled=compiled)
+
+
+def test_an_exported_graph() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor, values: Tensor) -> Tensor:
+            return _plain(x, values)
+
+    model, inputs = Model().eval(), (torch.randn(3, 9, 7), torch.randn(3, 9, 7))
+    check(model, *inputs, compiled=tov.compile(model, backend="export", options=ALL))
