@@ -156,11 +156,11 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "reductions_joined": Mutant(
         "OpenVINO computes what stands behind a reduction in its kernel, at other channels",
-        (("conversion.kernel_fusions:_is_joined_reduction", _does(False)),),
+        (("conversion.passes.kernel_fusions:_is_joined_reduction", _does(False)),),
     ),
     "scalars_reshaped": Mutant(
         "a matrix product is reshaped to a scalar: the process ends",
-        (("conversion.kernel_fusions:_squeeze", _does(None)),),
+        (("conversion.passes.kernel_fusions:_squeeze", _does(None)),),
     ),
     "copy_unwritten": Mutant(
         "what copy_ writes stays memory that nobody wrote",
@@ -189,7 +189,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "running_sums_at_once": Mutant(
         "running sums of many values are added up in float32, one by one",
-        (("conversion.long_reductions:_running_sum", _as_it_is),),
+        (("conversion.passes.long_reductions:_running_sum", _as_it_is),),
         mode="real_sizes,f32",
     ),
     "long_sums_at_once": Mutant(

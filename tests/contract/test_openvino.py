@@ -231,7 +231,7 @@ def test_interpolation_to_1_takes_the_first_value() -> None:
 
 
 def test_packed_weights_are_looked_up_without_their_orientation() -> None:
-    """Why `backend/conversion/weight_packing.py` exists. If this fails, it may no longer be needed."""
+    """Why `backend/conversion/passes/weight_packing.py` exists. If this fails, it may no longer be needed."""
     generator = np.random.default_rng(0)
     weight, x = generator.standard_normal((8, 8), np.float32), generator.standard_normal((4, 8), np.float32)
     parameter, constant = ops.parameter([4, 8], ov.Type.f32), ops.constant(weight)
@@ -242,7 +242,7 @@ def test_packed_weights_are_looked_up_without_their_orientation() -> None:
 
 
 def test_a_reduction_of_integers_computes_what_is_behind_it_for_its_first_values_only() -> None:
-    """Why `backend/conversion/kernel_fusions.py` keeps the two apart."""
+    """Why `backend/conversion/passes/kernel_fusions.py` keeps the two apart."""
     x = np.ones((5, 1, 3), dtype=np.int64)
 
     def build(p: ov.Node) -> ov.Node:
@@ -253,7 +253,7 @@ def test_a_reduction_of_integers_computes_what_is_behind_it_for_its_first_values
 
 
 def test_a_reduction_of_three_dimensions_takes_numbers_of_other_channels() -> None:
-    """Why `backend/conversion/kernel_fusions.py` keeps the two apart; reductions of four dimensions are correct."""
+    """Why `backend/conversion/passes/kernel_fusions.py` keeps the two apart; reductions of four dimensions are correct."""
     x = np.random.default_rng(0).standard_normal((2, 3, 4, 1)).astype(np.float32)
     numbers = np.array([1, 10, 100], dtype=np.float32)
 
@@ -268,7 +268,7 @@ def test_a_reduction_of_three_dimensions_takes_numbers_of_other_channels() -> No
 
 @pytest.mark.parametrize(("shape", "wrong"), [((9, 3, 5), True), ((9, 5), False)])
 def test_a_reduction_divided_by_a_number(shape, wrong) -> None:
-    """Why `backend/conversion/kernel_fusions.py` keeps the two apart. The frontend does not rewrite divisions."""
+    """Why `backend/conversion/passes/kernel_fusions.py` keeps the two apart. The frontend does not rewrite divisions."""
 
     class Model(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -281,7 +281,7 @@ def test_a_reduction_divided_by_a_number(shape, wrong) -> None:
 
 
 def test_a_product_of_tiny_matrices_mixes_up_the_numbers_for_each_column() -> None:
-    """Why `backend/conversion/kernel_fusions.py` keeps the two apart."""
+    """Why `backend/conversion/passes/kernel_fusions.py` keeps the two apart."""
 
     def differs(size: int) -> bool:
         x, y = np.random.default_rng(0).uniform(0.5, 1, (2, size, size)).astype(np.float32)
@@ -293,7 +293,7 @@ def test_a_product_of_tiny_matrices_mixes_up_the_numbers_for_each_column() -> No
 
 
 def test_the_absolute_value_of_a_concatenation_is_taken_of_its_parts() -> None:
-    """Why `backend/conversion/kernel_fusions.py` keeps the two apart."""
+    """Why `backend/conversion/passes/kernel_fusions.py` keeps the two apart."""
     x = np.array([-1.0, 2.0], dtype=np.float32)
 
     def build(p: ov.Node) -> ov.Node:
@@ -304,7 +304,7 @@ def test_the_absolute_value_of_a_concatenation_is_taken_of_its_parts() -> None:
 
 
 def test_the_absolute_value_of_a_row_of_weights_times_a_constant_is_left_out() -> None:
-    """Why `backend/conversion/kernel_fusions.py` inserts an operator before the absolute value."""
+    """Why `backend/conversion/passes/kernel_fusions.py` inserts an operator before the absolute value."""
     weights, shift = np.array([-1.0, 0.25], dtype=np.float32), ops.constant(np.float32(0.25))
 
     def build(p: ov.Node) -> ov.Node:

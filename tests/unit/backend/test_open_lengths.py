@@ -9,7 +9,7 @@ from torch import nn
 from helpers import assert_same
 from torchserve_openvino.backend import OpenAxes
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
-from torchserve_openvino.backend.conversion.open_lengths import multiply_open_lengths
+from torchserve_openvino.backend.conversion.passes.open_lengths import multiply_open_lengths
 
 LENGTHS = (64, 41, 200, 42)
 # Kernel, stride, padding, dilation, bias.

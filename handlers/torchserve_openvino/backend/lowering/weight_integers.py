@@ -1,7 +1,7 @@
 """Computes in torch what only rearranges the bits of integer weights: 4-bit weights are packed two to a byte.
 
 OpenVINO has neither these operators nor torch's arithmetic in 8 bits. Their results depend on weights only, so they
-are constants: as 8-bit integers wherever these suffice, of which `conversion/low_bits.py` makes 4-bit ones.
+are constants: as 8-bit integers wherever these suffice, of which `conversion/passes/low_bits.py` makes 4-bit ones.
 """
 
 from collections.abc import Collection, Mapping

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import openvino as ov
 
-from torchserve_openvino.backend.conversion.gated_products import dies_on_gated_products
+from torchserve_openvino.backend.conversion.passes.gated_products import dies_on_gated_products
 from torchserve_openvino.backend.routes.artifacts import ArtifactStore
 from torchserve_openvino.backend.routes.serialized_graph import PlainGraphError
 from torchserve_openvino.backend.routes.serialized_part import mapped_modules, serialized_part

@@ -14,8 +14,8 @@ import openvino as ov
 import torch
 from openvino import opset13
 
-from torchserve_openvino.backend.conversion.fused_chains import NO_FUSION, crashes_plugin
-from torchserve_openvino.backend.conversion.gated_products import dies_on_gated_products, split_gated_products
+from torchserve_openvino.backend.conversion.passes.fused_chains import NO_FUSION, crashes_plugin
+from torchserve_openvino.backend.conversion.passes.gated_products import dies_on_gated_products, split_gated_products
 from torchserve_openvino.backend.runtime.deaths.journal import Journal, Mode
 from torchserve_openvino.backend.runtime.deaths.subject import subject_of_blob, subject_of_model
 from torchserve_openvino.backend.runtime.deaths.survive import survive

@@ -10,7 +10,7 @@ from typing import Any
 import openvino as ov
 from torch import nn
 
-from torchserve_openvino.backend.conversion.gated_products import dies_on_gated_products, split_gated_products
+from torchserve_openvino.backend.conversion.passes.gated_products import dies_on_gated_products, split_gated_products
 from torchserve_openvino.backend.runtime.build import device_facts
 from torchserve_openvino.backend.runtime.deaths.journal import journal_in
 from torchserve_openvino.cache.identity.key import RUN_PROPERTIES, digest, make_key

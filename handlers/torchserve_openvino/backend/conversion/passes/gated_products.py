@@ -12,9 +12,9 @@ from typing import Any
 import openvino as ov
 from openvino import opset15 as ops
 
-from torchserve_openvino.backend.conversion.fused_chains import by_constant, is_constant
-from torchserve_openvino.backend.conversion.kernel_fusions import MOVES
-from torchserve_openvino.backend.conversion.rewiring import put_behind
+from torchserve_openvino.backend.conversion.passes.fused_chains import by_constant, is_constant
+from torchserve_openvino.backend.conversion.passes.kernel_fusions import MOVES
+from torchserve_openvino.backend.conversion.passes.rewiring import put_behind
 
 
 def dies_on_gated_products(config: Mapping[str, Any]) -> bool:

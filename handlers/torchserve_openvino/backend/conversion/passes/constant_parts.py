@@ -14,7 +14,7 @@ import openvino as ov
 from openvino import opset15 as ops
 from openvino.passes import ConstantFolding, Manager
 
-from torchserve_openvino.backend.conversion.fused_chains import NO_FUSION, is_constant
+from torchserve_openvino.backend.conversion.passes.fused_chains import NO_FUSION, is_constant
 
 _VARYING = frozenset({"Parameter", "ReadValue", "RandomUniform", "Multinomial"})
 # What OpenVINO surely folds; anything else is computed here, which is right too, but costs a compilation.

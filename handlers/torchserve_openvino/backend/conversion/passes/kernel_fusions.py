@@ -36,8 +36,8 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
-from torchserve_openvino.backend.conversion.fused_chains import ELEMENTWISE, by_constant, is_constant
-from torchserve_openvino.backend.conversion.rewiring import put_behind
+from torchserve_openvino.backend.conversion.passes.fused_chains import ELEMENTWISE, by_constant, is_constant
+from torchserve_openvino.backend.conversion.passes.rewiring import put_behind
 
 _PRODUCTS = frozenset({"MatMul", "ScaledDotProductAttention"})
 _ENDS = _PRODUCTS | {"Softmax"}

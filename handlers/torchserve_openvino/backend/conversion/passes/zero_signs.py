@@ -12,8 +12,8 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
-from torchserve_openvino.backend.conversion.constant_parts import constant_value
-from torchserve_openvino.backend.conversion.rewiring import put_behind
+from torchserve_openvino.backend.conversion.passes.constant_parts import constant_value
+from torchserve_openvino.backend.conversion.passes.rewiring import put_behind
 from torchserve_openvino.ops.openvino_values import int64
 
 _FLOATS = frozenset({ov.Type.f32, ov.Type.f16, ov.Type.bf16})

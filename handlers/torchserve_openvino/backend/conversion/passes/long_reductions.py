@@ -20,8 +20,8 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
-from torchserve_openvino.backend.conversion.constant_parts import constant_value, fold_known_shapes
-from torchserve_openvino.backend.conversion.rewiring import put_behind
+from torchserve_openvino.backend.conversion.passes.constant_parts import constant_value, fold_known_shapes
+from torchserve_openvino.backend.conversion.passes.rewiring import put_behind
 from torchserve_openvino.ops.openvino_values import int64
 
 # As many values are added up at once, by a running sum or along other axes than the last one.

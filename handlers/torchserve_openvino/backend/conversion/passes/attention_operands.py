@@ -19,8 +19,8 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
-from torchserve_openvino.backend.conversion.kernel_fusions import JOINS, MOVES, is_attention, rolled_by_nothing
-from torchserve_openvino.backend.conversion.rewiring import put_behind
+from torchserve_openvino.backend.conversion.passes.kernel_fusions import JOINS, MOVES, is_attention, rolled_by_nothing
+from torchserve_openvino.backend.conversion.passes.rewiring import put_behind
 
 _ATTENTION = "ScaledDotProductAttention"
 # Positions of its inputs.
