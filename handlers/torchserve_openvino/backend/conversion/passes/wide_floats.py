@@ -1,7 +1,7 @@
 """Computes in float32 what OpenVINO's CPU plugin computes wrongly, or not at all, in bfloat16 (OpenVINO 2026.4).
 
 A running sum of bfloat16 is rounded after each value, so that it stands still once it is 256 times as large as the next
-one; group normalization has no such kernel, and the whole model fails to compile. eager PyTorch adds both up in float32.
+one; group normalization has no such kernel, and the whole model fails to compile. Eager PyTorch uses float32.
 tests/contract/test_openvino_digits.py shows both.
 """
 
