@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import torchserve_openvino as tov
+from helpers import check
 
 OPTIONS = {"min_partition_us": 0}
 
@@ -82,3 +83,8 @@ def test_behind_an_activation_nothing_is_added() -> None:
     plain = tov.compile(lambda x: F.max_pool2d(F.relu(x), 2), options=OPTIONS)
     plain(values(1, 3, 8, 8, nan=False))
     assert "1x Pooling" in plain.report.to_text()
+
+
+@pytest.mark.parametrize("rectify", [torch.relu, F.relu6, lambda x: x.clamp(min=-1), lambda x: x * 2])
+def test_a_pool_in_front_of_a_rectifier_is_right(rectify: Callable[..., torch.Tensor]) -> None:
+    check(lambda x: rectify(F.max_pool2d(x, 2)), values(1, 2, 8, 8, nan=False), options=OPTIONS)

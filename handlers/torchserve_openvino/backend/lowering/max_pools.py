@@ -1,9 +1,9 @@
 """Keeps -inf and NaN in max pooling: for a window of -inf OpenVINO returns the least finite float, and NaN is lost.
 
 A second pooling tells what a window holds: 0 for -inf alone, 2 for a NaN, 1 otherwise. It is left out behind operators
-whose results are never -inf, such as the activations in front of most pools of image models. (NaN is then lost, as it
-is in OpenVINO's `relu`.) The indices of windows of -inf or NaN are wrong as well: a check leaves such calls to eager
-PyTorch.
+whose results are never -inf, such as the activations in front of most pools of image models, and in front of `relu`.
+(NaN is then lost, as it is in OpenVINO's `relu`.) The indices of windows of -inf or NaN are wrong as well: a check
+leaves such calls to eager PyTorch.
 """
 
 import math
@@ -21,7 +21,10 @@ POOLS = (aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.defa
 # Their values are right, but of several NaN they return another index.
 ADAPTIVE_POOLS = (aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
 # Never return -inf, whatever their input.
-_BOUNDED = packets("relu relu6 sigmoid hardsigmoid silu gelu hardswish elu mish tanh softplus exp abs _softmax")
+_BOUNDED = packets("relu relu6 sigmoid hardsigmoid silu gelu hardswish elu mish tanh softplus exp abs _softmax") | {
+    "quantized_decomposed.dequantize_per_tensor", "quantized_decomposed.dequantize_per_channel",
+}  # fmt: skip
+_RECTIFIERS = packets("relu relu6")
 _CLAMPS = packets("clamp clamp_min hardtanh")
 # Key in the ``meta`` of what a second pooling pools.
 _CONTENT = "openvino_window_content"
@@ -36,9 +39,20 @@ def is_bounded(node: Node, depth: int = 8) -> bool:
     if name in _BOUNDED or _CONTENT in node.meta:
         return True
     if name in _CLAMPS:
-        return arguments_of(node).get("min", arguments_of(node).get("min_val")) not in {None, -math.inf}
+        return _has_least(node)
     pools = node.target in POOLS or node.target is operator.getitem or name in _MOVES
     return pools and all(is_bounded(source, depth - 1) for source in node.all_input_nodes)
+
+
+def _has_least(node: Node) -> bool:
+    """Returns True if a clamp has a lower limit."""
+    return arguments_of(node).get("min", arguments_of(node).get("min_val")) not in {None, -math.inf}
+
+
+def _hides_least(node: Node) -> bool:
+    """Returns True if a node computes the same of -inf and of the least finite float; NaN is lost there in any case."""
+    name = packet_name(op_name(node.target)) if node.op == "call_function" else ""
+    return name in _RECTIFIERS or (name in _CLAMPS and _has_least(node))
 
 
 def keep_infinities(graph: Graph) -> None:
@@ -87,6 +101,8 @@ def _content(graph: Graph, node: Node) -> Node:
 def _restore(node: Node) -> None:
     graph = node.graph
     for item in [user for user in node.users if user.target is operator.getitem and user.args[1] == 0]:
+        if all(map(_hides_least, item.users)):
+            continue
         with graph.inserting_before(item.next):
             content = _content(graph, node)
             closed = add_call(graph, aten.lt.Scalar, content, 0.5)
