@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from torchserve_openvino.config.op_names import packet_name
 from torchserve_openvino.ops.integers import most
@@ -111,6 +112,12 @@ class SupportTable:
 
     def refuse(self, node: Node) -> Refusal | None:
         """Returns why a node is refused, or None if it may run on OpenVINO."""
+        try:
+            return self._refuse(node)
+        except GuardOnDataDependentSymNode:
+            return Refusal("unsupported_op", "a rule depends on a size that is known only when the model runs")
+
+    def _refuse(self, node: Node) -> Refusal | None:
         name = op_name(node.target)
         if is_symbolic_scalar(node):
             allowed = name in _SYMBOLIC and isinstance(value_of(node), (int, torch.SymInt))
