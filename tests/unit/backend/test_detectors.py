@@ -1,7 +1,7 @@
 """Detectors: boxes selected by their scores, then by torchvision's `batched_nms`, which a stand-in replaces here."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 import pytest
@@ -104,6 +104,34 @@ def test_a_single_box() -> None:
             for result, expected in zip(compiled(boxes, scores), model(boxes, scores), strict=True):
                 torch.testing.assert_close(result, expected)
     assert compiled.report.to_dict()["summary"]["graph_breaks"] == 0
+
+
+@pytest.mark.parametrize("average", [lambda x: x.mean(), lambda x: x.mean(0), lambda x: x.std(0), lambda x: x.sum(0)])
+def test_an_average_of_no_boxes(average: Callable[[Tensor], Tensor]) -> None:
+    """In OpenVINO it is 0."""
+
+    def model(boxes: Tensor, scores: Tensor) -> Tensor:
+        places = torch.where(scores > THRESHOLD)[0]
+        kept = batched_nms(boxes, scores, places, 0.1) if boxes.shape[0] > 9 else places
+        return average(boxes[kept] * 2)
+
+    compiled = tov.compile(model, dynamic=False, options={"min_partition_us": 0})
+    boxes = torch.rand(6, 4)
+    with torch.no_grad():
+        for scores in (torch.zeros(6), torch.linspace(0, 1, 6)):
+            torch.testing.assert_close(compiled(boxes, scores), model(boxes, scores), equal_nan=True)
+    assert compiled.report.to_dict()["summary"]["graph_breaks"] == 0
+
+
+def test_an_average_of_nothing_in_an_exported_graph() -> None:
+    class Selected(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * 2)[x > 0].mean()
+
+    model = Selected().eval()
+    compiled = tov.compile(model, backend="export", options={"min_partition_us": 0})
+    for x in (torch.tensor([1.0, -1.0, 3.0]), -torch.ones(3)):
+        torch.testing.assert_close(compiled(x), model(x), equal_nan=True)
 
 
 def test_autocast_reaches_the_kernel() -> None:

@@ -76,7 +76,7 @@ def add_checks(graph: Graph, ranges: ValueRanges, casts: Mapping[str, Bounds]) -
                 flat = add_call(graph, aten.view.default, dense, [-1])
                 number = add_call(graph, aten._to_copy.default, flat, dtype=torch.int32)
                 if not statically_known_true(value_of(number).numel() > 0):
-                    # Of nothing, OpenVINO's smallest value is 0.
+                    # Of nothing, the smallest value is the type's largest.
                     one = add_call(graph, aten.new_full.default, number, [1], 1)
                     number = add_call(graph, aten.cat.default, [number, one])
                 answers.append(add_call(graph, aten.amin.default, number, [0], True))
