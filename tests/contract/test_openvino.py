@@ -253,7 +253,7 @@ def test_a_reduction_of_integers_computes_what_is_behind_it_for_its_first_values
 
 
 def test_a_reduction_of_three_dimensions_takes_numbers_of_other_channels() -> None:
-    """Why `backend/conversion/passes/kernel_fusions.py` keeps the two apart; reductions of four dimensions are correct."""
+    """Why `passes/kernel_fusions.py` keeps the two apart; reductions of four dimensions are correct."""
     x = np.random.default_rng(0).standard_normal((2, 3, 4, 1)).astype(np.float32)
     numbers = np.array([1, 10, 100], dtype=np.float32)
 
@@ -268,7 +268,7 @@ def test_a_reduction_of_three_dimensions_takes_numbers_of_other_channels() -> No
 
 @pytest.mark.parametrize(("shape", "wrong"), [((9, 3, 5), True), ((9, 5), False)])
 def test_a_reduction_divided_by_a_number(shape, wrong) -> None:
-    """Why `backend/conversion/passes/kernel_fusions.py` keeps the two apart. The frontend does not rewrite divisions."""
+    """Why `passes/kernel_fusions.py` keeps the two apart. The frontend does not rewrite divisions."""
 
     class Model(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -418,3 +418,9 @@ def test_reductions_of_nothing() -> None:
         values = ops.convert(x, "f32") if expected == 0 else x
         compiled = CORE.compile_model(ov.Model([build(values, np.array([0]), True)], [x]), "CPU", F32)
         assert compiled([np.zeros(0, dtype=np.int32)])[0] == expected
+
+
+def test_data_of_a_bfloat16_constant_are_other_numbers() -> None:
+    """Why `array_of` does not use it."""
+    constant = ov.op.Constant(ov.Type.bf16, ov.Shape([1]), [-1.0])
+    assert constant.data.tolist() == [-1.875] and constant.get_data(dtype=np.float32).tolist() == [-1.0]

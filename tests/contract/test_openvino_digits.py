@@ -58,3 +58,22 @@ def test_a_product_with_a_known_number_loses_the_sign_of_zero_where_sizes_are_op
     zero = np.zeros(4, np.float32)
     for build in (ops.negative, lambda x: ops.multiply(x, ops.constant(np.float32(-2)))):
         assert np.signbit(run(build, zero)).all() and not np.signbit(run(build, zero, open_sizes=True)).any()
+
+
+def test_a_running_sum_in_bfloat16_is_rounded_after_each_value() -> None:
+    """`backend.conversion.passes.wide_floats` computes it in float32, like the norm below."""
+
+    def summed(x: ov.Node) -> ov.Node:
+        return ops.convert(ops.cum_sum(ops.convert(x, ov.Type.bf16), ops.constant(np.int64(0))), ov.Type.f32)
+
+    assert run(summed, np.ones(1000, np.float32))[-1] == 256
+
+
+def test_group_normalization_has_no_kernel_for_bfloat16() -> None:
+    def normalized(x: ov.Node) -> ov.Node:
+        ones = ops.constant(np.ones(4, np.float32))
+        values = (ops.convert(value, ov.Type.bf16) for value in (x, ones, ones))
+        return ops.convert(ops.group_normalization(*values, 2, 1e-5), ov.Type.f32)
+
+    with pytest.raises(RuntimeError, match="GroupNormalization"):
+        run(normalized, np.ones((1, 4, 8), np.float32))

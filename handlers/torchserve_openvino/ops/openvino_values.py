@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from openvino import Output
+from openvino import Output, Type
 from openvino import opset15 as ops
 
 
@@ -20,6 +20,16 @@ def static_shape(tensor: Output) -> list[int]:
         RuntimeError: A size is not known.
     """
     return list(tensor.get_shape())
+
+
+def array_of(constant: Any) -> np.ndarray:
+    """Returns the values of a Constant; those of bfloat16, which NumPy lacks, as float32.
+
+    Its ``data`` would give the bits of bfloat16 as float16, other numbers (tests/contract/test_openvino.py).
+    """
+    if constant.get_element_type() == Type.bf16:
+        return np.asarray(constant.get_data(dtype=np.float32))
+    return np.asarray(constant.data)
 
 
 def rank(tensor: Output) -> int:

@@ -93,3 +93,20 @@ def test_a_product_whose_factors_order_matters_runs_in_eager(name, backend, dyna
         with torch.no_grad():
             torch.testing.assert_close(compiled(x), function(x), equal_nan=True)
         assert sum(fallback.count for fallback in compiled.report.fallbacks) == calls_in_eager
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_a_long_running_sum_of_narrow_floats_is_added_up_in_float32(kind, dynamic) -> None:
+    x = torch.rand(2, 3000).to(kind)
+    compiled = tov.compile(lambda x: x.cumsum(-1), options=OPTIONS, dynamic=dynamic)
+    torch.testing.assert_close(compiled(x), x.cumsum(-1), rtol=1e-2, atol=0)
+    assert compiled.report.summary.coverage == 1.0
+
+
+def test_group_normalization_of_bfloat16_runs_on_openvino() -> None:
+    norm, x = torch.nn.GroupNorm(8, 32).eval().bfloat16(), torch.randn(2, 32, 9, 9).bfloat16()
+    compiled = tov.compile(norm, options=OPTIONS)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), norm(x), rtol=2e-2, atol=2e-2)
+    assert compiled.report.summary.coverage == 1.0

@@ -154,7 +154,7 @@ SIGNS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", SIGNS)
 def test_the_sign_of_zero(name: str, how: dict[str, Any]) -> None:
     compiled = tov.compile(SIGNS[name], options=ALL, **how)
-    for dtype in (torch.float32, torch.float16):
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
         x = torch.tensor([0.0, -0.0, 1.0, -2.0, 3.0]).repeat(3).to(dtype)
         for got, expected in zip(tuple(compiled(x)), tuple(SIGNS[name](x)), strict=True):
             assert torch.equal(torch.signbit(got), torch.signbit(expected))

@@ -47,6 +47,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "device_name",  # Full name of each hardware device behind ``device``.
         "capabilities",  # What these devices compute fast according to OpenVINO, and the CPU's instruction set.
         "ov_config",
+        "gated_products_split",  # Whether the CPU plugin would die of them, with one thread.
     ),
     "precision": (
         *_VERSIONS,
@@ -66,6 +67,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "model",  # Content of configuration and weights.
         "weights",  # Format: f32, int8 or int4.
         "compression",  # Size of groups and version of NNCF, for the compressed formats.
+        "gated_products_split",  # As of a blob.
     ),
     "proof": (
         *_VERSIONS,

@@ -59,10 +59,8 @@ class Making:
         self._scheme = scheme_of(read_config(settings.folder))
         self.weights = format_of(settings.section, self._scheme)
         own = self.weights if self._keeps_packed else ""
-        self._fields = artifact.fields_of(artifact.folder_digest(settings.folder), settings.section, own)
         self._splits = dies_on_gated_products(properties(settings))
-        if self._splits:
-            self._fields["gated_products"] = "split"
+        self._fields = artifact.fields_of(artifact.folder_digest(settings.folder), settings.section, own, self._splits)
         self._key = make_key(artifact.KIND, self._fields)
         self._model: nn.Module | None = None
         self.model_from_cache = self.proof_from_cache = False

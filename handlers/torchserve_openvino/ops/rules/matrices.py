@@ -14,6 +14,7 @@ from torchserve_openvino.ops.names import arguments_of, first_input, packets, va
 from torchserve_openvino.ops.openvino_values import int64
 from torchserve_openvino.ops.registry import FAILS, INSTEAD, Rule, conversion, declare, decomposition
 from torchserve_openvino.ops.rules.ordering import MOST_COMPARISONS
+from torchserve_openvino.ops.rules.shapes import on_cpu
 
 aten = torch.ops.aten
 Number = int | float | bool
@@ -146,3 +147,12 @@ def _grouped_mm(x: Output, weight: Output, offs: Output) -> Any:
     zero = ops.convert(ops.constant(np.float32(0.0)), x.get_element_type())
     parts.append(ops.broadcast(zero, ops.concat([ops.subtract(rows, begin), columns], 0)).output(0))
     return ops.reshape(ops.concat(parts, 0), ops.concat([rows, columns], 0), False)
+
+
+@decomposition(aten.eye.default, aten.eye.m)
+def _eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+    """Counts in int64: torch's decomposition counts in uint16 from 256 on, for which its `arange` has no kernel."""
+    if on_cpu(options):
+        return NotImplemented
+    rows, columns = torch.arange(n), torch.arange(n if m is None else m)
+    return (rows.unsqueeze(-1) == columns).to(dtype or torch.get_default_dtype())

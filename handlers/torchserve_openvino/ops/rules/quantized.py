@@ -20,7 +20,7 @@ from torch.ao.quantization.fx import _decomposed  # noqa: F401
 from torch.fx import Node
 
 from torchserve_openvino.ops.names import arguments_of, op_name, value_of
-from torchserve_openvino.ops.openvino_values import int64, rank
+from torchserve_openvino.ops.openvino_values import array_of, int64, rank
 from torchserve_openvino.ops.registry import Rule, declare
 
 _TYPES = {torch.uint8: ov.Type.u8, torch.int8: ov.Type.i8}
@@ -35,7 +35,7 @@ def _constant(value: Any) -> np.ndarray | None:
     if not isinstance(value, Output):
         return np.asarray(value)
     node = value.get_node()
-    return np.asarray(node.data) if node.get_type_name() == "Constant" else None
+    return array_of(node) if node.get_type_name() == "Constant" else None
 
 
 def _along(values: Any, x: Output, axis: int | None) -> Any:

@@ -311,24 +311,15 @@ def _empty_strided(size: list[int], stride: list[int], **options: Any) -> Tensor
     dense = [math.prod(size[dim] for dim in order[i + 1 :]) for i in range(len(order))]
     if [stride[dim] for dim in order] != dense:
         return NotImplemented
-    return _empty(list(size), order, _on_cpu(options))
+    return _empty(list(size), order, on_cpu(options))
 
 
 @decomposition(aten.empty_permuted.default)
 def _empty_permuted(size: list[int], physical_layout: list[int], **options: Any) -> Tensor:
-    return _empty(list(size), list(physical_layout), _on_cpu(options))
+    return _empty(list(size), list(physical_layout), on_cpu(options))
 
 
-def _on_cpu(options: dict[str, Any]) -> dict[str, Any]:
+def on_cpu(options: dict[str, Any]) -> dict[str, Any]:
     """Removes options that only state the default."""
     defaults = {"device": torch.device("cpu"), "layout": torch.strided, "pin_memory": False}
     return {name: value for name, value in options.items() if value is not None and defaults.get(name) != value}
-
-
-@decomposition(aten.eye.default, aten.eye.m)
-def _eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
-    """Counts in int64: torch's decomposition counts in uint16 from 256 on, for which its `arange` has no kernel."""
-    if _on_cpu(options):
-        return NotImplemented
-    rows, columns = torch.arange(n), torch.arange(n if m is None else m)
-    return (rows.unsqueeze(-1) == columns).to(dtype or torch.get_default_dtype())

@@ -15,6 +15,7 @@ from openvino import opset15 as ops
 from openvino.passes import ConstantFolding, Manager
 
 from torchserve_openvino.backend.conversion.passes.fused_chains import NO_FUSION, is_constant
+from torchserve_openvino.ops.openvino_values import array_of
 
 _VARYING = frozenset({"Parameter", "ReadValue", "RandomUniform", "Multinomial"})
 # What OpenVINO surely folds; anything else is computed here, which is right too, but costs a compilation.
@@ -84,4 +85,4 @@ def constant_value(value: ov.Output) -> np.ndarray | None:
         folding.register_pass(ConstantFolding())
         folding.run_passes(ov.Model([result], []))
         node = result.input_value(0).get_node()
-    return np.asarray(node.data) if node.get_type_name() == "Constant" else None
+    return array_of(node) if node.get_type_name() == "Constant" else None

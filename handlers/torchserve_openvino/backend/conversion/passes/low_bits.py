@@ -13,6 +13,7 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
+from torchserve_openvino.ops.openvino_values import array_of
 from torchserve_openvino.quantized.graph import ordered, product
 from torchserve_openvino.quantized.layer import QuantizedLinear
 
@@ -131,7 +132,7 @@ def _number(node: Any) -> NDArray[Any] | None:
     """Returns the value of a constant, or of a short chain from one."""
     kind = node.get_type_name()
     if kind == "Constant":
-        return np.asarray(node.data)
+        return array_of(node)
     if kind == "Convert" and node.get_output_element_type(0) in _NUMBERS:
         found = _number(node.input_value(0).get_node())
         return None if found is None else found.astype(node.get_output_element_type(0).to_dtype())

@@ -83,13 +83,14 @@ def folder_digest(folder: Path) -> str:
     return found.hexdigest()
 
 
-def fields_of(model: str, section: GenerateSection, own: str = "") -> dict[str, Any]:
+def fields_of(model: str, section: GenerateSection, own: str = "", split: bool = False) -> dict[str, Any]:
     """Returns the fields of an exported model's key.
 
     Args:
         model: The result of `folder_digest`.
         section: `handler.openvino.generate`.
         own: The checkpoint's own format, if its packed weights are kept.
+        split: Whether gated products are kept apart, see `split_gated_products`.
     """
     # bf16 is a precision of computation: OpenVINO rounds the weights while it compiles.
     form = own or ("f32" if section.weights in {"auto", "bf16"} else section.weights)
@@ -100,6 +101,7 @@ def fields_of(model: str, section: GenerateSection, own: str = "") -> dict[str, 
         "model": model,
         "weights": form,
         "compression": [section.group_size, metadata.version("nncf")] if form in {"int8", "int4"} else [],
+        "gated_products_split": split,
     }
 
 
