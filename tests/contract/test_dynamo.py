@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch._C import DispatchKey
 from torch._C._dynamo import eval_frame
+from torch._dynamo import config as dynamo_config
 from torch._dynamo.eval_frame import make_set_enable_dynamic
 from torch._functorch._aot_autograd import runtime_wrappers
 from torch.fx.experimental import _config as shape_config
@@ -343,3 +344,26 @@ def test_dynamic_makes_each_float_an_input() -> None:
     torch.compiler.reset()
     compiled(torch.ones(3), 2.5)
     assert seen == [0, 1, 1]
+
+
+@pytest.mark.parametrize(("captures", "graphs"), [(False, 0), (True, 1)])
+def test_a_selection_in_a_loop_gives_up_the_frame_unless_it_is_captured(captures: bool, graphs: int) -> None:
+    """Why `kept_whole` captures operators whose result sizes depend on values, for detectors."""
+    seen = []
+
+    def backend(gm, example_inputs):
+        seen.append(gm)
+        return gm.forward
+
+    def model(x):
+        parts = []
+        for level in (x, x * 2):
+            places = torch.where(level > 1)[0]
+            parts.append(level[places].topk(min(2, places.size(0))).values)
+        return torch.cat(parts)
+
+    torch._dynamo.reset()
+    x = torch.tensor([0.2, 0.7, 1.5, 3.0])
+    with dynamo_config.patch(capture_dynamic_output_shape_ops=captures):
+        assert torch.equal(torch.compile(model, backend=backend, dynamic=False)(x), model(x))
+    assert len(seen) == graphs

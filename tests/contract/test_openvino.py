@@ -411,6 +411,15 @@ def test_a_quotient_is_rounded_twice_unless_it_is_marked() -> None:
     assert (run(exact_quotient, x, y) == x / y).all()
 
 
+def test_reductions_of_nothing() -> None:
+    """Why `ops.support` refuses averages of what may be empty, and `lowering/checks.py` adds a 1 to checks of it."""
+    for build, expected in ((ops.reduce_mean, 0), (ops.reduce_min, np.iinfo(np.int32).max)):
+        x = ops.parameter([-1], np.int32)
+        values = ops.convert(x, "f32") if expected == 0 else x
+        compiled = CORE.compile_model(ov.Model([build(values, np.array([0]), True)], [x]), "CPU", F32)
+        assert compiled([np.zeros(0, dtype=np.int32)])[0] == expected
+
+
 def test_data_of_a_bfloat16_constant_are_other_numbers() -> None:
     """Why `array_of` does not use it."""
     constant = ov.op.Constant(ov.Type.bf16, ov.Shape([1]), [-1.0])

@@ -230,16 +230,18 @@ def _trace(
     from torchserve_openvino.backend.capture.books import FrameBooks
     from torchserve_openvino.backend.capture.dynamo import OpenVINOBackend
     from torchserve_openvino.backend.routes.whole import capture_whole
+    from torchserve_openvino.backend.upstream import _torch_kept
     from torchserve_openvino.backend.upstream import _torch_private as private
-    from torchserve_openvino.backend.upstream._torch_kept import kept_whole
 
     ours, books = OpenVINOBackend(settings, traced), FrameBooks(settings.tracker, settings.recorder)
     # Both are in torch 2.13's signature (tests/contract), not in its type stubs.
     limits: Any = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
     compiled = torch.compile(traced, backend=ours, fullgraph=spec.fullgraph, **limits)
     around: Callable[[], AbstractContextManager[None]] = functools.partial(
-        kept_whole, spec.dynamic, settings.converter, {} if spec.dynamic else None
-    )
+        _torch_kept.kept_whole, spec.dynamic, settings.converter, {} if spec.dynamic else None,
+        # Elsewhere Dynamo breaks the graph, and the sizes after the break are guarded like any other.
+        selects=_torch_kept.suppresses_boxes(traced) and _torch_kept.take_boxes(),
+    )  # fmt: skip
     mark: Callable[[Callable[..., Any]], Callable[..., Any]] = functools.partial
     if spec.open_axes is not None:
         from torchserve_openvino.backend.upstream._torch_sizes import marking, open_ones

@@ -1,12 +1,14 @@
-"""Keeps operators whole that torch decomposes before any backend sees them.
+"""Keeps operators whole that torch decomposes before any backend sees them, or that Python code computes.
 
 torch's tracer unrolls a recurrent layer step by step, and makes resizing (`interpolate`) of lookups at single pixels.
 While one of our models is traced, each such operator is replaced by a stand-in with the same arguments that torch
 cannot decompose (`STAND_INS`). `restore` puts the operator itself back into the lowered graph, so that all later stages
-see torch's own name.
+see torch's own name. `BATCHED_NMS` is the exception: a function of torchvision, which branches on sizes that only exist
+when the model runs.
 """
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -205,3 +207,23 @@ def restore(graph: Graph) -> None:
             node.target = _ORIGINALS[node.target]
             # Otherwise the report would call it decomposed.
             node.meta["original_aten"] = node.target
+
+
+# --- torchvision's suppression of overlapping boxes ---------------------------------------------------------------
+
+
+def _batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: float, autocast: bool) -> Tensor:
+    # torchvision is imported: its function was traced. With autocast, its kernel gets float32.
+    with torch.autocast("cpu", enabled=autocast):
+        kept: Tensor = sys.modules["torchvision.ops.boxes"].batched_nms(boxes, scores, idxs, iou_threshold)
+    return kept
+
+
+def _fake_batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: float, autocast: bool) -> Tensor:
+    return boxes.new_empty([library.get_ctx().new_dynamic_size()], dtype=torch.int64)
+
+
+_LIBRARY.define("batched_nms(Tensor boxes, Tensor scores, Tensor idxs, float iou_threshold, bool autocast) -> Tensor")
+_LIBRARY.impl("batched_nms", _batched_nms, "CompositeExplicitAutograd")
+BATCHED_NMS = torch.ops.openvino_kept.batched_nms.default
+library.register_fake(BATCHED_NMS, _fake_batched_nms, lib=_LIBRARY)

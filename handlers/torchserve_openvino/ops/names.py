@@ -11,13 +11,16 @@ from torch.fx import Node
 _TRACE_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 # Frames of this package that wrap a model, or a part of it, while it is traced.
 _STAND_INS = tuple(
-    f"torchserve_openvino/backend/{name}" for name in ("routes/whole.py", "compiled.py", "runners/guarded.py")
+    f"torchserve_openvino/backend/{name}"
+    for name in ("routes/whole.py", "compiled.py", "runners/guarded.py", "upstream/_torch_kept.py")
 )
 
 # Operators that only alias a tensor: autograd's bookkeeping, not work.
 RENAMES = frozenset({"aten.detach.default", "aten.alias.default"})
 # Operators that read the same memory as another type: torch makes such a view, which costs nothing.
 _REINTERPRETS = frozenset({"aten.view_as_real.default", "aten.view_as_complex.default"})
+# Checks of sizes that are known only when the model runs; they stay in eager PyTorch.
+_CHECKS = frozenset({"aten._assert_scalar.default"})
 # Key in the ``meta`` of a node that counts as no work: a view made for the graph's output, or for a node that stays in
 # eager PyTorch (`backend.partitioning.views`).
 HANDED_OUT = "openvino_handed_out"
@@ -90,7 +93,7 @@ def does_work(node: Node) -> bool:
     results = tensors_of(value_of(node))
     if results and all(map(is_empty, results)):
         return False
-    return not is_symbolic_scalar(node) and op_name(node.target) not in RENAMES | _REINTERPRETS
+    return not is_symbolic_scalar(node) and op_name(node.target) not in RENAMES | _REINTERPRETS | _CHECKS
 
 
 def where_of(node: Node) -> str:

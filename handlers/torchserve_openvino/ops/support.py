@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 
 from torchserve_openvino.config.op_names import packet_name
 from torchserve_openvino.ops.integers import most
@@ -23,6 +24,7 @@ from torchserve_openvino.ops.names import (
     is_empty,
     is_symbolic_scalar,
     op_name,
+    packets,
     tensors_of,
     value_of,
 )
@@ -111,6 +113,12 @@ class SupportTable:
 
     def refuse(self, node: Node) -> Refusal | None:
         """Returns why a node is refused, or None if it may run on OpenVINO."""
+        try:
+            return self._refuse(node)
+        except GuardOnDataDependentSymNode:
+            return Refusal("unsupported_op", "a rule depends on a size that is known only when the model runs")
+
+    def _refuse(self, node: Node) -> Refusal | None:
         name = op_name(node.target)
         if is_symbolic_scalar(node):
             allowed = name in _SYMBOLIC and isinstance(value_of(node), (int, torch.SymInt))
@@ -142,7 +150,9 @@ class SupportTable:
         """Refuses arguments for which the conversion gives different results than torch."""
         outputs, rule = _used_outputs(node), rule_of(name)
         limit = self._limit(name)
-        if (reason := (limit(node) if limit is not None else None) or _is_long(node)) is not None:
+        if (
+            reason := (limit(node) if limit is not None else None) or _is_long(node) or _may_be_of_nothing(node)
+        ) is not None:
             return Refusal("unsupported_op", reason)
         narrow = any(tensor.dtype in _NARROW_INTS for tensor in outputs)
         if narrow and rule.movement is None and not rule.saturates:
@@ -190,6 +200,21 @@ def _refuse_types(node: Node, name: str) -> Refusal | None:
         if tensor.is_sparse or tensor.is_quantized:
             return Refusal("unsupported_op", f"{name} has a sparse or quantized tensor")
     return None
+
+
+# Of nothing, torch's is NaN and OpenVINO's is 0.
+_AVERAGES = packets("mean var var_mean std std_mean")
+
+
+def _may_be_of_nothing(node: Node) -> str | None:
+    """Returns why a node stays in eager PyTorch: it averages a number of values that depends on values; or None."""
+    source = first_input(node)
+    if packet_name(op_name(node.target)) not in _AVERAGES or source is None or not free_unbacked_symbols(source.shape):
+        return None
+    dims = arguments_of(node).get("dim")
+    over = [dims] if isinstance(dims, int) else dims or range(source.dim())
+    counts = [source.shape[dim] for dim in over]
+    return "an average of values whose number may be 0" if free_unbacked_symbols(counts) else None
 
 
 # --- sums over open dimensions --------------------------------------------------------------------------------------

@@ -75,6 +75,10 @@ def add_checks(graph: Graph, ranges: ValueRanges, casts: Mapping[str, Bounds]) -
                 dense = add_call(graph, aten.clone.default, holds, memory_format=torch.contiguous_format)
                 flat = add_call(graph, aten.view.default, dense, [-1])
                 number = add_call(graph, aten._to_copy.default, flat, dtype=torch.int32)
+                if not statically_known_true(value_of(number).numel() > 0):
+                    # Of nothing, the smallest value is the type's largest.
+                    one = add_call(graph, aten.new_full.default, number, [1], 1)
+                    number = add_call(graph, aten.cat.default, [number, one])
                 answers.append(add_call(graph, aten.amin.default, number, [0], True))
                 if (index := question.index) is not None and not _stays_inside(node):
                     beyond = add_call(graph, aten.logical_not.default, holds)

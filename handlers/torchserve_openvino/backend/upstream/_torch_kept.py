@@ -5,6 +5,7 @@ encoders read a mask's values, have no public name.
 """
 
 import functools
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,7 @@ from torch._subclasses.fake_tensor import UnsupportedOperatorException
 from torch.nn.modules import transformer
 
 from torchserve_openvino.backend.upstream._torch_floats import FloatValues, constant_floats
-from torchserve_openvino.ops.kept import StandIn
+from torchserve_openvino.ops.kept import BATCHED_NMS, StandIn
 
 # How the graph will be converted; empty while torch decomposes everything.
 _KEEPS_FOR: ContextVar[str] = ContextVar("keeps_for", default="")
@@ -51,6 +52,40 @@ def _is_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: i
 def take_masks() -> None:
     """Lets Dynamo trace `nn.TransformerEncoder` and `nn.TransformerDecoder` with a mask, whose values they read."""
     torch.compiler.substitute_in_graph(transformer._detect_is_causal_mask)(_is_causal)
+
+
+# torchvision's functions whose results are as long as the boxes that they keep.
+_SUPPRESSING = {"nms", "batched_nms"}
+
+
+def suppresses_boxes(model: Any) -> bool:
+    """Returns True if a method of a model's modules, or a model that is a function, calls torchvision's nms."""
+    if not isinstance(model, torch.nn.Module):
+        return _names_suppression(getattr(model, "__func__", model))
+    classes = {base for module in model.modules() for base in type(module).__mro__} - set(torch.nn.Module.__mro__)
+    return any(_names_suppression(value) for each in classes for value in vars(each).values())
+
+
+def _names_suppression(function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    return code is not None and not _SUPPRESSING.isdisjoint(code.co_names)
+
+
+def _batched_nms(boxes: torch.Tensor, scores: torch.Tensor, idxs: torch.Tensor, iou_threshold: float) -> torch.Tensor:
+    return BATCHED_NMS(boxes, scores, idxs, iou_threshold, torch.is_autocast_enabled("cpu"))
+
+
+def take_boxes() -> bool:
+    """Lets Dynamo trace torchvision's `batched_nms` as one operator; returns False if torchvision is not imported."""
+    boxes = sys.modules.get("torchvision.ops.boxes")
+    if boxes is not None:
+        _substitute(boxes.batched_nms)
+    return boxes is not None
+
+
+@functools.cache
+def _substitute(batched_nms: Callable[..., Any]) -> None:
+    torch.compiler.substitute_in_graph(batched_nms)(_batched_nms)
 
 
 def keep_whole(stand_ins: Mapping[torch._ops.OpOverload, StandIn]) -> None:
@@ -85,7 +120,9 @@ def _kernel(op: torch._ops.OpOverload, apart: Callable[..., Any], stand_in: Stan
 
 
 @contextmanager
-def kept_whole(dynamic: bool | None = None, converter: str = "fx", floats: FloatValues | None = None) -> Iterator[None]:
+def kept_whole(
+    dynamic: bool | None = None, converter: str = "fx", floats: FloatValues | None = None, selects: bool = False
+) -> Iterator[None]:
     """Makes Dynamo trace with this package's settings, and this thread trace the stand-ins, while the context lasts.
 
     If gradients are recorded, torch decomposes such an operator, or Dynamo breaks the graph at it and torch runs it.
@@ -94,11 +131,13 @@ def kept_whole(dynamic: bool | None = None, converter: str = "fx", floats: Float
         dynamic: As in ``torch.compile``, which would set it at each call, traced or not; None changes nothing.
         converter: How the graph will be converted: ``fx``, or ``ts``, by TorchScript.
         floats: As in `constant_floats`; None leaves the decision about floats to Dynamo.
+        selects: Whether operators whose result sizes depend on values become part of the graph, instead of breaking it.
     """
     token = _KEEPS_FOR.set(converter)
     try:
         constants = constant_floats(floats) if floats is not None else nullcontext()
-        with dynamo_config.patch(_SETTINGS | _SHAPES[dynamic]), constants:
+        sizes = {"capture_dynamic_output_shape_ops": True} if selects else {}
+        with dynamo_config.patch(_SETTINGS | _SHAPES[dynamic] | sizes), constants:
             yield
     finally:
         _KEEPS_FOR.reset(token)

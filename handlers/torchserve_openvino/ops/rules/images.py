@@ -296,7 +296,7 @@ for _op in RESIZERS:
 
 
 # torchvision itself is neither needed nor imported. Non-maximum suppression is not converted: how many boxes it keeps
-# is known only after it ran, so Dynamo breaks the graph there, and torchvision's own kernel runs, counted.
+# is known only after it ran, so torchvision's own kernel runs, counted (`ops.kept`).
 @conversion("torchvision.roi_align.default")
 def _roi_align(
     features: Output,

@@ -13,8 +13,10 @@ from openvino import Output, Type
 from openvino import opset15 as ops
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from torchserve_openvino.ops import integers
+from torchserve_openvino.ops.kept import BATCHED_NMS
 from torchserve_openvino.ops.names import first_input, value_of
 from torchserve_openvino.ops.openvino_values import int64, rank, static_shape
 from torchserve_openvino.ops.registry import (
@@ -49,7 +51,10 @@ declare(Rule(index=_ALONG), aten.scatter, aten.index_copy, aten.index_fill)
 declare(Rule(index=_ALONG, integers=integers.plus_all_of(3)), aten.scatter_add, aten.scatter_reduce, aten.index_add)
 declare(Rule(integers=integers.put), aten.index_put)
 declare(Rule(traced=Traced("index", aten.index.Tensor)), aten._unsafe_index.Tensor)
-declare(Rule(banned=SHAPE), aten.nonzero.default, aten.repeat_interleave.self_Tensor)
+declare(
+    Rule(banned=SHAPE),
+    aten.nonzero.default, aten.repeat_interleave.self_Tensor, BATCHED_NMS, "torchvision.nms.default",
+)  # fmt: skip
 
 
 # --- look-ups -----------------------------------------------------------------------------------------------------
@@ -112,7 +117,7 @@ def _not_by_mask(node: Node) -> str | None:
     masks = [i for i in indices if isinstance(i, Node) and value_of(i).dtype in {torch.bool, torch.uint8}]
     if not masks:
         return None
-    if len(indices) == 1 and value_of(values).numel() == 1 and not any(accumulate):
+    if len(indices) == 1 and statically_known_true(value_of(values).numel() == 1) and not any(accumulate):
         return None
     return "assigns several values through a mask: how many depends on the mask's values"
 
