@@ -1,4 +1,4 @@
-"""Pins defects of OpenVINO 2026.4 with 8-bit values: why `backend/conversion/passes/kernel_fusions.py` separates kernels."""
+"""Pins defects of OpenVINO 2026.4 with 8-bit values: why `conversion/passes/kernel_fusions.py` separates kernels."""
 
 from collections.abc import Callable
 

@@ -11,17 +11,17 @@ import torch
 from openvino import opset13 as ops
 from torch.fx import GraphModule
 
+from torchserve_openvino.backend.conversion.convert_ts import convert_traced, named_by_torchscript
+from torchserve_openvino.backend.conversion.mapped_ops import Mapped, replace_mapped
 from torchserve_openvino.backend.conversion.passes.attention_operands import repeat_attention_operands
 from torchserve_openvino.backend.conversion.passes.constant_parts import Compile, fold_constant_parts
-from torchserve_openvino.backend.conversion.convert_ts import convert_traced, named_by_torchscript
 from torchserve_openvino.backend.conversion.passes.kernel_fusions import keep_kernels_apart
 from torchserve_openvino.backend.conversion.passes.long_reductions import keep_digits_of_sums
 from torchserve_openvino.backend.conversion.passes.low_bits import pack_weights
-from torchserve_openvino.backend.conversion.mapped_ops import Mapped, replace_mapped
 from torchserve_openvino.backend.conversion.passes.open_lengths import multiply_open_lengths
-from torchserve_openvino.backend.conversion.same_results import refuse_other_results
 from torchserve_openvino.backend.conversion.passes.weight_packing import keep_orientations_apart
 from torchserve_openvino.backend.conversion.passes.zero_signs import keep_signs_of_zero
+from torchserve_openvino.backend.conversion.same_results import refuse_other_results
 from torchserve_openvino.backend.lowering.checks import add_checks
 from torchserve_openvino.backend.lowering.folding import fold_casts
 from torchserve_openvino.backend.lowering.index_range import index_bounds

@@ -32,7 +32,7 @@ Number = int | float | bool
 MOST_VALUES = 2**12
 
 declare(Rule(check=Check.NONZERO_DIVISOR), aten.div, aten.remainder, aten.fmod)
-declare(Rule(range=value_range.quotient), aten.div)
+declare(Rule(range=value_range.quotient, integers=integers.quotient), aten.div)
 declare(Rule(range=value_range.remainder), aten.remainder)
 declare(Rule(integers=integers.below_second), aten.remainder, aten.fmod)
 declare(

@@ -20,7 +20,7 @@ _SHIFTS = "OpenVINO takes a shift count modulo the width of the type: a shift by
 
 declare(
     Rule(verified=True),
-    aten.atan.default, aten.celu.default, aten.erfc.default, aten.mish.default, aten.rad2deg.default,
+    aten.atan.default, aten.rad2deg.default,
 )  # fmt: skip
 declare(
     Rule(banned=_SHIFTS),
@@ -125,6 +125,20 @@ def _clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> T
     if min is not None:
         x = torch.maximum(x, min.to(x.dtype))
     return x if max is None else torch.minimum(x, max.to(x.dtype))
+
+
+def _clamp_in_result_type(op: Any) -> Callable[..., Any]:
+    """Casts first, as torch does: OpenVINO rounds the bounds of an integer tensor."""
+
+    def decomposed(x: Tensor, *bounds: Number | None, **named: Number | None) -> Tensor:
+        floats = any(isinstance(bound, (float, torch.SymFloat)) for bound in (*bounds, *named.values()))
+        return op(as_floats(x), *bounds, **named) if floats and not x.is_floating_point() else NotImplemented
+
+    return decomposed
+
+
+for _clamp_op in (aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default):
+    declare(Rule(decompose=_clamp_in_result_type(_clamp_op)), _clamp_op)
 
 
 @decomposition(aten.angle.default, rule=Rule(banned="OpenVINO answers 0 for NaN" + INSTEAD))
