@@ -144,7 +144,8 @@ _declare(
 )  # fmt: skip
 _declare(
     True,
-    aten.neg.default, aten.abs.default, aten.bitwise_not.default, aten.sum.default, aten.sum.dim_IntList, aten.scatter_add.default,
+    aten.neg.default, aten.abs.default, aten.bitwise_not.default, aten.sum.default, aten.sum.dim_IntList,
+    aten.scatter_add.default,
 )  # fmt: skip
 _declare(
     False,
