@@ -153,6 +153,15 @@ def _product(x: Range, y: Range) -> Range:
 product_of_two = of_both(_product)
 
 
+def _bits(x: Range, y: Range) -> Range:
+    """Returns the range of as many bits as both operands have; a sign is kept if either has one."""
+    most = 2 ** max(max(high, -low - 1).bit_length() for low, high in (x, y))
+    return 0 if min(x[0], y[0]) >= 0 else -most, most - 1
+
+
+bits_of_two = of_both(_bits)
+
+
 def positions(default: int | None) -> RangeRule:
     """Makes the rule of an operator that returns positions along ``dim``.
 

@@ -93,6 +93,13 @@ def _fmod(x: Output, y: Output | float) -> Any:
     return ops.mod(x, divisor) if right else exact_fmod(x, divisor)
 
 
+@decomposition(aten.fmod.Scalar)
+def _fmod_in_floats(x: Tensor, y: Number) -> Tensor:
+    """Casts integers first, as torch does for a divisor that is a float."""
+    same = x.is_floating_point() or not isinstance(y, float)
+    return NotImplemented if same else aten.fmod.Scalar(x.to(torch.get_default_dtype()), y)
+
+
 # Through TorchScript, operators that need an exact remainder stay whole, in eager PyTorch. Their parts would not do:
 # for quotients beyond the largest float, eager's `fmod` returns NaN in some places and not in others.
 @decomposition(

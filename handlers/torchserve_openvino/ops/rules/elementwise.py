@@ -37,6 +37,7 @@ declare(Rule(integers=integers.sum_of_two, range=value_range.difference_of_two),
 declare(Rule(integers=integers.sum_of_two, range=value_range.difference_from_second), aten.rsub)
 declare(Rule(integers=integers.product_of_two, range=value_range.product_of_two), aten.mul)
 declare(Rule(integers=integers.sum_of_bits), aten.bitwise_or, aten.bitwise_xor, aten.bitwise_not)
+declare(Rule(range=value_range.bits_of_two), aten.bitwise_and, aten.bitwise_or, aten.bitwise_xor)
 declare(Rule(range=value_range.clamped), aten.clamp, aten.clamp_min, aten.clamp_max)
 declare(Rule(range=value_range.least_of_two), aten.minimum)
 declare(Rule(range=value_range.largest_of_two), aten.maximum)

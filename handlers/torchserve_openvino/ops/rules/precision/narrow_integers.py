@@ -139,7 +139,11 @@ _declare(
     True,
     aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Tensor, aten.rsub.Scalar,
     aten.floor_divide.default, aten.div.Tensor_mode, aten.remainder.Tensor, aten.remainder.Scalar, aten.fmod.Tensor,
-    aten.fmod.Scalar, aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_xor.Tensor, aten.bitwise_and.Scalar,
+    aten.fmod.Scalar, numbers=True,
+)  # fmt: skip
+_declare(
+    False,
+    aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_xor.Tensor, aten.bitwise_and.Scalar,
     aten.bitwise_or.Scalar, aten.bitwise_xor.Scalar, numbers=True,
 )  # fmt: skip
 _declare(
