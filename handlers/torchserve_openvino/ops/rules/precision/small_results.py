@@ -35,7 +35,7 @@ def _log1p(x: Tensor) -> Tensor:
     return torch.where(x.abs() < 0.5, series, torch.log(x + 1))
 
 
-@decomposition(aten.softplus.default, rule=Rule(banned=_NO_DIGITS))
+@decomposition(aten.softplus.default)
 def _softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
     scaled = x * beta
     # OpenVINO's exponential of NaN may be a number.
