@@ -123,7 +123,7 @@ def product_of_two(operands: Operands) -> int:
 def quotient(operands: Operands) -> int:
     """Bounds a division by a number; any other divisor may be 1."""
     divisor = operands.node.args[1]
-    return operands.value(0) // divisor + 1 if isinstance(divisor, int) and divisor > 1 else operands.value(0)
+    return operands.value(0) // divisor + 1 if isinstance(divisor, int) and divisor > 1 else largest(operands)
 
 
 def below_second(operands: Operands) -> int:
