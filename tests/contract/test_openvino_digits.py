@@ -61,7 +61,7 @@ def test_a_product_with_a_known_number_loses_the_sign_of_zero_where_sizes_are_op
 
 
 def test_a_running_sum_in_bfloat16_is_rounded_after_each_value() -> None:
-    """`backend.conversion.passes.wide_floats` computes it in float32, like the norm below."""
+    """`ops.rules.precision.narrow_floats` computes it in float32, like the norm below."""
 
     def summed(x: ov.Node) -> ov.Node:
         return ops.convert(ops.cum_sum(ops.convert(x, ov.Type.bf16), ops.constant(np.int64(0))), ov.Type.f32)

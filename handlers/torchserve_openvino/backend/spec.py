@@ -16,6 +16,7 @@ OV_TYPES: dict[torch.dtype, ov.Type] = {
     torch.bfloat16: ov.Type.bf16,
     torch.int64: ov.Type.i64,
     torch.int32: ov.Type.i32,
+    torch.int16: ov.Type.i16,
     torch.uint8: ov.Type.u8,
     torch.int8: ov.Type.i8,
     torch.bool: ov.Type.boolean,

@@ -151,9 +151,9 @@ VALUES = (
         "Dropout needs model.eval(). Draw other random values in the handler and pass them as an input.",
     ),
     Rewrite(
-        r"8-bit integers",
+        r"integers of 8 or 16 bits",
         "compute in int32 or float32",
-        "Torch wraps around at 256, OpenVINO saturates. Cast before the arithmetic: x.to(torch.int32).",
+        "Torch wraps around, OpenVINO saturates. Cast before the arithmetic: x.to(torch.int32).",
     ),
     Rewrite(
         r"may exceed (32 bits|2\^24)",

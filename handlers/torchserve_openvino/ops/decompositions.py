@@ -78,6 +78,7 @@ def decomposition_table(support: SupportTable, whole: Iterable[Any], user: Itera
         functools.partial(_add_own, support),
         functools.partial(_add_automatic, support),
         functools.partial(_add_special, support, lambda rule: rule.decompose_complex),
+        functools.partial(_add_special, support, lambda rule: rule.decompose_narrow),
         _drop_never_decomposed,
         _lay_out,
         functools.partial(_add_special, support, lambda rule: rule.decompose_strided),

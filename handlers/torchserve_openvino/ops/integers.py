@@ -120,6 +120,12 @@ def product_of_two(operands: Operands) -> int:
     return operands.value(0) * operands.value(1)
 
 
+def quotient(operands: Operands) -> int:
+    """Bounds a division by a number; any other divisor may be 1."""
+    divisor = operands.node.args[1]
+    return operands.value(0) // divisor + 1 if isinstance(divisor, int) and divisor > 1 else largest(operands)
+
+
 def below_second(operands: Operands) -> int:
     """Bounds a remainder, which is smaller than the divisor."""
     return max(operands.value(1) - 1, 0)

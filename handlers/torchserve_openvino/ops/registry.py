@@ -26,6 +26,8 @@ FAILS = "its conversion in OpenVINO fails"
 SHAPE = "the shape of its result depends on the values of its input"
 INSTEAD = "; a decomposition computes it instead"
 
+# Their arithmetic wraps around in torch, and saturates in OpenVINO.
+NARROW_INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16})
 # Returns NotImplemented for arguments that it does not handle.
 Decomposition = Callable[..., Any]
 # Returns why a node must not run on OpenVINO, or None.
@@ -128,6 +130,7 @@ class Rule:
         decompose: Its decomposition before partitioning; takes precedence over torch's.
         decompose_traced: Replaces ``decompose`` where OpenVINO converts through TorchScript.
         decompose_complex: Its decomposition for complex tensors, tried first.
+        decompose_narrow: Its decomposition for integers and floats of 8 and 16 bits, tried first.
         decompose_strided: Its decomposition for tensors that are not contiguous, tried before all others.
         ordered_as: A function of the same arguments whose result on fake tensors has eager's memory order, where that
             of the operator itself differs.
@@ -158,6 +161,7 @@ class Rule:
     decompose: Decomposition | None = None
     decompose_traced: Decomposition | None = None
     decompose_complex: Decomposition | None = None
+    decompose_narrow: Decomposition | None = None
     decompose_strided: Decomposition | None = None
     ordered_as: Callable[..., Any] | None = None
     scalars: Lifted | None = None

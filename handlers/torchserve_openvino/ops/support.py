@@ -28,16 +28,14 @@ from torchserve_openvino.ops.names import (
     tensors_of,
     value_of,
 )
-from torchserve_openvino.ops.registry import ArgumentLimit, rule_of
+from torchserve_openvino.ops.registry import NARROW_INTEGERS, ArgumentLimit, rule_of
 from torchserve_openvino.report import FallbackKind
 
 # The dtypes for which OpenVINO's CPU plugin gives the same results as torch. It computes float64 as float32, and the
-# frontend's support of int16 and the wider unsigned types is incomplete.
+# frontend's support of the wider unsigned types is incomplete.
 _FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _WIDE_INTS = frozenset({torch.int64, torch.int32, torch.bool})
-# torch wraps around in 8-bit arithmetic, OpenVINO saturates: these types may be moved and cast, not computed with.
-_NARROW_INTS = frozenset({torch.uint8, torch.int8})
-_RUNS = _FLOATS | _WIDE_INTS | _NARROW_INTS
+_RUNS = _FLOATS | _WIDE_INTS | NARROW_INTEGERS
 
 _SYMBOLIC = frozenset(
     {"operator.add", "operator.sub", "operator.mul", "operator.floordiv", "aten.sym_size.int", "operator.getitem"}
@@ -154,10 +152,11 @@ class SupportTable:
             reason := (limit(node) if limit is not None else None) or _is_long(node) or _may_be_of_nothing(node)
         ) is not None:
             return Refusal("unsupported_op", reason)
-        narrow = any(tensor.dtype in _NARROW_INTS for tensor in outputs)
+        # These types may be moved and cast, not computed with.
+        narrow = any(tensor.dtype in NARROW_INTEGERS for tensor in outputs)
         if narrow and rule.movement is None and not rule.saturates:
             return Refusal(
-                "unsupported_op", f"{name} computes in 8-bit integers: torch wraps around, OpenVINO saturates"
+                "unsupported_op", f"{name} computes in integers of 8 or 16 bits: torch wraps around, OpenVINO saturates"
             )
         integers = any(tensor.dtype in {torch.int64, torch.int32} for tensor in outputs)
         if integers and rule.multiplies:

@@ -12,7 +12,7 @@ import torch
 from torch.fx import Graph, Node
 
 from torchserve_openvino.ops.names import arguments_of, op_name, tensors_of, value_of
-from torchserve_openvino.ops.registry import Movement, rule_of
+from torchserve_openvino.ops.registry import NARROW_INTEGERS, Movement, rule_of
 
 Range = tuple[int, int]
 
@@ -55,7 +55,8 @@ class ValueRanges:
         if dtype is torch.bool:
             return 0, 1
         if node.op != "call_function":
-            return (0, 255) if dtype is torch.uint8 else None
+            limits = torch.iinfo(dtype) if dtype in NARROW_INTEGERS else None
+            return (limits.min, limits.max) if limits is not None else None
         if node.target is operator.getitem:
             return self._of_item(node)
         rule = rule_of(op_name(node.target))
@@ -150,6 +151,15 @@ def _product(x: Range, y: Range) -> Range:
 
 
 product_of_two = of_both(_product)
+
+
+def _bits(x: Range, y: Range) -> Range:
+    """Returns the range of as many bits as both operands have; a sign is kept if either has one."""
+    most = 2 ** max(max(high, -low - 1).bit_length() for low, high in (x, y))
+    return 0 if min(x[0], y[0]) >= 0 else -most, most - 1
+
+
+bits_of_two = of_both(_bits)
 
 
 def positions(default: int | None) -> RangeRule:

@@ -88,7 +88,7 @@ def test_position_ids_from_a_mask_run_on_openvino() -> None:
 
 def test_uint8_arithmetic_wraps_as_in_torch() -> None:
     x = torch.tensor([200, 100, 255], dtype=torch.uint8)
-    check(lambda x: x + x, x, coverage=0.0, fallbacks={"unsupported_op": 1})
+    check(lambda x: x + x, x)
 
 
 def test_several_and_nested_outputs_with_none_and_constants() -> None:

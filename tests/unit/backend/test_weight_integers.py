@@ -97,7 +97,7 @@ def test_gradients(use: str) -> None:
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_weights_that_are_no_constants_run_in_eager_and_are_counted() -> None:
+def test_weights_that_are_no_constants_are_unpacked_at_each_call() -> None:
     """Where weights change at each call, they are inputs of the graph."""
     model = Packed("zero points").eval()
     compiled = tov.compile(model)
@@ -106,7 +106,7 @@ def test_weights_that_are_no_constants_run_in_eager_and_are_counted() -> None:
         for _ in range(8):
             model.packed.copy_(torch.randint(0, 256, model.packed.shape, dtype=torch.uint8))
             assert_same(compiled(x), model(x))
-    assert any(each.kind in {"unsupported_op", "conversion_failed"} for each in compiled.report.fallbacks)
+    assert not any(each.kind == "unsupported_op" for each in compiled.report.fallbacks), compiled.report.to_text()
 
 
 def test_a_disabled_operator_stays_in_eager() -> None:

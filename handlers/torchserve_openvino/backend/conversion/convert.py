@@ -20,7 +20,6 @@ from torchserve_openvino.backend.conversion.passes.long_reductions import keep_d
 from torchserve_openvino.backend.conversion.passes.low_bits import pack_weights
 from torchserve_openvino.backend.conversion.passes.open_lengths import multiply_open_lengths
 from torchserve_openvino.backend.conversion.passes.weight_packing import keep_orientations_apart
-from torchserve_openvino.backend.conversion.passes.wide_floats import widen_floats
 from torchserve_openvino.backend.conversion.passes.zero_signs import keep_signs_of_zero
 from torchserve_openvino.backend.conversion.same_results import refuse_other_results
 from torchserve_openvino.backend.lowering.checks import add_checks
@@ -120,7 +119,6 @@ def _convert(
         _fit_outputs(model, (*outputs, *checked_spec(checks)))
         pack_weights(model)
         multiply_open_lengths(model)
-        widen_floats(model)
         keep_digits_of_sums(model)
         keep_signs_of_zero(model)
         keep_orientations_apart(model)

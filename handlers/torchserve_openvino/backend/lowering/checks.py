@@ -25,7 +25,7 @@ from torchserve_openvino.backend.lowering.max_pools import holds_numbers, needs_
 from torchserve_openvino.backend.lowering.rewrite import add_call, size_of
 from torchserve_openvino.backend.spec import Bounds
 from torchserve_openvino.ops.names import op_name, tensors_of, value_of
-from torchserve_openvino.ops.registry import Check, rule_of
+from torchserve_openvino.ops.registry import NARROW_INTEGERS, Check, rule_of
 from torchserve_openvino.ops.value_range import ValueRanges
 
 aten = torch.ops.aten
@@ -46,7 +46,6 @@ class Question:
     index: Node | None = None
 
 
-_NARROW = frozenset({torch.uint8, torch.int8})
 _BY_ZERO = "a division by the integer 0"
 # The largest finite float16, and the largest bfloat16 below it.
 _LARGEST_AS_FLOAT16 = {torch.float32: 65504, torch.bfloat16: 65280}
@@ -174,7 +173,7 @@ def _cast(node: Node, ranges: ValueRanges, casts: Mapping[str, Bounds]) -> Itera
     if is_cast_from_float(node):
         most = casts[node.name].high
         yield from _within(source, -most, most, f"a float that becomes an integer exceeds {most}")
-    elif target in _NARROW:
+    elif target in NARROW_INTEGERS:
         limits, known = torch.iinfo(target), ranges.of(source)
         if kind.is_floating_point or known is None or known[0] < limits.min or known[1] > limits.max:
             yield from _within(source, limits.min, limits.max, f"a value outside the range of {target} wraps around")

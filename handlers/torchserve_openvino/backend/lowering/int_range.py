@@ -30,7 +30,14 @@ EXACT_IN_FLOAT32 = 2**24
 _SIZES = (2**24, 2**22, 2**20, 2**18, 2**17, 2**16, 2**14, 2**12, 2**10)
 # The largest power of 2 below which a float that is cast to an integer is sure to fit into 32 bits.
 _FROM_FLOAT = 2**30
-_HIGHEST = {torch.int64: INT32_MAX, torch.int32: 2**31, torch.uint8: 255, torch.int8: 128, torch.bool: 1}
+_HIGHEST = {
+    torch.int64: INT32_MAX,
+    torch.int32: 2**31,
+    torch.int16: 2**15,
+    torch.uint8: 255,
+    torch.int8: 128,
+    torch.bool: 1,
+}
 _CHECKED = frozenset({torch.int64, torch.int32})
 
 # These only move data: exact in 32 bits.

@@ -23,6 +23,7 @@ _ARRAY_TYPES = {
         torch.bfloat16: "float16",
         torch.int64: "int64",
         torch.int32: "int32",
+        torch.int16: "int16",
         torch.uint8: "uint8",
         torch.int8: "int8",
         torch.bool: "bool",

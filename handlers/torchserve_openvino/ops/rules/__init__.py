@@ -42,3 +42,12 @@ from torchserve_openvino.ops.rules import (
 from torchserve_openvino.ops.rules import (
     shapes as shapes,
 )
+from torchserve_openvino.ops.rules.precision import (
+    narrow_floats as narrow_floats,
+)
+from torchserve_openvino.ops.rules.precision import (
+    narrow_integers as narrow_integers,
+)
+from torchserve_openvino.ops.rules.precision import (
+    small_results as small_results,
+)

@@ -32,7 +32,7 @@ Number = int | float | bool
 MOST_VALUES = 2**12
 
 declare(Rule(check=Check.NONZERO_DIVISOR), aten.div, aten.remainder, aten.fmod)
-declare(Rule(range=value_range.quotient), aten.div)
+declare(Rule(range=value_range.quotient, integers=integers.quotient), aten.div)
 declare(Rule(range=value_range.remainder), aten.remainder)
 declare(Rule(integers=integers.below_second), aten.remainder, aten.fmod)
 declare(
@@ -91,6 +91,13 @@ def _fmod(x: Output, y: Output | float) -> Any:
     right = not kind.is_real() or (not isinstance(y, Output) and _rounds_right(0.0, y))
     divisor = y if isinstance(y, Output) else ops.constant(y, dtype=kind).output(0)
     return ops.mod(x, divisor) if right else exact_fmod(x, divisor)
+
+
+@decomposition(aten.fmod.Scalar)
+def _fmod_in_floats(x: Tensor, y: Number) -> Tensor:
+    """Casts integers first, as torch does for a divisor that is a float."""
+    same = x.is_floating_point() or not isinstance(y, float)
+    return NotImplemented if same else aten.fmod.Scalar(x.to(torch.get_default_dtype()), y)
 
 
 # Through TorchScript, operators that need an exact remainder stay whole, in eager PyTorch. Their parts would not do:

@@ -20,7 +20,7 @@ _SHIFTS = "OpenVINO takes a shift count modulo the width of the type: a shift by
 
 declare(
     Rule(verified=True),
-    aten.atan.default, aten.celu.default, aten.erfc.default, aten.mish.default, aten.rad2deg.default,
+    aten.atan.default, aten.rad2deg.default,
 )  # fmt: skip
 declare(
     Rule(banned=_SHIFTS),
@@ -37,6 +37,7 @@ declare(Rule(integers=integers.sum_of_two, range=value_range.difference_of_two),
 declare(Rule(integers=integers.sum_of_two, range=value_range.difference_from_second), aten.rsub)
 declare(Rule(integers=integers.product_of_two, range=value_range.product_of_two), aten.mul)
 declare(Rule(integers=integers.sum_of_bits), aten.bitwise_or, aten.bitwise_xor, aten.bitwise_not)
+declare(Rule(range=value_range.bits_of_two), aten.bitwise_and, aten.bitwise_or, aten.bitwise_xor)
 declare(Rule(range=value_range.clamped), aten.clamp, aten.clamp_min, aten.clamp_max)
 declare(Rule(range=value_range.least_of_two), aten.minimum)
 declare(Rule(range=value_range.largest_of_two), aten.maximum)
@@ -125,6 +126,20 @@ def _clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> T
     if min is not None:
         x = torch.maximum(x, min.to(x.dtype))
     return x if max is None else torch.minimum(x, max.to(x.dtype))
+
+
+def _clamp_in_result_type(op: Any) -> Callable[..., Any]:
+    """Casts first, as torch does: OpenVINO rounds the bounds of an integer tensor."""
+
+    def decomposed(x: Tensor, *bounds: Number | None, **named: Number | None) -> Tensor:
+        floats = any(isinstance(bound, (float, torch.SymFloat)) for bound in (*bounds, *named.values()))
+        return op(as_floats(x), *bounds, **named) if floats and not x.is_floating_point() else NotImplemented
+
+    return decomposed
+
+
+for _clamp_op in (aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default):
+    declare(Rule(decompose=_clamp_in_result_type(_clamp_op)), _clamp_op)
 
 
 @decomposition(aten.angle.default, rule=Rule(banned="OpenVINO answers 0 for NaN" + INSTEAD))

@@ -270,12 +270,7 @@ def _slice_scatter(x: Output, src: Output, dim: int = 0, start: Any = None, end:
         return ops.scatter_update(x, ops.range(*scalars, int64(step), "i64"), src, axis)
     behind = ops.slice(x, ops.add(begin, count), int64([2**31 - 1]), int64([1]), axis)
     parts = [before.output(0), src, behind.output(0)]
-    return ops.concat([part for part in parts if not _is_empty(part, dim)], dim)
-
-
-def _is_empty(x: Output, dim: int) -> bool:
-    size = x.get_partial_shape()[dim]
-    return bool(size.is_static and size.get_length() == 0)
+    return ops.concat([part for part in parts if part.get_partial_shape()[dim] != 0], dim)
 
 
 @conversion(aten.select_scatter.default)

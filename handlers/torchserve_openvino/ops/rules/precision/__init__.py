@@ -1,0 +1,1 @@
+"""Operators that OpenVINO computes in another precision than torch: narrow integers, small results, moments."""

@@ -1,0 +1,45 @@
+"""Operators of several steps on float16 and bfloat16: torch rounds the result only, OpenVINO each step."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch.utils import _pytree as pytree
+
+from torchserve_openvino.ops.registry import Decomposition, Rule, declare, stays_whole
+from torchserve_openvino.ops.rules.precision.narrow_integers import in_32_bits
+
+aten = torch.ops.aten
+_NARROW = frozenset({torch.float16, torch.bfloat16})
+
+
+def _in_float32(op: Any, otherwise: Decomposition = stays_whole) -> Decomposition:
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        x = args[0]
+        if x.dtype not in _NARROW or kwargs.get("dtype") not in {None, x.dtype}:
+            return otherwise(*args, **kwargs)
+        with disable_proxy_modes_tracing():
+            results = op(*args, **kwargs)
+        if "dtype" in kwargs:
+            kwargs = {**kwargs, "dtype": torch.float32}
+        wide = op(*pytree.tree_map_only(Tensor, _wide, args), **kwargs)
+        return pytree.tree_map(lambda mine, its: mine.to(its.dtype), wide, results)
+
+    return decomposed
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.float32) if x.dtype in _NARROW else x
+
+
+for _op in (
+    aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction,
+    aten.native_group_norm.default, aten._native_batch_norm_legit.no_stats, aten.native_batch_norm.default,
+    aten._native_batch_norm_legit_functional.default, aten._batch_norm_with_update_functional.default,
+):  # fmt: skip
+    declare(Rule(decompose_narrow=_in_float32(_op)), _op)
+declare(
+    Rule(decompose_narrow=_in_float32(aten.cumsum.default, in_32_bits(aten.cumsum.default, exceeds=True))),
+    aten.cumsum.default,
+)

@@ -1,0 +1,67 @@
+"""Moments and normalizations of float16 and bfloat16 are as close to the exact result as eager PyTorch's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torchserve_openvino as tov
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "var": lambda x: x.var(-1),
+    "var of the population": lambda x: x.var(-1, correction=0),
+    "var with a correction of 2": lambda x: x.var(-1, correction=2),
+    "std": lambda x: x.std(1),
+    "std of all": lambda x: x.std(),
+    "var and mean": lambda x: torch.var_mean(x, -1)[0],
+    "std and mean": lambda x: torch.std_mean(x, -1)[0],
+    "layer norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "group norm": lambda x: F.group_norm(x, 4),
+    "instance norm": F.instance_norm,
+    "instance norm of pictures": lambda x: F.instance_norm(x.reshape(4, 8, 4, 16)),
+    "batch norm": lambda x: F.batch_norm(x, None, None, training=True),
+    "rms norm": lambda x: F.rms_norm(x, x.shape[-1:]),
+    "cumsum": lambda x: x.cumsum(-1),
+    "mean": lambda x: x.mean(1),
+    "logsumexp": lambda x: x.logsumexp(-1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_they_are_as_exact_as_eager(name: str, dynamic: bool, dtype: torch.dtype) -> None:
+    function = FUNCTIONS[name]
+    torch.manual_seed(0)
+    x = (torch.randn(4, 32, 16) + 100).to(dtype)
+    compiled = tov.compile(function, dynamic=dynamic, options={"min_partition_us": 0})
+    with torch.no_grad():
+        ours, eager, exact = compiled(x), function(x), function(x.double())
+    assert ours.dtype is dtype
+    error, limit = ((each.double() - exact).abs().max() / exact.abs().max() for each in (ours, eager))
+    assert error <= 2 * limit + torch.finfo(dtype).eps / 2
+    if not (dynamic and name == "var with a correction of 2"):
+        assert compiled.report.summary.coverage == 1.0, compiled.report.to_text()
+
+
+@pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.int32], ids=str)
+def test_bounds_of_another_type(dtype: torch.dtype, dynamic: bool, backend: Any) -> None:
+    """A mean over what a mask selects, as sentence encoders compute it."""
+
+    def function(hidden: torch.Tensor, mask: torch.Tensor) -> Any:
+        count = mask.sum(1, keepdim=True)
+        mean = (hidden * mask.unsqueeze(-1)).sum(1) / count.clamp(min=1e-9)
+        return mean, count.clamp(0.5, 2.5), count.clamp(max=1.5), torch.clamp_min(count, 0.5), count.clamp(2, 3)
+
+    compiled = tov.compile(function, dynamic=dynamic, backend=backend, options={"min_partition_us": 0})
+    with torch.no_grad():
+        for length in (7, 7 + 2 * dynamic):
+            inputs = torch.randn(3, length, 8), (torch.rand(3, length) > 0.4).to(dtype)
+            for ours, eager in zip(compiled(*inputs), function(*inputs), strict=True):
+                torch.testing.assert_close(ours, eager)
+    assert compiled.report.summary.coverage == 1.0, compiled.report.to_text()
+    assert compiled.report.fallback_counts() == {}
