@@ -7,8 +7,8 @@ exact. Each call checks its inputs; one that exceeds a limit runs in eager and i
 the operator is left to eager PyTorch; operators that multiply integers repeatedly (`ops.support`) never get here.
 
 An integer that is cast from a float is limited in the same way, but the graph itself checks it (`checks.py`). Symbolic
-sizes are limited as well, by the largest of `_SIZES` that suffices, also for the digits of sums over dimensions of
-these sizes (`ops.support`); each call checks them.
+sizes are limited as well, by the one of `_SIZES` with which the tightest limit is widest, also for the digits of sums
+over dimensions of these sizes (`ops.support`); each call checks them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -89,12 +89,25 @@ def input_limits(graph: GraphModule, constants: Mapping[str, torch.Tensor], know
     start |= {node.name: _FROM_FLOAT for node in graph.graph.nodes if is_cast_from_float(node)}
     nodes = [node for node in graph.graph.nodes if any(map(_integers, (node, *node.all_input_nodes)))]
     error: InexactValueError
+    best: Limits | None = None
     for size in _sizes(graph):
+        if best is not None and _smallest(best) >= size:
+            break
         try:
-            return Limits(_lowered(nodes, fixed, start, size), size)
+            limits = Limits(_lowered(nodes, fixed, start, size), size)
         except InexactValueError as exact:
             error = exact
-    raise error
+            continue
+        # A large size may leave next to nothing for the values: ``x // x.shape[0]``.
+        best = limits if best is None or _smallest(limits) > _smallest(best) else best
+    if best is None:
+        raise error
+    return best
+
+
+def _smallest(limits: Limits) -> int:
+    """Returns the tightest of the limits."""
+    return min([limits.size, *(bounds.high for bounds in limits.values.values())])
 
 
 def _sizes(graph: GraphModule) -> list[int]:
