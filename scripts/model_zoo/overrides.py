@@ -73,3 +73,5 @@ INPUTS: dict[str, Callable[[Any], dict[str, Any]]] = {}
 LEFT_OUT: dict[str, str] = {}
 # The longest text of models that loop over tokens in Python: tracing unrolls the loop.
 LONGEST: dict[str, int] = dict.fromkeys(("mamba", "falcon_mamba", "jamba", "rwkv", "xlstm", "recurrent_gemma"), 33)
+# Models that Dynamo does not trace with symbolic sizes in minutes, whatever the backend: these run with static ones.
+STATIC = frozenset({"swin", "swinv2", "donut-swin"})

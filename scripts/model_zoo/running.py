@@ -16,7 +16,7 @@ from model_zoo.catalog import Architecture
 from model_zoo.compare import Difference, difference, tensors
 from model_zoo.grid import LENGTHS, Case, distinct
 from model_zoo.outcome import Outcome
-from model_zoo.overrides import LONGEST
+from model_zoo.overrides import LONGEST, STATIC
 
 # By precision: the difference that is always allowed, relative to the largest value of an output; orders of summation
 # differ, and bfloat16 rounds to 8 bits at each operator.
@@ -45,6 +45,8 @@ def run(architecture: Architecture, chosen: list[Case], number: int, properties:
     longest = LONGEST.get(architecture.name, max(LENGTHS))
     chosen = [dataclasses.replace(case, length=min(case.length, longest)) for case in chosen]
     case = chosen[number]
+    if case.dynamic and architecture.name in STATIC:
+        return Outcome("skipped", "torch alone takes minutes to trace it with symbolic sizes")
     torch._dynamo.reset()
     try:
         subject = build(architecture, case)
