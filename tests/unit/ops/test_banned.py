@@ -20,6 +20,7 @@ INTS = torch.tensor([-7, -1, 0, 3, 12], dtype=torch.int32)
 BY_NATURE = {
     "aten.nonzero.default", "aten.repeat_interleave.self_Tensor", "aten.where.default",
     "aten.view_as_complex.default", "aten.view_as_real.default",
+    "torchvision.nms.default", "openvino_kept.batched_nms.default",
 }  # fmt: skip
 CASES: dict[str, tuple[Any, ...]] = {
     "aten.__lshift__.Tensor": (INTS, torch.tensor([32], dtype=torch.int32)),
