@@ -18,7 +18,7 @@ from torchserve_openvino.ops.names import arguments_of, op_name, packets, value_
 
 aten = torch.ops.aten
 POOLS = (aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
-# Their values are right, but of several NaN they return another index.
+# Of several NaN they return another index.
 ADAPTIVE_POOLS = (aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
 # Never return -inf, whatever their input.
 _BOUNDED = packets("relu relu6 sigmoid hardsigmoid silu gelu hardswish elu mish tanh softplus exp abs _softmax") | {
@@ -58,10 +58,10 @@ def _hides_least(node: Node) -> bool:
 def keep_infinities(graph: Graph) -> None:
     """Replaces the values of windows of -inf and of windows with NaN, in place."""
     for node in list(graph.nodes):
-        if node.target not in POOLS:
+        if node.target not in (*POOLS, *ADAPTIVE_POOLS):
             continue
         source = node.all_input_nodes[0]
-        if value_of(source).dtype is torch.bfloat16 and _uses_indices(node):
+        if node.target in POOLS and value_of(source).dtype is torch.bfloat16 and _uses_indices(node):
             _pool_wide(node)
         if value_of(source).is_floating_point() and not is_bounded(source):
             _restore(node)
