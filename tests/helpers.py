@@ -62,6 +62,17 @@ def check(
     return compiled
 
 
+class Resized(torch.nn.Module):
+    """Resizes something computed, and computes with the result."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.interpolate(x.neg(), **self.how) * 2
+
+
 def break_conversion_of_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes OpenVINO's frontend fail on each graph with a tanh, as if its conversion rule were missing."""
     from torchserve_openvino.backend.conversion import convert as stage

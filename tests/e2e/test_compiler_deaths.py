@@ -8,31 +8,10 @@ import numpy as np
 import torch
 from torchserve_process import archive
 
+from deadly_model import HANDLER, MODEL
+
 LIMITS = "minWorkers: 1\nmaxWorkers: 1\nstartupTimeout: 120\n"
 CONFIG = LIMITS + "pt2: openvino\nhandler: {openvino: {warmup: {inputs: [{shape: [64], dtype: float32}]}}}\n"
-MODEL = """
-import torch
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16))
-
-    def forward(self, x):
-        h = x.reshape(-1, 16).exp()
-        return (h + torch.tanh(self.layers(h))).reshape(x.shape)
-"""
-# A crash that this package avoids (tests/contract/test_openvino.py), as if it did not know it.
-HANDLER = """
-from torchserve_openvino.backend.runtime import build
-from torchserve_openvino.tasks.tensor import TensorHandler
-
-build._crashes = lambda model, device: ""
-
-class Handler(TensorHandler):
-    pass
-"""
 
 
 def why(server) -> dict:
@@ -55,7 +34,7 @@ def test_the_second_worker_answers_where_the_compiler_ended_the_first(server):
     scope: dict = {}
     exec(MODEL, scope)
     with torch.no_grad():
-        expected = scope["Model"].eval(scope["Model"]())(torch.from_numpy(rows))
+        expected = scope["Deadly"]().eval()(torch.from_numpy(rows))
     torch.testing.assert_close(torch.tensor(answer.json()), expected)
 
     (note,) = [note for note in server.describe("dies")["notes"] if "compiler died" in note]

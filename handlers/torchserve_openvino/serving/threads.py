@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from torchserve_openvino.config import ServingConfig
+from torchserve_openvino.config.cores import allowed_cores
 from torchserve_openvino.config.options import json_safe
 from torchserve_openvino.errors import ConfigError
 
@@ -39,9 +40,7 @@ def usable_cores(cgroup_root: Path = CGROUP_ROOT, cgroup_membership: Path = CGRO
     Returns:
         Whole cores; a quota of 2.5 cores gives 2. Files that are missing or cannot be read set no limit.
     """
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity is not None else (os.cpu_count() or 1)
-    return max(1, min([cores, *_quotas(cgroup_root, cgroup_membership)]))
+    return max(1, min([allowed_cores(), *_quotas(cgroup_root, cgroup_membership)]))
 
 
 def _quotas(root: Path, membership: Path) -> Iterator[int]:

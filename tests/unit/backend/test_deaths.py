@@ -78,7 +78,7 @@ class Compiler:
         return self.ends_by.get(mode, "")
 
     def __call__(self, subject: Subject = SUBJECT) -> tuple[str, str]:
-        return survive(self.journal, subject, MODES, self.run, self.trial)
+        return survive(self.journal, lambda: subject, MODES, self.run, self.trial)
 
 
 # --- markers --------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import torchserve_openvino as tov
-from helpers import assert_same
+from helpers import Resized, assert_same
 
 PLAIN = {
     "nearest": (1, 2, 3),
@@ -26,15 +26,6 @@ HOW: dict[str, dict[str, Any]] = {
     "corners": {"scale_factor": 2.0, "align_corners": True},
 }
 SHAPES = ([17, 23, 5], [9, 46, 8])
-
-
-class Resized(nn.Module):
-    def __init__(self, **how: Any) -> None:
-        super().__init__()
-        self.how = how
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.interpolate(x.neg(), **self.how) * 2
 
 
 class AsLargeAs(nn.Module):

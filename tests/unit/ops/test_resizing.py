@@ -8,10 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import torchserve_openvino as tov
-from helpers import assert_same
+from helpers import Resized, assert_same
 from torchserve_openvino.ops.kept import RESIZERS
 
 MODES = {
@@ -22,15 +21,6 @@ BACKENDS = ("openvino", "openvino_ts", "export")
 # OpenVINO's TorchScript frontend takes the first value, not the middle, for a size of 1.
 WHOLE = ("openvino", "export")
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
-
-
-class Resized(nn.Module):
-    def __init__(self, **how: Any) -> None:
-        super().__init__()
-        self.how = how
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.interpolate(x.neg(), **self.how) * 2
 
 
 def checked(model: nn.Module, x: Tensor, **options: Any) -> tov.CompileReport:

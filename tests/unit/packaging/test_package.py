@@ -13,6 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import deadly_model
 from encoder import ENCODER, encoder
 from torchserve_openvino.cache.open import PACKAGED_FOLDER
 from torchserve_openvino.cli import app
@@ -264,31 +265,11 @@ def test_an_own_handler_is_told_why_it_starts_cold(sources: Path, tmp_path: Path
     assert "handler of your own may change the weights" in reason and "graph breaks" not in reason
 
 
-DEADLY = """
-import torch
-class Deadly(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16))
-    def forward(self, x):
-        h = x.reshape(-1, 16).exp()
-        return (h + torch.tanh(self.layers(h))).reshape(x.shape)
-"""
-# A crash that this package avoids (tests/contract/test_openvino.py), as if it did not know it.
-FORGETFUL = """
-from torchserve_openvino.backend.runtime import build
-from torchserve_openvino.tasks.tensor import TensorHandler
-build._crashes = lambda model, device: ""
-class Handler(TensorHandler):
-    pass
-"""
-
-
 def _deadly(folder: Path, handler: str) -> list[object]:
     torch.manual_seed(0)
     linear = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16))
     torch.save({f"layers.{name}": value for name, value in linear.state_dict().items()}, folder / "w.pth")
-    (folder / "deadly.py").write_text(DEADLY)
+    (folder / "deadly.py").write_text(deadly_model.MODEL)
     (folder / "handler.py").write_text(handler)
     warmup = "warmup: {inputs: [{name: x, shape: [64], dtype: float32}]}"
     (folder / "config.yaml").write_text(f"pt2: openvino\nhandler: {{openvino: {{freeze: true, {warmup}}}}}\n")
@@ -304,7 +285,7 @@ def test_a_model_that_the_compiler_survives_without_fusion_is_packaged_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHSERVE_OPENVINO_STATE_DIR", str(tmp_path / "state"))
-    result = package(*_deadly(tmp_path, FORGETFUL))
+    result = package(*_deadly(tmp_path, deadly_model.HANDLER))
     assert result.exit_code == 0, result.output
     assert "ended by SIGSEGV; the model is loaded again" in " ".join(result.output.split())
     assert inspect(tmp_path / "deadly.mar").start == "warm"
@@ -317,7 +298,7 @@ def test_a_model_that_the_compiler_does_not_survive_is_an_error_that_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHSERVE_OPENVINO_STATE_DIR", str(tmp_path / "state"))
-    handler = FORGETFUL.replace("class", 'build.trial_of_model = lambda *arguments: "SIGFPE"\nclass')
+    handler = deadly_model.HANDLER.replace("class", 'build.trial_of_model = lambda *arguments: "SIGFPE"\nclass')
     result = package(*_deadly(tmp_path, handler))
     text = " ".join(result.output.split())
     assert result.exit_code == 1 and not (tmp_path / "deadly.mar").exists()

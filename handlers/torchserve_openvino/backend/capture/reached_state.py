@@ -116,30 +116,30 @@ class ReachedState:
         return [*inside, (type(value), type(value).__name__)]
 
     def _class(self, cls: type) -> list[tuple[Any, str]]:
-        found: list[tuple[Any, str]] = []
+        contents: list[tuple[Any, str]] = []
         for base in cls.__mro__:
             if not is_library(base) and (base is cls or id(base) not in self._seen):
                 self._seen[id(base)] = base
-                found += self._hold(base.__name__, functools.partial(_members, base))
-        return found
+                contents += self._hold(base.__name__, functools.partial(_members, base))
+        return contents
 
     def _function(self, function: types.FunctionType, name: str) -> list[tuple[Any, str]]:
         if is_library(function) and _is_package(function.__globals__.get("__name__")):
             return []
-        found = [(each, name) for each in (function.__defaults__, function.__kwdefaults__, vars(function))]
+        contents = [(each, name) for each in (function.__defaults__, function.__kwdefaults__, vars(function))]
         cells = function.__closure__ or ()
         for variable, cell in zip(function.__code__.co_freevars, cells, strict=True):
-            found += self._hold(variable, functools.partial(_content_of, cell))
+            contents += self._hold(variable, functools.partial(_content_of, cell))
         names = _names(function.__code__)
-        found += self._namespace(function.__globals__, names)
-        return found
+        contents += self._namespace(function.__globals__, names)
+        return contents
 
     def _namespace(self, content: dict[str, Any], names: frozenset[str]) -> list[tuple[Any, str]]:
         """Holds each global that code may read, by the names in it, and those of the user's modules among them."""
-        found: list[tuple[Any, str]] = []
+        contents: list[tuple[Any, str]] = []
         for each in sorted(names & content.keys()):
             held = self._hold(f"global {each}", functools.partial(_global, content, each))
-            found += held
+            contents += held
             module = held[0][0]
             if (
                 isinstance(module, types.ModuleType)
@@ -147,8 +147,8 @@ class ReachedState:
                 and id(module) not in self._seen
             ):
                 self._seen[id(module)] = module
-                found += self._namespace(vars(module), names)
-        return found
+                contents += self._namespace(vars(module), names)
+        return contents
 
 
 def _global(content: dict[str, Any], name: str) -> list[Any]:

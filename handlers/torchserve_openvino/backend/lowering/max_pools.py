@@ -18,7 +18,7 @@ from torchserve_openvino.ops.names import arguments_of, op_name, packets, value_
 
 aten = torch.ops.aten
 POOLS = (aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
-# Of several NaN they return another index.
+# Their values are right, but for a single one without its index; of several NaN they return another index.
 ADAPTIVE_POOLS = (aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
 # Never return -inf, whatever their input.
 _BOUNDED = packets("relu relu6 sigmoid hardsigmoid silu gelu hardswish elu mish tanh softplus exp abs _softmax") | {
@@ -58,10 +58,10 @@ def _hides_least(node: Node) -> bool:
 def keep_infinities(graph: Graph) -> None:
     """Replaces the values of windows of -inf and of windows with NaN, in place."""
     for node in list(graph.nodes):
-        if node.target not in (*POOLS, *ADAPTIVE_POOLS):
+        if node.target not in POOLS and not _is_global_maximum(node):
             continue
         source = node.all_input_nodes[0]
-        if node.target in POOLS and value_of(source).dtype is torch.bfloat16 and _uses_indices(node):
+        if value_of(source).dtype is torch.bfloat16 and _uses_indices(node):
             _pool_wide(node)
         if value_of(source).is_floating_point() and not is_bounded(source):
             _restore(node)
@@ -73,6 +73,11 @@ def needs_numbers(node: Node) -> bool:
         return False
     source = node.all_input_nodes[0]
     return value_of(source).is_floating_point() and (node.target in ADAPTIVE_POOLS or not is_bounded(source))
+
+
+def _is_global_maximum(node: Node) -> bool:
+    """Returns True if a node is an adaptive pool to one value of each channel, whose index is not used."""
+    return node.target in ADAPTIVE_POOLS and set(node.args[1]) == {1} and not _uses_indices(node)  # type: ignore[arg-type]
 
 
 def _uses_indices(node: Node) -> bool:

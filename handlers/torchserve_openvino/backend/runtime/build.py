@@ -17,7 +17,7 @@ from openvino import opset13
 from torchserve_openvino.backend.conversion.passes.fused_chains import NO_FUSION, crashes_plugin
 from torchserve_openvino.backend.conversion.passes.gated_products import dies_on_gated_products, split_gated_products
 from torchserve_openvino.backend.runtime.deaths.journal import Journal, Mode
-from torchserve_openvino.backend.runtime.deaths.subject import subject_of_blob, subject_of_model
+from torchserve_openvino.backend.runtime.deaths.subject import Subject, subject_of_blob, subject_of_model
 from torchserve_openvino.backend.runtime.deaths.survive import survive
 from torchserve_openvino.backend.runtime.deaths.trial import trial_of_file, trial_of_model
 from torchserve_openvino.backend.runtime.kernels import kernels_of
@@ -105,11 +105,10 @@ def _compiled(
     def trial(mode: Mode) -> str:
         return trial_of_model(model, device, properties(mode), registered().libraries)
 
-    if journal is None:
-        compiled, note = compile("normal"), ""
-    else:
-        subject = subject_of_model(model, name, device, config, device_facts(device))
-        compiled, note = survive(journal, subject, modes, compile, trial)
+    def describe() -> Subject:
+        return subject_of_model(model, name, device, config, device_facts(device))
+
+    compiled, note = survive(journal, describe, modes, compile, trial)
     if unfused_at:
         note = f"OpenVINO would crash while fusing elementwise operators at {unfused_at}: compiled without fusion"
     return compiled, note
@@ -191,11 +190,11 @@ def compile_as_is(
             return trial_of_file(model, device, properties)
         return trial_of_model(model, device, properties, registered().libraries)
 
-    if journal is None:
-        return compile("normal")
-    described = core().read_model(model) if isinstance(model, Path) else model
-    subject = subject_of_model(described, name, device, properties, device_facts(device))
-    return survive(journal, subject, ["normal", "eager"], compile, trial)[0]
+    def describe() -> Subject:
+        described = core().read_model(model) if isinstance(model, Path) else model
+        return subject_of_model(described, name, device, properties, device_facts(device))
+
+    return survive(journal, describe, ["normal", "eager"], compile, trial)[0]
 
 
 def import_blob(
@@ -218,15 +217,13 @@ def import_blob(
     def load(mode: Mode) -> ov.CompiledModel:
         return core().import_model(mapped, device, properties)
 
-    if journal is None:
-        return _built(load("normal"), start, True, mapped, note)
-    subject = subject_of_blob(path.name, f"blob {path.name[:12]} of the cache", device, config, device_facts(device))
-    libraries = registered().libraries
+    def describe() -> Subject:
+        return subject_of_blob(path.name, f"blob {path.name[:12]} of the cache", device, config, device_facts(device))
 
     def trial(mode: Mode) -> str:
-        return trial_of_file(path, device, properties, libraries, blob=True)
+        return trial_of_file(path, device, properties, registered().libraries, blob=True)
 
-    return _built(survive(journal, subject, ["normal", "eager"], load, trial)[0], start, True, mapped, note)
+    return _built(survive(journal, describe, ["normal", "eager"], load, trial)[0], start, True, mapped, note)
 
 
 def _mapped(path: Path) -> ov.Tensor:

@@ -122,6 +122,10 @@ def _sum(op: Any) -> Decomposition:
     return decomposed
 
 
+def _reversed_difference(x: Any, y: Any, alpha: Any = 1) -> Tensor:
+    return _DECOMPOSED[aten.sub.Tensor](y, x, alpha=alpha)
+
+
 def _reduced(op: Any) -> Decomposition:
     """Makes the decomposition of a sum or mean over some dimensions, or over all."""
 
@@ -251,6 +255,8 @@ _DECOMPOSED: dict[Any, Decomposition] = {
     aten.neg.default: _each_part(torch.neg),
     aten.add.Tensor: _sum(torch.add),
     aten.sub.Tensor: _sum(torch.sub),
+    aten.rsub.Tensor: _reversed_difference,
+    aten.rsub.Scalar: _reversed_difference,
     aten.sum.dim_IntList: _reduced(aten.sum.dim_IntList),
     aten.sum.default: _reduced(aten.sum.dim_IntList),
     aten.mean.dim: _reduced(aten.mean.dim),

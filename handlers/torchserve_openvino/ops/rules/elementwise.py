@@ -213,8 +213,6 @@ def _sub(x: Tensor, y: Number, alpha: Number = 1) -> Tensor:
 
 @decomposition(aten.rsub.Tensor, aten.rsub.Scalar)
 def _rsub(x: Any, y: Tensor | Number, alpha: Number | torch.SymFloat = 1) -> Tensor:
-    if x.is_complex():
-        return torch.sub(y, x, alpha=alpha)  # type: ignore[arg-type]
     if not isinstance(alpha, torch.SymFloat):
         return NotImplemented
     scaled = x * alpha

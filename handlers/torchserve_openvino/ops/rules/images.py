@@ -232,9 +232,9 @@ def _open_nearest(x: Output, output_size: Sequence[Any] | None, factors: Sequenc
             if not exact:
                 step = ops.select(ops.equal(new, ops.add(size, size)), half, step)
                 step = ops.select(ops.equal(new, size), one, step)
-        places = ops.range(zero, new, one, "f32")
-        found = ops.floor(ops.multiply(ops.add(places, half) if exact else places, step))
-        x = ops.gather(x, ops.minimum(ops.convert(found, "i64"), last), axis).output(0)
+        positions = ops.range(zero, new, one, "f32")
+        nearest = ops.floor(ops.multiply(ops.add(positions, half) if exact else positions, step))
+        x = ops.gather(x, ops.minimum(ops.convert(nearest, "i64"), last), axis).output(0)
     return x
 
 

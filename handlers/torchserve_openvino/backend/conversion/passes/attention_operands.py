@@ -37,10 +37,11 @@ def repeat_attention_operands(model: ov.Model) -> None:
         if kind == _ATTENTION and node.get_input_size() > _MASK:
             _repeat_mask(node, repeated)
         elif kind == "MatMul":
-            for port in _joined_operands(node.output(0), until="Softmax"):
-                if not _repeat_row(port, _sizes(port.get_node().output(0)), repeated):
-                    # The product has one row, so that its kernel alone costs little.
-                    put_behind(node.output(0), rolled_by_nothing)
+            ports = _joined_operands(node.output(0), until="Softmax")
+            done = [_repeat_row(port, _sizes(port.get_node().output(0)), repeated) for port in ports]
+            if not all(done):
+                # The product has one row, so that its kernel alone costs little.
+                put_behind(node.output(0), rolled_by_nothing)
         if kind in {"MatMul", _ATTENTION} and is_attention(node):
             for port in _joined_operands(node.output(0)):
                 _repeat_column(port, repeated)

@@ -5,7 +5,6 @@ That kernel gives each half of the last product's columns to one half of the thr
 compiled for one thread: the process dies by SIGFPE. tests/contract/test_openvino_attention.py shows it.
 """
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from openvino import opset15 as ops
 from torchserve_openvino.backend.conversion.passes.fused_chains import by_constant, is_constant
 from torchserve_openvino.backend.conversion.passes.kernel_fusions import MOVES
 from torchserve_openvino.backend.conversion.passes.rewiring import put_behind
+from torchserve_openvino.config.cores import allowed_cores
 
 
 def dies_on_gated_products(config: Mapping[str, Any]) -> bool:
@@ -41,9 +41,7 @@ def split_gated_products(model: ov.Model) -> None:
 
 def _threads_per_stream(config: Mapping[str, Any]) -> int:
     """Returns the fewest threads that a stream may have."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity is not None else (os.cpu_count() or 1)
-    threads = int(config.get("INFERENCE_NUM_THREADS", 0)) or cores
+    threads = int(config.get("INFERENCE_NUM_THREADS", 0)) or allowed_cores()
     streams = str(config.get("NUM_STREAMS", ""))
     if not streams:
         return 1 if "THROUGHPUT" in str(config.get("PERFORMANCE_HINT", "")) else threads

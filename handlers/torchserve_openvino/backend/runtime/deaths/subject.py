@@ -1,6 +1,5 @@
 """Describes what is compiled, so that a later process recognizes it."""
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ import torch
 from blake3 import blake3
 
 from torchserve_openvino.cache.identity.key import digest
+from torchserve_openvino.config.cores import allowed_cores
 
 # Operators in a description.
 _SHOWN = 8
@@ -75,14 +75,13 @@ def _structure(model: ov.Model, operators: Counter[str]) -> Iterator[str]:
 
 
 def _identity(structure: str, device: str, config: Mapping[str, Any], hardware: Mapping[str, Any]) -> str:
-    # Kernels also depend on the number of threads, by default that of cores.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return digest({
         "structure": structure,
         "device": device,
         "config": {name: str(value) for name, value in config.items() if name not in _ELSEWHERE},
         "hardware": hardware,
-        "cores": cores,
+        # By default as many threads, on which kernels depend.
+        "cores": allowed_cores(),
         "openvino": ov.__version__,
         "torch": torch.__version__,
     })[:32]  # fmt: skip

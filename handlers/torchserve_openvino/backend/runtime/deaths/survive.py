@@ -28,13 +28,17 @@ DIED = "OpenVINO's compiler died"
 
 
 def survive(
-    journal: Journal | None, subject: Subject, modes: Sequence[Mode], run: Callable[[Mode], Result], trial: Trial
+    journal: Journal | None,
+    describe: Callable[[], Subject],
+    modes: Sequence[Mode],
+    run: Callable[[Mode], Result],
+    trial: Trial,
 ) -> tuple[Result, str]:
     """Compiles.
 
     Args:
         journal: Markers and verdicts; None to compile as always.
-        subject: What is compiled.
+        describe: Returns what is compiled; called only with a journal, since it looks at each operator.
         modes: How it can be compiled, in the order in which they are tried; the last is ``eager``.
         run: Compiles in this process.
         trial: Compiles in another one.
@@ -47,6 +51,7 @@ def survive(
     """
     if journal is None:
         return run(modes[0]), ""
+    subject = describe()
     verdict = _verdict(journal, subject, modes, trial)
     if verdict is None:
         with journal.compiling(subject, modes[0]):
