@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import openvino as ov
 import torch
 
-from torchserve_openvino.errors import InexactValueError
 from torchserve_openvino.ops.memory_order import layout_of
 
 OV_TYPES: dict[torch.dtype, ov.Type] = {
@@ -94,31 +93,36 @@ class Bounds(NamedTuple):
     last: int | None = None
 
 
+class SizeLimits(NamedTuple):
+    """The values for which a partition is exact, at symbolic sizes up to one.
+
+    Attributes:
+        size: The largest symbolic size.
+        bounds: For each runtime argument the bounds on its integers; None if it has none.
+    """
+
+    size: int
+    bounds: tuple[Bounds | None, ...]
+
+
 class Sizes:
     """The symbolic sizes of one call, learned from its inputs and checked against its outputs.
 
-    Args:
-        limit: The largest size allowed.
+    Attributes:
+        largest: The largest of them.
     """
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
+        self.largest = 0
         self._known: dict[str, int] = {}
 
     def learn(self, spec: ValueSpec, value: Any) -> None:
-        """Learns the sizes of an input: those of a tensor, or an integer itself.
-
-        Raises:
-            InexactValueError: A size is so large that integers computed from it may not be exact, or sums lose digits.
-        """
+        """Learns the sizes of an input: those of a tensor, or an integer itself."""
         sizes = (int(value),) if spec.is_scalar_int else value.shape
-        named = [(name, size) for name, size in zip(spec.symbols, sizes, strict=False) if name]
-        largest = max((size for _, size in named), key=abs, default=0)
-        if abs(largest) > self._limit:
-            raise InexactValueError(
-                f"a dimension of {largest}: OpenVINO is exact up to {self._limit} in sums over it and integers of it"
-            )
-        self._known.update(named)
+        for name, size in zip(spec.symbols, sizes, strict=False):
+            if name:
+                self.largest = max(self.largest, abs(size))
+                self._known[name] = size
 
     def check(self, spec: ValueSpec, shape: Sequence[int]) -> None:
         """Checks the shape of an output.
@@ -149,9 +153,8 @@ class Interface:
         outputs: Spec of each output of the model, as eager PyTorch would return it.
         arguments: Number of arguments, constants included.
         constant_bytes: Size of the constants.
-        int_bounds: For each runtime argument the bounds on its integers; None if it has none.
+        limits: Within which of them integers and sums are exact: for growing symbolic sizes, so for ever fewer values.
         order: For each output of the partition, its position in ``outputs``: two may be the same tensor.
-        size_limit: The largest symbolic size for which integers computed from it, and sums over it, are exact.
         checks: A sentence for each element of an additional last output, which checks the call's values: an element
             is 0 if OpenVINO would compute something else than torch.
     """
@@ -161,9 +164,8 @@ class Interface:
     outputs: tuple[ValueSpec, ...]
     arguments: int
     constant_bytes: int
-    int_bounds: tuple[Bounds | None, ...]
+    limits: tuple[SizeLimits, ...]
     order: tuple[int, ...]
-    size_limit: int
     checks: tuple[str, ...]
 
     def to_plain(self) -> dict[str, Any]:
@@ -174,9 +176,10 @@ class Interface:
             "outputs": [spec.to_plain() for spec in self.outputs],
             "arguments": self.arguments,
             "constant_bytes": self.constant_bytes,
-            "int_bounds": [None if bounds is None else list(bounds) for bounds in self.int_bounds],
+            "limits": [
+                [size, [None if bounds is None else list(bounds) for bounds in each]] for size, each in self.limits
+            ],
             "order": list(self.order),
-            "size_limit": self.size_limit,
             "checks": list(self.checks),
         }
 
@@ -193,9 +196,11 @@ class Interface:
             outputs=tuple(ValueSpec.of_plain(spec) for spec in plain["outputs"]),
             arguments=plain["arguments"],
             constant_bytes=plain["constant_bytes"],
-            int_bounds=tuple(None if bounds is None else Bounds(*bounds) for bounds in plain["int_bounds"]),
+            limits=tuple(
+                SizeLimits(size, tuple(None if bounds is None else Bounds(*bounds) for bounds in each))
+                for size, each in plain["limits"]
+            ),
             order=tuple(plain["order"]),
-            size_limit=plain["size_limit"],
             checks=tuple(plain["checks"]),
         )
 

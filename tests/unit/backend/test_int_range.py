@@ -166,3 +166,16 @@ def test_casts_of_what_a_choice_drops(drops: str, counted: int, dynamic: bool) -
         for distance in (torch.arange(12).reshape(2, 6), torch.arange(12).flip(0).reshape(2, 6)):
             assert_same(compiled(distance), bucket(distance))
     assert sum(compiled.report.fallback_counts().values()) == counted, compiled.report.to_text()
+
+
+def test_the_larger_the_sizes_the_smaller_the_values_may_be() -> None:
+    compiled = tov.compile(lambda x: x.sum(-1), dynamic=True, options=ALL)
+    with torch.no_grad():
+        for length, value in ((1000, 16_000), (1_000_000, 16), (4_000_000, 4)):
+            x = torch.full((2, length), value)
+            assert_same(compiled(x), x.sum(-1))
+        assert not compiled.report.fallbacks, compiled.report.to_text()
+        x = torch.full((2, 1_000_000), 16_001)
+        assert_same(compiled(x), x.sum(-1))
+    (fallback,) = compiled.report.fallbacks
+    assert "outside -16 to 16" in fallback.reason

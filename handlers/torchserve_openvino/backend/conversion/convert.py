@@ -31,7 +31,7 @@ from torchserve_openvino.backend.lowering.max_pools import keep_infinities
 from torchserve_openvino.backend.lowering.rewrite import rewrite
 from torchserve_openvino.backend.lowering.weight_integers import UnfoldedError, folded
 from torchserve_openvino.backend.partitioning.partition import Part
-from torchserve_openvino.backend.spec import Bounds, Interface, ValueSpec, checked_spec, spec_of
+from torchserve_openvino.backend.spec import Bounds, Interface, SizeLimits, ValueSpec, checked_spec, spec_of
 from torchserve_openvino.backend.upstream._openvino_private import fx_to_model
 from torchserve_openvino.backend.upstream._torch_private import compile_lock
 from torchserve_openvino.errors import OpMappingError
@@ -144,12 +144,17 @@ def _convert(
             outputs=outputs,
             arguments=len(part.arguments),
             constant_bytes=sum(tensor.nbytes for tensor in constants.values()),
-            int_bounds=tuple(
-                None if spec.is_scalar_int else limits.values.get(placeholders[i].name)
-                for i, spec in zip(runtime, inputs, strict=True)
+            limits=tuple(
+                SizeLimits(
+                    size,
+                    tuple(
+                        None if spec.is_scalar_int else values.get(placeholders[i].name)
+                        for i, spec in zip(runtime, inputs, strict=True)
+                    ),
+                )
+                for size, values in limits
             ),
             order=order,
-            size_limit=limits.size,
             checks=checks,
         ),
         keep_alive=(decoder, graph),
@@ -165,24 +170,27 @@ def _refuse_mapped(part: Part, mappings: Mappings) -> None:
         raise OpMappingError(message)
 
 
-def _limits(part: Part, constants: Mapping[int, torch.Tensor]) -> Limits:
+def _limits(part: Part, constants: Mapping[int, torch.Tensor]) -> list[Limits]:
     """Returns the limits of integer values: what OpenVINO computes exactly, and, for indices, the size they index."""
     names = [node.name for node in part.graph.graph.find_nodes(op="placeholder")]
     indices = index_bounds(part.graph)
-    limits = input_limits(part.graph, {names[i]: tensor for i, tensor in constants.items()}, indices)
-    both = {name: _both(limits.values.get(name), indices.get(name)) for name in limits.values.keys() | indices.keys()}
-    return Limits({name: bounds for name, bounds in both.items() if bounds is not None}, limits.size)
+    return [
+        Limits(size, {name: _both(values.get(name), indices.get(name)) for name in values.keys() | indices.keys()})
+        for size, values in input_limits(part.graph, {names[i]: each for i, each in constants.items()}, indices)
+    ]
 
 
-def _both(limit: Bounds | None, index: Bounds | None) -> Bounds | None:
+def _both(limit: Bounds | None, index: Bounds | None) -> Bounds:
     if limit is None or index is None:
-        return limit or index
+        found = limit or index
+        assert found is not None
+        return found
     narrow = limit.low > index.low or limit.high < index.high
     return Bounds(max(limit.low, index.low), min(limit.high, index.high), limit.op if narrow else "", *index[3:])
 
 
 def _with_constants(
-    gm: GraphModule, constants: Mapping[int, torch.Tensor], limits: Limits
+    gm: GraphModule, constants: Mapping[int, torch.Tensor], limits: Sequence[Limits]
 ) -> tuple[GraphModule, tuple[int, ...], frozenset[str], tuple[str, ...]]:
     """Copies the graph for the frontend, with ``get_attr`` nodes in place of the ``constants`` placeholders.
 
@@ -210,8 +218,11 @@ def _with_constants(
     fold_casts(graph, root)
     mask_casts(graph)
     values = {node.name: root[str(node.target)] for node in graph.find_nodes(op="get_attr")}
-    ranges = ValueRanges(graph, {name: (each.low, each.high) for name, each in limits.values.items()}, values)
-    checks = add_checks(graph, ranges, limits.values)
+    always = set[str].intersection(*(set(each.values) for each in limits))
+    bounds = {name: [each.values[name] for each in limits] for name in always}
+    widest = {name: (min(b.low for b in each), max(b.high for b in each)) for name, each in bounds.items()}
+    ranges = ValueRanges(graph, widest, values)
+    checks = add_checks(graph, ranges, limits[0].values)
     rewrite(graph, ranges)
     keep_infinities(graph)
     # GraphModule needs every attribute that the graph names; a tensor stays a tensor.

@@ -7,11 +7,12 @@ exact. Each call checks its inputs; one that exceeds a limit runs in eager and i
 the operator is left to eager PyTorch; operators that multiply integers repeatedly (`ops.support`) never get here.
 
 An integer that is cast from a float is limited in the same way, but the graph itself checks it (`checks.py`). Symbolic
-sizes are limited as well, by the one of `_SIZES` with which the tightest limit is widest, also for the digits of sums
-over dimensions of these sizes (`ops.support`); each call checks them.
+sizes are limited as well, also for the digits of sums over dimensions of these sizes (`ops.support`). The smaller they
+are, the larger the values may be (a sum of n values), so there are limits for each of `_SIZES`, and each call takes
+those of its own sizes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 import torch
@@ -45,16 +46,16 @@ _MOVES = frozenset({Movement.REARRANGES, Movement.LOOKS_UP, Movement.FILLS})
 
 
 class Limits(NamedTuple):
-    """Limits that keep a subgraph's integers exact.
+    """Limits that keep a subgraph's integers exact at symbolic sizes up to one.
 
     Attributes:
+        size: The largest symbolic size for which they are exact, and sums keep their digits.
         values: Bounds of each int64 or int32 input, and of each float that is cast to one, by node name; no entry if
             any value is allowed.
-        size: The largest symbolic size for which they are exact, and sums keep their digits.
     """
 
-    values: dict[str, Bounds]
     size: int
+    values: dict[str, Bounds]
 
 
 class _Violation(NamedTuple):
@@ -63,8 +64,12 @@ class _Violation(NamedTuple):
     most: int
 
 
-def input_limits(graph: GraphModule, constants: Mapping[str, torch.Tensor], known: Mapping[str, Bounds]) -> Limits:
-    """Returns the widest limits for which interval arithmetic stays exact.
+def input_limits(
+    graph: GraphModule, constants: Mapping[str, torch.Tensor], known: Mapping[str, Bounds]
+) -> list[Limits]:
+    """Returns the widest limits for which interval arithmetic stays exact, for growing symbolic sizes.
+
+    The limits of floats that are cast to integers are the same for all sizes.
 
     Args:
         graph: The subgraph.
@@ -88,36 +93,50 @@ def input_limits(graph: GraphModule, constants: Mapping[str, torch.Tensor], know
             start[node.name] = min(max(-low, high), _HIGHEST[dtype])
     start |= {node.name: _FROM_FLOAT for node in graph.graph.nodes if is_cast_from_float(node)}
     nodes = [node for node in graph.graph.nodes if any(map(_integers, (node, *node.all_input_nodes)))]
+    found = list[Limits]()
     error: InexactValueError
-    best: Limits | None = None
     for size in _sizes(graph):
-        if best is not None and _smallest(best) >= size:
-            break
         try:
-            limits = Limits(_lowered(nodes, fixed, start, size), size)
+            values = _lowered(nodes, fixed, start, size)
         except InexactValueError as exact:
             error = exact
             continue
-        # A large size may leave next to nothing for the values: ``x // x.shape[0]``.
-        best = limits if best is None or _smallest(limits) > _smallest(best) else best
-    if best is None:
+        if not found or values != found[-1].values:
+            found.append(Limits(size, values))
+    if not found:
         raise error
-    return best
+    return _with_one_cast(found[::-1], {node.name for node in nodes if is_cast_from_float(node)})
 
 
-def _smallest(limits: Limits) -> int:
-    """Returns the tightest of the limits."""
-    return min([limits.size, *(bounds.high for bounds in limits.values.values())])
+def _with_one_cast(limits: list[Limits], casts: Set[str]) -> list[Limits]:
+    """Leaves the limits that agree on casts, which the graph checks whatever its sizes: those that forbid least."""
+    if not casts:
+        return limits
+
+    def tightest(each: Limits) -> int:
+        return min([each.size, *(bounds.high for bounds in each.values.values())])
+
+    def of_casts(each: Limits) -> dict[str, Bounds]:
+        return {name: bounds for name, bounds in each.values.items() if name in casts}
+
+    best = max(limits, key=tightest)
+    return [each for each in limits if of_casts(each) == of_casts(best)]
 
 
 def _sizes(graph: GraphModule) -> list[int]:
-    """Returns the limits of symbolic sizes to try: those that keep the digits of all sums."""
-    allowed = list(_SIZES)
+    """Returns the limits of symbolic sizes to try, the largest first: those that keep the digits of all sums."""
+    allowed = list(_SIZES if _is_dynamic(graph) else _SIZES[:1])
     for node in graph.graph.nodes:
         allowed = [size for size in allowed if keeps_digits(node, size)]
         if not allowed:
             raise InexactValueError(f"{op_name(node.target)} over {_SIZES[-1]} values and more may lose digits")
     return allowed
+
+
+def _is_dynamic(graph: GraphModule) -> bool:
+    values = [value_of(node) for node in graph.graph.nodes]
+    sizes = [size for value in values for tensor in tensors_of(value) for size in tensor.shape]
+    return any(isinstance(each, torch.SymInt) for each in (*values, *sizes))
 
 
 def _lowered(nodes: Sequence[Node], fixed: Mapping[str, int], start: Mapping[str, int], size: int) -> dict[str, Bounds]:

@@ -15,7 +15,7 @@ import openvino as ov
 import torch
 
 from torchserve_openvino.backend.runtime.memory import OutputMemory, array_over, computed_outputs, poison_array
-from torchserve_openvino.backend.spec import Bounds, Interface, Sizes, ValueSpec, checked_spec
+from torchserve_openvino.backend.spec import Bounds, Interface, SizeLimits, Sizes, ValueSpec, checked_spec
 from torchserve_openvino.errors import InexactValueError, WeightsReleasedError
 from torchserve_openvino.ops.memory_order import laid_out_copy, layout_of
 from torchserve_openvino.report.tracker import Tracker
@@ -78,6 +78,24 @@ def as_traced(result: Any, spec: ValueSpec) -> Any:
     return laid_out_copy(result, spec.layout)
 
 
+def _check_limits(tensors: Sequence[torch.Tensor], limits: Sequence[SizeLimits], sizes: Sizes | None) -> None:
+    """Checks the sizes of a call and the values of its integers.
+
+    Raises:
+        InexactValueError: A size is so large that integers computed from it may not be exact, or sums lose digits; or
+            an integer is.
+    """
+    largest = 0 if sizes is None else sizes.largest
+    bounds = next((bounds for size, bounds in limits if largest <= size), None)
+    if bounds is None:
+        raise InexactValueError(
+            f"a dimension of {largest}: OpenVINO is exact up to {limits[-1].size} in sums over it and integers of it"
+        )
+    for position, (tensor, each) in enumerate(zip(tensors, bounds, strict=True)):
+        if each is not None:
+            _check_integers(tensor, each, position)
+
+
 def _check_integers(tensor: torch.Tensor, bounds: Bounds, position: int) -> None:
     """Checks the values of an integer input.
 
@@ -135,9 +153,9 @@ class CompiledPartition:
         self._inputs = tuple(enumerate(zip(interface.runtime, interface.inputs, strict=True)))
         self._outputs = (*interface.outputs, *checked_spec(interface.checks))
         self._checks = interface.checks
-        self._size_limit = interface.size_limit
+        self._limits = interface.limits
+        self._bounded = any(bounds is not None for limits in interface.limits for bounds in limits.bounds)
         self._order = None if interface.order == tuple(range(len(interface.outputs))) else interface.order
-        self._bounds = interface.int_bounds
         self._memory = memory
         self._infer = _infer_elsewhere if _loses_errors(compiled) else _infer
         # If all shapes are known, OpenVINO writes directly into torch memory; otherwise its results are copied.
@@ -169,18 +187,18 @@ class CompiledPartition:
             request = self._requests.pop()
         except IndexError:
             request = self.compiled.create_infer_request()
-        sizes = Sizes(self._size_limit) if self._sized else None
+        sizes = Sizes() if self._sized else None
         try:
             # Kept alive until infer() returns: the request holds raw pointers to the memory of contiguous copies.
             tensors = []
             for position, (source, spec) in self._inputs:
                 tensor = _contiguous(args[source], spec)
-                if (bounds := self._bounds[position]) is not None:
-                    _check_integers(tensor, bounds, position)
                 if sizes is not None and spec.symbols:
                     sizes.learn(spec, tensor)
                 tensors.append(tensor)
                 request.set_input_tensor(position, wrap(tensor, spec))
+            if sizes is not None or self._bounded:
+                _check_limits(tensors, self._limits, sizes)
             results = self._infer_direct(request) if self._direct else self._infer_copied(request, sizes)
         finally:
             if not self._once:
