@@ -45,6 +45,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "hypot": (torch.hypot, (A, B)),
     "fmax and fmin": (lambda x, y: (torch.fmax(x, y), torch.fmin(x, y)), (A, B)),
     "quotients of numbers": (lambda x: x * torch.div(x.shape[0], 2, rounding_mode="trunc"), (X,)),
+    "ranges of floats": (lambda x: (x[:5, :1] + torch.arange(5.0), x + torch.arange(0, 3.5, x.shape[0] / 2)[:1]), (X,)),
     "quotients by powers of 2": (
         lambda x: (x % 0.25, torch.fmod(x, -2), x // 8, torch.div(x, 0.1, rounding_mode="trunc")),
         (X * 7.3,),

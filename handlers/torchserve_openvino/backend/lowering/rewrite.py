@@ -35,6 +35,9 @@ def rewrite(graph: Graph, ranges: ValueRanges) -> None:
             _mirror(node)
         elif node.target in {aten.index.Tensor, aten._unsafe_index.Tensor}:
             _count_from_start(node, ranges)
+        elif node.target is aten.arange.start_step:
+            # Without it, OpenVINO counts in integers, from floats too.
+            node.update_kwarg("dtype", value_of(node).dtype)
         else:
             _keep_reduced_dimensions(node)
     _separate_copies(graph)
