@@ -45,6 +45,17 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "hypot": (torch.hypot, (A, B)),
     "fmax and fmin": (lambda x, y: (torch.fmax(x, y), torch.fmin(x, y)), (A, B)),
     "quotients of numbers": (lambda x: x * torch.div(x.shape[0], 2, rounding_mode="trunc"), (X,)),
+    "running products": (lambda x: (x.cumprod(1), x.cumprod(0), x[0, 0].cumprod(0)), (X,)),
+    "running sums of exponentials": (lambda x: (x.logcumsumexp(0), x.logcumsumexp(-1)), (EDGES.reshape(3, 4),)),
+    "long running sums of exponentials": (lambda x: x.logcumsumexp(0), (torch.linspace(-50, 50, 1000),)),
+    "running extremes": (lambda x: (*x.cummax(0), *x.cummin(0)), (torch.cat([TIES.flatten() * 1.0, EDGES, EDGES]),)),
+    "running extremes of bytes": (
+        lambda x: (*x.to(torch.uint8).cummax(1), *(x > 1).cummin(0), *x.cummax(-1)), (TIES,),
+    ),
+    "bytes of another sign": (
+        lambda x: (x.view(torch.int8) + 1, x.view(torch.int8).view(torch.uint8) + 1, (x > 130).view(torch.uint8) + 1),
+        (torch.arange(256, dtype=torch.uint8),),
+    ),
     "ranges of floats": (lambda x: (x[:5, :1] + torch.arange(5.0), x + torch.arange(0, 3.5, x.shape[0] / 2)[:1]), (X,)),
     "quotients by powers of 2": (
         lambda x: (x % 0.25, torch.fmod(x, -2), x // 8, torch.div(x, 0.1, rounding_mode="trunc")),
@@ -98,6 +109,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "as_strided": (
         lambda x: x.as_strided((2, 2), (1, 1), 0) * 2, (X.flatten()[7:],), "memory that is not part of its input",
     ),
+    "bytes of another type": (lambda x: x.view(torch.int32) == 0, (X,), "can't read bytes as another type"),
     "abs of a range": (lambda x: (torch.arange(-2.0, 3.0) - 0.5).abs() + x, (torch.ones(5),), "abs of a range"),
     "scatter_add of int64": (
         lambda x, i: torch.zeros(3, dtype=torch.int64).scatter_add(0, i, x), (TIES[0, :3], TIES[1, :3]), "32 bits",

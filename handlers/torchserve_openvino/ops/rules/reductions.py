@@ -1,7 +1,4 @@
-"""Sums, extremes, norms and moments along dimensions, and running sums.
-
-`cumprod` has no decomposition: a product in a different order may overflow where eager's does not.
-"""
+"""Sums, extremes, norms and moments along dimensions, and running values."""
 
 import functools
 import math
@@ -22,7 +19,7 @@ aten = torch.ops.aten
 Dims = list[int] | None
 
 declare(Rule(multiplies=True, check=Check.ANY_ORDER), aten.prod)
-declare(Rule(multiplies=True), aten.cumprod)
+declare(Rule(multiplies=True, banned="its numbers must be floats, in rows of a known length"), aten.cumprod)
 declare(Rule(scalars=Lifted()), aten.prod.dim_int, aten.amax.default, aten.amin.default, aten.max.dim, aten.min.dim)
 declare(Rule(scalars=Lifted()), aten.argmax.default, aten.argmin.default, aten.cumsum.default)
 declare(Rule(integers=integers.total), aten.sum, aten.cumsum)
@@ -227,3 +224,78 @@ def _argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     nans = x.isnan()
     found = torch.any(nans) if dim is None else torch.any(nans, dim, keepdim)
     return torch.where(found, torch.argmax(nans.to(torch.int32), dim, keepdim), torch.argmin(x, dim, keepdim))
+
+
+# --- running products and extremes --------------------------------------------------------------------------------
+
+
+def _doubled(parts: tuple[Tensor, ...], dim: int, merge: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Computes a running value in as many steps as the logarithm of its length (Hillis and Steele, 1986).
+
+    Args:
+        parts: Tensors of one shape, which `merge` takes together.
+        dim: The dimension along which they run; its size is known.
+        merge: Returns the parts of two neighbouring stretches; takes those of the first, then those of the second.
+    """
+    size, reach = parts[0].shape[dim], 1
+    while reach < size:
+        before = [part.narrow(dim, 0, size - reach) for part in parts]
+        here = [part.narrow(dim, reach, size - reach) for part in parts]
+        merged = merge(*before, *here)
+        parts = tuple(
+            torch.cat([part.narrow(dim, 0, reach), new], dim) for part, new in zip(parts, merged, strict=True)
+        )
+        reach *= 2
+    return parts
+
+
+def _runs(x: Tensor, dim: int) -> bool:
+    return not x.is_complex() and x.dim() > 0 and isinstance(x.shape[dim], int) and x.shape[dim] > 0
+
+
+_OF_KNOWN_LENGTH = "the length of its rows must be known"
+
+
+@decomposition(aten.cumprod.default)
+def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Takes the last product from `prod`, whose check makes sure that any order of the factors is right."""
+    x = x if dtype is None else x.to(dtype)
+    if not _runs(x, dim) or not x.is_floating_point():
+        return NotImplemented
+    (found,) = _doubled((x,), dim, lambda before, here: (before * here,))
+    return torch.cat([found.narrow(dim, 0, x.shape[dim] - 1), x.prod(dim, True)], dim)
+
+
+@decomposition(aten.logcumsumexp.default, rule=Rule(banned=_OF_KNOWN_LENGTH))
+def _logcumsumexp(x: Tensor, dim: int) -> Tensor:
+    if not _runs(x, dim) or not x.is_floating_point():
+        return NotImplemented
+    (found,) = _doubled((x,), dim, lambda before, here: (torch.logaddexp(before, here),))
+    return found.clone() if found is x else found
+
+
+def _running_extreme(exceeds: Any) -> Callable[..., Any]:
+    """Makes the decomposition of a running extreme and its position: of equal values, or NaN, the last one's."""
+
+    def merge(before: Tensor, its_place: Tensor, here: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+        keeps = exceeds(before, here)
+        if before.is_floating_point():
+            keeps = (keeps | before.isnan()) & here.isnan().logical_not()
+        return torch.where(keeps, before, here), torch.where(keeps, its_place, place)
+
+    def decomposed(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        if not _runs(x, dim):
+            return NotImplemented
+        narrow = x.dtype in {torch.bool, torch.uint8, torch.int8}
+        wide = x.to(torch.int32) if narrow else x
+        shape = [1] * x.dim()
+        shape[dim] = x.shape[dim]
+        places = torch.arange(x.shape[dim], device=x.device).reshape(shape).expand(x.shape)
+        values, indices = _doubled((wide, places), dim, merge)
+        return (values.to(x.dtype) if narrow else values), indices
+
+    return decomposed
+
+
+declare(Rule(decompose=_running_extreme(torch.gt), banned=_OF_KNOWN_LENGTH), aten.cummax.default)
+declare(Rule(decompose=_running_extreme(torch.lt), banned=_OF_KNOWN_LENGTH), aten.cummin.default)

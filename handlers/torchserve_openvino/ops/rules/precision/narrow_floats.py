@@ -37,6 +37,7 @@ for _op in (
     aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction,
     aten.native_group_norm.default, aten._native_batch_norm_legit.no_stats, aten.native_batch_norm.default,
     aten._native_batch_norm_legit_functional.default, aten._batch_norm_with_update_functional.default,
+    aten.cumprod.default, aten.logcumsumexp.default,
 ):  # fmt: skip
     declare(Rule(decompose_narrow=_in_float32(_op)), _op)
 declare(

@@ -76,6 +76,9 @@ def _fits(x: Any, kind: torch.dtype) -> bool:
     return not isinstance(x, (int, float)) or (-limits.max <= x <= limits.max)
 
 
+_BYTES = frozenset({torch.uint8, torch.int8})
+
+
 def _wide(x: Tensor) -> Tensor:
     return x.to(torch.int32) if x.dtype in NARROW_INTEGERS else x
 
@@ -130,6 +133,21 @@ def _arange(start: Number, end: Number, step: Number = 1, *, dtype: torch.dtype 
     return aten.arange.start_step(start, end, step, dtype=torch.int32, **rest).to(dtype)
 
 
+def _reinterpret(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Adds or subtracts 256 for the sign; OpenVINO can't read the bytes of other types as another type's."""
+    if dtype is x.dtype:
+        return aten.view.default(x, list(x.shape))
+    if x.dtype is torch.bool and dtype in _BYTES:
+        return x.to(dtype)
+    if x.dtype not in _BYTES or dtype not in _BYTES:
+        return NotImplemented
+    wide = x.to(torch.int32)
+    moved = (
+        torch.where(wide < 0, wide + 256, wide) if dtype is torch.uint8 else torch.where(wide > 127, wide - 256, wide)
+    )
+    return moved.to(dtype)
+
+
 def _declare(exceeds: bool, *operators: Any, numbers: bool = False) -> None:
     for op in operators:
         declare(Rule(decompose_narrow=in_32_bits(op, exceeds=exceeds, numbers=numbers)), op)
@@ -160,6 +178,7 @@ _declare(
 )  # fmt: skip
 declare(Rule(decompose_narrow=_power), aten.pow.Tensor_Scalar)
 declare(Rule(decompose_narrow=_arange), aten.arange.start_step)
+declare(Rule(decompose=_reinterpret, banned="OpenVINO can't read bytes as another type"), aten.view.dtype)
 for _op in (aten.floor.default, aten.ceil.default, aten.round.default):
     declare(Rule(decompose_narrow=_unchanged), _op)
 for _op in (aten.mul.Tensor, aten.mul.Scalar):
