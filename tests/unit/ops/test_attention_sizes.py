@@ -104,11 +104,12 @@ def test_a_row_joined_with_scores_in_bfloat16(name: str, rows: int, shape: str, 
 
 
 @needs_bf16
+@pytest.mark.parametrize("keys", [1, 2, KEYS])
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("rows", [1, 33])
-def test_torch_s_own_attention_with_a_row_for_a_mask_in_bfloat16(rows: int, heads: int) -> None:
-    query, key, value = (torch.randn(1, heads, length, 64) for length in (rows, KEYS, KEYS))
-    mask = torch.randn(1, 1, 1, KEYS)
+def test_torch_s_own_attention_with_a_row_for_a_mask_in_bfloat16(rows: int, heads: int, keys: int) -> None:
+    query, key, value = (torch.randn(1, heads, length, 64) for length in (rows, keys, keys))
+    mask = torch.randn(1, 1, 1, keys)
     compiled = tov.compile(Attention().eval(), options={"config": {"INFERENCE_PRECISION_HINT": "bf16"}})
     expected = F.scaled_dot_product_attention(query, key, value, mask)
     torch.testing.assert_close(compiled(query, key, value, mask), expected, atol=0.05, rtol=0.05)

@@ -97,9 +97,10 @@ def _repeat_row(port: ov.Input, scores: list[int], repeated: _Repeated) -> bool:
         False if it is one row and the scores may have no more.
     """
     sizes = _sizes(port.get_source_output())
-    if not sizes or _OPEN in sizes or sizes[-1] == 1 or math.prod(sizes) != sizes[-1]:
+    if not sizes or _OPEN in sizes or math.prod(sizes) != sizes[-1]:
         return True
-    if not scores or scores[-1] not in {sizes[-1], _OPEN}:
+    # A single number is a row of one key.
+    if not scores or scores[-1] not in ({sizes[-1], _OPEN} if sizes[-1] > 1 else {1}):
         return True
     several = [axis for axis, size in enumerate(scores[:-1]) if size > 1]
     if not several:
