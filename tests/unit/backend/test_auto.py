@@ -16,7 +16,6 @@ from torchserve_openvino.config.vocabulary import COMPILING
 
 @pytest.mark.parametrize("freezes", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.many(2)
 def test_answers_are_eagers(name: str, freezes: bool) -> None:
     model = MODELS[name]()
     compiled = tov.compile(model, backend="auto")
@@ -163,7 +162,6 @@ STATEFUL = {"attributes": Stream, "weight": lambda: Decaying(False), "weight.dat
 @pytest.mark.parametrize("freezes", [False, True])
 @pytest.mark.parametrize("backend", ["auto", "export", "openvino"])
 @pytest.mark.parametrize("name", STATEFUL)
-@pytest.mark.many(2)
 def test_state_after_a_call_is_that_of_one_call(name: str, backend: str, freezes: bool) -> None:
     model, twin = STATEFUL[name]().eval(), STATEFUL[name]().eval()
     compiled = tov.compile(model, backend=backend)

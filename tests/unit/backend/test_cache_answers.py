@@ -84,7 +84,6 @@ RIGHT: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("model", RIGHT.values(), ids=RIGHT)
-@pytest.mark.many(3)
 def test_structures_that_need_only_be_right(tmp_path: Path, model: Callable[..., Any]) -> None:
     for _ in range(2):
         compiled = fresh(model, tmp_path / "c")

@@ -132,7 +132,6 @@ def test_the_model_has_files_of_every_kind(folder: Path) -> None:
 
 @pytest.mark.parametrize("harm", HARM)
 @pytest.mark.parametrize(("kind", "name"), TARGETS, ids=str)
-@pytest.mark.many(3)
 def test_a_damaged_file(folder: Path, kind: str, name: str | None, harm: str) -> None:
     store = Store(folder)
     if kind == "partition" and name is not None:
@@ -147,7 +146,6 @@ def test_a_damaged_file(folder: Path, kind: str, name: str | None, harm: str) ->
 
 
 @pytest.mark.parametrize(("kind", "name"), TARGETS, ids=str)
-@pytest.mark.many(2)
 def test_a_file_of_another_entry_of_the_kind(folder: Path, kind: str, name: str | None) -> None:
     ask(fresh(Full(seed=5).eval(), folder), X)
     store = Store(folder)
@@ -228,7 +226,6 @@ CALLS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("change", CALLS.values(), ids=CALLS)
-@pytest.mark.many(3)
 def test_a_call_whose_content_makes_no_sense(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """The checksum is valid: the entry was forged, or written by different code of the same version."""
     rewrite(place(Store(folder), entries(folder, "call")[0]), change)

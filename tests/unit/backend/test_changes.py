@@ -73,9 +73,9 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.quick(grad=[False])
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.many(2)
 def test_a_change_deep_in_the_model_is_seen(change: str, grad: bool) -> None:
     model, x = Deep().eval(), torch.randn(2, 4)
     with torch.set_grad_enabled(grad):

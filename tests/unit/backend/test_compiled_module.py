@@ -137,7 +137,6 @@ class Outer(nn.Module):
 @pytest.mark.parametrize("freezes", [False, True])
 @pytest.mark.parametrize("inner_backend", BACKENDS)
 @pytest.mark.parametrize("backend", [None, *BACKENDS])
-@pytest.mark.many(3)
 def test_as_a_part_of_another_model(backend: str | None, inner_backend: str, freezes: bool) -> None:
     model = net()
     inner = tov.compile(model, backend=inner_backend)

@@ -76,9 +76,9 @@ ALIASES: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@pytest.mark.quick(backend=["openvino"])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ALIASES)
-@pytest.mark.many(2)
 def test_outputs_that_alias(name: str, backend: str) -> None:
     with torch.no_grad():
         report = assert_right(Lambda(ALIASES[name]).eval(), *two((4, 6)), backend=backend)
@@ -90,7 +90,6 @@ FIXED_SIZES = {"reshaped copy", "constants", "expanded", "windows"}
 
 
 @pytest.mark.parametrize("name", [name for name in ALIASES if name not in FIXED_SIZES])
-@pytest.mark.many(2)
 def test_outputs_that_alias_with_symbolic_sizes(name: str) -> None:
     with torch.no_grad():
         report = assert_right(ALIASES[name], *two((4, 6)), *two((6, 9)), dynamic=True)
@@ -200,10 +199,10 @@ def _open(allowed: Tensor) -> None:
     allowed[:] = True
 
 
+@pytest.mark.quick(backend=["openvino"])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["bool", "inf", "least"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.many(2)
 def test_attention_with_rows_that_may_see_nothing(kind: str, dtype: torch.dtype, backend: str) -> None:
     torch.manual_seed(0)
     model = Lambda(lambda q, m: functional.scaled_dot_product_attention(q, q, q, attn_mask=m) + 0).eval()
@@ -231,7 +230,6 @@ INDEXED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", INDEXED)
-@pytest.mark.many(2)
 def test_indices_below_0(name: str, backend: str) -> None:
     function, indices = INDEXED[name]
     calls = [(x, *(torch.tensor(i) for i in indices)) for (x,) in two((4, 6, 5))]
@@ -262,7 +260,6 @@ BEYOND: dict[str, tuple[Callable[..., Any], list[Any], list[Any]]] = {
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", BEYOND)
-@pytest.mark.many(2)
 def test_what_eager_refuses_is_refused_however_it_was_computed(name: str, dynamic: bool) -> None:
     function, good, bad = BEYOND[name]
     compiled = tov.compile(function, dynamic=dynamic)
@@ -284,7 +281,6 @@ CAST: dict[str, tuple[Callable[[Tensor], Tensor], list[float], list[float]]] = {
 
 
 @pytest.mark.parametrize("name", CAST)
-@pytest.mark.many(2)
 def test_casts_beyond_the_type_run_in_eager_and_are_counted(name: str) -> None:
     function, good, bad = CAST[name]
     compiled = tov.compile(function)
@@ -351,7 +347,6 @@ def test_a_wrong_shape_from_openvino_is_seen(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("correction", [0, 1, 2, 1.3, 7])
-@pytest.mark.many(3)
 def test_variances_with_any_correction(correction: float, backend: str) -> None:
     model = Lambda(lambda x: (x.var(1, correction=correction), x.std((0, 1), correction=correction), x.var()))
     with torch.no_grad():
@@ -360,7 +355,6 @@ def test_variances_with_any_correction(correction: float, backend: str) -> None:
 
 @pytest.mark.parametrize("mode", ["linear", "bilinear", "bicubic", "trilinear"])
 @pytest.mark.parametrize("backend", ["openvino", "export"])
-@pytest.mark.many(3)
 def test_interpolation_to_a_size_of_1(mode: str, backend: str) -> None:
     dims = {"linear": 1, "trilinear": 3}.get(mode, 2)
     for size in ([1] * dims, [1, 2, 3][:dims]):

@@ -27,7 +27,7 @@ def positions() -> torch.Tensor:
     return torch.linspace(-1, 2, 12).reshape(3, 4)
 
 
-@pytest.mark.many(3)
+@pytest.mark.quick(dynamic=[False], backend=["openvino"])
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("use", USED)

@@ -113,7 +113,6 @@ READ: dict[str, Callable[[Net, pytest.MonkeyPatch], None]] = {
 }
 
 
-@pytest.mark.many(5)
 @pytest.mark.parametrize("name", READ)
 def test_a_change_of_python_state_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = Net().eval(), torch.ones(1, 4)

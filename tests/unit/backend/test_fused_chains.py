@@ -100,7 +100,7 @@ def _inputs(kind: type, seed: int) -> list[Tensor]:
     return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
-@pytest.mark.many(3)
+@pytest.mark.quick(dynamic=[False])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(("kind", "tail"), CASES)
 def test_a_chain_and_what_follows(kind: type, tail: str, dynamic: bool) -> None:
@@ -113,7 +113,6 @@ def test_a_chain_and_what_follows(kind: type, tail: str, dynamic: bool) -> None:
     assert compiled.report.summary.fallbacks == 0
 
 
-@pytest.mark.many(3)
 @pytest.mark.parametrize("shapes", [((2, 5, 4), (2, 5, 4)), ((2, 1, 4), (3, 1)), ((2, 5, 4), (3, 1, 1, 1))])
 @pytest.mark.parametrize("tail", LARGER)
 def test_attention_that_becomes_larger(tail: str, shapes: tuple[tuple[int, ...], ...]) -> None:

@@ -11,7 +11,6 @@ from fuzzing.run import run
 _CASES = sorted((Path(__file__).parents[2] / "fuzz_cases").glob("*.json"))
 
 
-@pytest.mark.many(2)
 @pytest.mark.parametrize("path", _CASES, ids=lambda path: path.stem)
 def test_case(path: Path) -> None:
     case = json.loads(path.read_text("utf-8"))

@@ -91,7 +91,7 @@ COMPUTED = {
 }
 
 
-@pytest.mark.many(4)
+@pytest.mark.quick(threads=[2], dynamic=[False])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", COMPUTED)

@@ -36,6 +36,7 @@ OPERATORS: dict[str, Function] = {
 }
 
 
+@pytest.mark.quick(dtype=[torch.int64])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_right_beyond_what_float32_holds(name: str, dtype: torch.dtype) -> None:

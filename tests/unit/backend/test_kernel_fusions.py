@@ -32,7 +32,6 @@ CASES = {
 }
 
 
-@pytest.mark.many(3)
 @pytest.mark.parametrize("shape", [(2, 5, 4), (2, 3, 5, 4)])
 @pytest.mark.parametrize("name", CASES)
 def test_attention_with_several_users(name, shape) -> None:
@@ -59,7 +58,6 @@ NORMED = {
 }
 
 
-@pytest.mark.many(3)
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 @pytest.mark.parametrize("name", NORMED)
 def test_group_normalization_beside_something_else(name, precision) -> None:
@@ -87,7 +85,7 @@ REDUCED = {
 }
 
 
-@pytest.mark.many(4)
+@pytest.mark.quick(kind=[torch.int64], dynamic=[False])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("kind", [torch.int64, torch.int32])
 @pytest.mark.parametrize("name", REDUCED)
@@ -125,7 +123,7 @@ SCALED = {
 }
 
 
-@pytest.mark.many(4)
+@pytest.mark.quick(dynamic=[False], backend=["openvino"])
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts", "export"])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", SCALED)
@@ -166,7 +164,7 @@ NUMBERED = {
 }
 
 
-@pytest.mark.many(4)
+@pytest.mark.quick(channels=[3], dynamic=[False])
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", NUMBERED)
@@ -190,7 +188,6 @@ MULTIPLIED = {
 }
 
 
-@pytest.mark.many(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("rows", [2, 1])
 @pytest.mark.parametrize("name", MULTIPLIED)
@@ -215,7 +212,6 @@ CONCATENATED = {
 }
 
 
-@pytest.mark.many(3)
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", CONCATENATED)
@@ -239,7 +235,6 @@ OF_WEIGHTS = {
 }
 
 
-@pytest.mark.many(3)
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts", "export"])
 @pytest.mark.parametrize("name", OF_WEIGHTS)
 def test_the_absolute_value_of_weights(name, backend) -> None:
@@ -269,7 +264,7 @@ SCALARS = {
 }
 
 
-@pytest.mark.many(3)
+@pytest.mark.quick(gradient=[False])
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize(("backend", "dynamic"), [("openvino", False), ("openvino", True), ("openvino_ts", False)])
 @pytest.mark.parametrize("name", SCALARS)
@@ -299,7 +294,7 @@ PIXELS = {
 }
 
 
-@pytest.mark.many(3)
+@pytest.mark.quick(groups=[1])
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize(("backend", "dynamic"), [("openvino", False), ("openvino", True), ("openvino_ts", False)])
 @pytest.mark.parametrize("name", PIXELS)
@@ -313,7 +308,6 @@ def test_a_convolution_of_single_pixels_with_padding_and_strides(name, backend, 
     assert compiled.report.summary.coverage == 1.0 and not compiled.report.fallbacks
 
 
-@pytest.mark.many(2)
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("channels", [2, 3])

@@ -51,7 +51,7 @@ INPUTS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...]]]] =
 }  # fmt: skip
 
 
-@pytest.mark.many(6)
+@pytest.mark.quick(backend=["openvino"])
 @pytest.mark.parametrize("freeze", [False, True])
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts", "export"])
 @pytest.mark.parametrize("name", INPUTS)

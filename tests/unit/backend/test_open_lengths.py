@@ -53,7 +53,6 @@ def check(model, axes, make, **spec) -> None:
     assert summary.coverage == 1.0 and not compiled.report.fallbacks and summary.graphs == 1
 
 
-@pytest.mark.many(3)
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
 @pytest.mark.parametrize("window", WINDOWS, ids=lambda window: "-".join(map(str, window)))
 def test_windows(window, backend) -> None:

@@ -242,7 +242,6 @@ _SQUEEZES = {
 
 @pytest.mark.parametrize("squeeze", _SQUEEZES.values(), ids=_SQUEEZES)
 @pytest.mark.parametrize("dynamic", [True, None])
-@pytest.mark.many(4)
 def test_a_symbolic_dimension_that_a_squeeze_names_stays(squeeze, dynamic) -> None:
     """OpenVINO assumes that it is removed; later operators would then write along the wrong dimension."""
 

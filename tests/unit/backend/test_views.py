@@ -21,7 +21,6 @@ VIEWED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 UNCOUNTED = {"aten.select", "aten.unfold"}
 
 
-@pytest.mark.many(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
 @pytest.mark.parametrize("name", VIEWED)

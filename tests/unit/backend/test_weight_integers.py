@@ -69,6 +69,7 @@ USES = {
 }  # fmt: skip
 
 
+@pytest.mark.quick(dynamic=[False])
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_it_is_eagers(use: str, dynamic: bool) -> None:

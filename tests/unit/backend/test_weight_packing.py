@@ -48,7 +48,6 @@ def assert_right(model: nn.Module, *inputs: torch.Tensor, backend: str, toleranc
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("back", BACK)
-@pytest.mark.many(3)
 def test_there_and_back(back: str, backend: str) -> None:
     assert_right(Tied(BACK[back], 8, 8).eval(), torch.randn(2, 5, 8), backend=backend)
 

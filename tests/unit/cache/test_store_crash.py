@@ -19,7 +19,6 @@ from torchserve_openvino.cache.storage.store import Store
 pytestmark = pytest.mark.timeout(100)
 
 
-@pytest.mark.many(2)
 @pytest.mark.parametrize("how", ["fresh", "older", "damaged", "full"])
 def test_killed_before_each_call_to_the_system(tmp_path, how):
     script = [sys.executable, crash_writer.__file__, str(tmp_path), how]

@@ -20,7 +20,6 @@ pytest.importorskip("transformers")
 pytest.importorskip("openvino_genai")
 
 
-@pytest.mark.many(3)
 @each_kind
 def test_greedy_tokens_of_each_architecture(kind: str, served: Any) -> None:
     _, model, found = served(kind)

@@ -190,7 +190,6 @@ class TestOpening:
             open_engine(replace(base, prompts=[[5] * 508]), exports)
 
     @pytest.mark.slow
-    @pytest.mark.many(2)
     @pytest.mark.parametrize("weights", ["int8", "int4"])
     @pytest.mark.parametrize("kv_cache", ["f32", "u8"])
     def test_compressed_weights_and_cache(self, tmp_path: Path, exports: Store, weights: str, kv_cache: str) -> None:

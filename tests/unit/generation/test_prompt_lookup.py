@@ -35,7 +35,6 @@ def guessing(served: Any, exports: Store) -> Iterator[Callable[..., GenAIEngine]
         engine.close()
 
 
-@pytest.mark.many(3)
 @each_kind
 def test_greedy_tokens_of_each_architecture(kind: str, served: Any, guessing: Callable[..., GenAIEngine]) -> None:
     engine, given = guessing(kind), [*prompts(3, 40, 17, 1), REPEATING]

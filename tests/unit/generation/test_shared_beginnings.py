@@ -20,7 +20,6 @@ pytest.importorskip("openvino_genai")
 TOKENS = Sampling(4, ignore_eos=True)
 
 
-@pytest.mark.many(2)
 @each_kind
 @pytest.mark.parametrize(
     "section",

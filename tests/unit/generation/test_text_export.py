@@ -36,7 +36,6 @@ def started(model: ov.Model | Path) -> ov.InferRequest:
     return core().compile_model(model, "CPU", F32).create_infer_request()
 
 
-@pytest.mark.many(3)
 @each_kind
 def test_logits_of_a_padded_batch_and_of_the_tokens_after_it(kind: str, served: Any, exports: Store) -> None:
     folder, model, _ = served(kind)

@@ -39,7 +39,7 @@ def inputs(shared: int, length: int = LENGTH) -> tuple[torch.Tensor, ...]:
     return tuple(torch.randn(shape) for shape in shapes)
 
 
-@pytest.mark.many(5)
+@pytest.mark.quick(shared=[1, 3], backend=["openvino"])
 @pytest.mark.parametrize("shared", [1, 2, 3, HEADS])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts", "export"])

@@ -36,7 +36,7 @@ def inputs(rows: int, columns: int, head: int = 64, batch: int = 1, keys: int = 
     return [torch.randn(batch, HEADS, *size) for size in sizes]
 
 
-@pytest.mark.many(8)
+@pytest.mark.quick(rows=[1, 33], head=[64, 128], backend=["openvino"])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("head", [64, 96, 128, 256])
 @pytest.mark.parametrize("rows", [1, 32, 33, 130])
@@ -62,7 +62,7 @@ COLUMNS = {
 }
 
 
-@pytest.mark.many(8)
+@pytest.mark.quick(rows=[33], columns=[64, 128, 192], dynamic=[False])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("columns", [64, 127, 128, 192, 256])
 @pytest.mark.parametrize("rows", [32, 33, 128])
@@ -84,8 +84,8 @@ ROWS = {
 }
 
 
+@pytest.mark.quick(rows=[1, 33], shape=["row"], batch=[1], dynamic=[False])
 @needs_bf16
-@pytest.mark.many(8)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("shape", ["row", "one row each", "flat"])
@@ -137,7 +137,6 @@ assert compiled.report.summary.coverage == 1.0
 """
 
 
-@pytest.mark.many(4)
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
 @pytest.mark.parametrize(("threads", "more"), [("1", "{}"), ("2", "{}"), ("2", "{'PERFORMANCE_HINT': 'THROUGHPUT'}")])
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts", "export"])

@@ -10,7 +10,6 @@ OPTIONS = {"min_partition_us": 0}
 INTEGERS = torch.tensor([-627, 797, 515, -2049, 4099, 65519, 100001, 16777217, 3, 70000])
 
 
-@pytest.mark.many(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("wanted", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", [torch.int64, torch.int32])
@@ -34,7 +33,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.many(3)
+@pytest.mark.quick(other=[(2, 1, 4)])
 @pytest.mark.parametrize("other", [(), (2, 1, 4), (4,), (2, 3, 4)])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_layout_is_that_of_the_operator(name, other) -> None:

@@ -37,7 +37,6 @@ PUTS: list[tuple[str, list[Any], tuple[int, ...]]] = [
 
 @pytest.mark.parametrize(("indices", "shape"), [case[1:] for case in PUTS], ids=[case[0] for case in PUTS])
 @pytest.mark.parametrize("accumulate", [False, True])
-@pytest.mark.many(2)
 def test_index_put(indices: list[Any], shape: tuple[int, ...], accumulate: bool) -> None:
     values = torch.randn(shape)
     check(lambda x, v: put(x, indices, v, accumulate), X, values)
@@ -110,6 +109,7 @@ def test_several_values_through_a_mask_stay_in_eager() -> None:
 REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
 
 
+@pytest.mark.quick(dim=[1])
 @pytest.mark.parametrize("reduce", REDUCTIONS)
 @pytest.mark.parametrize("include_self", [True, False])
 @pytest.mark.parametrize("dim", [0, 1, -1])

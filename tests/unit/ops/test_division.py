@@ -32,7 +32,6 @@ def exact(got: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("name", DIVISIONS)
 @pytest.mark.parametrize("divisor", [0.1, -0.7, 3, 6.2831853, 1e-6, 0.25, -2])
-@pytest.mark.many(4)
 def test_by_a_number(name: str, divisor: float) -> None:
     division = DIVISIONS[name]
     for x in (TENTHS, TENTHS * 1234.5):

@@ -45,7 +45,6 @@ def test_any_bags(data: st.DataObject) -> None:
 @each_mode
 @each_padding
 @pytest.mark.parametrize("inference", [False, True])
-@pytest.mark.many(2)
 def test_bags_of_one_size(mode: str, padding: int | None, inference: bool) -> None:
     model = Classifier(mode=mode, padding_idx=padding).eval()
     compiled = check(model, I([[0, 2, 2], [2, 2, 2]]))
@@ -58,7 +57,6 @@ def test_bags_of_one_size(mode: str, padding: int | None, inference: bool) -> No
 
 @each_mode
 @each_padding
-@pytest.mark.many(2)
 def test_dynamic_shapes(mode: str, padding: int | None) -> None:
     model = Classifier(mode=mode, padding_idx=padding).eval()
     compiled = check(model, torch.randint(0, 10, (3, 4)), dynamic=True)
@@ -71,7 +69,6 @@ def test_dynamic_shapes(mode: str, padding: int | None) -> None:
 
 @each_mode
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.many(2)
 def test_narrow_types(mode: str, dtype: torch.dtype) -> None:
     check(Classifier(mode=mode, padding_idx=1).eval().to(dtype), torch.randint(0, 10, (8,)), I([0, 3, 5]))
     check(Classifier(mode=mode).eval().to(dtype), torch.randint(0, 10, (3, 4)))
@@ -133,7 +130,6 @@ def test_gradients() -> None:
 
 @pytest.mark.parametrize("backend", ["openvino_ts", "export"])
 @each_mode
-@pytest.mark.many(2)
 def test_other_backends(backend: str, mode: str) -> None:
     for args in ((I([1, 2, 3, 4]), I([0, 2])), (I([[1, 2], [3, 4]]),)):
         model = Classifier(mode=mode).eval()

@@ -55,7 +55,6 @@ CASES: dict[str, Callable[[Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.many(2)
 def test_whole_on_openvino(name: str) -> None:
     compiled = check(CASES[name], X, strides=False)
     check(CASES[name], torch.randn(2, 6, 8), compiled=compiled, strides=False)

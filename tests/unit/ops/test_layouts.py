@@ -67,9 +67,9 @@ def test_layout_of_what_has_known_sizes(name: str) -> None:
     check(*STATIC[name], options=OPTIONS, dynamic=False)
 
 
+@pytest.mark.quick(dynamic=[False])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.many(12)
 def test_layout(name: str, dynamic: bool) -> None:
     model, x = CASES[name]
     check(model.eval() if isinstance(model, nn.Module) else model, x, options=OPTIONS, dynamic=dynamic)

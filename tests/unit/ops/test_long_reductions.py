@@ -73,7 +73,7 @@ ALONG_ONE = {
 }
 
 
-@pytest.mark.many(4)
+@pytest.mark.quick(backend=["openvino"])
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
 @pytest.mark.parametrize("name", ALONG_ONE)
 def test_digits_of_long_reductions(name: str, backend: Any) -> None:

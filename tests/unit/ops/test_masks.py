@@ -41,7 +41,6 @@ each_mask = pytest.mark.parametrize("mask", MASKS)
 
 @each_padding
 @each_mask
-@pytest.mark.many(4)
 def test_attention(padding: str, mask: str) -> None:
     masks: dict[str, Any] = {"key_padding_mask": PADDINGS[padding], "attn_mask": MASKS[mask]}
     model = nn.MultiheadAttention(D, H, batch_first=True).eval()
@@ -64,7 +63,6 @@ def test_attention_with_the_weights_of_each_head() -> None:
 
 @each_padding
 @each_mask
-@pytest.mark.many(5)
 def test_encoder(padding: str, mask: str) -> None:
     layer = nn.TransformerEncoderLayer(D, H, 16, batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()

@@ -58,7 +58,7 @@ def compare(function: Callable[..., Any], x: torch.Tensor, **how: Any) -> tov.Co
     return compiled
 
 
-@pytest.mark.many(2)
+@pytest.mark.quick(dtype=[torch.float32, torch.bfloat16], how=[{}])
 @pytest.mark.parametrize("how", [{}, {"dynamic": True}, {"backend": "openvino_ts"}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", POOLS)
@@ -67,7 +67,6 @@ def test_windows_of_minus_infinity_and_of_nan(name: str, dtype: torch.dtype, how
     assert not compare(function, values(*shape).to(dtype), **how).report.fallbacks
 
 
-@pytest.mark.many(2)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", WITH_INDICES)

@@ -29,6 +29,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.quick(dynamic=[False], dtype=[torch.bfloat16])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", FUNCTIONS)

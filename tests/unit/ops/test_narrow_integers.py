@@ -57,6 +57,7 @@ def values(kind: torch.dtype, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x.to(kind), y.to(kind)
 
 
+@pytest.mark.quick(kind=[torch.uint8, torch.int16], dynamic=[False], backend=["openvino"])
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts", "export"])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -50,7 +50,6 @@ def _same(model: nn.Module, *calls: tuple[Tensor, ...], **options: Any) -> tov.C
 
 @pytest.mark.parametrize("name", HOW)
 @pytest.mark.parametrize("mode", PLAIN)
-@pytest.mark.many(3)
 def test_open_sizes_stay_one_operator(mode: str, name: str) -> None:
     if name == "corners" and "nearest" in mode:
         pytest.skip("has no corners to align")

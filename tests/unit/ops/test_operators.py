@@ -57,6 +57,7 @@ COMPARED = {
 }
 
 
+@pytest.mark.quick(kind=[torch.int64, torch.float32, torch.float16])
 @pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.float32, torch.float16])
 @pytest.mark.parametrize("name", COMPARED)
 def test_nan_is_never_greater(name: str, kind: torch.dtype) -> None:

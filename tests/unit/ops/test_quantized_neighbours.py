@@ -183,7 +183,7 @@ BEFORE: dict[str, Callable[[tuple[int, ...]], Callable[[Tensor], Tensor]]] = {
 MODES = ("static", "unfused", "symbolic")
 
 
-@pytest.mark.many(120)
+@pytest.mark.quick(shape=["images"], kind=["tensor", "convolved"], mode=["static"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", BEFORE)
 @pytest.mark.parametrize(

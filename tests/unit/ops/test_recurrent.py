@@ -99,14 +99,12 @@ def test_a_projected_lstm_of_any_length() -> None:
 
 @each_layer
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.many(2)
 def test_narrow_types(kind: str, dtype: torch.dtype) -> None:
     check(Tagger(kind).eval().to(dtype), torch.randn(2, 5, 4).to(dtype))
 
 
 @each_layer
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e30])
-@pytest.mark.many(2)
 def test_extreme_values(kind: str, value: float) -> None:
     x = torch.randn(2, 5, 4)
     x[0, 2, 1] = value
@@ -115,7 +113,6 @@ def test_extreme_values(kind: str, value: float) -> None:
 
 @each_layer
 @pytest.mark.parametrize("backend", ["openvino_ts", "export"])
-@pytest.mark.many(2)
 def test_other_backends(kind: str, backend: str) -> None:
     model = Tagger(kind, num_layers=2, bidirectional=True).eval()
     compiled = tov.compile(model, backend=backend)
@@ -165,7 +162,6 @@ def test_the_length_does_not_change_the_size_of_the_model(kind: str, monkeypatch
 
 
 @each_layer
-@pytest.mark.many(2)
 def test_gradients_are_torchs_own(kind: str) -> None:
     model = Tagger(kind, num_layers=2, dropout=0.5).train()
     compiled = tov.compile(model)
@@ -208,7 +204,6 @@ def test_a_disabled_layer_runs_as_one_operator() -> None:
 
 @pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
 @pytest.mark.parametrize("shape", [(3, 4), (4,)])
-@pytest.mark.many(2)
 def test_cells(cell: type, shape: tuple[int, ...]) -> None:
     check(cell(4, 6).eval(), torch.randn(shape))
 

@@ -44,7 +44,6 @@ def aligned(mode: str) -> list[dict[str, bool]]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.many(3)
 def test_sizes_and_whole_factors_stay_one_operator(mode: str, backend: str) -> None:
     for dims in MODES[mode]:
         for how in ({"size": [3, 9, 4][:dims]}, {"size": [1] * dims}, {"scale_factor": 3.0}, {"scale_factor": 1.7}):
@@ -76,7 +75,6 @@ def test_any_sizes(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("exact", ["nearest", "nearest-exact"])
-@pytest.mark.many(1)
 def test_nearest_takes_the_value_that_torch_takes(exact: str) -> None:
     # float32 puts some of these between two values: 7 to 3 * 7, 10 to 30, 41 to 287.
     for size, new in ((7, 21), (10, 30), (41, 287), (41, 100), (100, 41), (5, 10), (49, 343)):

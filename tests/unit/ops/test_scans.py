@@ -20,7 +20,6 @@ def both(function, *inputs, **how):
     return compiled.report
 
 
-@pytest.mark.many(2)
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
 @pytest.mark.parametrize("kind", [torch.bool, torch.uint8, torch.int8, torch.int32])
 def test_a_running_sum_of_narrow_integers_is_int64(kind, backend) -> None:
@@ -51,7 +50,6 @@ def test_an_operator_whose_type_the_frontend_changes_is_refused(monkeypatch) -> 
     assert fallback.op == "aten.cumsum.default" and "in OpenVINO" in fallback.reason
 
 
-@pytest.mark.many(2)
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
 @pytest.mark.parametrize("kind", TYPES)
 def test_kthvalue_and_median(kind, backend) -> None:
@@ -82,7 +80,6 @@ PRODUCTS = {
 }
 
 
-@pytest.mark.many(2)
 @pytest.mark.parametrize(("backend", "dynamic"), [("openvino", False), ("openvino", True), ("openvino_ts", False)])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_a_product_whose_factors_order_matters_runs_in_eager(name, backend, dynamic) -> None:

@@ -59,7 +59,6 @@ def test_nested_writes_are_one_partition(dynamic: bool) -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.many(3)
 def test_writes_in_every_type(dtype: torch.dtype, dynamic: bool) -> None:
     x, values = (torch.randn(3, 9, 7).mul(9).to(dtype) for _ in range(2))
     check(_plain, x, values, dynamic=dynamic, options=ALL)

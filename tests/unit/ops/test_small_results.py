@@ -33,6 +33,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.quick(dynamic=[False])
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_small_results_keep_their_digits(name: str, dynamic: bool) -> None:

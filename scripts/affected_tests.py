@@ -1,0 +1,174 @@
+"""Lists the test files that reach what changed since a commit, and why: by imports, or by naming a changed file.
+
+Imports inside functions count, too. A file of another kind than Python's (a YAML file, a page) is reached by those that
+name it or its folder. Tests that start servers reach all that the handler and the command line import.
+
+    python scripts/affected_tests.py
+    python scripts/affected_tests.py main~3
+    python scripts/affected_tests.py --files HEAD
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parents[1]
+# Where a module of a name may lie: unit tests import helpers beside them by their bare names.
+_SOURCES = ("handlers", "scripts", "tests", "tests/e2e", "tests/unit/serving")
+PACKAGE = "torchserve_openvino"
+# What a test that starts a server runs.
+_SERVED = (f"{PACKAGE}.serving.handler", f"{PACKAGE}.cli", f"{PACKAGE}.tasks", f"{PACKAGE}.adapters")
+_IGNORED = {"CHANGELOG.md"}
+
+
+def main(
+    since: Annotated[str, typer.Argument(help="A commit; what is not committed counts as changed.")] = "HEAD",
+    only_files: Annotated[bool, typer.Option("--files", help="Print nothing but the test files.")] = False,
+) -> None:
+    """Lists the test files that reach what changed since a commit, and why.
+
+    Examples: affected_tests.py; affected_tests.py main~3; affected_tests.py --files HEAD
+    """
+    changed = _changed(since) - _IGNORED
+    found = {test: way for test in _tests() if (way := _way(test, changed)) is not None}
+    if only_files:
+        for test in found:
+            print(test)
+        return
+    table = Table("test", "reaches", "through")
+    for test, way in found.items():
+        table.add_row(test, way[-1], " > ".join(Path(each).stem for each in way[1:-1]) or "-")
+    Console().print(table)
+    print(f"{len(found)} of {len(_tests())} test files reach {len(changed)} changed files.", file=sys.stderr)
+
+
+def _changed(since: str) -> set[str]:
+    def git(*arguments: str) -> list[str]:
+        command = ["git", "-C", str(ROOT), *arguments]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode:
+            raise typer.BadParameter(result.stderr.strip(), param_hint="SINCE")
+        return result.stdout.splitlines()
+
+    return {*git("diff", "--name-only", since), *git("ls-files", "--others", "--exclude-standard")}
+
+
+@functools.cache
+def _tests() -> tuple[str, ...]:
+    return tuple(str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").rglob("test_*.py")))
+
+
+def _way(test: str, changed: set[str]) -> list[str] | None:
+    """Returns the shortest way from a test to a changed file, both included; None if there is none."""
+    came_from: dict[str, str] = {test: ""}
+    waiting = deque([test])
+    while waiting:
+        here = waiting.popleft()
+        if here in changed:
+            way = [here]
+            while came_from[way[-1]]:
+                way.append(came_from[way[-1]])
+            return way[::-1]
+        for each in _reached(here):
+            if each not in came_from:
+                came_from[each] = here
+                waiting.append(each)
+    return None
+
+
+@functools.cache
+def _reached(file: str) -> tuple[str, ...]:
+    """Returns the files that a file imports or names."""
+    path = ROOT / file
+    if path.suffix != ".py" or not path.exists():
+        return ()
+    text = path.read_text(encoding="utf-8")
+    found = dict.fromkeys(_imported(ast.parse(text), path))
+    if file.startswith("tests/"):
+        found |= dict.fromkeys(name for name in _others() if _is_named(Path(name), text))
+        found |= dict.fromkeys(_conftests(path))
+        if "e2e" in path.parts:
+            found |= dict.fromkeys(each for name in _SERVED for each in _files_of(name, path.parent))
+    if file.startswith("handlers/") and path.name == "handler.py":
+        # Its parts are looked up by names in a model's configuration.
+        found |= dict.fromkeys(str(each.relative_to(ROOT)) for each in path.parent.glob("*.py"))
+    found.pop(file, None)
+    return tuple(found)
+
+
+def _is_named(path: Path, text: str) -> bool:
+    return path.name in text or (path.parent != Path() and f'"{path.parent}"' in text)
+
+
+def _conftests(path: Path) -> Iterator[str]:
+    for folder in path.parents:
+        if (conftest := folder / "conftest.py").exists() and conftest != path:
+            yield str(conftest.relative_to(ROOT))
+        if folder == ROOT / "tests":
+            return
+
+
+@functools.cache
+def _others() -> tuple[str, ...]:
+    """Returns the tracked files that are not Python's, and scripts, which tests run by name."""
+    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True)
+    return tuple(name for name in listed.stdout.splitlines() if not name.endswith(".py") or name.startswith("scripts/"))
+
+
+def _imported(tree: ast.AST, path: Path) -> Iterator[str]:
+    for node in _run_parts(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in {"tov", PACKAGE}:
+            # The package's own names are loaded when they are first used.
+            names = [_homes()[node.attr]] if node.attr in _homes() else []
+        else:
+            continue
+        for name in names:
+            yield from _files_of(name, path.parent)
+
+
+def _run_parts(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yields all nodes but those that only type checkers read."""
+    for node in ast.iter_child_nodes(tree):
+        if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            yield node
+            yield from _run_parts(node)
+
+
+@functools.cache
+def _homes() -> dict[str, str]:
+    """Returns the modules of the names that the package loads lazily."""
+    tree = ast.parse((ROOT / "handlers" / PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    (value,) = (
+        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_HOMES"
+    )
+    return dict(ast.literal_eval(value))
+
+
+def _files_of(module: str, beside: Path) -> Iterator[str]:
+    """Yields the files that importing a module runs."""
+    parts = module.split(".")
+    for source in (beside, *(ROOT / each for each in _SOURCES)):
+        for count in range(1, len(parts) + 1):
+            place = source.joinpath(*parts[:count])
+            for path in (place.with_suffix(".py"), place / "__init__.py"):
+                if path.is_file():
+                    yield str(path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    typer.run(main)
