@@ -43,9 +43,8 @@ def run(folder: Path, *arguments: str) -> tuple[set[str], str]:
     """Returns the tests that ran, and what pytest printed."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT / "scripts")])}
     command = [sys.executable, "-m", "pytest", "-v", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder)]
-    found = subprocess.run(
-        [*command, *(arguments or (str(folder),))], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    command += arguments or (str(folder),)
+    found = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     return set(re.findall(r"::test_(\S+) PASSED", found.stdout)), found.stdout + found.stderr
 
 
