@@ -128,25 +128,35 @@ def _traced_wrong(
     return bool(difference(got, expected, values))
 
 
+# Eager rounds or overflows on the way; in these types it decides.
+_WIDER = {torch.float16: torch.float32, torch.float32: torch.float64}
+
+
 def _as_exact(function: Callable[..., Any], calls: Sequence[Call], got: Any) -> bool:
-    """Whether a float16 answer matches the float32 result, where eager's float16 rounds or overflows on the way."""
-    if not any(isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float16 for leaf in pytree.tree_leaves(got)):
+    """Whether an answer is that of a wider type, where eager's own rounds or overflows on the way."""
+    kinds = {leaf.dtype for leaf in pytree.tree_leaves(got) if isinstance(leaf, torch.Tensor)}
+    narrow = next((kind for kind in _WIDER if kind in kinds), None)
+    if narrow is None:
         return False
+
+    def widened(call: Call) -> Call:
+        values = call.cloned()
+        return Call(
+            *pytree.tree_map_only(torch.Tensor, lambda t: _to(t, narrow, _WIDER[narrow]), (values.args, values.kwargs))
+        )
+
     try:
         with torch.no_grad():
-            exact = [function(*wide.args, **wide.kwargs) for wide in map(_widened, calls)]
+            exact = [function(*wide.args, **wide.kwargs) for wide in map(widened, calls)]
     except Exception:
-        # Not every operator runs in float32 (an explicit dtype, for one): eager's float16 decides then.
+        # Not every operator runs in another type (an explicit dtype, for one): eager's own decides then.
         return False
-    rounded = pytree.tree_map_only(torch.Tensor, lambda t: t.half() if t.dtype is torch.float32 else t, exact)
+    rounded = pytree.tree_map_only(torch.Tensor, lambda t: _to(t, _WIDER[narrow], narrow), exact)
     return not difference(got, rounded)
 
 
-def _widened(call: Call) -> Call:
-    args, kwargs = pytree.tree_map_only(
-        torch.Tensor, lambda t: t.float() if t.dtype is torch.float16 else t, (call.cloned().args, call.cloned().kwargs)
-    )
-    return Call(args, kwargs)
+def _to(tensor: torch.Tensor, kind: torch.dtype, other: torch.dtype) -> torch.Tensor:
+    return tensor.to(other) if tensor.dtype is kind else tensor
 
 
 def _seeded(run: Callable[[], Any], call: Call) -> Any:

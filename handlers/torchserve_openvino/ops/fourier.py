@@ -3,6 +3,10 @@
 Each operator here is torch's own transform with pairs in place of complex numbers; `ops.rules.complex_numbers` puts
 them into the graph. OpenVINO's inverse transforms divide by the length; torch's divide by what ``normalization`` says:
 0 nothing, 1 the length's square root, 2 the length (aten/src/ATen/native/SpectralOpsUtils.h, fft_norm_mode).
+
+OpenVINO's transforms are fast and exact where the length is a power of 2. For another length n they take n^2 steps and
+lose digits: a thousandth of the value at length 10,000, less where the values are real. A product of matrices serves
+short ones, eager the others.
 """
 
 import math
@@ -10,12 +14,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import openvino as ov
 import torch
 from openvino import Output
 from openvino import opset15 as ops
 from torch import Tensor
 from torch.fx import Node
 
+from torchserve_openvino.ops.memory_order import example_of
 from torchserve_openvino.ops.names import value_of
 from torchserve_openvino.ops.openvino_values import int64, rank
 
@@ -51,18 +57,33 @@ _define("r2c(Tensor x, int[] dim, int normalization, bool onesided) -> Tensor", 
 _define("c2c(Tensor x, int[] dim, int normalization, bool forward) -> Tensor", _c2c)
 _define("c2r(Tensor x, int[] dim, int normalization, int last) -> Tensor", _c2r)
 OPERATORS = torch.ops.openvino_fft
-# Measured on one core with 100 rows: at length 512 a matrix product and a transform take the same time.
+# Measured on one core with 100 rows: at length 512 a matrix product and a real transform take the same time.
 _SHORT = 512
+_SHORT_NO_POWER = 2 * _SHORT
 
 
-def is_plain(normalization: int, inverse: bool) -> bool:
+def serves(length: Any) -> bool:
+    """Returns whether a length is transformed on OpenVINO; a symbolic one is not."""
+    return isinstance(length, int) and (_is_power_of_2(length) or 0 < length <= _SHORT_NO_POWER)
+
+
+def serves_open(length: Any, normalization: int) -> bool:
+    """Returns whether a real transform of a symbolic length is: torch's equals OpenVINO's without a factor."""
+    return normalization == 0 and _is_power_of_2(example_of(length))
+
+
+def _is_power_of_2(length: int) -> bool:
+    return length > 0 and length & (length - 1) == 0
+
+
+def _is_plain(normalization: int, inverse: bool) -> bool:
     """Returns whether OpenVINO's transform equals torch's without a factor, which depends on the length."""
     return normalization == (2 if inverse else 0)
 
 
 def _scaled(found: Any, length: int, normalization: int, inverse: bool) -> Any:
     """Corrects a result for the different divisors of OpenVINO and torch."""
-    if is_plain(normalization, inverse):
+    if _is_plain(normalization, inverse):
         return found
     factor = {0: 1.0, 1: 1 / math.sqrt(length), 2: 1 / length}[normalization] * (length if inverse else 1)
     return ops.multiply(found, np.float32(factor))
@@ -70,45 +91,85 @@ def _scaled(found: Any, length: int, normalization: int, inverse: bool) -> Any:
 
 def convert_r2c(x: Output, dim: Sequence[int], normalization: int, onesided: bool, *, sizes: Sequence[int]) -> Any:
     """Builds torch._fft_r2c from OpenVINO operations; ``sizes`` are those of the dimensions ``dim``."""
-    if list(dim) == [rank(x) - 1] and _is_short(sizes[0]):
-        return _scaled(_by_product(x, sizes[0], onesided), sizes[0], normalization, False)
-    if onesided:
-        found = ops.rdft(x, int64(dim))
+    length = sizes[-1]
+    if length and (not _is_power_of_2(length) or (length <= _SHORT and dim[-1] == rank(x) - 1)):
+        frequencies = length // 2 + 1 if onesided else length
+        # Its columns are pairs: the real parts, the imaginary ones.
+        matrix = _waves(length, frequencies).transpose(0, 2, 1).reshape(length, -1)
+        found = _multiplied(ops.unsqueeze(x, int64([-1])), dim[-1], matrix, frequencies)
+    elif onesided:
+        found = ops.rdft(x, int64([dim[-1]]))
     else:
         real = ops.unsqueeze(x, int64([-1]))
-        found = ops.dft(ops.concat([real, ops.multiply(real, np.float32(0))], -1), int64(dim))
+        found = ops.dft(ops.concat([real, ops.multiply(real, np.float32(0))], -1), int64([dim[-1]]))
+    found = _transformed(found.output(0), dim[:-1], sizes[:-1], forward=True)
     return _scaled(found, math.prod(sizes), normalization, False)
-
-
-def _is_short(length: int) -> bool:
-    """Returns whether a matrix product is faster than OpenVINO's transform, which is fast for powers of 2 only."""
-    return 0 < length <= (_SHORT if length & (length - 1) == 0 else 2 * _SHORT)
-
-
-def _by_product(x: Output, length: int, onesided: bool) -> Any:
-    """Multiplies by the matrix exp(-2 pi i j k / length) of the definition; j k is reduced modulo the length first."""
-    frequencies = np.arange(length // 2 + 1 if onesided else length)
-    angles = np.outer(np.arange(length), frequencies) % length * (-2 * np.pi / length)
-    matrix = np.stack([np.cos(angles), np.sin(angles)], -1).reshape(length, -1).astype(np.float32)
-    product = ops.matmul(x, ops.constant(matrix), False, False)
-    dims = rank(x)
-    return ops.reshape(product, int64([0] * (dims - 1) + [len(frequencies), 2]), True)
 
 
 def convert_c2c(x: Output, dim: Sequence[int], normalization: int, forward: bool, *, sizes: Sequence[int]) -> Any:
     """Builds torch._fft_c2c in the same way."""
-    transform = ops.dft if forward else ops.idft
-    return _scaled(transform(x, int64(dim)), math.prod(sizes), normalization, not forward)
+    return _scaled(_transformed(x, dim, sizes, forward), math.prod(sizes), normalization, not forward)
 
 
 def convert_c2r(x: Output, dim: Sequence[int], normalization: int, last: int, *, sizes: Sequence[int]) -> Any:
     """Builds torch._fft_c2r in the same way."""
-    sizes = [*sizes[:-1], last]
-    return _scaled(ops.irdft(x, int64(dim), int64(sizes)), math.prod(sizes), normalization, True)
+    found: Any = _transformed(x, dim[:-1], sizes[:-1], forward=False)
+    if _is_power_of_2(last):
+        found = ops.irdft(found, int64([dim[-1]]), int64([last]))
+    else:
+        # All frequencies but the first (and the middle one of an even length) stand for two.
+        waves = _waves(last, sizes[-1])
+        weights = np.where((np.arange(sizes[-1]) == 0) | (2 * np.arange(sizes[-1]) == last), 1, 2) / last
+        matrix = (waves * weights).transpose(2, 1, 0).reshape(2 * sizes[-1], last)
+        found = ops.squeeze(_multiplied(found, dim[-1], matrix, last), int64([-1]))
+    return _scaled(found, math.prod([*sizes[:-1], last]), normalization, True)
+
+
+def _transformed(x: Output, dim: Sequence[int], sizes: Sequence[int], forward: bool) -> Any:
+    """Transforms pairs along dimensions; backward, it divides by the lengths, as OpenVINO does."""
+    plain = [axis for axis, size in zip(dim, sizes, strict=True) if _is_power_of_2(size)]
+    found: Any = (ops.dft if forward else ops.idft)(x, int64(plain)) if plain else x
+    for axis, size in zip(dim, sizes, strict=True):
+        if axis not in plain:
+            real, imaginary = np.moveaxis(_waves(size, size), 1, 0)
+            if not forward:
+                real, imaginary = real / size, -imaginary / size
+            # (a + ib)(c + id): a row for each of a and b, a column for the real and the imaginary part.
+            matrix = np.stack([np.stack([real, imaginary], -1), np.stack([-imaginary, real], -1)], 1)
+            found = _multiplied(found, axis, matrix.reshape(2 * size, 2 * size), size)
+    return found
+
+
+def _waves(length: int, frequencies: int) -> np.ndarray:
+    """Returns exp(-2 pi i j k / length) of the definition, in float64: ``[length, 2, frequencies]``."""
+    # j k is reduced modulo the length first, so that no digits are lost.
+    angles = np.outer(np.arange(length), np.arange(frequencies)) % length * (-2 * np.pi / length)
+    return np.stack([np.cos(angles), np.where(2 * angles % (2 * np.pi) == 0, 0, np.sin(angles))], 1)
+
+
+def _multiplied(x: Any, axis: int, matrix: np.ndarray, size: int) -> Any:
+    """Multiplies values, of an axis and the last one together, by a matrix.
+
+    Args:
+        x: Its last axis has one real part, or pairs.
+        matrix: A row for each of these values, a column for each new one.
+        size: New size of the axis; the last axis gets what remains.
+    """
+    dims = rank(x.output(0) if isinstance(x, ov.Node) else x)
+    axis %= dims - 1
+    order = [each for each in range(dims) if each not in {axis, dims - 1}] + [axis, dims - 1]
+    if order != list(range(dims)):
+        x = ops.transpose(x, int64(order))
+    flat = ops.reshape(x, int64([0] * (dims - 2) + [-1]), True)
+    product = ops.matmul(flat, ops.constant(matrix.astype(np.float32)), False, False)
+    found = ops.reshape(product, int64([0] * (dims - 2) + [size, matrix.shape[1] // size]), True)
+    if order != list(range(dims)):
+        found = ops.transpose(found, int64([order.index(each) for each in range(dims)]))
+    return found
 
 
 def facts(node: Node) -> dict[str, Any]:
-    """Returns the sizes of the transformed dimensions; 0 for one that is not known."""
+    """Returns the sizes of the transformed dimensions; 0 for one that is symbolic."""
     source, dim = node.args[:2]
     assert isinstance(source, Node) and isinstance(dim, (list, tuple))
     shape = value_of(source).shape

@@ -135,6 +135,38 @@ def test_double_precision_stays_in_eager(dtype: torch.dtype) -> None:
     assert any(each.op == "aten.abs.default" and "complex128" in each.reason for each in report.fallbacks)
 
 
+TRANSFORMS: dict[str, Callable[[Tensor], Any]] = {
+    "real": torch.fft.rfft,
+    "whole": lambda x: torch.fft.fft(torch.complex(x, x.flip(-1))),
+    "inverse": lambda x: torch.fft.ifft(torch.complex(x, x.flip(-1)), norm="ortho"),
+    "back to an even length": lambda x: torch.fft.irfft(torch.complex(x, x.flip(-1))[..., : x.shape[-1] // 2 + 1]),
+    "of other axes": lambda x: torch.fft.fftn(torch.complex(x, x.flip(-1)).transpose(0, 1), dim=(0, 1)),
+}
+
+
+@pytest.mark.parametrize("length", [64, 100, 400, 997, 1024, 4096])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_long_transforms_keep_their_digits(name: str, length: int) -> None:
+    """Of lengths that are no power of 2, OpenVINO's loses a thousandth of the value at 10,000."""
+    x = torch.randn(3, length)
+    compiled = tov.compile(TRANSFORMS[name], options={"min_partition_us": 0})
+    with torch.no_grad():
+        found = torch.view_as_real(compiled(x)) if name != "back to an even length" else compiled(x)
+        right = TRANSFORMS[name](x.double())
+        right = torch.view_as_real(right) if right.is_complex() else right
+    assert (found - right).norm() < 1e-6 * right.norm()
+    assert not compiled.report.fallbacks
+
+
+@pytest.mark.parametrize("length", [1025, 10_000])
+def test_long_transforms_without_a_power_of_2_run_in_eager(length: int) -> None:
+    compiled = tov.compile(lambda x: torch.fft.rfft(x).abs())
+    x = torch.randn(2, length)
+    with torch.no_grad():
+        assert_same(compiled(x), torch.fft.rfft(x).abs(), strides=False)
+    assert "no power of 2" in str(compiled.report.fallbacks)
+
+
 def test_a_dynamic_batch() -> None:
     compiled = check(lambda x: torch.fft.rfft(x).abs() + 1, torch.randn(3, 8), dynamic=True, coverage=None)
     check(compiled.eager, torch.randn(5, 8), compiled=compiled, coverage=None)

@@ -48,29 +48,31 @@ def _positive(dims: Any, rank: int) -> list[int]:
 # --- transforms ---------------------------------------------------------------------------------------------------
 
 
-def _known(x: Tensor, dim: list[int]) -> bool:
-    return all(isinstance(x.shape[axis], int) for axis in dim)
-
-
 def _r2c(x: Tensor, dim: list[int], normalization: int, onesided: bool) -> Tensor:
     dim = _positive(dim, x.dim())
-    if x.dtype is not torch.float32 or not dim or not (fourier.is_plain(normalization, False) or _known(x, dim)):
+    is_open = len(dim) == 1 and onesided and fourier.serves_open(x.shape[dim[0]], normalization)
+    if x.dtype is not torch.float32 or not (is_open or _are_served(x, dim)):
         return NotImplemented
     return _complex(fft.r2c.default(x, dim, normalization, onesided))
 
 
 def _c2c(x: Tensor, dim: list[int], normalization: int, forward: bool) -> Tensor:
     dim = _positive(dim, x.dim())
-    if not _is_pairs(x) or not dim or not (fourier.is_plain(normalization, not forward) or _known(x, dim)):
+    if not _is_pairs(x) or not _are_served(x, dim):
         return NotImplemented
     return _complex(fft.c2c.default(_pairs(x), dim, normalization, forward))
 
 
 def _c2r(x: Tensor, dim: list[int], normalization: int, last_dim_size: int) -> Tensor:
     dim = _positive(dim, x.dim())
-    if not _is_pairs(x) or not dim or not _known(x, dim) or not isinstance(last_dim_size, int):
+    if not _is_pairs(x) or not _are_served(x, dim[:-1], last_dim_size) or x.shape[dim[-1]] != last_dim_size // 2 + 1:
         return NotImplemented
     return fft.c2r.default(_pairs(x), dim, normalization, last_dim_size)
+
+
+def _are_served(x: Tensor, dim: list[int], *lengths: int) -> bool:
+    lengths = (*(x.shape[axis] for axis in dim), *lengths)
+    return bool(lengths) and all(map(fourier.serves, lengths))
 
 
 # --- arithmetic ---------------------------------------------------------------------------------------------------
@@ -285,6 +287,10 @@ for _op, _of_pairs in _DECOMPOSED.items():
 declare(
     Rule(banned="OpenVINO does not compute complex numbers"), aten.view_as_complex.default, aten.view_as_real.default
 )
+declare(
+    Rule(banned="OpenVINO is slow and loses digits at lengths above 1024 that are no power of 2, and at open ones"),
+    aten._fft_r2c.default, aten._fft_c2c.default, aten._fft_c2r.default,
+)  # fmt: skip
 declare(Rule(convert=fourier.convert_r2c, facts=fourier.facts), fft.r2c.default)
 declare(Rule(convert=fourier.convert_c2c, facts=fourier.facts), fft.c2c.default)
 declare(Rule(convert=fourier.convert_c2r, facts=fourier.facts), fft.c2r.default)
