@@ -85,6 +85,10 @@ class CompileDiedError(TorchServeOpenVINOError, RuntimeError):
     """A partition that is not compiled, because OpenVINO's compiler ended a process that compiled it."""
 
 
+class UntestedVersionError(TorchServeOpenVINOError, RuntimeError):
+    """A version of torch or another package with which something that this package relies on does not hold."""
+
+
 class PackagingError(TorchServeOpenVINOError):
     """A model archive that can't be made, read, or precompiled."""
 

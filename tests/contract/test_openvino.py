@@ -97,7 +97,7 @@ def stock(model, *inputs, **options):
 
 def test_stock_backend_fails_on_a_plain_model() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2)).eval()
-    with pytest.raises(Exception, match="sources must not be empty"), torch.no_grad():
+    with pytest.raises(Exception, match="sources must not be empty|Guard failed on the same frame"), torch.no_grad():
         torch.compile(model, backend="openvino")(torch.randn(1, 3, 8, 8))
 
 

@@ -14,6 +14,7 @@ from torchserve_openvino.cli.init import init
 from torchserve_openvino.cli.package import package
 from torchserve_openvino.cli.ray import ray
 from torchserve_openvino.cli.report import report
+from torchserve_openvino.cli.selftest import selftest
 from torchserve_openvino.cli.tasks import tasks
 from torchserve_openvino.cli.why import why
 
@@ -34,6 +35,7 @@ app.command("handler-path")(handler_path)
 app.command("init")(init)
 app.command("package")(package)
 app.command("report")(report)
+app.command("selftest")(selftest)
 app.command("tasks")(tasks)
 app.command("why")(why)
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchserve_openvino.cli import cache_tables as tables
 from torchserve_openvino.cli.console import fail, print_json, stdout
+from torchserve_openvino.cli.reports import cache_tables as tables
 from torchserve_openvino.errors import CacheDirectoryError, TorchServeOpenVINOError
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from torchserve_openvino.cache.open import state_folder
 from torchserve_openvino.config import ServingConfig, load_serving_config
 from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.errors import ItemError, ModelLoadError, NotExplainedError, TorchServeOpenVINOError
@@ -35,6 +36,7 @@ from torchserve_openvino.serving.shapes.plan import batch_sizes
 from torchserve_openvino.serving.shapes.warmup import startup_advice
 from torchserve_openvino.serving.siblings import Board, sibling_pids
 from torchserve_openvino.serving.threads import ThreadPlan, plan_for
+from torchserve_openvino.serving.versions.start import admit_versions
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +119,7 @@ class OpenVINOHandler(ArchiveLoading):
             type(self).__init__(self)
             self._serve(context)
             return
+        news = admit_versions(lambda: state_folder(None))
         threads = plan_for(self.config, len(sibling_pids()))
         threads.apply()
         self.find_weights(context)
@@ -132,7 +135,11 @@ class OpenVINOHandler(ArchiveLoading):
         self.report.tracker.set_config("threads", threads.to_dict())
         if is_quantized(self.model_dir):
             self.report.tracker.set_config("quantized", facts_of(self.model_dir))
-        self._advise(time.perf_counter() - start)
+        # TorchServe's default is 120 s.
+        patience = int(self.config.torchserve.get("startupTimeout", 120))
+        for note in filter(None, (news, startup_advice(time.perf_counter() - start, patience))):
+            logger.warning("%s", note)
+            self.report.tracker.add_note(note)
         watch = PolicyWatch(self.report, self.config.openvino.fallback)
         version = str((context.manifest or {}).get("model", {}).get("modelVersion") or "")
         metrics = MetricsEmitter(self.report, self.counters, version)
@@ -157,7 +164,7 @@ class OpenVINOHandler(ArchiveLoading):
     # --- compilation ------------------------------------------------------------------------------------------
 
     def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
-        """Compiles the model unless the YAML disables that, and sets `model` and `report` to the served ones."""
+        """Compiles the model unless the YAML disables that; sets `model` and `report`."""
         if not self.config.pt2.enabled:
             self.model = self.eager_model
             tracker = Tracker()
@@ -226,13 +233,6 @@ class OpenVINOHandler(ArchiveLoading):
 
     def _run_own(self, items: list[Any]) -> Any:
         return self._own_code.run(self._own_handle or super().handle, items, self.context)
-
-    def _advise(self, seconds: float) -> None:
-        # TorchServe's default is 120 s.
-        advice = startup_advice(seconds, int(self.config.torchserve.get("startupTimeout", 120)))
-        if advice is not None:
-            logger.warning("%s", advice)
-            self.report.tracker.add_note(advice)
 
     def _summary(self, models: Models | None) -> str:
         if models is None:
