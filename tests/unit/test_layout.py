@@ -66,7 +66,7 @@ def test_private_modules_of_torch_and_openvino_are_imported_only_in_listed_modul
 # backend/ in this order: "" before all stages, "top" after all.
 STAGES = ("upstream", "lowering", "partitioning", "conversion", "runtime", "routes", "capture", "runners")
 BESIDE = {
-    "spec": "", "open_axes": "", "instrumentation": "routes", "settings": "routes",
+    "spec": "", "size_formulas": "", "open_axes": "", "instrumentation": "routes", "settings": "routes",
     "eager_watch": "routes",
     "compiled": "top", "compiler": "top", "entry": "top",
 }  # fmt: skip

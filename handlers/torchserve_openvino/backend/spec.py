@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import openvino as ov
 import torch
 
+from torchserve_openvino.backend.size_formulas import value_of_formula
 from torchserve_openvino.ops.memory_order import layout_of
 
 OV_TYPES: dict[torch.dtype, ov.Type] = {
@@ -134,13 +135,20 @@ class Sizes:
             expected: tuple[int, ...] = spec.shape
         elif len(shape) == len(spec.shape):
             expected = tuple(
-                self._known.setdefault(name, found) if name else size
+                self._size(name, found) if name else size
                 for name, size, found in zip(spec.symbols, spec.shape, shape, strict=True)
             )
         else:
             expected = spec.shape
         if tuple(shape) != expected:
             raise RuntimeError(f"OpenVINO returned the shape {list(shape)} where torch returns {list(expected)}")
+
+    def _size(self, formula: str, found: int) -> int:
+        """Returns a size; what its formula does not say is learned from the first output that has it."""
+        if formula not in self._known:
+            value = value_of_formula(formula, self._known)
+            self._known[formula] = found if value is None else value
+        return self._known[formula]
 
 
 @dataclass(frozen=True)

@@ -82,3 +82,12 @@ def test_an_exported_graph() -> None:
 
     model, inputs = Model().eval(), (torch.randn(3, 9, 7), torch.randn(3, 9, 7))
     check(model, *inputs, compiled=tov.compile(model, backend="export", options=ALL))
+
+
+def test_padding_in_a_circle_keeps_its_size() -> None:
+    """A slice that ended at 2^31 - 1 gave OpenVINO bounds of sizes above what it can count."""
+    for dynamic in (False, True):
+        compiled = check(
+            lambda x: torch.nn.functional.pad(x, (1, 2), "circular"), torch.randn(1, 4, 6), dynamic=dynamic
+        )
+        check(compiled.eager, torch.randn(1, 4, 9), compiled=compiled)

@@ -268,7 +268,7 @@ def _slice_scatter(x: Output, src: Output, dim: int = 0, start: Any = None, end:
         stop = ops.add(begin, ops.multiply(count, int64([step])))
         scalars = [ops.squeeze(each, int64([0])) for each in (begin, stop)]
         return ops.scatter_update(x, ops.range(*scalars, int64(step), "i64"), src, axis)
-    behind = ops.slice(x, ops.add(begin, count), int64([2**31 - 1]), int64([1]), axis)
+    behind = ops.slice(x, ops.add(begin, count), int64([2**63 - 1]), int64([1]), axis)
     parts = [before.output(0), src, behind.output(0)]
     return ops.concat([part for part in parts if part.get_partial_shape()[dim] != 0], dim)
 
