@@ -26,10 +26,13 @@ from torchserve_openvino.ops.kept import BATCHED_NMS, StandIn
 _KEEPS_FOR: ContextVar[str] = ContextVar("keeps_for", default="")
 _KEEPING: set[torch._ops.OpOverload] = set()
 _KEEPING_LOCK = threading.Lock()
+# A warning with keyword arguments (torch warns about masks of two types) breaks no graph. It is issued after the graph;
+# torch 2.15 refuses to, so that it is left out there.
+_VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+_WARNINGS = "ignore_logging_functions" if _VERSION >= (2, 15) else "reorderable_logging_functions"
 _SETTINGS = {
     "allow_rnn": True,
-    # A warning (torch warns about masks of two types) is issued after the graph instead of breaking it.
-    "reorderable_logging_functions": {warnings.warn},
+    _WARNINGS: {warnings.warn},
     # A hook that is registered later is noticed.
     "skip_nnmodule_hook_guards": False,
     # Guards skip modules whose dictionaries did not change: checking them is a third of the time of all guards.
