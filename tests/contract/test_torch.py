@@ -213,6 +213,14 @@ def test_alpha_is_dropped_where_the_second_operand_is_a_symbol(add: Callable[...
     torch.testing.assert_close(compiled(torch.ones(2), 0.5, 3.0), add(torch.ones(2), 0.5))
 
 
+def test_labels_behind_the_end_count_where_torch_decomposes_their_loss() -> None:
+    """Why `ops.kept` has a composition of its own."""
+    x, target = torch.tensor([[0.1, 0.2, 0.4]]), torch.tensor([[2, -1, 1]])
+    compiled = torch.compile(torch.nn.functional.multilabel_margin_loss, backend="aot_eager")
+    with torch.no_grad():
+        assert compiled(x, target) > torch.nn.functional.multilabel_margin_loss(x, target) + 0.5
+
+
 def test_numpy_forbids_to_resize_a_tensors_storage_for_good() -> None:
     """Why `array_over` does not use it: neither results nor the caller's inputs could be resized after a call."""
     tensor = torch.zeros(3)

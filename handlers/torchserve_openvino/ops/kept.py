@@ -193,10 +193,38 @@ RESIZERS = (
 _RESIZERS = {op: _define(op, "(" + str(op._schema).partition("(")[2], op, _fake_resized) for op in RESIZERS}
 
 
+# --- a loss that torch decomposes wrongly --------------------------------------------------------------------------
+
+
+def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
+    """Sums max(0, 1 - x[label] + x[class]) / classes over an item's labels and all classes that are no labels of it.
+
+    Labels end at the first -1. torch's decomposition goes on behind it (tests/contract/test_torch.py).
+
+    Args:
+        x: ``[N, C]`` or ``[C]``.
+        target: Labels, of the same shape.
+        reduction: 0 for a loss for each item, 1 for their mean, 2 for their sum.
+    """
+    rows, labels = torch.atleast_2d(x), torch.atleast_2d(target)
+    classes = rows.shape[1]
+    places = torch.arange(classes, device=x.device)
+    first_end = torch.amin(torch.where(labels == -1, places, classes), -1, True)
+    given = places < first_end
+    is_label = torch.any(places == torch.where(given, labels, -1).unsqueeze(-1), 1)
+    of_labels = torch.gather(rows, 1, torch.where(given, labels, 0))
+    margins = (1 - of_labels.unsqueeze(-1) + rows.unsqueeze(1)).clamp_min(0) / classes
+    counts = given.unsqueeze(-1) & is_label.logical_not().unsqueeze(1)
+    loss = torch.where(counts, margins, 0.0).sum((1, 2))
+    loss = (loss.reshape(x.shape[:-1]), loss.mean(), loss.sum())[reduction]
+    return loss, is_label.to(x.dtype).reshape(target.shape)
+
+
 # Maps each operator to what is traced in its place.
 STAND_INS = {op: StandIn(_without_idle_dropout(stand_in)) for op, stand_in in _RECURRENT.items()} | {
     op: StandIn(_where_whole(stand_in), trains=True, own=True) for op, stand_in in _RESIZERS.items()
 }
+STAND_INS[aten.multilabel_margin_loss_forward.default] = StandIn(_multilabel_margin_loss)
 _ORIGINALS = {stand_in: op for op, stand_in in (_RECURRENT | _RESIZERS).items()}
 
 

@@ -66,6 +66,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "atan and erfc": (lambda x: (x.atan(), x.erfc()), (EDGES,)),
     "logaddexp": (torch.logaddexp, (A, B)),
     "logsumexp": (lambda x: (x.logsumexp(1), x.logsumexp(0)), (torch.tensor([[1.0, NAN], [INF, 2.0], [-INF, -INF]]),)),
+    "margins of labels": (
+        lambda x, y: [F.multilabel_margin_loss(x, y, reduction=how) for how in ("none", "mean", "sum")],
+        (torch.linspace(-2, 2, 12).reshape(3, 4) ** 2, torch.tensor([[2, -1, 1, 0], [-1, 0, 0, 0], [3, 1, 2, 0]])),
+    ),
     "logsigmoid": (F.logsigmoid, (torch.tensor([-1e4, -100.0, 0.0, 100.0]),)),
     "clamp by tensors": (lambda x, y: torch.clamp(x, y, y + 2), (TIES, torch.tensor(1.5))),
     "numbers": (lambda x: (x | 9, aten.bitwise_xor.Scalar(x, 5), aten.sub.Scalar(x, 2, 3)), (TIES,)),
