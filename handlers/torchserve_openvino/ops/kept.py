@@ -196,7 +196,7 @@ _RESIZERS = {op: _define(op, "(" + str(op._schema).partition("(")[2], op, _fake_
 # --- a loss that torch decomposes wrongly --------------------------------------------------------------------------
 
 
-def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
+def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
     """Sums max(0, 1 - x[label] + x[class]) / classes over an item's labels and all classes that are no labels of it.
 
     Labels end at the first -1. torch's decomposition goes on behind it (tests/contract/test_torch.py).
@@ -224,7 +224,7 @@ def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[
 STAND_INS = {op: StandIn(_without_idle_dropout(stand_in)) for op, stand_in in _RECURRENT.items()} | {
     op: StandIn(_where_whole(stand_in), trains=True, own=True) for op, stand_in in _RESIZERS.items()
 }
-STAND_INS[aten.multilabel_margin_loss_forward.default] = StandIn(_multilabel_margin_loss)
+STAND_INS[aten.multilabel_margin_loss_forward.default] = StandIn(multilabel_margin_loss)
 _ORIGINALS = {stand_in: op for op, stand_in in (_RECURRENT | _RESIZERS).items()}
 
 

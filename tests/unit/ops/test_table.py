@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import torchserve_openvino as tov
 from helpers import check
@@ -144,6 +145,13 @@ def test_a_decomposition_that_would_not_run_leaves_its_operator_whole() -> None:
         options=ALL,
     )
     assert compiled.report.fallbacks[0].op == "aten.special_i0e.default"
+
+
+@pytest.mark.parametrize("backend", ["openvino", "openvino_ts", "export"])
+def test_margins_of_labels_in_a_module(backend: Any) -> None:
+    compiled = tov.compile(nn.MultiLabelMarginLoss().eval(), backend=backend, options=ALL)
+    inputs = torch.linspace(-2, 2, 12).reshape(3, 4) ** 2, torch.tensor([[2, -1, 1, 0], [-1, 0, 0, 0], [3, 1, 2, 0]])
+    check(compiled.eager, *inputs, compiled=compiled)
 
 
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
