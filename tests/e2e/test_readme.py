@@ -60,6 +60,7 @@ def test_every_shell_command_is_covered_here() -> None:
         "torchserve-openvino frontend",  # tests/unit/frontend/test_mending.py
         "torchserve-openvino why",
         "torchserve-openvino package",
+        "torchserve-openvino selftest",  # tests/unit/cli/test_selftest.py
         "torchserve-openvino cache",
         "torchserve-openvino doctor",
         "torch-model-archiver",
@@ -72,6 +73,7 @@ def test_every_shell_command_is_covered_here() -> None:
         "python scripts/predict.py",  # test_hub.py
         "python scripts/op_conformance.py",  # tests/conformance
         "python scripts/fuzz_models.py",  # tests/conformance/test_fuzz_sample.py
+        "python scripts/architectures.py",  # tests/conformance/test_architectures.py
     )
     shell = [line for line in commands() if re.match(r"(bash|curl|pip|python|torch\S+) ", line)]
     assert len(shell) >= 8

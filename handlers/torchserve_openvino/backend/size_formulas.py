@@ -30,13 +30,14 @@ _CALLS: dict[str, Callable[..., int]] = {"Max": max, "Min": min}
 
 
 def value_of_formula(text: str, known: _Known) -> int | None:
-    """Returns the value of a formula; None if a size in it is not known, or if it has something else than numbers.
+    """Returns the value of a formula; None if it has no size, one that is not known, or something else than numbers.
 
     Args:
         text: The formula; it is parsed and computed here, never run as Python.
         known: Sizes by their formulas; that of a symbol is its name.
     """
-    return _parsed(text)(known)
+    # For some sizes that stay open, torch writes the example's number.
+    return _parsed(text)(known) if any(letter.isalpha() for letter in text) else None
 
 
 @functools.lru_cache(maxsize=4096)

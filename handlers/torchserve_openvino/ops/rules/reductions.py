@@ -290,8 +290,9 @@ def _running_extreme(exceeds: Any) -> Callable[..., Any]:
         wide = x.to(torch.int32) if narrow else x
         shape = [1] * x.dim()
         shape[dim] = x.shape[dim]
-        places = torch.arange(x.shape[dim], device=x.device).reshape(shape).expand(x.shape)
+        places = torch.arange(x.shape[dim], device=x.device).reshape(shape).expand(x.shape).contiguous()
         values, indices = _doubled((wide, places), dim, merge)
+        values = values.clone() if values is x else values
         return (values.to(x.dtype) if narrow else values), indices
 
     return decomposed
