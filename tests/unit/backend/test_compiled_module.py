@@ -134,6 +134,7 @@ class Outer(nn.Module):
         return self.last(self.inner(x).relu())
 
 
+@pytest.mark.quick(inner_backend=["openvino"])
 @pytest.mark.parametrize("freezes", [False, True])
 @pytest.mark.parametrize("inner_backend", BACKENDS)
 @pytest.mark.parametrize("backend", [None, *BACKENDS])

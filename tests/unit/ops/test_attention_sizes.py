@@ -137,6 +137,7 @@ assert compiled.report.summary.coverage == 1.0
 """
 
 
+@pytest.mark.quick(backend=["openvino"], activation=["silu"])
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
 @pytest.mark.parametrize(("threads", "more"), [("1", "{}"), ("2", "{}"), ("2", "{'PERFORMANCE_HINT': 'THROUGHPUT'}")])
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts", "export"])

@@ -39,6 +39,7 @@ each_padding = pytest.mark.parametrize("padding", PADDINGS)
 each_mask = pytest.mark.parametrize("mask", MASKS)
 
 
+@pytest.mark.quick(padding=["none", "bool", "all padded"], mask=["none", "bool", "each head added"])
 @each_padding
 @each_mask
 def test_attention(padding: str, mask: str) -> None:
@@ -61,6 +62,7 @@ def test_attention_with_the_weights_of_each_head() -> None:
     check(model, X, X, X, attn_mask=MASKS["float"][:B, :B], is_causal=True, need_weights=False, strides=False)
 
 
+@pytest.mark.quick(padding=["none", "bool", "all padded"], mask=["none", "bool", "each head added"])
 @each_padding
 @each_mask
 def test_encoder(padding: str, mask: str) -> None:

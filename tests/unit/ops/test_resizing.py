@@ -42,6 +42,7 @@ def aligned(mode: str) -> list[dict[str, bool]]:
     return [{}] if "nearest" in mode else [{}, {"align_corners": True}]
 
 
+@pytest.mark.quick(backend=["openvino"])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("mode", MODES)
 def test_sizes_and_whole_factors_stay_one_operator(mode: str, backend: str) -> None:

@@ -80,6 +80,7 @@ PRODUCTS = {
 }
 
 
+@pytest.mark.quick(backend=["openvino"], dynamic=[False])
 @pytest.mark.parametrize(("backend", "dynamic"), [("openvino", False), ("openvino", True), ("openvino_ts", False)])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_a_product_whose_factors_order_matters_runs_in_eager(name, backend, dynamic) -> None:
