@@ -34,7 +34,9 @@ _IGNORED = {"CHANGELOG.md"}
 
 def main(
     since: Annotated[str, typer.Argument(help="A commit; what is not committed counts as changed.")] = "HEAD",
-    only_files: Annotated[bool, typer.Option("--files", help="Print nothing but the test files.")] = False,
+    only_files: Annotated[
+        bool, typer.Option("--files", help="Print the test files; the table goes to stderr.")
+    ] = False,
 ) -> None:
     """Lists the test files that reach what changed since a commit, and why.
 
@@ -42,14 +44,12 @@ def main(
     """
     changed = _changed(since) - _IGNORED
     found = {test: way for test in _tests() if (way := _way(test, changed)) is not None}
-    if only_files:
-        for test in found:
-            print(test)
-        return
     table = Table("test", "reaches", "through")
     for test, way in found.items():
         table.add_row(test, way[-1], " > ".join(Path(each).stem for each in way[1:-1]) or "-")
-    Console().print(table)
+    Console(stderr=only_files).print(table)
+    if only_files:
+        print(*found, sep="\n")
     print(f"{len(found)} of {len(_tests())} test files reach {len(changed)} changed files.", file=sys.stderr)
 
 
@@ -100,9 +100,6 @@ def _reached(file: str) -> tuple[str, ...]:
         found |= dict.fromkeys(_conftests(path))
         if "e2e" in path.parts:
             found |= dict.fromkeys(each for name in _SERVED for each in _files_of(name, path.parent))
-    if file.startswith("handlers/") and path.name == "handler.py":
-        # Its parts are looked up by names in a model's configuration.
-        found |= dict.fromkeys(str(each.relative_to(ROOT)) for each in path.parent.glob("*.py"))
     found.pop(file, None)
     return tuple(found)
 

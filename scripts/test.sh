@@ -97,9 +97,9 @@ run_all() {
 run_affected() {
   local since=HEAD
   case ${1:--} in -*) ;; *) since=$1 && shift ;; esac
-  "$PY" scripts/affected_tests.py "$since"
-  FOLDERS=$("$PY" scripts/affected_tests.py --files "$since" | grep -v ^tests/e2e || true)
-  SERVERS=$("$PY" scripts/affected_tests.py --files "$since" | grep ^tests/e2e || true)
+  FOLDERS=$("$PY" scripts/affected_tests.py --files "$since") || return 1
+  SERVERS=$(printf '%s\n' "$FOLDERS" | grep ^tests/e2e || true)
+  FOLDERS=$(printf '%s\n' "$FOLDERS" | grep -v ^tests/e2e || true)
   run_tests affected --all "$@"
 }
 

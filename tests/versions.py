@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from packaging.version import Version
 
-TORCH = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2]))
+TORCH = Version(torch.__version__).release
 
 
 def until(major: int, minor: int, what: str) -> pytest.MarkDecorator:

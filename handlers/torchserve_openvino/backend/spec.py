@@ -99,11 +99,11 @@ class SizeLimits(NamedTuple):
 
     Attributes:
         size: The largest symbolic size.
-        bounds: For each runtime argument the bounds on its integers; None if it has none.
+        bounds: The bounds on integers of runtime arguments, each behind the argument's position.
     """
 
     size: int
-    bounds: tuple[Bounds | None, ...]
+    bounds: tuple[tuple[int, Bounds], ...]
 
 
 class Sizes:
@@ -184,9 +184,7 @@ class Interface:
             "outputs": [spec.to_plain() for spec in self.outputs],
             "arguments": self.arguments,
             "constant_bytes": self.constant_bytes,
-            "limits": [
-                [size, [None if bounds is None else list(bounds) for bounds in each]] for size, each in self.limits
-            ],
+            "limits": [[size, [[position, list(bounds)] for position, bounds in each]] for size, each in self.limits],
             "order": list(self.order),
             "checks": list(self.checks),
         }
@@ -205,7 +203,7 @@ class Interface:
             arguments=plain["arguments"],
             constant_bytes=plain["constant_bytes"],
             limits=tuple(
-                SizeLimits(size, tuple(None if bounds is None else Bounds(*bounds) for bounds in each))
+                SizeLimits(size, tuple((position, Bounds(*bounds)) for position, bounds in each))
                 for size, each in plain["limits"]
             ),
             order=tuple(plain["order"]),

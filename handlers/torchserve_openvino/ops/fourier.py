@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import openvino as ov
 import torch
 from openvino import Output
 from openvino import opset15 as ops
@@ -96,14 +95,14 @@ def convert_r2c(x: Output, dim: Sequence[int], normalization: int, onesided: boo
         frequencies = length // 2 + 1 if onesided else length
         # Its columns are pairs: the real parts, the imaginary ones.
         matrix = _waves(length, frequencies).transpose(0, 2, 1).reshape(length, -1)
-        found = _multiplied(ops.unsqueeze(x, int64([-1])), dim[-1], matrix, frequencies)
+        pairs = _multiplied(ops.unsqueeze(x, int64([-1])).output(0), dim[-1], matrix, frequencies)
     elif onesided:
-        found = ops.rdft(x, int64([dim[-1]]))
+        pairs = ops.rdft(x, int64([dim[-1]])).output(0)
     else:
         real = ops.unsqueeze(x, int64([-1]))
-        found = ops.dft(ops.concat([real, ops.multiply(real, np.float32(0))], -1), int64([dim[-1]]))
-    found = _transformed(found.output(0), dim[:-1], sizes[:-1], forward=True)
-    return _scaled(found, math.prod(sizes), normalization, False)
+        pairs = ops.dft(ops.concat([real, ops.multiply(real, np.float32(0))], -1), int64([dim[-1]])).output(0)
+    pairs = _transformed(pairs, dim[:-1], sizes[:-1], forward=True)
+    return _scaled(pairs, math.prod(sizes), normalization, False)
 
 
 def convert_c2c(x: Output, dim: Sequence[int], normalization: int, forward: bool, *, sizes: Sequence[int]) -> Any:
@@ -113,22 +112,23 @@ def convert_c2c(x: Output, dim: Sequence[int], normalization: int, forward: bool
 
 def convert_c2r(x: Output, dim: Sequence[int], normalization: int, last: int, *, sizes: Sequence[int]) -> Any:
     """Builds torch._fft_c2r in the same way."""
-    found: Any = _transformed(x, dim[:-1], sizes[:-1], forward=False)
+    pairs = _transformed(x, dim[:-1], sizes[:-1], forward=False)
     if _is_power_of_2(last):
-        found = ops.irdft(found, int64([dim[-1]]), int64([last]))
+        reals = ops.irdft(pairs, int64([dim[-1]]), int64([last]))
     else:
         # All frequencies but the first (and the middle one of an even length) stand for two.
         waves = _waves(last, sizes[-1])
         weights = np.where((np.arange(sizes[-1]) == 0) | (2 * np.arange(sizes[-1]) == last), 1, 2) / last
         matrix = (waves * weights).transpose(2, 1, 0).reshape(2 * sizes[-1], last)
-        found = ops.squeeze(_multiplied(found, dim[-1], matrix, last), int64([-1]))
-    return _scaled(found, math.prod([*sizes[:-1], last]), normalization, True)
+        reals = ops.squeeze(_multiplied(pairs, dim[-1], matrix, last), int64([-1]))
+    return _scaled(reals, math.prod([*sizes[:-1], last]), normalization, True)
 
 
-def _transformed(x: Output, dim: Sequence[int], sizes: Sequence[int], forward: bool) -> Any:
+def _transformed(pairs: Output, dim: Sequence[int], sizes: Sequence[int], forward: bool) -> Output:
     """Transforms pairs along dimensions; backward, it divides by the lengths, as OpenVINO does."""
     plain = [axis for axis, size in zip(dim, sizes, strict=True) if _is_power_of_2(size)]
-    found: Any = (ops.dft if forward else ops.idft)(x, int64(plain)) if plain else x
+    if plain:
+        pairs = (ops.dft if forward else ops.idft)(pairs, int64(plain)).output(0)
     for axis, size in zip(dim, sizes, strict=True):
         if axis not in plain:
             real, imaginary = np.moveaxis(_waves(size, size), 1, 0)
@@ -136,8 +136,8 @@ def _transformed(x: Output, dim: Sequence[int], sizes: Sequence[int], forward: b
                 real, imaginary = real / size, -imaginary / size
             # (a + ib)(c + id): a row for each of a and b, a column for the real and the imaginary part.
             matrix = np.stack([np.stack([real, imaginary], -1), np.stack([-imaginary, real], -1)], 1)
-            found = _multiplied(found, axis, matrix.reshape(2 * size, 2 * size), size)
-    return found
+            pairs = _multiplied(pairs, axis, matrix.reshape(2 * size, 2 * size), size)
+    return pairs
 
 
 def _waves(length: int, frequencies: int) -> np.ndarray:
@@ -147,7 +147,7 @@ def _waves(length: int, frequencies: int) -> np.ndarray:
     return np.stack([np.cos(angles), np.where(2 * angles % (2 * np.pi) == 0, 0, np.sin(angles))], 1)
 
 
-def _multiplied(x: Any, axis: int, matrix: np.ndarray, size: int) -> Any:
+def _multiplied(x: Output, axis: int, matrix: np.ndarray, size: int) -> Output:
     """Multiplies values, of an axis and the last one together, by a matrix.
 
     Args:
@@ -155,17 +155,17 @@ def _multiplied(x: Any, axis: int, matrix: np.ndarray, size: int) -> Any:
         matrix: A row for each of these values, a column for each new one.
         size: New size of the axis; the last axis gets what remains.
     """
-    dims = rank(x.output(0) if isinstance(x, ov.Node) else x)
+    dims = rank(x)
     axis %= dims - 1
     order = [each for each in range(dims) if each not in {axis, dims - 1}] + [axis, dims - 1]
     if order != list(range(dims)):
-        x = ops.transpose(x, int64(order))
+        x = ops.transpose(x, int64(order)).output(0)
     flat = ops.reshape(x, int64([0] * (dims - 2) + [-1]), True)
     product = ops.matmul(flat, ops.constant(matrix.astype(np.float32)), False, False)
-    found = ops.reshape(product, int64([0] * (dims - 2) + [size, matrix.shape[1] // size]), True)
+    apart = ops.reshape(product, int64([0] * (dims - 2) + [size, matrix.shape[1] // size]), True)
     if order != list(range(dims)):
-        found = ops.transpose(found, int64([order.index(each) for each in range(dims)]))
-    return found
+        apart = ops.transpose(apart, int64([order.index(each) for each in range(dims)]))
+    return apart.output(0)
 
 
 def facts(node: Node) -> dict[str, Any]:

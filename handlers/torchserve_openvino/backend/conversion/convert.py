@@ -148,8 +148,9 @@ def _convert(
                 SizeLimits(
                     size,
                     tuple(
-                        None if spec.is_scalar_int else values.get(placeholders[i].name)
-                        for i, spec in zip(runtime, inputs, strict=True)
+                        (position, values[placeholders[i].name])
+                        for position, (i, spec) in enumerate(zip(runtime, inputs, strict=True))
+                        if not spec.is_scalar_int and placeholders[i].name in values
                     ),
                 )
                 for size, values in limits
@@ -174,17 +175,17 @@ def _limits(part: Part, constants: Mapping[int, torch.Tensor]) -> list[Limits]:
     """Returns the limits of integer values: what OpenVINO computes exactly, and, for indices, the size they index."""
     names = [node.name for node in part.graph.graph.find_nodes(op="placeholder")]
     indices = index_bounds(part.graph)
+    tensors = {names[i]: tensor for i, tensor in constants.items()}
     return [
-        Limits(size, {name: _both(values.get(name), indices.get(name)) for name in values.keys() | indices.keys()})
-        for size, values in input_limits(part.graph, {names[i]: each for i, each in constants.items()}, indices)
+        Limits(
+            size,
+            indices | values | {name: _both(values[name], indices[name]) for name in values.keys() & indices.keys()},
+        )
+        for size, values in input_limits(part.graph, tensors, indices)
     ]
 
 
-def _both(limit: Bounds | None, index: Bounds | None) -> Bounds:
-    if limit is None or index is None:
-        found = limit or index
-        assert found is not None
-        return found
+def _both(limit: Bounds, index: Bounds) -> Bounds:
     narrow = limit.low > index.low or limit.high < index.high
     return Bounds(max(limit.low, index.low), min(limit.high, index.high), limit.op if narrow else "", *index[3:])
 

@@ -93,7 +93,7 @@ def input_limits(
             start[node.name] = min(max(-low, high), _HIGHEST[dtype])
     start |= {node.name: _FROM_FLOAT for node in graph.graph.nodes if is_cast_from_float(node)}
     nodes = [node for node in graph.graph.nodes if any(map(_integers, (node, *node.all_input_nodes)))]
-    found = list[Limits]()
+    descending: list[Limits] = []
     error: InexactValueError
     for size in _sizes(graph):
         try:
@@ -101,11 +101,11 @@ def input_limits(
         except InexactValueError as exact:
             error = exact
             continue
-        if not found or values != found[-1].values:
-            found.append(Limits(size, values))
-    if not found:
+        if not descending or values != descending[-1].values:
+            descending.append(Limits(size, values))
+    if not descending:
         raise error
-    return _with_one_cast(found[::-1], {node.name for node in nodes if is_cast_from_float(node)})
+    return _with_one_cast(descending[::-1], {node.name for node in nodes if is_cast_from_float(node)})
 
 
 def _with_one_cast(limits: list[Limits], casts: Set[str]) -> list[Limits]:

@@ -91,9 +91,8 @@ def _check_limits(tensors: Sequence[torch.Tensor], limits: Sequence[SizeLimits],
         raise InexactValueError(
             f"a dimension of {largest}: OpenVINO is exact up to {limits[-1].size} in sums over it and integers of it"
         )
-    for position, (tensor, each) in enumerate(zip(tensors, bounds, strict=True)):
-        if each is not None:
-            _check_integers(tensor, each, position)
+    for position, each in bounds:
+        _check_integers(tensors[position], each, position)
 
 
 def _check_integers(tensor: torch.Tensor, bounds: Bounds, position: int) -> None:
@@ -154,7 +153,7 @@ class CompiledPartition:
         self._outputs = (*interface.outputs, *checked_spec(interface.checks))
         self._checks = interface.checks
         self._limits = interface.limits
-        self._bounded = any(bounds is not None for limits in interface.limits for bounds in limits.bounds)
+        self._bounded = any(limits.bounds for limits in interface.limits)
         self._order = None if interface.order == tuple(range(len(interface.outputs))) else interface.order
         self._memory = memory
         self._infer = _infer_elsewhere if _loses_errors(compiled) else _infer

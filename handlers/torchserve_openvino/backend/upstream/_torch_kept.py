@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+from packaging.version import Version
 from torch._C import DispatchKey
 from torch._dynamo import config as dynamo_config
 from torch._subclasses.fake_tensor import UnsupportedOperatorException
@@ -28,8 +29,8 @@ _KEEPING: set[torch._ops.OpOverload] = set()
 _KEEPING_LOCK = threading.Lock()
 # A warning with keyword arguments (torch warns about masks of two types) breaks no graph. It is issued after the graph;
 # torch 2.15 refuses to, so that it is left out there.
-_VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
-_WARNINGS = "ignore_logging_functions" if _VERSION >= (2, 15) else "reorderable_logging_functions"
+_DROPS_WARNINGS = Version(torch.__version__).release >= (2, 15)
+_WARNINGS = "ignore_logging_functions" if _DROPS_WARNINGS else "reorderable_logging_functions"
 _SETTINGS = {
     "allow_rnn": True,
     _WARNINGS: {warnings.warn},

@@ -199,11 +199,15 @@ declare(Rule(decompose=_whole(torch.amax)), aten.max.default)
 declare(Rule(decompose=_whole(torch.amin)), aten.min.default)
 
 
+# Types whose values are cast before they are compared.
+_COMPARED_AS_INT32 = frozenset({torch.bool, torch.uint8, torch.int8})
+
+
 def _with_index(reduce: Any, position: Any) -> Callable[..., Any]:
     """Takes the index from argmax or argmin: among equal values OpenVINO returns any index, torch the first."""
 
     def decomposed(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-        narrow = x.dtype in {torch.bool, torch.uint8, torch.int8}
+        narrow = x.dtype in _COMPARED_AS_INT32
         found = x.to(torch.int32) if narrow else x
         values, indices = reduce(found, [dim], keepdim), position(found, dim, keepdim)
         return (values.to(x.dtype) if narrow else values), indices
@@ -262,16 +266,16 @@ def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor
     x = x if dtype is None else x.to(dtype)
     if not _runs(x, dim) or not x.is_floating_point():
         return NotImplemented
-    (found,) = _doubled((x,), dim, lambda before, here: (before * here,))
-    return torch.cat([found.narrow(dim, 0, x.shape[dim] - 1), x.prod(dim, True)], dim)
+    (products,) = _doubled((x,), dim, lambda before, here: (before * here,))
+    return torch.cat([products.narrow(dim, 0, x.shape[dim] - 1), x.prod(dim, True)], dim)
 
 
 @decomposition(aten.logcumsumexp.default, rule=Rule(banned=_OF_KNOWN_LENGTH))
 def _logcumsumexp(x: Tensor, dim: int) -> Tensor:
     if not _runs(x, dim) or not x.is_floating_point():
         return NotImplemented
-    (found,) = _doubled((x,), dim, lambda before, here: (torch.logaddexp(before, here),))
-    return found.clone() if found is x else found
+    (sums,) = _doubled((x,), dim, lambda before, here: (torch.logaddexp(before, here),))
+    return sums.clone() if sums is x else sums
 
 
 def _running_extreme(exceeds: Any) -> Callable[..., Any]:
@@ -286,7 +290,7 @@ def _running_extreme(exceeds: Any) -> Callable[..., Any]:
     def decomposed(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         if not _runs(x, dim):
             return NotImplemented
-        narrow = x.dtype in {torch.bool, torch.uint8, torch.int8}
+        narrow = x.dtype in _COMPARED_AS_INT32
         wide = x.to(torch.int32) if narrow else x
         shape = [1] * x.dim()
         shape[dim] = x.shape[dim]

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from importlib import metadata
 
+from packaging.version import Version
+
 # By major and minor version, as CI runs them; tests/contract says what is relied on.
 TESTED: Mapping[str, tuple[str, ...]] = {
     "torch": ("2.13",),
@@ -30,7 +32,8 @@ def untested() -> dict[str, str]:
 
 def minor(version: str) -> str:
     """Returns a version's first two parts: 2.13 of 2.13.0+cpu."""
-    return ".".join(version.split("+", maxsplit=1)[0].split(".")[:2])
+    parsed = Version(version)
+    return f"{parsed.major}.{parsed.minor}"
 
 
 def described(versions: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 from torchserve_openvino.ops.registry import NARROW_INTEGERS, Decomposition, Rule, declare
 
 aten = torch.ops.aten
+_BYTES = frozenset({torch.uint8, torch.int8})
 Number = int | float | bool
 
 
@@ -74,9 +75,6 @@ def _wrapped_number(x: Number, kind: torch.dtype) -> int:
 def _fits(x: Any, kind: torch.dtype) -> bool:
     limits = torch.iinfo(kind)
     return not isinstance(x, (int, float)) or (-limits.max <= x <= limits.max)
-
-
-_BYTES = frozenset({torch.uint8, torch.int8})
 
 
 def _wide(x: Tensor) -> Tensor:
