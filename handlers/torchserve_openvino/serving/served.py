@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend import eager_watch
 from torchserve_openvino.backend.runtime.compare import output_tensors
-from torchserve_openvino.errors import OutsideDeclaredError
+from torchserve_openvino.errors import ItemError, OutsideDeclaredError
 from torchserve_openvino.serving.modes import Modes
 from torchserve_openvino.serving.requests.batching import RowRunner
 from torchserve_openvino.serving.requests.counters import Counters
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from torchserve_openvino.serving.verification.shadow import Shadow
 
 logger = logging.getLogger(__name__)
+
+
+# Attribute of the error of a call that eager PyTorch rejects as well: with which message.
+_REJECTION = "_openvino_rejection"
 
 
 class ServedModel:
@@ -92,6 +96,27 @@ class ServedModel:
         Raises:
             OutsideDeclaredError: The call fits no compiled shape, and such calls are refused.
         """
+        try:
+            return self._called(args, kwargs)
+        except MemoryError:
+            raise
+        except Exception as error:
+            self._compare_with_eager(error, args, kwargs)
+            raise
+
+    def _compare_with_eager(self, error: Exception, args: Any, kwargs: dict[str, Any]) -> None:
+        """Notes on an error whether eager PyTorch rejects the call as well; then the caller is at fault."""
+        if self.released or isinstance(error, ItemError):
+            return
+        try:
+            # This run is no answer, so that it is not counted as work outside the compiled graphs.
+            with eager_watch.compiled():
+                self._eager(*args, **kwargs)
+        except Exception as refusal:
+            text = (str(refusal).strip().splitlines() or [type(refusal).__name__])[0]
+            vars(error)[_REJECTION] = text
+
+    def _called(self, args: Any, kwargs: dict[str, Any]) -> Any:
         if any(tensor.is_inference() for tensor in output_tensors((args, kwargs))):
             args, kwargs = pytree.tree_map_only(torch.Tensor, ordinary, (args, kwargs))
         with torch.inference_mode(False), eager_watch.compiled():
@@ -208,6 +233,15 @@ class ServedModel:
         if not facts.joins:
             logger.info("Batches run at their own size: %s", facts.reason)
         return facts
+
+
+def rejection_in(error: BaseException | None) -> str | None:
+    """Returns with which message eager PyTorch rejects the call that led to an error; None if it does not."""
+    while error is not None:
+        if (found := vars(error).get(_REJECTION)) is not None:
+            return str(found)
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def describe(model: ServedModel, signatures: Sequence[Signature]) -> dict[str, object]:

@@ -12,6 +12,7 @@ from ts.utils.util import list_classes_from_module
 from upstream_models import CLASSIFIER, DETECTOR, SEGMENTER, TEXTS, importable, photo, vocabulary
 
 from encoder import build
+from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 __all__ = ["importable"]
@@ -92,7 +93,7 @@ def test_a_policy_refuses_an_explanation_and_keeps_the_worker(archive, importabl
     (refused,) = made.handle(handler, PHOTOS[0], explain="True")
     assert made.status(0) == 422 and "explanations need gradients" in refused["message"]
     made.handle(handler, PHOTOS[0])
-    assert made.status(0) == 200 and not handler.state.watch.replace
+    assert made.status(0) == 200 and not worker_of(handler).state.watch.replace
 
 
 def test_what_it_needs_and_lacks_is_named(archive, importable, monkeypatch) -> None:
