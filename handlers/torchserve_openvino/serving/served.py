@@ -17,7 +17,8 @@ from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.streams import Streams
 from torchserve_openvino.serving.shapes.input_spec import Inputs, Signature
 from torchserve_openvino.serving.shapes.inputs import Convert, DeclaredInputs, Fitted, ordinary
-from torchserve_openvino.serving.shapes.probe import Axes, RowFacts, cut_axes, probe_rows
+from torchserve_openvino.serving.shapes.probe import Axes, RowFacts, cut_axes
+from torchserve_openvino.serving.shapes.undeclared import probe_first_rows, rows_of
 
 if TYPE_CHECKING:
     from torchserve_openvino.serving.verification.shadow import Shadow
@@ -84,6 +85,12 @@ class ServedModel:
     def joins(self) -> bool:
         """Whether requests may share a call: their answers do not depend on each other."""
         return self.facts is not None and self.facts.joins
+
+    def run_exactly(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs a call of a compiled shape as it is, before READY: later batches may be padded to it, or split to it."""
+        output = (self.compiled if self.inputs is not None else self._any_shape)(*args, **kwargs)
+        self._rows.has_run(args, kwargs)
+        return output
 
     @property
     def released(self) -> bool:
@@ -216,23 +223,14 @@ class ServedModel:
         return output
 
     def _fit_undeclared(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Fitted | None:
-        leaves = pytree.tree_leaves((tuple(args), kwargs))
-        sizes = {leaf.shape[0] if isinstance(leaf, torch.Tensor) and leaf.dim() else None for leaf in leaves}
-        (rows,) = sizes if len(sizes) == 1 else (None,)
+        rows = rows_of((tuple(args), kwargs))
         if not rows:
             return None
         if self.facts is None:
-            self.facts = self._learn(args, kwargs)
+            self.facts = probe_first_rows(self._eager, (tuple(args), kwargs))
+            if not self.facts.joins:
+                logger.info("Batches run at their own size: %s", self.facts.reason)
         return Fitted(tuple(args), kwargs, rows) if self.facts.joins else None
-
-    def _learn(self, args: Sequence[Any], kwargs: dict[str, Any]) -> RowFacts:
-        """Probes eager PyTorch with the first call's first item, and with the same values in another order."""
-        first = pytree.tree_map(lambda t: t[:1], (tuple(args), kwargs))
-        second = pytree.tree_map(lambda t: t.flip(tuple(range(1, t.dim()))), first)
-        facts = probe_rows(self._eager, first, second)
-        if not facts.joins:
-            logger.info("Batches run at their own size: %s", facts.reason)
-        return facts
 
 
 def rejection_in(error: BaseException | None) -> str | None:

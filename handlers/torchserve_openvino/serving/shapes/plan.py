@@ -25,6 +25,7 @@ from torchserve_openvino.serving.shapes.input_spec import (
     specs_of_sample,
 )
 from torchserve_openvino.serving.shapes.inputs import DeclaredInputs
+from torchserve_openvino.serving.shapes.undeclared import items_of, probe_first_rows, resized, rows_of
 from torchserve_openvino.serving.shapes.value_sets import richest, sample_sets, value_sets
 from torchserve_openvino.serving.shapes.warmup import Case, signatures
 
@@ -99,11 +100,52 @@ def shapes_of(
         rich = richest(shapes.signatures)
         modes = samples[0].modes if samples else modes_for(shapes.inputs.make(shapes.signatures[0]))
         shapes.cases = [_case(shapes.inputs, s, modes, rich=str(s) in rich) for s in shapes.signatures]
+    elif shapes.sizes is not None:
+        shapes.facts = _undeclared_facts(eager, samples)
     shapes.cases += [
         Case(f"sample {s.name}", s.inputs, compiled_shape=False, others=partial(sample_sets, s.inputs), modes=s.modes)
         for s in samples
     ]
+    if shapes.inputs is None and shapes.facts is not None and shapes.facts.joins:
+        shapes.cases += _other_sizes(samples, shapes.sizes or ())
     return shapes
+
+
+def _undeclared_facts(eager: Any, samples: Sequence[Call]) -> probe.RowFacts | None:
+    """Returns whether the rows of all samples may be split and padded; None without such a sample."""
+    facts = None
+    for sample in samples:
+        if rows_of(sample.inputs):
+            with sample.modes.on():
+                facts = probe_first_rows(eager, sample.inputs)
+            if not facts.joins:
+                break
+    return facts
+
+
+def _other_sizes(samples: Sequence[Call], sizes: Sequence[int]) -> list[Case]:
+    """Returns calls of each sample's shape in the batch sizes that no sample has.
+
+    A batch is padded to one of them, or split into several, so that each has to be compiled before READY.
+    """
+    run = {(items_of(sample.inputs), sample.modes, rows_of(sample.inputs)) for sample in samples}
+    cases = []
+    for sample in samples:
+        rows, items = rows_of(sample.inputs), items_of(sample.inputs)
+        for size in sizes if rows else ():
+            if (key := (items, sample.modes, size)) in run:
+                continue
+            run.add(key)
+            inputs = resized(sample.inputs, size)
+            cases.append(
+                Case(
+                    f"sample {sample.name}, batch {size}",
+                    inputs,
+                    others=partial(sample_sets, inputs),
+                    modes=sample.modes,
+                )
+            )
+    return cases
 
 
 # dtypes of token ids and their masks; images have others.

@@ -77,6 +77,8 @@ class Worker(Answering):
             tracker = Tracker()
             tracker.config.update(backend="none", effective_device="CPU", effective_precision="eager")
             tracker.add_note("pt2.compile.enable is false: the model runs in eager PyTorch")
+            if "precision" in self.config.openvino.model_fields_set:
+                tracker.add_note("handler.openvino.precision has no effect: pt2.compile.enable is false")
             self.report = CompileReport(tracker)
             return None
         root, section = self.compilable(self.eager_model), self.config.openvino
