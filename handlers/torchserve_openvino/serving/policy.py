@@ -108,15 +108,15 @@ class PolicyWatch:
         Raises:
             ForbiddenFallbackError: The call fell back in a way that is not allowed, and ``on_violation`` is ``refuse``.
         """
-        sentences, by_request = self._look()
+        sentences, kinds, by_request = self._look()
         if not sentences and self._refused:
-            ran = self._report.tracker.ran
+            ran, by_request = self._report.tracker.ran, False
             sentences = [self._refused[index] for index in sorted(self._refused.keys() & ran)]
         self._report.tracker.ran.clear()
         if self._policy.on_violation != "refuse" or not sentences:
             self._passed = True
             return
-        self._failed |= not by_request
+        self._failed |= not by_request and bool(kinds & _FAILURES)
         raise ForbiddenFallbackError("; ".join(dict.fromkeys(sentences)), by_request=by_request)
 
     def end(self) -> bool:
@@ -126,10 +126,14 @@ class PolicyWatch:
         self.replace |= again
         return again
 
-    def _look(self) -> tuple[list[str], bool]:
-        """Records new violations; returns a sentence for each, and whether the requests themselves caused them."""
+    def _look(self) -> tuple[list[str], set[str], bool]:
+        """Records new violations.
+
+        Returns:
+            A sentence for each, their kinds, and whether the requests' own values caused them all.
+        """
         if self._report.revision == self._revision:
-            return [], True
+            return [], set(), True
         self._revision = self._report.revision
         grown = [f for f in self._report.fallbacks if f.count > self._known.get(id(f), 0)]
         self._known = self._counts()
@@ -137,12 +141,13 @@ class PolicyWatch:
         added, self._graphs = graphs[self._graphs :], len(graphs)
         forbidden = _forbidden(grown, self._policy)
         sentences = [_sentence(f) for f in forbidden]
-        by_request = all(f.caused_by_request or f.kind not in _FAILURES for f in forbidden)
-        kinds = {f.kind for f in forbidden}
+        by_request = all(f.caused_by_request for f in forbidden)
+        kinds: set[str] = {f.kind for f in forbidden}
         if self._below():
             lost = any(graph.ops_on_openvino < graph.ops_total for graph in added)
             if lost or not self._coverage_failed:
                 kinds.add("unsupported_op")
+                by_request = False
                 sentences.append(f"coverage fell below min_coverage {self._policy.min_coverage:.1%}")
             self._coverage_failed = True
         if kinds & _AT_COMPILATION:
@@ -154,7 +159,7 @@ class PolicyWatch:
         self.violations += [s for s in sentences if s not in self.violations]
         for sentence in sentences:
             logger.warning("handler.openvino.fallback: after READY: %s", sentence)
-        return sentences, by_request
+        return sentences, kinds, by_request
 
     def broken(self, sentence: str) -> None:
         """Records a violation other than a fallback, and marks the worker for replacement."""

@@ -153,7 +153,8 @@ class Worker(Answering):
             # The message says what is wrong; dozens of our own stack frames would only hide it.
             refusal = error if isinstance(error, RuntimeError) else ModelLoadError(f"{type(error).__name__}: {error}")
             raise refusal.with_traceback(None) from None
-        self.started(context)
+        # By now another worker may be the handler's (`handler.openvino.wrap`).
+        self.handler._openvino.started(context)
 
     def serve(self, context: Any) -> None:
         """Loads the model, and brings it to READY."""
