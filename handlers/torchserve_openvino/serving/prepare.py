@@ -125,8 +125,10 @@ class Preparation:
         if wanted != "auto":
             return self._compilation.make(precision.with_precision(resolved, wanted, f"{precision.KEY}: {wanted}"))
         prepared = self._compilation.make(resolved)
-        why = "no call is known before READY, so that nothing can be compared or timed"
-        prepared.report.tracker.set_config("precision_choice", {"chosen": "f32", "why": why, "tried": {}})
+        prepared.report.tracker.add_note(
+            f"{precision.KEY}: auto is f32 for {self._part or 'self.model'}: no call of it is known before READY, so that "
+            "nothing can be compared or timed"
+        )
         return prepared
 
     def _in_precision(self, resolved: ResolvedOptions | None) -> Prepared:

@@ -37,7 +37,17 @@ def resized(inputs: Inputs, rows: int) -> Inputs:
 
 
 def probe_first_rows(eager: Callable[..., Any], inputs: Inputs) -> RowFacts:
-    """Probes eager PyTorch with the first row of a call, and with the same values in another order."""
+    """Probes eager PyTorch with the first row of a call, and with other values like it."""
     first = pytree.tree_map(lambda t: t[:1], (tuple(inputs[0]), inputs[1]))
-    second = pytree.tree_map(lambda t: t.flip(tuple(range(1, t.dim()))), first)
-    return probe_rows(eager, first, second)
+    return probe_rows(eager, first, pytree.tree_map(_like, first))
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the same values in another order, floats also scaled, each by another factor, so that sums differ too.
+
+    Zeros and infinities, of which masks consist, stay what they are, and so do ids.
+    """
+    turned = tensor.flip(tuple(range(1, tensor.dim())))
+    if not turned.is_floating_point():
+        return turned
+    return turned * torch.linspace(1.0, 1.5, turned.numel()).reshape(turned.shape).to(turned.dtype)
