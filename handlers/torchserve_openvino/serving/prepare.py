@@ -126,8 +126,8 @@ class Preparation:
             return self._compilation.make(precision.with_precision(resolved, wanted, f"{precision.KEY}: {wanted}"))
         prepared = self._compilation.make(resolved)
         prepared.report.tracker.add_note(
-            f"{precision.KEY}: auto is f32 for {self._part or 'self.model'}: no call of it is known before READY, so that "
-            "nothing can be compared or timed"
+            f"{precision.KEY}: auto is f32 for {self._part or 'self.model'}: no call of it is known before READY, so "
+            "that nothing can be compared or timed"
         )
         return prepared
 

@@ -104,8 +104,8 @@ class FallbackSection(Section):
     min_coverage: Share = 0.0
     """Least share of operators on OpenVINO."""
     on_violation: OnViolation = "warn"
-    """`refuse`: the worker does not start; one that violates the policy later answers 503 and is replaced. `warn`: a
-    log line and a metric."""
+    """`refuse`: the worker does not start; later, only the request that violates the policy gets 503, and the worker is
+    replaced if OpenVINO fails again in the next batch. `warn`: a log line and a metric."""
     to: Literal["eager", "inductor"] = "eager"
     """Where a partition runs that OpenVINO could not compile. Inductor needs a C++ compiler."""
 
