@@ -62,7 +62,7 @@ def served(archive, kind, rows: int, batch_size: int, **section):
     return made, handler
 
 
-@pytest.mark.quick((2, 4, SeveralRows), (3, 3, OneByOne))
+@pytest.mark.quick("2-4-SeveralRows", "3-3-OneByOne")
 @pytest.mark.parametrize("kind", [SeveralRows, OneByOne])
 @pytest.mark.parametrize(("rows", "batch_size"), [(1, 4), (2, 4), (3, 3), (2, 1), (4, 2)])
 def test_no_request_compiles(archive, kind, rows, batch_size) -> None:

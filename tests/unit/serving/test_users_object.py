@@ -107,7 +107,7 @@ def proven(handler: Any) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.quick(("mixin", "text"), ("wrap", "mapping"))
+@pytest.mark.quick("mixin-text", "wrap-mapping")
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("by", ["mixin", "wrap"])
 def test_every_name_is_the_users(archive, by, value) -> None:

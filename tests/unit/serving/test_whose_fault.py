@@ -30,7 +30,7 @@ class OwnNetwork(Plain):
             raise ValueError("my own message") from error
 
 
-@pytest.mark.quick(("none allowed", NoGrad), ("coverage", Parts), ("default", OwnNetwork))
+@pytest.mark.quick("none allowed-NoGrad", "coverage-Parts", "default-OwnNetwork")
 @pytest.mark.parametrize("kind", [NoGrad, Parts, OwnNetwork])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_malformed_request_is_answered_alone_and_leaves_no_trace(archive, policy, kind) -> None:
