@@ -6,8 +6,6 @@ import pytest
 import torch
 from own_handlers import BODY, NET, OTHER, Plain, Second, eager_answer, weights
 
-from torchserve_openvino.serving.base import worker_of
-
 ROWS = [BODY, OTHER, b"1,1,0,0", b"0,2,-1,1"]
 
 
@@ -85,11 +83,16 @@ def test_other_sizes_are_compared_with_eager_as_well(archive) -> None:
     assert verify["cases"] >= 4 and verify["parts"]["others[0]"]["cases"] >= 4
 
 
-def test_rows_that_cannot_be_split_get_no_other_sizes(archive) -> None:
-    made, handler = served(archive, Sums, 1, 3)
-    made.handle(handler, BODY, OTHER)
-    shapes = handler.describe_handle()["serving"]["shapes"]
-    assert shapes["joins_requests"] is False and worker_of(handler).served is not None
+@pytest.mark.parametrize(("kind", "mode"), [(Sums, "bucket"), (Plain, "exact")])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_rows_that_are_not_split_run_in_every_size(archive, batch_size, kind, mode) -> None:
+    made, handler = served(archive, kind, 1, batch_size, batching={"mode": mode})
+    for count in range(1, batch_size + 1):
+        answers = made.handle(handler, *ROWS[:count])
+        for got, expected in zip(answers, eager_answer(kind, handler, *ROWS[:count]), strict=True):
+            torch.testing.assert_close(torch.tensor(got), torch.tensor(expected), rtol=1e-4, atol=1e-4)
+    serving = handler.describe_handle()["serving"]
+    assert serving["shapes"]["joins_requests"] is (kind is Plain) and serving["compiles_after_ready"] == 0
 
 
 @pytest.mark.parametrize("sizes", [[1, 4], [4]])

@@ -100,14 +100,14 @@ def shapes_of(
         rich = richest(shapes.signatures)
         modes = samples[0].modes if samples else modes_for(shapes.inputs.make(shapes.signatures[0]))
         shapes.cases = [_case(shapes.inputs, s, modes, rich=str(s) in rich) for s in shapes.signatures]
-    elif shapes.sizes is not None:
+    elif not shapes.varies and section.batching.mode != "dynamic":
         shapes.facts = _undeclared_facts(eager, samples)
     shapes.cases += [
         Case(f"sample {s.name}", s.inputs, compiled_shape=False, others=partial(sample_sets, s.inputs), modes=s.modes)
         for s in samples
     ]
-    if shapes.inputs is None and shapes.facts is not None and shapes.facts.joins:
-        shapes.cases += _other_sizes(samples, shapes.sizes or ())
+    if shapes.inputs is None and shapes.facts is not None:
+        shapes.cases += _other_sizes(eager, samples, shapes, batch_sizes(section, batch_size, streams, pads=False))
     return shapes
 
 
@@ -123,28 +123,35 @@ def _undeclared_facts(eager: Any, samples: Sequence[Call]) -> probe.RowFacts | N
     return facts
 
 
-def _other_sizes(samples: Sequence[Call], sizes: Sequence[int]) -> list[Case]:
+def _other_sizes(eager: Any, samples: Sequence[Call], shapes: Shapes, requests: Sequence[int]) -> list[Case]:
     """Returns calls of each sample's shape in the batch sizes that no sample has.
 
-    A batch is padded to one of them, or split into several, so that each has to be compiled before READY.
+    A batch is padded to one of them, or split into several; otherwise it has as many as its requests.
+
+    Args:
+        eager: The model; sizes that it does not take are left out.
+        samples: Calls that real requests make.
+        shapes: Has the sizes that batches are padded to.
+        requests: How many requests a batch may have.
     """
+    assert shapes.facts is not None
     run = {(items_of(sample.inputs), sample.modes, rows_of(sample.inputs)) for sample in samples}
     cases = []
     for sample in samples:
-        rows, items = rows_of(sample.inputs), items_of(sample.inputs)
+        items, rows = items_of(sample.inputs), rows_of(sample.inputs)
+        one = min(size for other, _, size in run if other == items)
+        splits = shapes.facts.joins and shapes.sizes is not None
+        sizes = (shapes.sizes or ()) if splits else [one * count for count in requests]
         for size in sizes if rows else ():
             if (key := (items, sample.modes, size)) in run:
                 continue
             run.add(key)
             inputs = resized(sample.inputs, size)
-            cases.append(
-                Case(
-                    f"sample {sample.name}, batch {size}",
-                    inputs,
-                    others=partial(sample_sets, inputs),
-                    modes=sample.modes,
-                )
-            )
+            with sample.modes.on():
+                refused = probe.refusal(eager, inputs)
+            if not refused:
+                others, name = partial(sample_sets, inputs), f"sample {sample.name}, batch {size}"
+                cases.append(Case(name, inputs, others=others, modes=sample.modes))
     return cases
 
 
