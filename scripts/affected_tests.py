@@ -28,7 +28,13 @@ ROOT = Path(__file__).parents[1]
 _SOURCES = ("handlers", "scripts", "tests", "tests/e2e", "tests/unit/serving")
 PACKAGE = "torchserve_openvino"
 # What a test that starts a server runs.
-_SERVED = (f"{PACKAGE}.serving.handler", f"{PACKAGE}.cli", f"{PACKAGE}.tasks", f"{PACKAGE}.adapters")
+_SERVED = (
+    f"{PACKAGE}.serving.handler",
+    f"{PACKAGE}.serving.worker",
+    f"{PACKAGE}.cli",
+    f"{PACKAGE}.tasks",
+    f"{PACKAGE}.adapters",
+)
 _IGNORED = {"CHANGELOG.md"}
 
 

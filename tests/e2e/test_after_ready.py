@@ -103,6 +103,79 @@ def test_a_worker_that_breaks_its_policy_answers_503_and_is_replaced(server, wei
         assert report["pid"] != first and report["serving"]["policy"]["holds"]
 
 
+NUMBERS = """
+import torch
+class Network(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = torch.nn.Linear(4, 2)
+    def forward(self, x):
+        return self.last(x.relu())
+"""
+OWN = """
+import json
+import torch
+from ts.torch_handler.base_handler import BaseHandler
+from torchserve_openvino import OpenVINOHandler
+
+class Own(OpenVINOHandler, BaseHandler):
+    def initialize(self, context):
+        self.model_dir = context.system_properties.get("model_dir")
+        self.config = {"scale": 3}
+        self.counters, self.state, self.report = [], "loading", None
+        super().initialize(context)
+
+    def _load_pickled_model(self, model_dir, model_file, model_pt_path):
+        model = super()._load_pickled_model(model_dir, model_file, model_pt_path)
+        with torch.no_grad():
+            model.last.weight.mul_(self.config["scale"]), model.last.bias.mul_(self.config["scale"])
+        return model
+
+    def preprocess(self, data):
+        self.counters.append(len(data))
+        bodies = [row["body"] for row in data]
+        return torch.tensor([each if isinstance(each, list) else json.loads(each) for each in bodies])
+
+    def postprocess(self, data):
+        return [{"scores": row, "folder": self.model_dir} for row in data.tolist()]
+"""
+OWN_CONFIG = """
+minWorkers: 1
+maxWorkers: 1
+batchSize: 2
+maxBatchDelay: 100
+startupTimeout: 120
+handler:
+  openvino:
+    warmup: {samples: [own_sample.json]}
+    fallback: {allow: [], on_violation: refuse}
+"""
+
+
+def test_a_malformed_request_hits_nobody_else_and_a_users_attributes_are_theirs(server, tmp_path) -> None:
+    torch.manual_seed(0)
+    last, row = torch.nn.Linear(4, 2), [1.0, -2.0, 3.0, 0.5]
+    torch.save({"last.weight": last.weight, "last.bias": last.bias}, tmp_path / "own.pth")
+    (tmp_path / "own_sample.json").write_text(json.dumps(row))
+    files = {"serialized_file": tmp_path / "own.pth", "extra_files": [tmp_path / "own_sample.json"]}
+    with (
+        loaded(server, "own", handler=OWN, config=OWN_CONFIG, model_file=NUMBERS, **files),
+        ThreadPoolExecutor(4) as pool,
+    ):
+        expected = 3 * last(torch.tensor(row).relu()).detach()
+        first = server.describe("own")
+        for bodies in ([row], [[1.0, 2.0]], [row], [row, [1.0, 2.0], row, [1.0, 2.0]], [row]):
+            for body, (status, answer) in zip(
+                bodies, pool.map(lambda each: ask(server, "own", each), bodies), strict=True
+            ):
+                assert status == (200 if body is row else 400), answer
+                if body is row:
+                    torch.testing.assert_close(torch.tensor(answer["scores"]), expected, rtol=1e-4, atol=1e-5)
+        report = server.describe("own")
+    assert report["pid"] == first["pid"] and report["verify"]["passed"] and not report["fallbacks"]
+    assert report["serving"]["policy"]["holds"] and report["serving"]["compiles_after_ready"] == 0
+
+
 @pytest.fixture(scope="module", params=["json", pytest.param("kservev2", marks=pytest.mark.slow)])
 def enveloped(request, tmp_path_factory) -> Iterator[tuple[TorchServeProcess, str]]:
     with torchserve(properties={"service_envelope": request.param}) as running:

@@ -16,7 +16,7 @@ import yaml
 
 from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError, PackagingError
 from torchserve_openvino.packaging.archive import extract
-from torchserve_openvino.serving.base import missing_torchserve
+from torchserve_openvino.serving.base import missing_torchserve, worker_of
 from torchserve_openvino.serving.handler import OpenVINOHandler
 from torchserve_openvino.serving.host.context import Context, encoded
 from torchserve_openvino.serving.host.metrics import HostMetrics, Record
@@ -122,7 +122,7 @@ class Host:
         rows = [dict(each.row) for each in asked]
         try:
             if asked[0].envelope is not None:
-                bodies = self._handler.handle_envelope(asked[0].envelope, rows, context)
+                bodies = worker_of(self._handler).handle_envelope(asked[0].envelope, rows, context)
             else:
                 bodies = self._handler.handle(rows, context)
             if len(bodies) != len(asked):
@@ -141,7 +141,7 @@ class Host:
         rows = [dict(asked.row)]
         try:
             if asked.envelope is not None:
-                called = self._handler.handle_envelope(asked.envelope, rows, context)
+                called = worker_of(self._handler).handle_envelope(asked.envelope, rows, context)
             else:
                 called = self._handler.handle(rows, context)
             (body,) = await called

@@ -81,6 +81,9 @@ class EagerWatch:
         try:
             with mode:
                 return run()
+        except BaseException as error:
+            mode.drop(error)
+            raise
         finally:
             _thread.mode = None
             mode.close()
@@ -178,6 +181,14 @@ class _Watch(ThreadDispatchMode):
         done, self._open, self._frame = self._open, None, None
         if done is not None and done.ops:
             self._on_computation(done)
+
+    def drop(self, error: BaseException) -> None:
+        """Forgets the open computation if it raised an error, and so computed nothing."""
+        raised = error.__traceback__
+        while raised is not None:
+            if raised.tb_frame is self._frame and self._place in (-1, raised.tb_lasti):
+                self._open = None
+            raised = raised.tb_next
 
     def _weighs(self, value: Any) -> bool:
         """Whether an argument is a weight, a view of one that was taken under this watch, or a list with either."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from torchserve_openvino.config.openvino.devices import DeviceCatalog
+from torchserve_openvino.config.openvino.properties import DEVICE_PROPERTIES, EXECUTION_MODE, PRECISION
 from torchserve_openvino.config.options import ResolvedOptions, json_safe, pick_catalog, resolve_into
 from torchserve_openvino.config.problems import KeyPath, Problems, dotted
 from torchserve_openvino.config.pt2 import CompileConfig, compile_path, options_path, parse_pt2
@@ -16,6 +17,10 @@ from torchserve_openvino.config.spelling import nearest, shown
 from torchserve_openvino.config.torchserve_keys import check_torchserve_keys
 from torchserve_openvino.config.validation import note_errors
 from torchserve_openvino.config.yaml_source import Source, read_yaml
+
+_PRECISION_KEY = ("handler", "openvino", "precision")
+# What an execution mode stands for; the other one leaves the precision to the device.
+_PRECISION_OF = {"ACCURACY": "f32"}
 
 
 class Row(NamedTuple):
@@ -125,6 +130,9 @@ def load_serving_config(
                 "PyTorch before READY, as handler.openvino.verify says; remove it.",
             )
         backend = _with_all_pieces(_with_fallback_to(backend, section, problems), section)
+        _check_precision(backend, section, dotted(options_path(pt2.form)), problems)
+    elif pt2.enabled and "precision" in section.model_fields_set:
+        problems.add(_PRECISION_KEY, f"has no effect with the backend {pt2.backend}; remove it, or the backend.")
     problems.raise_if_any(read.name)
     return ServingConfig(
         torchserve=torchserve,
@@ -181,6 +189,34 @@ def _with_fallback_to(backend: ResolvedOptions, section: OpenVINOSection, proble
         return backend
     options = replace(backend.options, fallback_to=section.fallback.to)
     return ResolvedOptions(options, {**backend.sources, "fallback_to": problems.place(*keys)})
+
+
+def _check_precision(backend: ResolvedOptions, section: OpenVINOSection, options: str, problems: Problems) -> None:
+    """Refuses a precision that the options of OpenVINO contradict: one of the two would silently have no effect."""
+    if "precision" not in section.model_fields_set:
+        return
+    config = backend.options.config
+    nested: Mapping[str, Mapping[str, Any]] = config.get(DEVICE_PROPERTIES) or {}
+    stated = [("config", config)] + [
+        (f"config.{DEVICE_PROPERTIES}.{device}", values) for device, values in nested.items()
+    ]
+    found = False
+    for path, values in stated:
+        for name in {PRECISION, EXECUTION_MODE} & set(values):
+            found = True
+            if _PRECISION_OF.get(values[name], values[name]) != section.precision:
+                problems.add(
+                    _PRECISION_KEY,
+                    f"is {section.precision}, but {options}.{path}.{name} is {values[name]}, which OpenVINO would "
+                    f"follow instead; remove {name} (this key sets it), or remove this key.",
+                )
+    if not found and backend.sources.get(f"config.{PRECISION}") != "default":
+        device = backend.options.device
+        problems.add(
+            _PRECISION_KEY,
+            f"has no effect on {device}, as an NPU computes in f16 only; remove it. Other devices beside an NPU take "
+            f"theirs by {options}.config.{DEVICE_PROPERTIES}.",
+        )
 
 
 def _with_all_pieces(backend: ResolvedOptions, section: OpenVINOSection) -> ResolvedOptions:

@@ -18,6 +18,7 @@ from torchserve_openvino.doctor.inputs import declared_inputs, parse_inputs
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.ops.mappings import load_mappings
 from torchserve_openvino.packaging.archive import extract
+from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.serving.loading.archive import MANIFEST, load_handler
 from torchserve_openvino.serving.loading.files import TORCHSCRIPT_ADVICE, ExportedModel, archive_kind
 from torchserve_openvino.serving.loading.op_mappings import load_archived_mappings
@@ -171,7 +172,7 @@ def _from_archive(path: Path) -> _Loaded:
         handler = load_handler(folder)
     except Exception as error:
         raise ModelLoadError(f"the handler of {path.name} does not load: {type(error).__name__}: {error}") from error
-    model = getattr(handler, "eager_model", None)
+    model = getattr(worker_of(handler), "eager_model", None)
     model = model if model is not None else getattr(handler, "model", None)
     if not callable(model):
         raise ModelLoadError(f"the handler of {path.name} keeps no model in its attribute `model`.")
@@ -240,10 +241,11 @@ def _inputs(loaded: _Loaded, spec: TargetSpec, config: ServingConfig, name: str)
         return parse_inputs(spec.inputs)
     warmup = config.openvino.warmup
     # If the YAML declares no inputs, a task may know its own, as image_classifier does.
-    declared = warmup.inputs or getattr(loaded.handler, "warmup_inputs", list)()
+    worker = worker_of(loaded.handler)
+    declared = warmup.inputs or (worker.warmup_inputs() if worker is not None else [])
     found = declared_inputs(loaded.model, declared, config) or loaded.inputs
-    if found is None and warmup.samples and hasattr(loaded.handler, "sample_inputs") and loaded.root is not None:
-        found = loaded.handler.sample_inputs((loaded.root / warmup.samples[0]).read_bytes())
+    if found is None and warmup.samples and worker is not None and loaded.root is not None:
+        found = worker.sample_inputs((loaded.root / warmup.samples[0]).read_bytes())
     if found is None:
         raise ModelLoadError(
             f"the inputs of {name} are unknown: give --input 1,3,224,224, a --config with "

@@ -7,10 +7,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torchserve_openvino.config.vocabulary import FALLBACK_KINDS, FallbackKind
 from torchserve_openvino.report.cache_record import CacheRecord
+from torchserve_openvino.report.call_records import CallRecords
 from torchserve_openvino.report.kernel_record import Kernel
 from torchserve_openvino.report.verify_record import VerifyRecord
 
@@ -145,7 +147,8 @@ class Tracker:
     `revision` increases with every change, so that a reader can poll it cheaply. ``builds`` counts how often partitions
     were compiled. ``outside`` holds the operators that ran in eager PyTorch outside any graph: for each name, the
     largest number in one call. ``uncompiled`` holds the places that computed without calling a compiled graph: for
-    each, the largest number of operators in one computation.
+    each, the largest number of operators in one computation. ``ran`` holds the indices of the graphs that ran since
+    it was last emptied, of those that were compiled while ``notes_runs`` was set.
     """
 
     def __init__(self) -> None:
@@ -163,6 +166,9 @@ class Tracker:
         self.timings: dict[str, float] = {}
         self.notes: list[str] = []
         self.builds = 0
+        self.notes_runs = False
+        self.ran: set[int] = set()
+        self.call = CallRecords()
         self._kernels: dict[int, Callable[[], list[Kernel]]] = {}
 
     def add_graph(self, record: GraphRecord) -> GraphRecord:
@@ -196,21 +202,35 @@ class Tracker:
             self.revision += 1
             if kind == "graph_break":
                 self._count_break(reason, where, count)
-            for known in self.fallbacks:
-                if (known.kind, known.op, known.to, known.reason, known.where) == (kind, op, to, reason, where):
-                    known.count += count
-                    known.seconds += seconds
-                    return False
-            self.fallbacks.append(Fallback(kind, op, to, reason, where, count, caused_by_request, seconds))
-            return True
+            key = (kind, op, to, reason, where)
+            known = next((f for f in self.fallbacks if (f.kind, f.op, f.to, f.reason, f.where) == key), None)
+            entry = known or Fallback(kind, op, to, reason, where, 0, caused_by_request)
+            if known is None:
+                self.fallbacks.append(entry)
+            entry.count += count
+            entry.seconds += seconds
+            self.call.added(partial(self._withdraw, entry, count, seconds))
+            return known is None
 
     def _count_break(self, reason: str, where: str, count: int) -> None:
         """Counts a graph break in its own list too: both lists stay consistent."""
-        for known in self.graph_breaks:
-            if (known.reason, known.where) == (reason, where):
-                known.count += count
-                return
-        self.graph_breaks.append(GraphBreak(reason=reason, where=where, count=count))
+        known = next((b for b in self.graph_breaks if (b.reason, b.where) == (reason, where)), None)
+        if known is None:
+            known = GraphBreak(reason=reason, where=where, count=0)
+            self.graph_breaks.append(known)
+        known.count += count
+        if not known.count:
+            self.graph_breaks.remove(known)
+
+    def _withdraw(self, entry: Fallback, count: int, seconds: float) -> None:
+        with self._lock:
+            self.revision += 1
+            entry.count -= count
+            entry.seconds -= seconds
+            if not entry.count:
+                self.fallbacks.remove(entry)
+            if entry.kind == "graph_break":
+                self._count_break(entry.reason, entry.where, -count)
 
     def add_outside(self, counts: Mapping[str, int]) -> None:
         """Records the operators that one call ran in eager PyTorch, outside any graph."""

@@ -9,6 +9,7 @@ import importlib.util
 import logging
 import sys
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 # Hosts other than TorchServe need none of it.
@@ -38,18 +39,43 @@ finally:
     if _before is None:
         del sys.modules[_UNUSED]
 
-_upstream = BaseHandler.initialize
+
+def worker_of(handler: Any) -> Any:
+    """Returns what serves a handler's model: the only attribute of this package on it; None on other handlers."""
+    return getattr(handler, "__dict__", {}).get("_openvino")
 
 
-@functools.wraps(_upstream)
-def _initialize(self: Any, context: Any) -> Any:
-    """Runs upstream's `initialize`, inside the handler's `while_base_handler_loads` where it has one."""
-    prepare = getattr(self, "while_base_handler_loads", None)
-    with prepare(context) if prepare is not None else nullcontext():
-        return _upstream(self, context)
+_initialize, _load_pickled = BaseHandler.initialize, BaseHandler._load_pickled_model
+_load_torchscript = BaseHandler._load_torchscript_model
 
 
-BaseHandler.initialize = _initialize
+@functools.wraps(_initialize)
+def _initialized(self: Any, context: Any) -> Any:
+    """Runs upstream's `initialize`, with the types of files hidden from it where this package loads them."""
+    worker = worker_of(self)
+    with worker.while_base_handler_loads(context) if worker is not None else nullcontext():
+        return _initialize(self, context)
+
+
+@functools.wraps(_load_pickled)
+def _pickled(self: Any, model_dir: str, model_file: str, model_pt_path: str | None) -> Any:
+    worker = worker_of(self)
+    load = partial(_load_pickled, self) if worker is None else worker.load_pickled
+    return load(model_dir, model_file, model_pt_path)
+
+
+@functools.wraps(_load_torchscript)
+def _torchscript(self: Any, model_pt_path: str | None) -> Any:
+    worker = worker_of(self)
+    load = partial(_load_torchscript, self) if worker is None else worker.load_without_class
+    return load(model_pt_path)
+
+
+# Changed here, and not in a class in front of it, so that each method of a user's class runs, calls these by `super()`
+# or by the name of BaseHandler, and changes what they return.
+BaseHandler.initialize = _initialized
+BaseHandler._load_pickled_model = _pickled
+BaseHandler._load_torchscript_model = _torchscript
 
 
 def missing_torchserve(error: ImportError) -> str:
@@ -64,4 +90,4 @@ def model_name(context: Any) -> str:
     return str(getattr(context, "model_name", "") or manifest.get("model", {}).get("modelName") or "model")
 
 
-__all__ = ["HAS_TORCHSERVE", "BaseHandler", "missing_torchserve", "model_name"]
+__all__ = ["HAS_TORCHSERVE", "BaseHandler", "missing_torchserve", "model_name", "worker_of"]

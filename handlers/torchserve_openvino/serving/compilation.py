@@ -139,7 +139,7 @@ class Compilation:
             beyond=None if dynamic else bounded,
         )
         if self._shapes.cases:
-            seconds = warm_up(compiled, served, self._shapes.cases)
+            seconds = warm_up(served.run_exactly, served, self._shapes.cases)
             compiled.report.tracker.add_timing("warmup_seconds", seconds)
         return Prepared(served, compiled.report, self._shapes.cases, self._shapes.signatures, open_axes is not None)
 

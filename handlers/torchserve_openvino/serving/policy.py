@@ -46,8 +46,21 @@ def _sentence(fallback: Fallback) -> str:
     return f"{fallback.kind}: {fallback.op} ran on {fallback.to}{where} ({reason})"
 
 
+# Kinds that OpenVINO itself may cause at any call: whether a worker can go on shows only at the next ones.
+_FAILURES = frozenset({"runtime_failed"})
+# Kinds that are counted when a graph is compiled, and not again at its later calls.
+_AT_COMPILATION = frozenset(
+    {"unsupported_op", "disabled_op", "tiny_partition", "slower", "conversion_failed", "compile_failed", "compile_died",
+     "graph_break"}
+)  # fmt: skip
+
+
 class PolicyWatch:
     """Finds, after each call, what the policy does not allow.
+
+    A violation belongs to the requests of the call in which it happened, and to no others: they are refused. A graph
+    that was compiled after READY and violates the policy is refused at each of its calls. A worker is replaced only if
+    OpenVINO failed in two batches, one after the other, in none of which any call was right.
 
     Args:
         report: The report of the model that this worker serves.
@@ -64,8 +77,13 @@ class PolicyWatch:
         self._known = self._counts()
         self._coverage_failed = self._below()
         self._revision = report.revision
+        self._graphs = len(report.tracker.graphs)
+        # Why each graph that was compiled after READY is refused, by its index.
+        self._refused: dict[int, str] = {}
+        self._failed = self._passed = self._suspect = False
         self.violations: list[str] = []
         self.replace = False
+        report.tracker.notes_runs = policy.on_violation == "refuse"
 
     def _counts(self) -> dict[int, int]:
         return {id(f): f.count for f in self._report.fallbacks}
@@ -74,32 +92,74 @@ class PolicyWatch:
         summary = self._report.summary
         return bool(summary.graphs or summary.ops_total) and summary.coverage < self._policy.min_coverage
 
+    def begin(self) -> None:
+        """Starts a batch: what was added since the last one is recorded, but is no fault of this batch's requests."""
+        self._failed = self._passed = False
+        self.skip()
+
+    def skip(self) -> None:
+        """Records what was added to the report without refusing a request: the call that added it was not answered."""
+        self._look()
+        self._report.tracker.ran.clear()
+
     def check(self) -> None:
         """Checks what a call added to the report; cheap if it added nothing.
 
         Raises:
             ForbiddenFallbackError: The call fell back in a way that is not allowed, and ``on_violation`` is ``refuse``.
         """
-        if self._report.revision == self._revision:
+        sentences, kinds, by_request = self._look()
+        if not sentences and self._refused:
+            ran, by_request = self._report.tracker.ran, False
+            sentences = [self._refused[index] for index in sorted(self._refused.keys() & ran)]
+        self._report.tracker.ran.clear()
+        if self._policy.on_violation != "refuse" or not sentences:
+            self._passed = True
             return
+        self._failed |= not by_request and bool(kinds & _FAILURES)
+        raise ForbiddenFallbackError("; ".join(dict.fromkeys(sentences)), by_request=by_request)
+
+    def end(self) -> bool:
+        """Ends a batch; returns True if the worker has to be replaced now, in the last call that it spoils."""
+        failed = self._failed and not self._passed
+        again, self._suspect = self._suspect and failed, failed or (self._suspect and not self._passed)
+        self.replace |= again
+        return again
+
+    def _look(self) -> tuple[list[str], set[str], bool]:
+        """Records new violations.
+
+        Returns:
+            A sentence for each, their kinds, and whether the requests' own values caused them all.
+        """
+        if self._report.revision == self._revision:
+            return [], set(), True
         self._revision = self._report.revision
         grown = [f for f in self._report.fallbacks if f.count > self._known.get(id(f), 0)]
         self._known = self._counts()
-        found = _forbidden(grown, self._policy)
-        sentences = [_sentence(f) for f in found]
-        by_request = bool(found) and all(f.caused_by_request for f in found)
-        if self._below() and not self._coverage_failed:
+        graphs = self._report.tracker.graphs
+        added, self._graphs = graphs[self._graphs :], len(graphs)
+        forbidden = _forbidden(grown, self._policy)
+        sentences = [_sentence(f) for f in forbidden]
+        by_request = all(f.caused_by_request for f in forbidden)
+        kinds: set[str] = {f.kind for f in forbidden}
+        if self._below():
+            lost = any(graph.ops_on_openvino < graph.ops_total for graph in added)
+            if lost or not self._coverage_failed:
+                kinds.add("unsupported_op")
+                by_request = False
+                sentences.append(f"coverage fell below min_coverage {self._policy.min_coverage:.1%}")
             self._coverage_failed = True
-            by_request = False
-            sentences.append(f"coverage fell below min_coverage {self._policy.min_coverage:.1%}")
-        if not sentences:
-            return
+        if kinds & _AT_COMPILATION:
+            self._refused |= {
+                graph.index: "; ".join(sentences)
+                for graph in added
+                if "graph_break" in kinds or graph.ops_on_openvino < graph.ops_total
+            }
         self.violations += [s for s in sentences if s not in self.violations]
         for sentence in sentences:
             logger.warning("handler.openvino.fallback: after READY: %s", sentence)
-        if self._policy.on_violation == "refuse":
-            self.replace |= not by_request
-            raise ForbiddenFallbackError("; ".join(sentences), by_request=by_request)
+        return sentences, kinds, by_request
 
     def broken(self, sentence: str) -> None:
         """Records a violation other than a fallback, and marks the worker for replacement."""

@@ -119,7 +119,17 @@ class Preparation:
 
     def unasked(self) -> Prepared:
         """Prepares a model of which no inputs are known: it compiles at the first request that calls it."""
-        return self._compilation.make(self._with_threads())
+        resolved, wanted = self._with_threads(), self._section.precision
+        if resolved is None or not precision.is_open(resolved) or wanted == "f32":
+            return self._compilation.make(resolved)
+        if wanted != "auto":
+            return self._compilation.make(precision.with_precision(resolved, wanted, f"{precision.KEY}: {wanted}"))
+        prepared = self._compilation.make(resolved)
+        prepared.report.tracker.add_note(
+            f"{precision.KEY}: auto is f32 for {self._part or 'self.model'}: no call of it is known before READY, so "
+            "that nothing can be compared or timed"
+        )
+        return prepared
 
     def _in_precision(self, resolved: ResolvedOptions | None) -> Prepared:
         """Compiles and verifies the model in the configured precision."""

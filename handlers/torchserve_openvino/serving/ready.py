@@ -77,11 +77,16 @@ class ReadyState:
         """
         if self.watch.replace:
             leave(context)
+        self.watch.begin()
         if self._shadow is not None:
             self._shadow.quiet.began()
 
     def after_call(self, context: Any) -> None:
-        """Sends metrics, and logs a warning if something was compiled after READY."""
+        """Sends metrics, and logs a warning if something was compiled after READY.
+
+        Raises:
+            SystemExit: OpenVINO failed in this call as in the one before; the worker has to be replaced.
+        """
         if self._shadow is not None:
             self._shadow.quiet.ended()
             # Skipped requests are published here, as a comparison, which also publishes, may never come.
@@ -94,6 +99,8 @@ class ReadyState:
         if time.monotonic() >= self._next_post:
             self.post()
         self.emit(context)
+        if self.watch.end():
+            leave(context)
 
     def emit(self, context: Any) -> None:
         """Sends the metrics that changed."""

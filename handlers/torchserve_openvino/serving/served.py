@@ -10,19 +10,24 @@ from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend import eager_watch
 from torchserve_openvino.backend.runtime.compare import output_tensors
-from torchserve_openvino.errors import OutsideDeclaredError
+from torchserve_openvino.errors import ItemError, OutsideDeclaredError
 from torchserve_openvino.serving.modes import Modes
 from torchserve_openvino.serving.requests.batching import RowRunner
 from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.streams import Streams
 from torchserve_openvino.serving.shapes.input_spec import Inputs, Signature
 from torchserve_openvino.serving.shapes.inputs import Convert, DeclaredInputs, Fitted, ordinary
-from torchserve_openvino.serving.shapes.probe import Axes, RowFacts, cut_axes, probe_rows
+from torchserve_openvino.serving.shapes.probe import Axes, RowFacts, cut_axes
+from torchserve_openvino.serving.shapes.undeclared import probe_first_rows, rows_of
 
 if TYPE_CHECKING:
     from torchserve_openvino.serving.verification.shadow import Shadow
 
 logger = logging.getLogger(__name__)
+
+
+# Attribute of the error of a call that eager PyTorch rejects as well: with which message.
+_REJECTION = "_openvino_rejection"
 
 
 class ServedModel:
@@ -81,6 +86,12 @@ class ServedModel:
         """Whether requests may share a call: their answers do not depend on each other."""
         return self.facts is not None and self.facts.joins
 
+    def run_exactly(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs a call of a compiled shape as it is, before READY: later batches may be padded to it, or split to it."""
+        output = (self.compiled if self.inputs is not None else self._any_shape)(*args, **kwargs)
+        self._rows.has_run(args, kwargs)
+        return output
+
     @property
     def released(self) -> bool:
         """Whether the eager model's weights were freed."""
@@ -92,6 +103,27 @@ class ServedModel:
         Raises:
             OutsideDeclaredError: The call fits no compiled shape, and such calls are refused.
         """
+        try:
+            return self._called(args, kwargs)
+        except MemoryError:
+            raise
+        except Exception as error:
+            self._compare_with_eager(error, args, kwargs)
+            raise
+
+    def _compare_with_eager(self, error: Exception, args: Any, kwargs: dict[str, Any]) -> None:
+        """Notes on an error whether eager PyTorch rejects the call as well; then the caller is at fault."""
+        if self.released or isinstance(error, ItemError):
+            return
+        try:
+            # This run is no answer, so that it is not counted as work outside the compiled graphs.
+            with eager_watch.compiled():
+                self._eager(*args, **kwargs)
+        except Exception as refusal:
+            text = (str(refusal).strip().splitlines() or [type(refusal).__name__])[0]
+            vars(error)[_REJECTION] = text
+
+    def _called(self, args: Any, kwargs: dict[str, Any]) -> Any:
         if any(tensor.is_inference() for tensor in output_tensors((args, kwargs))):
             args, kwargs = pytree.tree_map_only(torch.Tensor, ordinary, (args, kwargs))
         with torch.inference_mode(False), eager_watch.compiled():
@@ -191,23 +223,23 @@ class ServedModel:
         return output
 
     def _fit_undeclared(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Fitted | None:
-        leaves = pytree.tree_leaves((tuple(args), kwargs))
-        sizes = {leaf.shape[0] if isinstance(leaf, torch.Tensor) and leaf.dim() else None for leaf in leaves}
-        (rows,) = sizes if len(sizes) == 1 else (None,)
+        rows = rows_of((tuple(args), kwargs))
         if not rows:
             return None
         if self.facts is None:
-            self.facts = self._learn(args, kwargs)
+            self.facts = probe_first_rows(self._eager, (tuple(args), kwargs))
+            if not self.facts.joins:
+                logger.info("Batches run at their own size: %s", self.facts.reason)
         return Fitted(tuple(args), kwargs, rows) if self.facts.joins else None
 
-    def _learn(self, args: Sequence[Any], kwargs: dict[str, Any]) -> RowFacts:
-        """Probes eager PyTorch with the first call's first item, and with the same values in another order."""
-        first = pytree.tree_map(lambda t: t[:1], (tuple(args), kwargs))
-        second = pytree.tree_map(lambda t: t.flip(tuple(range(1, t.dim()))), first)
-        facts = probe_rows(self._eager, first, second)
-        if not facts.joins:
-            logger.info("Batches run at their own size: %s", facts.reason)
-        return facts
+
+def rejection_in(error: BaseException | None) -> str | None:
+    """Returns with which message eager PyTorch rejects the call that led to an error; None if it does not."""
+    while error is not None:
+        if (found := vars(error).get(_REJECTION)) is not None:
+            return str(found)
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def describe(model: ServedModel, signatures: Sequence[Signature]) -> dict[str, object]:

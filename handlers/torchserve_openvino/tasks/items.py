@@ -19,10 +19,10 @@ from torchserve_openvino.errors import (
     NotExplainedError,
     PayloadTooLargeError,
 )  # fmt: skip
-from torchserve_openvino.serving.handler import OpenVINOHandler
 from torchserve_openvino.serving.requests.batch_answer import explains
 from torchserve_openvino.serving.requests.isolation import run_isolated, server_fault
 from torchserve_openvino.serving.requests.streams import Streams
+from torchserve_openvino.serving.worker.task import TaskHandler
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ NO_EXPLANATIONS = "this task has no explanations; ask /predictions/"
 T = TypeVar("T")
 
 
-class ItemHandler(OpenVINOHandler):
+class ItemHandler(TaskHandler):
     """A task: `decode` turns one request item into a value, `predict` a list of values into a list of answers."""
 
     # The model of a shipped task is not changed after loading.

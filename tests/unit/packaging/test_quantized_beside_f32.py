@@ -14,6 +14,7 @@ from digits import CODE, TRAINED, pictures, trained
 from torchserve_openvino.cli.handler_path import handlers
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.packaging.making import Recipe, make
+from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.serving.loading.archive import load_without_server
 
 pytest.importorskip("nncf")
@@ -69,7 +70,7 @@ def test_precision_chooses(both: Path, precision: str | None, served: set[str], 
     report = handler.describe_handle()
     assert report["summary"]["precision"] in served and report["summary"]["coverage"] == 1.0
     assert report["verify"]["passed"]
-    kinds = {kernel.precision for kernel in handler.report.kernels() if kernel.kind == "Convolution"}
+    kinds = {kernel.precision for kernel in worker_of(handler).report.kernels() if kernel.kind == "Convolution"}
     assert kinds == {{"int8": "u8"}.get(report["summary"]["precision"], report["summary"]["precision"])}
     if precision == "auto":
         choice = report["config"]["precision_choice"]
@@ -77,6 +78,6 @@ def test_precision_chooses(both: Path, precision: str | None, served: set[str], 
         assert report["summary"]["precision"] == choice["chosen"]
     images, labels = pictures()
     body = json.dumps(images[TRAINED : TRAINED + 8].tolist()).encode()
-    (answer,) = handler.run_sample(body)
+    (answer,) = worker_of(handler).run_sample(body)
     found = np.asarray(json.loads(answer) if isinstance(answer, (str, bytes)) else answer)
     assert (found.argmax(-1) == labels[TRAINED : TRAINED + 8].numpy()).mean() >= 0.75

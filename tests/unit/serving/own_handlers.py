@@ -6,7 +6,7 @@ from ts.handler_utils.micro_batching import MicroBatching
 
 from encoder import build
 from torchserve_openvino import OpenVINOHandler
-from torchserve_openvino.serving.base import BaseHandler
+from torchserve_openvino.serving.base import BaseHandler, worker_of
 
 X = torch.linspace(-1, 1, 4)
 
@@ -133,8 +133,8 @@ def eager_answer(handler_class, made_handler, *bodies):
     """Returns what the handler answers without this package, on the same model."""
     one = object.__new__(handler_class)
     vars(one).update(
-        model=made_handler.eager_model, others=getattr(made_handler, "others", None), context=made_handler.context,
-        device=made_handler.device,
+        model=worker_of(made_handler).eager_model, others=getattr(made_handler, "others", None),
+        context=made_handler.context, device=made_handler.device,
     )  # fmt: skip
     data = handler_class.preprocess(one, [{"body": body} for body in bodies])
     return handler_class.postprocess(one, handler_class.inference(one, data))
@@ -157,10 +157,9 @@ class MicroParts(Micro):
 
 
 class ListOnly(Plain):
-    def loaded_model(self):
-        model = super().loaded_model()
-        self.model = [model.encoder, model.head]
-        return self.model
+    def initialize(self, context):
+        super().initialize(context)
+        self.model = [self.model.encoder, self.model.head]
 
     def inference(self, data, *args, **kwargs):
         with torch.no_grad():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from serving_worker import WARMUP, network, save_weights, sent
 
+from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 ROWS = [[[0.5, -1.0, 2.0, 0.1]], [[1.0, 2.0, 3.0, 4.0]], [[0.0, 0.1, 0.2, 0.3]]]
@@ -44,7 +45,7 @@ def test_a_worker_serves_with_every_backend(archive, tmp_path, backend, caplog) 
         assert report["cache"]["traces"] == (0 if start == "warm" else 3)
         value, labels = sent(caplog, "openvino_backend")[-1]
         assert value == "1" and f"backend:{used}" in labels.split(",")
-        assert f"backend {used}" in handler.report.summary_line()
+        assert f"backend {used}" in worker_of(handler).report.summary_line()
 
 
 @pytest.mark.slow
@@ -53,6 +54,6 @@ def test_released_weights_with_auto(archive) -> None:
     made = archive(config, weights=save_weights)
     handler = TensorHandler()
     handler.initialize(made.context)
-    assert sum(p.numel() for p in handler.eager_model.parameters()) == 0
+    assert sum(p.numel() for p in worker_of(handler).eager_model.parameters()) == 0
     expected = network()(torch.tensor(ROWS[0])).detach()
     torch.testing.assert_close(torch.tensor(made.handle(handler, ROWS[0])[0]), expected, rtol=1e-4, atol=1e-5)

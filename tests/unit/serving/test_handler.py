@@ -13,6 +13,7 @@ from ts.torch_handler.base_handler import BaseHandler
 
 import torchserve_openvino as tov
 from torchserve_openvino.errors import ModelLoadError, PolicyViolationError, TorchScriptModelError, VerificationError
+from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 
@@ -35,7 +36,7 @@ def test_weights_in_every_format(archive, name, write) -> None:
     handler = TensorHandler()
     handler.initialize(made.context)
     close(made.handle(handler, ROWS)[0])
-    assert handler.report.summary.coverage == 1.0 and handler.initialized
+    assert worker_of(handler).report.summary.coverage == 1.0 and handler.initialized
 
 
 def test_an_exported_program_needs_no_model_file(archive) -> None:
@@ -48,7 +49,7 @@ def test_an_exported_program_needs_no_model_file(archive) -> None:
     handler = TensorHandler()
     handler.initialize(made.context)
     close(made.handle(handler, ROWS)[0])
-    assert handler.report.summary.coverage == 1.0
+    assert worker_of(handler).report.summary.coverage == 1.0
 
 
 def test_torchscript_is_refused_with_the_way_out(archive) -> None:
@@ -118,7 +119,7 @@ def test_all_forms_of_pt2_and_the_context_is_not_changed(archive, pt2) -> None:
     handler.initialize(made.context)
     assert made.context.model_yaml_config is config and config == kept_config
     assert made.context.manifest is made.manifest and made.manifest == kept_manifest
-    assert handler.report.summary.coverage == 1.0
+    assert worker_of(handler).report.summary.coverage == 1.0
 
 
 def test_other_backends_are_served_and_described(archive) -> None:
@@ -163,13 +164,13 @@ def test_nothing_compiles_after_ready(archive) -> None:
     made = archive(weights=save_weights, batch_size=4)
     handler = TensorHandler()
     handler.initialize(made.context)
-    graphs = handler.report.summary.graphs
+    graphs = worker_of(handler).report.summary.graphs
     for count in (1, 2, 3, 4, 3):
         answers = made.handle(handler, *[[[float(i), 1.0, 2.0, 3.0]] for i in range(count)])
         for i, answer in enumerate(answers):
             close(answer, [[float(i), 1.0, 2.0, 3.0]])
-    assert handler.report.summary.graphs == graphs == 3
-    assert not handler.report.fallbacks
+    assert worker_of(handler).report.summary.graphs == graphs == 3
+    assert not worker_of(handler).report.fallbacks
 
 
 def test_a_bad_item_answers_for_itself_alone(archive) -> None:
@@ -287,7 +288,7 @@ def test_a_users_handler_may_change_its_weights(archive) -> None:
     handler.initialize(made.context)
     made.handle(handler, b"0.5,-1,2,0.1")
     with torch.no_grad():
-        handler.eager_model.last.bias.copy_(torch.tensor([100.0, 0.0, 0.0]))
+        worker_of(handler).eager_model.last.bias.copy_(torch.tensor([100.0, 0.0, 0.0]))
     assert made.handle(handler, b"0.5,-1,2,0.1")[0]["largest"] == 0
 
 
@@ -296,7 +297,7 @@ def test_a_users_handler_may_be_frozen(archive) -> None:
     made = archive({"handler": {"openvino": section}}, weights=save_weights)
     handler = Mine()
     handler.initialize(made.context)
-    assert handler.served.compiled.frozen == 1 and handler.served.released
+    assert worker_of(handler).served.compiled.frozen == 1 and worker_of(handler).served.released
     assert made.handle(handler, b"0.5,-1,2,0.1")[0]["largest"] == int(expected().argmax())
 
 

@@ -37,6 +37,7 @@ from serving_worker import WARMUP, sent
 from torch import nn
 
 from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 
@@ -76,7 +77,7 @@ def test_parts_are_named_in_the_report_and_verified(archive) -> None:
         "model.head": True,
     }
     assert any("no sample calls self.model itself" in note for note in report["notes"])
-    assert "parts" in report["verify"] and handler.report.verified
+    assert "parts" in report["verify"] and worker_of(handler).report.verified
 
 
 def test_without_samples_eager_parts_are_counted_with_line_time_and_advice(archive, caplog) -> None:
@@ -121,7 +122,7 @@ def test_explanations_have_gradients_of_the_eager_model_and_are_counted(archive)
     made, handler = start(archive, Explains)
     (got,) = made.handle(handler, BODY, explain="True")
     rows = torch.tensor([[float(v) for v in BODY.decode().split(",")]], requires_grad=True)
-    handler.eager_model(rows).sum().backward()
+    worker_of(handler).eager_model(rows).sum().backward()
     torch.testing.assert_close(torch.tensor([got]), rows.grad)
     _, outside = report_of(handler)
     assert "model" in outside
@@ -227,7 +228,7 @@ def test_micro_batching_keeps_its_threads_and_our_counts(archive) -> None:
         assert not outside and report["serving"]["compiles_after_ready"] == 0
         assert report["serving"]["counts"]["items"] == 3
     finally:
-        handler._own_handle.shutdown()
+        worker_of(handler).own_handle.shutdown()
 
 
 def test_eager_computation_in_the_threads_of_micro_batching_is_counted(archive) -> None:
@@ -239,7 +240,7 @@ def test_eager_computation_in_the_threads_of_micro_batching_is_counted(archive) 
             "model.head": 2,
         }
     finally:
-        handler._own_handle.shutdown()
+        worker_of(handler).own_handle.shutdown()
 
 
 def test_a_sample_that_is_not_answered_keeps_the_model_from_loading(archive) -> None:
@@ -271,7 +272,7 @@ def test_a_list_of_models_is_served_where_something_tells_what_is_called(archive
 
 def test_the_model_behaves_as_the_module_it_stands_for(archive) -> None:
     _, handler = start(archive, Plain)
-    model, eager = handler.model, handler.eager_model
+    model, eager = handler.model, worker_of(handler).eager_model
     assert isinstance(model, nn.Module) and isinstance(model, type(eager)) and model is not eager
     assert model.encoder is eager.encoder and model.eval() is model and model.float() is model
     assert dict(model.named_parameters()).keys() == dict(eager.named_parameters()).keys()

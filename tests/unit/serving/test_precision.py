@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from own_handlers import BODY, Parts, start
 from serving_worker import WARMUP, save_weights
 
 from torchserve_openvino.config import resolve_options
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.serving import precision
+from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.serving.precision import (
     TimedPrecision,
     candidates,
@@ -106,12 +108,37 @@ def test_f32_is_the_default_and_nothing_is_tried(archive, has_bf16, monkeypatch)
     assert report["config"]["options"]["config.INFERENCE_PRECISION_HINT"]["value"] == "f32"
 
 
-def test_the_configuration_of_openvino_comes_first(archive, has_bf16) -> None:
+@pytest.mark.parametrize("stated", ["f16", "auto"])
+def test_a_precision_that_the_options_contradict_is_refused(archive, has_bf16, stated) -> None:
     yaml = {
         "pt2": {"compile": {"backend": "openvino", "options": {"config": {"INFERENCE_PRECISION_HINT": "f32"}}}},
-        "handler": {"openvino": {"warmup": WARMUP, "precision": "f16"}},
+        "handler": {"openvino": {"warmup": WARMUP, "precision": stated}},
     }
-    assert served(archive(yaml, weights=save_weights))[0]["summary"]["precision"] == "f32"
+    both = f"handler.openvino.precision: is {stated}, but .*options.config.INFERENCE_PRECISION_HINT is f32.*remove"
+    with pytest.raises(RuntimeError, match=both):
+        served(archive(yaml, weights=save_weights))
+
+
+@pytest.mark.parametrize(("stated", "served_in"), [("bf16", "bf16"), ("auto", "f32")])
+def test_a_model_of_unknown_inputs_follows_the_key_too(archive, has_bf16, stated, served_in) -> None:
+    made = archive({"handler": {"openvino": {"precision": stated}}}, weights=save_weights)
+    report, _ = served(made)
+    assert report["config"]["options"]["config.INFERENCE_PRECISION_HINT"]["value"] == served_in
+    if stated == "auto":
+        assert "inputs are unknown" in report["config"]["precision_choice"]["why"]
+
+
+@pytest.mark.parametrize(("stated", "served_in"), [("bf16", "bf16"), ("auto", "f32")])
+def test_a_model_that_no_sample_calls_follows_it_too(archive, has_bf16, stated, served_in) -> None:
+    made, handler = start(archive, Parts, precision=stated)
+    made.handle(handler, BODY)
+    # The root has no call before READY, so that nobody compares it.
+    with torch.no_grad():
+        handler.model(torch.zeros(1, 4))
+    report = worker_of(handler).report.to_dict()
+    assert report["config"]["options"]["config.INFERENCE_PRECISION_HINT"]["value"] == served_in
+    if stated == "auto":
+        assert any("auto is f32 for self.model: no call of it is known" in note for note in report["notes"])
 
 
 def test_auto_measures_once_and_all_workers_follow(archive, has_bf16, monkeypatch) -> None:

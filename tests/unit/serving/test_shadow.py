@@ -16,6 +16,7 @@ from torch import nn
 
 from encoder import ENCODER, IDS, MASK, save_encoder
 from torchserve_openvino.backend.runtime.execute import CompiledPartition
+from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.serving.policy import PolicyWatch
 from torchserve_openvino.serving.verification import mismatches, shadow
 from torchserve_openvino.serving.verification.mismatches import read_mismatch
@@ -81,7 +82,7 @@ def test_right_answers_are_checked_and_none_differs(archive, caplog) -> None:
     found = settled(handler, 3)
     assert (found["checked"], found["mismatches"], found["skipped"]) == (3, 0, 0)
     assert 0 <= found["worst"] < 1e-5 and found["seconds"] > 0 and found["why_not"] == ""
-    assert "3 request(s) checked, 0 differed" in handler.report.to_text()
+    assert "3 request(s) checked, 0 differed" in worker_of(handler).report.to_text()
 
 
 def test_a_fault_of_some_inputs_is_found_counted_kept_and_replayed(archive, faulty, tmp_path, caplog) -> None:
@@ -122,7 +123,7 @@ def test_refuse_ends_the_worker_at_the_next_request(archive, faulty, sockets) ->
 
 def test_a_mismatch_is_counted_after_its_callback(archive, faulty, monkeypatch) -> None:
     made, handler = started(archive, settings(on_shadow_mismatch="refuse"))
-    shadow, seen = handler.served.shadow, []
+    shadow, seen = worker_of(handler).served.shadow, []
     broken = PolicyWatch.broken
 
     def observed(self, sentence: str) -> None:
@@ -139,7 +140,7 @@ def test_off_by_default(archive) -> None:
     made, handler = started(archive, {"pt2": F32, "handler": {"openvino": {"warmup": WARMUP}}})
     made.handle(handler, ROW)
     report = handler.describe_handle()
-    assert "shadow" not in report["verify"] and handler.served.shadow is None
+    assert "shadow" not in report["verify"] and worker_of(handler).served.shadow is None
 
 
 RANDOM = NETWORK.replace(".relu())", ".relu()) + torch.rand(3)")
@@ -156,7 +157,7 @@ REMEMBERING = NETWORK.replace("return", "self.last_shape = self.__dict__.get('la
 def test_a_model_that_can_not_be_run_again_is_left_alone(archive, source: str, why: str) -> None:
     config = settings(on_violation="warn")
     made, handler = started(archive, config, model_file=source, weights=None)
-    seen = getattr(handler.eager_model, "seen", torch.zeros(())).clone()
+    seen = getattr(worker_of(handler).eager_model, "seen", torch.zeros(())).clone()
     found = facts(handler)
     assert why in found["why_not"] and found["checked"] == 0
     assert any(why in note for note in handler.describe_handle()["notes"])
@@ -164,7 +165,7 @@ def test_a_model_that_can_not_be_run_again_is_left_alone(archive, source: str, w
     found = facts(handler)
     assert (found["checked"], found["waiting"], found["skipped"]) == (0, 0, 0)
     if source == COUNTING:
-        assert torch.equal(handler.eager_model.seen, seen + 1)
+        assert torch.equal(worker_of(handler).eager_model.seen, seen + 1)
 
 
 class Dropping(nn.Module):
@@ -208,7 +209,7 @@ def test_what_draws_random_numbers(model: nn.Module, draws: bool) -> None:
 def test_requests_come_first(archive, monkeypatch) -> None:
     """The eager run pauses at the next operator while a request is in progress, and continues after it."""
     made, handler = started(archive)
-    state = handler.state
+    state = worker_of(handler).state
     reached, passed = threading.Event(), threading.Event()
     model = network()
 
@@ -217,7 +218,7 @@ def test_requests_come_first(archive, monkeypatch) -> None:
         assert passed.wait(10)
         return model(x)
 
-    monkeypatch.setattr(handler.eager_model, "forward", slow)
+    monkeypatch.setattr(worker_of(handler).eager_model, "forward", slow)
     made.handle(handler, ROW)
     assert reached.wait(10)
     state.before_call(made.context)
@@ -246,7 +247,7 @@ def test_an_interrupted_run_does_not_disturb_guarded_calls(archive) -> None:
 
     made.handle(handler, ROW)
     settled(handler, 1)
-    handler.served.shadow._eager = slow
+    worker_of(handler).served.shadow._eager = slow
     made.handle(handler, ROW)
     assert reached.wait(10)
     for _ in range(3):
@@ -261,11 +262,11 @@ def test_an_interrupted_run_does_not_disturb_guarded_calls(archive) -> None:
 
 def test_changed_weights_are_not_compared(archive) -> None:
     made, handler = started(archive)
-    handler.state.before_call(made.context)
+    worker_of(handler).state.before_call(made.context)
     handler.model(torch.tensor(ROW))
     with torch.no_grad():
-        handler.eager_model.last.bias.add_(1.0)
-    handler.state.after_call(made.context)
+        worker_of(handler).eager_model.last.bias.add_(1.0)
+    worker_of(handler).state.after_call(made.context)
     assert settled(handler, 1)["why_skipped"] == {"the weights changed": 1}
 
 
@@ -276,12 +277,12 @@ def test_what_eager_refuses_is_a_mismatch_too(archive, monkeypatch, caplog) -> N
     def refuse(x: torch.Tensor) -> torch.Tensor:
         raise IndexError("beyond the end")
 
-    monkeypatch.setattr(handler.eager_model, "forward", refuse)
+    monkeypatch.setattr(worker_of(handler).eager_model, "forward", refuse)
     made.handle(handler, ROW)
     found = settled(handler, 1)
     assert (found["mismatches"], found["worst"]) == (1, "inf")
     # Its thread sends the metrics after it has counted.
-    handler.served.shadow.stop()
+    worker_of(handler).served.shadow.stop()
     value, _ = sent(caplog, "openvino_shadow_largest_difference")[-1]
     assert float(value) == sys.float_info.max
 
@@ -289,11 +290,11 @@ def test_what_eager_refuses_is_a_mismatch_too(archive, monkeypatch, caplog) -> N
 def test_a_full_queue_skips_and_counts(archive, monkeypatch) -> None:
     monkeypatch.setattr(shadow, "MAX_WAITING", 2)
     made, handler = started(archive)
-    handler.state.before_call(made.context)
+    worker_of(handler).state.before_call(made.context)
     for _ in range(5):
         handler.model(torch.tensor(ROW))
     assert (facts(handler)["waiting"], facts(handler)["why_skipped"]) == (2, {"the queue is full": 3})
-    handler.state.after_call(made.context)
+    worker_of(handler).state.after_call(made.context)
     assert settled(handler, 5)["checked"] == 2
 
 
@@ -305,7 +306,7 @@ def test_the_budget_spaces_the_runs(archive, monkeypatch) -> None:
         time.sleep(0.05)
         return model(x)
 
-    monkeypatch.setattr(handler.eager_model, "forward", slow)
+    monkeypatch.setattr(worker_of(handler).eager_model, "forward", slow)
     start = time.monotonic()
     for _ in range(2):
         made.handle(handler, ROW)
@@ -318,13 +319,13 @@ def test_padded_and_joined_requests_are_compared_as_they_came(archive, monkeypat
     config["handler"]["openvino"]["batching"] = {"dims": {"sequence": [4, 8]}}
     made, handler = started(archive, config, model_file=ENCODER, batch_size=2, weights=save_encoder)
     lengths: list[tuple[int, ...]] = []
-    forward = handler.eager_model.forward
+    forward = worker_of(handler).eager_model.forward
 
     def noted(ids, mask=None):
         lengths.append(tuple(ids.shape))
         return forward(ids, mask)
 
-    monkeypatch.setattr(handler.eager_model, "forward", noted)
+    monkeypatch.setattr(worker_of(handler).eager_model, "forward", noted)
     made.handle(handler, {"inputs": {"ids": [[1, 2, 3]]}}, {"inputs": {"ids": [[7, 8]]}})
     made.handle(handler, {"inputs": {"ids": [[5, 6, 7, 8, 9]]}})
     found = settled(handler, 3)
@@ -340,11 +341,11 @@ def test_the_thread_ends_when_nothing_waits_and_on_stop(archive) -> None:
     while any(thread.name == "openvino-shadow" for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    handler.state.before_call(made.context)
+    worker_of(handler).state.before_call(made.context)
     handler.model(torch.tensor(ROW))
     (thread,) = (thread for thread in threading.enumerate() if thread.name == "openvino-shadow")
     assert thread.daemon
-    handler.served.shadow.stop()
+    worker_of(handler).served.shadow.stop()
     assert not thread.is_alive()
 
 

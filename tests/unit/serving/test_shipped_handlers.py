@@ -11,7 +11,9 @@ from serving_worker import labels
 from ts.utils.util import list_classes_from_module
 from upstream_models import CLASSIFIER, DETECTOR, SEGMENTER, TEXTS, importable, photo, vocabulary
 
+import torchserve_openvino as tov
 from encoder import build
+from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 __all__ = ["importable"]
@@ -27,8 +29,9 @@ HANDLERS = {
 }
 
 
-def started(archive: Any, name: str, **section: Any) -> tuple[Any, Any]:
+def started(archive: Any, name: str, by: str = "wrap", **section: Any) -> tuple[Any, Any]:
     model, bodies, size = HANDLERS[name]
+    named = {"wrap": name} if by == "wrap" else {}
 
     def save(path: Path) -> None:
         torch.save(build(model, "Network").state_dict(), path)
@@ -36,16 +39,23 @@ def started(archive: Any, name: str, **section: Any) -> tuple[Any, Any]:
         vocabulary(path.parent / "source_vocab.pt", *WORDS)
         (path.parent / "sample.bin").write_bytes(bodies[0])
 
-    own = {"wrap": name, "warmup": {"samples": ["sample.bin"]}, **section}
+    own = {**named, "warmup": {"samples": ["sample.bin"]}, **section}
     made = archive({"handler": {"openvino": own}}, model_file=model, weights=save, batch_size=size)
-    handler = TensorHandler()
+    kind = (
+        TensorHandler if by == "wrap" else type(f"Mine{theirs(name).__name__}", (tov.OpenVINOHandler, theirs(name)), {})
+    )
+    handler: Any = kind()
     handler.initialize(made.context)
     return made, handler
 
 
-def upstream(made: Any, name: str) -> Any:
+def theirs(name: str) -> type:
     (kind,) = list_classes_from_module(importlib.import_module(f"ts.torch_handler.{name}"))
-    handler = kind()
+    return kind
+
+
+def upstream(made: Any, name: str) -> Any:
+    handler = theirs(name)()
     handler.initialize(made.context)
     return handler
 
@@ -57,10 +67,14 @@ def flat(value: Any) -> list[Any]:
     return keys + [leaf for each in (value.values() if keys else value) for leaf in flat(each)]
 
 
+@pytest.mark.quick(
+    "wrap-image_classifier", "mixin-image_segmenter", "wrap-object_detector", "mixin-text_classifier"
+)  # fmt: skip
 @pytest.mark.parametrize("name", HANDLERS)
+@pytest.mark.parametrize("by", ["wrap", "mixin"])
 @pytest.mark.filterwarnings("ignore:Implicit dimension choice")
-def test_it_answers_as_without_this_package(archive, importable, name) -> None:
-    made, handler = started(archive, name)
+def test_it_answers_as_without_this_package(archive, importable, name, by) -> None:
+    made, handler = started(archive, name, by)
     (_, bodies, size), plain = HANDLERS[name], upstream(made, name)
     assert type(plain).__name__ in type(handler).__name__
     for batch in [bodies] if size > 1 else [[each] for each in bodies]:
@@ -92,7 +106,7 @@ def test_a_policy_refuses_an_explanation_and_keeps_the_worker(archive, importabl
     (refused,) = made.handle(handler, PHOTOS[0], explain="True")
     assert made.status(0) == 422 and "explanations need gradients" in refused["message"]
     made.handle(handler, PHOTOS[0])
-    assert made.status(0) == 200 and not handler.state.watch.replace
+    assert made.status(0) == 200 and not worker_of(handler).state.watch.replace
 
 
 def test_what_it_needs_and_lacks_is_named(archive, importable, monkeypatch) -> None:

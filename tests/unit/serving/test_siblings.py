@@ -67,7 +67,7 @@ def test_a_folder_that_can_not_be_written_to_loses_nothing_else(tmp_path, caplog
 
 
 def test_a_worker_counts_its_siblings_and_shows_them(archive, monkeypatch) -> None:
-    monkeypatch.setattr("torchserve_openvino.serving.handler.sibling_pids", lambda: [1, 2, 3, 4])
+    monkeypatch.setattr("torchserve_openvino.serving.worker.worker.sibling_pids", lambda: [1, 2, 3, 4])
     monkeypatch.setattr("torchserve_openvino.serving.threads.usable_cores", lambda: 8)
     made = archive({"handler": {"openvino": {"warmup": WARMUP}}}, weights=save_weights)
     handler = TensorHandler()

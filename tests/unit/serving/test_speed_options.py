@@ -17,6 +17,7 @@ from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.config.sections.tasks import ImageSection
 from torchserve_openvino.errors import ConfigError, InexactValueError, WeightsReleasedError
 from torchserve_openvino.serving import threads
+from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.tasks.image_classifier import ImageClassifier
 from torchserve_openvino.tasks.images import to_tensor
 from torchserve_openvino.tasks.tensor import TensorHandler
@@ -71,7 +72,7 @@ def test_photos_are_classified_as_by_eager_with_and_without_folding(archive, fol
         expected = probabilities(photo)
         assert answer.keys() == expected.keys()
         assert all(abs(answer[name] - expected[name]) < 1e-4 for name in expected)
-    summary = handler.report.summary
+    summary = worker_of(handler).report.summary
     assert summary.coverage == 1.0 and summary.fallbacks == 0
     (answer,) = made.handle(handler, np.zeros((3, 224, 224)).tolist())
     assert made.status(0) == (400 if fold else 200)
@@ -104,7 +105,7 @@ def test_throughput_splits_a_batch_over_streams(archive, monkeypatch) -> None:
 def test_released_weights_leave_right_answers(archive) -> None:
     section = {"warmup": WARMUP, "release_weights": True}
     made, handler = started(archive, TensorHandler(), section, weights=save_weights, batch_size=2)
-    assert sum(p.numel() for p in handler.eager_model.parameters()) == 0
+    assert sum(p.numel() for p in worker_of(handler).eager_model.parameters()) == 0
     rows = [[0.5, -1.0, 2.0, 0.1]]
     with torch.no_grad():
         torch.testing.assert_close(torch.tensor(made.handle(handler, rows)[0]), network()(torch.tensor(rows)))
@@ -119,7 +120,7 @@ def test_weights_that_eager_still_needs_are_kept_and_the_report_says_why(archive
                             "return self.last(torch.digamma(self.first(x).relu() + 1))")  # fmt: skip
     section = {"warmup": WARMUP, "release_weights": True}
     _, handler = started(archive, TensorHandler(), section, model_file=model, weights=save_weights)
-    assert sum(p.numel() for p in handler.eager_model.parameters()) > 0
+    assert sum(p.numel() for p in worker_of(handler).eager_model.parameters()) > 0
     assert any("1 op(s) run in eager" in note for note in handler.describe_handle()["notes"])
 
 

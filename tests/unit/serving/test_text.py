@@ -6,6 +6,7 @@ import pytest
 import torch
 import yaml
 
+from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 CONFIG = Path(__file__).resolve().parents[3] / "model-config" / "cpu-text.yaml"
@@ -37,7 +38,7 @@ def test_a_sentence_encoder_by_the_shipped_configuration(archive) -> None:
     handler.initialize(made.context)
     report = handler.describe_handle()
     assert report["summary"]["coverage"] == 1.0 and report["fallbacks"] == [] and report["verify"]["cosine"] > 0.999
-    assert handler.served.released
+    assert worker_of(handler).served.released
 
     namespace: dict = {}
     exec(MODEL, namespace)

@@ -15,6 +15,7 @@ from ts.utils.util import PredictionException
 import torchserve_openvino as tov
 from torchserve_openvino.config.vocabulary import FALLBACK_KINDS
 from torchserve_openvino.errors import ModelLoadError, VerificationError
+from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 ROWS = [[0.5, -1.0, 2.0, 0.1]]
@@ -75,14 +76,14 @@ def test_a_program_of_training_mode_is_said_to_be_unverified(archive, caplog) ->
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5)).train()
     with caplog.at_level(logging.WARNING):
         _, handler = program(archive, lambda p: exported(p, example=1, model=model))
-    assert "training mode" in handler.report.to_dict()["verify"]["skipped"]
-    assert "is not verified" in caplog.text and "not verified" in handler.report.summary_line()
-    assert "NOT VERIFIED" in handler.report.to_text()
+    assert "training mode" in worker_of(handler).report.to_dict()["verify"]["skipped"]
+    assert "is not verified" in caplog.text and "not verified" in worker_of(handler).report.summary_line()
+    assert "NOT VERIFIED" in worker_of(handler).report.to_text()
 
 
 def test_without_inputs_the_report_says_that_nothing_was_verified(archive) -> None:
     _, handler = served(archive, {}, weights=save_weights)
-    assert "warmup.inputs" in handler.report.to_dict()["verify"]["skipped"]
+    assert "warmup.inputs" in worker_of(handler).report.to_dict()["verify"]["skipped"]
 
 
 def test_required_verification_refuses_to_start_without_it(archive) -> None:
@@ -206,12 +207,12 @@ TOKENS = [
 def test_a_mask_of_a_fixed_length_takes_padded_requests(archive) -> None:
     """As a comment in model-config/cpu-latency.yaml states."""
     made, handler = served(archive, {"warmup": {"inputs": TOKENS}}, model_file=MASKED)
-    assert handler.report.to_dict()["verify"]["value_sets"]["kinds"]["padded left"] == 1
+    assert worker_of(handler).report.to_dict()["verify"]["value_sets"]["kinds"]["padded left"] == 1
     padded = {"inputs": {"input_ids": [[1, 2, 0, 0]], "attention_mask": [[1, 1, 0, 0]]}}
     plain = {"inputs": {"input_ids": [[1, 2, 3, 4]]}}
     answers = made.handle(handler, padded, plain)
     assert [made.status(i) for i in range(2)] == [200, 200]
-    weights = handler.eager_model.table.weight.detach()
+    weights = worker_of(handler).eager_model.table.weight.detach()
     torch.testing.assert_close(torch.tensor(answers[0]), weights[[1, 2]].sum(0, keepdim=True))
 
 
@@ -285,7 +286,7 @@ def test_a_handler_may_load_weights_by_itself(archive) -> None:
     save_weights(f"{made.context.system_properties['model_dir']}/extra.bin")
     handler = ours(LoadsItself)
     handler.initialize(made.context)
-    assert handler.report.summary.coverage == 1.0 and handler.report.verified
+    assert worker_of(handler).report.summary.coverage == 1.0 and worker_of(handler).report.verified
 
 
 def test_a_handler_finds_the_real_name_of_the_weights(archive) -> None:
@@ -295,7 +296,7 @@ def test_a_handler_finds_the_real_name_of_the_weights(archive) -> None:
     )  # fmt: skip
     handler = ours(ReadsTheName)
     handler.initialize(made.context)
-    assert handler.report.summary.coverage == 1.0
+    assert worker_of(handler).report.summary.coverage == 1.0
 
 
 HALF = NETWORK.replace("torch.nn.Linear(8, 3)", "torch.nn.Linear(8, 3)\n        self.half()")
@@ -336,7 +337,7 @@ def test_a_sample_may_become_a_batch_encoding(archive) -> None:
         file.write("words")
     handler = ours(Tokenizes)
     handler.initialize(made.context)
-    assert handler.report.verified and len(made.handle(handler, "words")[0]) == 3
+    assert worker_of(handler).report.verified and len(made.handle(handler, "words")[0]) == 3
 
 
 def test_the_cause_is_one_line_before_a_short_traceback(archive, caplog) -> None:

@@ -12,7 +12,7 @@ from upstream_models import photo
 
 import example_handlers
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.serving.base import BaseHandler
+from torchserve_openvino.serving.base import BaseHandler, worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 pytest.importorskip("transformers")
@@ -47,7 +47,7 @@ def eager(handler: Any, *bodies: bytes) -> Any:
     theirs = [each for each in type(handler).__mro__ if each.__module__.startswith("example_")]
     kind = next(each for each in theirs if not each.__name__.startswith("OpenVINO"))
     one = object.__new__(kind)
-    vars(one).update(vars(handler), model=handler.eager_model)
+    vars(one).update(vars(handler), model=worker_of(handler).eager_model)
     for name in ("preprocess", "inference", "postprocess"):
         vars(one).pop(name, None)
     items = [{"body": body} for body in bodies]
@@ -79,7 +79,7 @@ def test_a_diffusion_pipeline_with_a_method_of_its_vae(archive) -> None:
     report, outside = report_of(handler)
     parts = set(report["serving"]["shapes"]["parts"])
     assert not outside and parts == {"pipe.unet", "pipe.vae.decode", "pipe.text_encoder"}
-    assert report["summary"]["coverage"] == 1.0 and handler.report.tracker.verify.passed
+    assert report["summary"]["coverage"] == 1.0 and worker_of(handler).report.tracker.verify.passed
     assert report["serving"]["compiles_after_ready"] == 0
 
 
@@ -142,5 +142,5 @@ def test_a_predictor_around_a_model(archive, named) -> None:
         same(made.handle(handler, photo(seed)), eager(handler, photo(seed)))
     report, outside = report_of(handler)
     assert set(outside) == (set() if named else {path})
-    assert report["summary"]["coverage"] > (0.99 if named else 0.85) and handler.report.tracker.verify.passed
+    assert report["summary"]["coverage"] > (0.99 if named else 0.85) and worker_of(handler).report.tracker.verify.passed
     assert report["serving"]["compiles_after_ready"] == 0

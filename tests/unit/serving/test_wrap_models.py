@@ -15,6 +15,7 @@ from encoder import build
 from hub_handler import TRANSFORMERS
 from hub_models import VOCABULARY, minilm, save, text_model
 from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 TASKS = {
@@ -59,7 +60,7 @@ def eager(handler: Any, *bodies: bytes) -> Any:
     """Returns the same answers by a model that is not compiled."""
     kind = type(handler)
     one = object.__new__(kind)
-    vars(one).update(vars(handler), model=handler.eager_model)
+    vars(one).update(vars(handler), model=worker_of(handler).eager_model)
     return kind.postprocess(one, kind.inference(one, kind.preprocess(one, [{"body": body} for body in bodies])))
 
 
@@ -308,4 +309,4 @@ def test_a_method_that_the_yaml_names_is_compiled_as_a_module_is(archive, method
     report, outside = report_of(handler)
     assert not outside and not report["fallbacks"] and report["summary"]["coverage"] == 1.0
     assert set(report["serving"]["shapes"]["parts"]) == {path} == set(report["verify"]["parts"])
-    assert handler.report.tracker.verify.passed and report["serving"]["compiles_after_ready"] == 0
+    assert worker_of(handler).report.tracker.verify.passed and report["serving"]["compiles_after_ready"] == 0

@@ -49,6 +49,9 @@ class FrameBooks:
 
     def run(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Makes a call through Dynamo; counts it as a fallback if it ran no graph at all."""
+        return self._tracker.call.run(lambda: self._run(call, args, kwargs))
+
+    def _run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         thread = self._thread
         before = thread.graph_calls + thread.lost_frames
         if not self._settled or (self._overlooked and _kind(args, kwargs) in self._overlooked):
@@ -120,7 +123,10 @@ class FrameBooks:
         kind: FallbackKind = "graph_break" if frame.is_break else "conversion_failed"
         name = frame.where or "a function"
         if self._tracker.add_fallback(kind, name, reason=frame.reason, where=frame.where):
-            logger.warning("Fallback: %s runs in eager PyTorch at each call: %s", name, frame.reason)
+            # Eager PyTorch is yet to run the frame, and may reject the call.
+            self._tracker.call.when_answered(
+                lambda: logger.warning("Fallback: %s runs in eager PyTorch at each call: %s", name, frame.reason)
+            )
 
     def _note_event(self) -> None:
         self._events += 1

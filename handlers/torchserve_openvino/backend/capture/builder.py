@@ -101,8 +101,9 @@ class GraphBuilder:
         eager = laid_out(self._gm)
 
         def run(*args: Any) -> Any:
+            answer = settings.eager_copy.run(functools.partial(eager, *args))
             settings.tracker.add_fallback("conversion_failed", name, reason=reason)
-            return settings.eager_copy.run(functools.partial(eager, *args))
+            return answer
 
         return Assembled(run, None)
 

@@ -86,9 +86,11 @@ class ExportedModel:
             # The graph already contains the casts of an autocast region.
             with torch.autocast("cpu", enabled=False):
                 return found.binding.run(found.graph, leaves)
+        # Counted once eager PyTorch has answered: a call that it rejects as well is no fallback.
+        answer = self._settings.eager_copy.run(functools.partial(self._model, *args, **kwargs))
         if self._settings.tracker.add_fallback("conversion_failed", "whole model", reason=found):
             logger.warning("Fallback: the whole model runs in eager PyTorch: %s", found)
-        return self._settings.eager_copy.run(functools.partial(self._model, *args, **kwargs))
+        return answer
 
     def release_weights(self) -> None:
         """See `CompiledGraph.release_weights`."""

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -163,11 +163,20 @@ class CompiledGraph:
 
     def _build(self, weights: dict[int, Any]) -> Assembled:
         try:
-            return self._builder.build(weights)
+            built = self._builder.build(weights)
         except TorchServeOpenVINOError:
             raise
         except Exception as error:
-            return self._builder.eagerly(error)
+            built = self._builder.eagerly(error)
+        if not self._settings.tracker.notes_runs:
+            return built
+        run, ran, index = built.run, self._settings.tracker.ran, self._record.index
+
+        def noted(*args: Any) -> Any:
+            ran.add(index)
+            return run(*args)
+
+        return replace(built, run=noted)
 
     def _count_rebuild(self) -> None:
         """Counts rebuilds in quick succession; the count starts over for a model that is reloaded only now and then."""

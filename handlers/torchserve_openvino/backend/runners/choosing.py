@@ -149,9 +149,10 @@ def _eager(model: Callable[..., Any], tracker: Tracker, problems: str) -> Traced
 
     def call(*args: Any, **kwargs: Any) -> Any:
         reason = f"no backend gave eager's answer: {problems}"
+        answer = model(*args, **kwargs)
         if tracker.add_fallback("conversion_failed", "whole model", reason=reason):
             logger.warning("Fallback: the whole model runs in eager PyTorch: %s", reason)
-        return model(*args, **kwargs)
+        return answer
 
     return Traced(call)
 

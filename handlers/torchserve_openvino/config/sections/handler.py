@@ -104,8 +104,8 @@ class FallbackSection(Section):
     min_coverage: Share = 0.0
     """Least share of operators on OpenVINO."""
     on_violation: OnViolation = "warn"
-    """`refuse`: the worker does not start; one that violates the policy later answers 503 and is replaced. `warn`: a
-    log line and a metric."""
+    """`refuse`: the worker does not start; later, only the request that violates the policy gets 503, and the worker is
+    replaced if OpenVINO fails again in the next batch. `warn`: a log line and a metric."""
     to: Literal["eager", "inductor"] = "eager"
     """Where a partition runs that OpenVINO could not compile. Inductor needs a C++ compiler."""
 
@@ -225,9 +225,9 @@ class OpenVINOSection(Section):
     quantize: QuantizeSection = QuantizeSection()
     """Weights and arithmetic of 8 or 4 bits, made by `package --quantize`."""
     precision: Literal["f32", "bf16", "f16", "auto"] = "f32"
-    """Precision of computation, unless `pt2.compile.options.config` sets `INFERENCE_PRECISION_HINT`. `auto` takes
-    the fastest precision that passes verification and is at least 10 % faster than f32. It measures once per model and
-    machine; all workers and restarts use the result."""
+    """Precision of computation. `auto` takes the fastest precision that passes verification and is at least 10 % faster
+    than f32. It measures once per model and machine; all workers and restarts use the result. Another value of
+    `INFERENCE_PRECISION_HINT` in `pt2.compile.options.config` beside it is an error."""
     threads: Threads = "auto"
     """CPU threads of this worker. `auto`: its share of the cores (CPU affinity and cgroup quota divided by
     `maxWorkers` or the running workers)."""

@@ -24,6 +24,7 @@ from torchserve_openvino.packaging.quantizing.accuracy import Judge
 from torchserve_openvino.packaging.quantizing.exporting import exported, quantised
 from torchserve_openvino.packaging.quantizing.gate import gated
 from torchserve_openvino.packaging.quantizing.samples import Caller, Samples, distinct_shapes, read
+from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.serving.loading.archive import QUANTIZED_MODEL, load_without_server, model_of
 
 # Prefixes of the line with the result, of the one with an error, and of those that tell how it goes on.
@@ -49,10 +50,11 @@ def main(archive: Path, beside: Path, out: Path, made: Path | None = None) -> No
         shutil.copytree(archive, place)
         section = _without_compilation(place)
         handler = load_without_server(place)
-        model = getattr(handler, "eager_model", None)
+        worker = worker_of(handler)
+        model = getattr(worker, "eager_model", None)
         if not isinstance(model, nn.Module):
             raise PackagingError("--quantize needs a handler of this package whose self.model is a torch.nn.Module.")
-        facts = _quantise(handler, model, section, beside, out, made)
+        facts = _quantise(worker, model, section, beside, out, made)
     print(RESULT + json.dumps(facts), flush=True)
 
 
@@ -69,9 +71,9 @@ def _without_compilation(place: Path) -> QuantizeSection:
 
 
 def _quantise(
-    handler: Any, model: nn.Module, section: QuantizeSection, beside: Path, out: Path, given: Path | None
+    served: Any, model: nn.Module, section: QuantizeSection, beside: Path, out: Path, given: Path | None
 ) -> dict[str, Any]:
-    call = Caller(model, handler.run_sample)
+    call = Caller(model, served.run_sample)
 
     def samples(data: str | None, most: int, labels: str | None, key: str) -> Samples | None:
         if data is None:
@@ -95,7 +97,7 @@ def _quantise(
         return tov.compile(model, dynamic=several)
 
     logger.info("comparing %d requests with f32", len(evaluation))
-    judge = Judge(evaluation, asked.metric, compiled(model), classifies=_classifies(handler))
+    judge = Judge(evaluation, asked.metric, compiled(model), classifies=_classifies(served))
     kept, proof = gated(made, judge, section.max_drop, compiled, mixes=section.method == "int8")
     if given is not None and kept is made:
         shutil.copyfile(given, out / QUANTIZED_MODEL)
@@ -119,8 +121,8 @@ def _read(path: Path) -> GraphModule:
         raise PackagingError(f"--from: torch.export.load could not read {path.name}: {error}") from error
 
 
-def _classifies(handler: Any) -> bool:
-    return "classifier" in type(handler).__module__ or (handler.model_dir / "index_to_name.json").is_file()
+def _classifies(served: Any) -> bool:
+    return "classifier" in type(served.handler).__module__ or (served.model_dir / "index_to_name.json").is_file()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """`BaseHandler` where TorchServe is not installed: its steps and attributes, for the handlers of this package."""
 
-import abc
 import logging
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from torchserve_openvino.serving.host.names import LABELS, read_labels
 logger = logging.getLogger(__name__)
 
 
-class BaseHandler(abc.ABC):
+class BaseHandler:
     """Loads a model, and answers a batch by `preprocess`, `inference` and `postprocess`."""
 
     def __init__(self) -> None:
@@ -48,13 +47,13 @@ class BaseHandler(abc.ABC):
             logger.info("%s is missing: answers have the numbers of classes.", LABELS)
         self.initialized = True
 
-    @abc.abstractmethod
     def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: str | None) -> Any:
-        """Loads the class in a model file, with its weights."""
+        """Loads the class in a model file, with its weights; this package's worker does that."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def _load_torchscript_model(self, model_pt_path: str | None) -> Any:
-        """Loads a model from a file with code and weights."""
+        """Loads a model from a file with code and weights; this package's worker does that."""
+        raise NotImplementedError
 
     def preprocess(self, data: Any) -> Any:
         """Returns the model's input for a batch."""

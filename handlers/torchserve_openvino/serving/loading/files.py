@@ -19,6 +19,8 @@ TORCHSCRIPT_ADVICE = (
 )
 
 
+# Keys under which training scripts store a state_dict beside what else they need.
+_NESTED = ("state_dict", "model_state_dict")
 # Names of the argument that switches an operator to its behavior in training.
 _TRAINING_FLAGS = ("train", "training")
 
@@ -141,55 +143,71 @@ def load_class(model_dir: Path, model_file: str) -> nn.Module:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Loads a state_dict (torch.save or safetensors) into a model; unpickles tensors only.
+    """Loads weights (torch.save or safetensors) by the model's own `load_state_dict`; unpickles tensors only.
+
+    What fits is for that method to say: a class may override it, and hooks rename keys or add those that an older
+    version did not store.
 
     Raises:
-        ModelLoadError: The file holds something else, or its names or shapes do not match the model's.
+        ModelLoadError: The file holds something else, or the model does not take it.
     """
     kind = archive_kind(path)
     if kind == "torchscript":
         raise TorchScriptModelError(is_torchscript(path))
     if kind == "exported":
         raise ModelLoadError(f"{exported_beside_class(path)}.")
-    state = _read_state(path, kind)
-    # Lightning and many training scripts put the weights under one of these.
-    for key in ("state_dict", "model_state_dict"):
-        if isinstance(state.get(key), dict):
-            state = state[key]
-    missing, unexpected = _compare(model, state)
-    if missing or unexpected:
-        raise ModelLoadError(
-            f"{path.name} does not fit {type(model).__name__}: {_some('missing', missing)}"
-            f"{_some('unexpected', unexpected)}save model.state_dict() of the class in the model file."
-        )
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise ModelLoadError(f"{path.name} does not fit {type(model).__name__}: {error}") from error
+    stored = _read_state(path, kind)
+    if not isinstance(stored, dict) and type(model).load_state_dict is nn.Module.load_state_dict:
+        raise ModelLoadError(f"{path.name} holds a {type(stored).__name__}, not a state_dict: save model.state_dict().")
+    # Lightning and many training scripts put the weights under one of these. A class may take such a file as it is.
+    inner = [stored[key] for key in _NESTED if isinstance(stored, dict) and isinstance(stored.get(key), dict)][:1]
+    refusal: Exception | None = None
+    for state in [stored, *inner]:
+        try:
+            model.load_state_dict(state)
+        except Exception as error:
+            # Of any class, as hooks and overrides are the user's code.
+            refusal = error
+        else:
+            return
+    assert refusal is not None
+    state = inner[0] if inner else stored
+    raise ModelLoadError(
+        f"{path.name} does not fit {type(model).__name__}: {_misfit(model, state, refusal)}"
+    ) from refusal
 
 
-def _read_state(path: Path, kind: str) -> dict[str, Any]:
+def _misfit(model: nn.Module, state: Any, error: Exception) -> str:
+    """Returns why `load_state_dict` failed, with the keys where they are the reason."""
+    text = str(error).strip() or type(error).__name__
+    if not isinstance(error, RuntimeError):
+        return f"its load_state_dict raises {type(error).__name__}: {text}"
+    # torch lists every key, which takes screens for a large model.
+    keys = {str(key) for key in state} if isinstance(state, dict) else set()
+    own = set(model.state_dict())
+    missing = sorted(key for key in own - keys if key in text)
+    unexpected = sorted(key for key in keys - own if key in text)
+    if not missing and not unexpected:
+        return text
+    return (
+        f"{_some('missing', missing)}{_some('unexpected', unexpected)}save model.state_dict() of the class in the "
+        "model file."
+    )
+
+
+def _read_state(path: Path, kind: str) -> Any:
     if kind == "safetensors":
         from safetensors.torch import load_file
 
         return load_file(path)
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ModelLoadError(
             f"{path.name} cannot be loaded with weights_only=True ({type(error).__name__}: "
             f"{str(error).splitlines()[0]}). "
             "Only tensors are read from it, never pickled code: save model.state_dict(), not the model."
         ) from error
-    if not isinstance(state, dict):
-        held = type(state).__name__
-        raise ModelLoadError(f"{path.name} holds a {held}, not a state_dict: save model.state_dict().")
-    return state
-
-
-def _compare(model: nn.Module, state: dict[str, Any]) -> tuple[list[str], list[str]]:
-    expected = model.state_dict().keys()
-    return sorted(expected - state.keys()), sorted(state.keys() - expected)
 
 
 def _some(word: str, names: list[str]) -> str:

@@ -11,26 +11,31 @@ from torch import nn
 
 from torchserve_openvino.config import ServingConfig
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.serving.base import BaseHandler
 from torchserve_openvino.serving.loading import files as loading
 from torchserve_openvino.serving.loading.archive import has_f32, is_quantized, not_quantized
 from torchserve_openvino.serving.loading.quantized import quantized_model
 
 logger = logging.getLogger(__name__)
 
+_LOAD = "_load_torchscript_model"
 
-class ArchiveLoading(BaseHandler):
+
+class ArchiveLoading:
     """Changes what `BaseHandler.initialize` reads, and the methods by which it loads a model.
 
+    Args:
+        handler: The handler.
+
     Attributes:
+        handler: As above.
         config: The handler's settings.
         model_dir: Where the archive was unpacked.
-        loaded: What `initialize` set ``self.model`` to.
+        loaded: What `initialize` set the handler's ``model`` to.
         quantized: The quantised model beside one in f32, between which `precision: auto` chooses; None otherwise.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, handler: Any) -> None:
+        self.handler = handler
         self.config = ServingConfig()
         self.model_dir = Path()
         self.loaded: Any = None
@@ -56,25 +61,36 @@ class ArchiveLoading(BaseHandler):
         try:
             yield
         finally:
-            context.model_yaml_config = self.model_yaml_config = given
+            context.model_yaml_config = self.handler.model_yaml_config = given
 
     @contextmanager
     def while_base_handler_loads(self, context: Any) -> Iterator[None]:
-        """Hides the weights' file type from BaseHandler only; a user's `initialize` before it sees the real name.
+        """Hides the weights' file type from BaseHandler only; a user's code sees the real name.
 
         Without a model file, BaseHandler goes by the suffix: for ``.pt`` it calls `_load_torchscript_model`, which here
-        looks into the file.
+        looks into the file. A handler's own method of that name gets the real path.
         """
-        given = context.manifest
+        handler, given = self.handler, context.manifest
+        path = str(self._serialized) if self._serialized else None
         model = dict((given or {}).get("model", {}))
-        if not model.get("modelFile"):
+        if hides := not model.get("modelFile"):
             model["serializedFile"] = "model.pt"
+            load = handler._load_torchscript_model
+
+            def load_real(_: str) -> Any:
+                context.manifest = handler.manifest = given
+                handler.model_pt_path = path
+                return load(path)
+
+            vars(handler)[_LOAD] = load_real
         context.manifest = {**(given or {}), "model": model}
         try:
             yield
         finally:
-            context.manifest = self.manifest = given
-            self.model_pt_path = str(self._serialized) if self._serialized else None
+            if hides:
+                vars(handler).pop(_LOAD, None)
+            context.manifest = handler.manifest = given
+            handler.model_pt_path = path
 
     def servable(self, model: Any) -> Any:
         """Returns the module to compile for a loaded model; a task may wrap it. Eager comparisons use it as well."""
@@ -98,11 +114,11 @@ class ArchiveLoading(BaseHandler):
         Raises:
             ModelLoadError: It set nothing, and no other modules are to be compiled.
         """
-        model = getattr(self, "model", None)
+        model = getattr(self.handler, "model", None)
         if model is None and not self._calls_others:
             raise ModelLoadError(
-                f"{type(self).__name__}.initialize sets no self.model: set it to the torch.nn.Module that answers "
-                "requests, or name that module in handler.openvino.compile."
+                f"{type(self.handler).__name__}.initialize sets no self.model: set it to the torch.nn.Module that "
+                "answers requests, or name that module in handler.openvino.compile."
             )
         return model
 
@@ -121,16 +137,21 @@ class ArchiveLoading(BaseHandler):
             return model
         if not self._calls_others:
             raise ModelLoadError(
-                f"{type(self).__name__}.initialize sets self.model to a {type(model).__name__}: set it to the "
+                f"{type(self.handler).__name__}.initialize sets self.model to a {type(model).__name__}: set it to the "
                 "torch.nn.Module in it (a pipeline's .model), name the modules in it (handler.openvino.compile: "
                 "[model.encoder, models[0]]), or serve it as it is by pt2: {compile: {enable: false}}."
             )
         return None
 
-    def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: str | None) -> nn.Module:
+    def load_pickled(self, model_dir: str, model_file: str, model_pt_path: str | None) -> nn.Module:
+        """Loads the class in a model file, with its weights; BaseHandler's `_load_pickled_model`.
+
+        Raises:
+            ModelLoadError: The class cannot be created, or the weights do not fit it.
+        """
         model = loading.load_class(Path(model_dir), model_file)
-        if self._serialized is not None:
-            loading.load_weights(model, self._serialized)
+        if model_pt_path:
+            loading.load_weights(model, Path(model_pt_path))
         elif any(True for _ in model.parameters()):
             logger.warning(
                 "No weights were packaged (--serialized-file): %s keeps those that its class creates, which are "
@@ -138,12 +159,18 @@ class ArchiveLoading(BaseHandler):
             )  # fmt: skip
         return model
 
-    def _load_torchscript_model(self, model_pt_path: str) -> nn.Module:
-        if self._serialized is None:
+    def load_without_class(self, model_pt_path: str | None) -> nn.Module:
+        """Loads a file that holds code and weights; BaseHandler's `_load_torchscript_model`.
+
+        Raises:
+            ModelLoadError: There is no such file, or it holds no model that can be compiled.
+        """
+        if not model_pt_path:
             raise ModelLoadError(
                 "the archive has neither a model file (--model-file) nor a model (--serialized-file), and the handler "
                 "loads none by itself."
             )
-        if not self.config.pt2.enabled and loading.archive_kind(self._serialized) == "torchscript":
-            return torch.jit.load(self._serialized, map_location=self.device)
-        return loading.load_without_class(self._serialized)
+        path = Path(model_pt_path)
+        if not self.config.pt2.enabled and loading.archive_kind(path) == "torchscript":
+            return torch.jit.load(path, map_location=self.handler.device)
+        return loading.load_without_class(path)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torchserve_openvino.config.fields import is_handler_file
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.serving.base import BaseHandler, missing_torchserve
+from torchserve_openvino.serving.base import missing_torchserve
 from torchserve_openvino.serving.host.names import own_classes
 
 _KEY = "handler.openvino.wrap"
@@ -42,7 +42,4 @@ def wrapped_class(folder: Path, name: str, mixin: type) -> type[Any]:
         )
     if missing := [step for step in _STEPS if not callable(getattr(theirs, step, None))]:
         raise ModelLoadError(f"{_KEY}: {theirs.__name__} has no method {missing[0]}, so it is no handler.")
-    if not issubclass(theirs, BaseHandler):
-        # BaseHandler's methods must not come before the user's.
-        theirs = type(theirs.__name__, (theirs, BaseHandler), {"__module__": theirs.__module__})
-    return type(f"OpenVINO{theirs.__name__}", (mixin, theirs), {"__module__": theirs.__module__, "wraps": True})
+    return type(f"OpenVINO{theirs.__name__}", (mixin, theirs), {"__module__": theirs.__module__})

@@ -69,13 +69,14 @@ class Observer:
 
     Args:
         handler: The handler, whose ``model`` is the eager one.
+        eager: That model as it is compiled.
         run: Takes a batch, or whatever `observe` is given, through the handler's own code.
         parts: Modules that the handler is known to call directly.
     """
 
-    def __init__(self, handler: Any, run: Callable[[Any], Any], parts: Mapping[str, nn.Module]) -> None:
+    def __init__(self, handler: Any, eager: Any, run: Callable[[Any], Any], parts: Mapping[str, nn.Module]) -> None:
         self._handler, self._run = handler, run
-        self._root = handler.eager_model if isinstance(handler.eager_model, nn.Module) else None
+        self._root = eager if isinstance(eager, nn.Module) else None
         self._paths = paths_of(handler, self._root)
         self.seen = Seen(parts=dict(parts))
         self._uncopied = ""
@@ -129,7 +130,8 @@ class Observer:
 
             return record
 
-        before = self._handler.model
+        # A handler that loads other models may have no attribute of this name.
+        before = {name: value for name, value in vars(self._handler).items() if name == ROOT}
         parts = self.seen.parts.items()
         redirected = [Redirected(module, recorder(path, module._call_impl)) for path, module in parts]
         if self._root is not None:
@@ -139,7 +141,8 @@ class Observer:
         finally:
             for each in redirected:
                 each.undo()
-            self._handler.model = before
+            vars(self._handler).pop(ROOT, None)
+            vars(self._handler).update(before)
 
     def _write(self, calls: dict[str, list[Call]], path: str, name: str, args: Any, kwargs: Any) -> str:
         """Records a call; returns why it can't be repeated, if so."""

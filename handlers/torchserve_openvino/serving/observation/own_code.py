@@ -37,10 +37,11 @@ class OwnCode:
 
     Args:
         handler: The handler.
+        worker: Has its ``eager_model``.
     """
 
-    def __init__(self, handler: Any) -> None:
-        self._handler = handler
+    def __init__(self, handler: Any, worker: Any) -> None:
+        self._handler, self._worker = handler, worker
         self._paths: dict[int, str] = {}
         self.report: CompileReport | None = None
         self._files = files_of(handler)
@@ -105,7 +106,7 @@ class OwnCode:
         Raises:
             ModelLoadError: The handler does not answer a sample.
         """
-        observer = Observer(self._handler, run, parts)
+        observer = Observer(self._handler, self._worker.eager_model, run, parts)
         for name, items in _batches(samples, [1]):
             try:
                 observer.observe(name, items)
@@ -138,7 +139,7 @@ class OwnCode:
         Raises:
             ModelLoadError: The handler does not call it.
         """
-        observer = Observer(self._handler, run, {})
+        observer = Observer(self._handler, self._worker.eager_model, run, {})
         reason = "it does not call self.model"
         try:
             observer.observe("of a request", [{"body": body}])
@@ -155,14 +156,14 @@ class OwnCode:
         The handler's `inference` is run on the inputs in the forms in which `preprocess` may return them, until one
         reaches the model. TorchServe's own `inference` need not be run.
         """
-        handler = self._handler
-        if type(handler).inference is BaseHandler.inference or handler.eager_model is None:
+        handler, eager = self._handler, self._worker.eager_model
+        if type(handler).inference is BaseHandler.inference or eager is None:
             return SERVING
         args, kwargs = inputs
         forms: list[Any] = [args[0]] if len(args) == 1 and not kwargs else [kwargs or args, (*args, *kwargs.values())]
         failed = ""
         for form in forms:
-            observer = Observer(handler, handler.inference, {})
+            observer = Observer(handler, eager, handler.inference, {})
             try:
                 observer.observe("as declared", form)
             except Exception as error:
@@ -205,7 +206,7 @@ class OwnCode:
         """Adds a computation outside every compiled graph to the report."""
         assert self.report is not None
         if eager.module is not None and id(eager.module) not in self._paths:
-            self._paths = paths_of(self._handler, self._handler.eager_model)
+            self._paths = paths_of(self._handler, self._worker.eager_model)
         path = self._paths.get(id(eager.module), type(eager.module).__name__) if eager.module is not None else ""
         name = f"{path}.{eager.method}" if eager.method else path or eager.op
         called = self._paths.get(id(eager.called), "")

@@ -15,7 +15,7 @@ _STEP = re.compile(r"\.?(\w+)|\[(\d+)\]")
 # Depth to which other objects, such as pipelines and lists of models, are searched for modules.
 _DEPTH = 3
 # Attributes of every handler that hold no models, or the root under another name.
-_OURS = frozenset("_own_code _own_handle config context counters eager_model manifest report served state".split())
+_OURS = frozenset({"_openvino", "context", "manifest"})
 
 
 def part_at(handler: Any, path: str) -> nn.Module:

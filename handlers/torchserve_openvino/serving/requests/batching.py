@@ -14,6 +14,8 @@ from torchserve_openvino.serving.requests.streams import Streams
 
 # Batches whose answers in parts have to agree with those in one call, before parts are answered with.
 _AGREE = 3
+# Most shapes whose compiled batch sizes are remembered.
+_SHAPES = 1024
 # Runs leaves of inputs, their structure and the number of their rows.
 _Run = Callable[[Sequence[torch.Tensor], Any, int], Any]
 
@@ -58,6 +60,20 @@ class RowRunner:
         self._counters = counters
         self._costs = CallCosts(self.sizes or ())
         self._agreed: dict[Hashable, int] = {}
+        # Batch sizes in which each shape has run, so that they are compiled; and the shapes that ran before READY.
+        self._ran: dict[Hashable, set[int]] = {}
+        self._warm: set[Hashable] = set()
+
+    def has_run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Notes that a call was compiled before READY."""
+        leaves = pytree.tree_leaves((tuple(args), kwargs))
+        if leaves and all(isinstance(leaf, torch.Tensor) and leaf.dim() for leaf in leaves):
+            self._warm.add(_rest_of(leaves))
+            self._note(_rest_of(leaves), leaves[0].shape[0])
+
+    def _note(self, shape: Hashable, size: int) -> None:
+        if shape in self._ran or len(self._ran) < _SHAPES:
+            self._ran.setdefault(shape, set()).add(size)
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any], rows: int) -> Any:
         """Runs one batch.
@@ -90,7 +106,7 @@ class RowRunner:
     def _cheapest(self, leaves: Sequence[torch.Tensor], spec: Any, rows: int) -> Any:
         """Runs rows that fit into one call, in several where that is faster and gives the same answers."""
         shape = _rest_of(leaves)
-        parts = self._costs.parts(shape, rows)
+        parts = self._costs.parts(shape, rows, self._ran.get(shape, ()))
         if len(parts) == 1:
             return self._padded(leaves, spec, rows)
         key = shape, rows, tuple(sorted(parts))
@@ -108,7 +124,11 @@ class RowRunner:
 
     def _padded(self, leaves: Sequence[torch.Tensor], spec: Any, rows: int) -> Any:
         assert self.sizes is not None
-        size = next(size for size in self.sizes if size >= rows)
+        fit = [size for size in self.sizes if size >= rows]
+        shape = _rest_of(leaves)
+        # After READY rather a larger size that is compiled than one that is not.
+        ran = self._ran[shape] if shape in self._warm else ()
+        size = next((size for size in fit if size in ran), fit[0])
         if size > rows:
             self._counters.add("padded_rows", size - rows)
             with torch.inference_mode(False):
@@ -116,14 +136,15 @@ class RowRunner:
         args, kwargs = pytree.tree_unflatten(list(leaves), spec)
         start = time.perf_counter()
         output = self.model(*args, **kwargs)
-        self._costs.note(_rest_of(leaves), size, time.perf_counter() - start)
+        self._costs.note(shape, size, time.perf_counter() - start)
+        self._note(shape, size)
         if size == rows:
             return output
         return pytree.tree_map(lambda v: v[:rows] if isinstance(v, torch.Tensor) else v, output)
 
 
-def _rest_of(leaves: Sequence[torch.Tensor]) -> tuple[torch.Size, ...]:
-    return tuple(leaf.shape[1:] for leaf in leaves)
+def _rest_of(leaves: Sequence[torch.Tensor]) -> tuple[tuple[torch.Size, torch.dtype], ...]:
+    return tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
 
 
 def _concatenate(outputs: Sequence[Any]) -> Any:

@@ -1,7 +1,7 @@
 """Chooses the calls that a batch runs as: one, padded where its size is not compiled, or several smaller ones."""
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -52,24 +52,26 @@ class CallCosts:
             calls = self._calls.setdefault(shape, _Calls())
             calls.seconds.setdefault(size, deque(maxlen=_LATEST)).append(seconds)
 
-    def parts(self, shape: Hashable, rows: int) -> list[int]:
+    def parts(self, shape: Hashable, rows: int, compiled: Collection[int] | None = None) -> list[int]:
         """Returns the rows of each call that a batch should run as.
 
         Args:
-            rows: At most the largest compiled size.
+            rows: At most the largest size.
+            compiled: The sizes that are compiled for this shape, all if None; no other one is tried.
         """
         calls = self._calls.get(shape)
-        if calls is None or rows == 1:
+        sizes = [size for size in self._sizes if compiled is None or size in compiled]
+        if calls is None or rows == 1 or not sizes or sizes[-1] < rows:
             return [rows]
         calls.batches += 1
-        unknown = [size for size in self._sizes if size < rows and not calls.known(size)]
+        unknown = [size for size in sizes if size < rows and not calls.known(size)]
         if unknown and calls.batches % _TRY == 0:
             times, rest = divmod(rows, unknown[-1])
             return [unknown[-1]] * times + [rest] * (rest > 0)
-        padded = next(size for size in self._sizes if size >= rows)
+        padded = next(size for size in sizes if size >= rows)
         if not calls.known(padded) or calls.batches % _RENEW == 0:
             return [rows]
-        times_of = {size: median(calls.seconds[size]) for size in self._sizes if calls.known(size)}
+        times_of = {size: median(calls.seconds[size]) for size in sizes if calls.known(size)}
         seconds, parts = _cheapest(rows, times_of)
         return parts if seconds < (1 - _GAIN) * times_of[padded] else [rows]
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from torchserve_openvino.errors import InvalidInputError, ItemError
-from torchserve_openvino.serving.base import HAS_TORCHSERVE
+from torchserve_openvino.serving.base import HAS_TORCHSERVE, worker_of
 
 Kind = Literal["json", "kserve", "kservev2"]
 MULTI_STATUS = 207
@@ -96,7 +96,7 @@ def status_of(answers: Sequence[Any]) -> int:
 
 
 def take_over() -> None:
-    """Lets handlers with `handle_envelope` answer enveloped requests themselves; safe to call more than once."""
+    """Lets the workers of handlers answer enveloped requests; safe to call more than once."""
     if not HAS_TORCHSERVE:
         return
     from ts.torch_handler.request_envelope.base import BaseEnvelope
@@ -113,8 +113,8 @@ def take_over() -> None:
 
 def _handle_for(envelope: Envelope, upstream: Any) -> Any:
     def handle(self: Any, data: list[dict[str, Any]], context: Any) -> Any:
-        own = getattr(getattr(self._handle_fn, "__self__", None), "handle_envelope", None)
-        return upstream(self, data, context) if own is None else own(envelope, data, context)
+        worker = worker_of(getattr(self._handle_fn, "__self__", None))
+        return upstream(self, data, context) if worker is None else worker.handle_envelope(envelope, data, context)
 
     return handle
 

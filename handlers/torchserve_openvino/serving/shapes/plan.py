@@ -25,6 +25,7 @@ from torchserve_openvino.serving.shapes.input_spec import (
     specs_of_sample,
 )
 from torchserve_openvino.serving.shapes.inputs import DeclaredInputs
+from torchserve_openvino.serving.shapes.undeclared import items_of, probe_first_rows, resized, rows_of
 from torchserve_openvino.serving.shapes.value_sets import richest, sample_sets, value_sets
 from torchserve_openvino.serving.shapes.warmup import Case, signatures
 
@@ -99,11 +100,59 @@ def shapes_of(
         rich = richest(shapes.signatures)
         modes = samples[0].modes if samples else modes_for(shapes.inputs.make(shapes.signatures[0]))
         shapes.cases = [_case(shapes.inputs, s, modes, rich=str(s) in rich) for s in shapes.signatures]
+    elif not shapes.varies and section.batching.mode != "dynamic":
+        shapes.facts = _undeclared_facts(eager, samples)
     shapes.cases += [
         Case(f"sample {s.name}", s.inputs, compiled_shape=False, others=partial(sample_sets, s.inputs), modes=s.modes)
         for s in samples
     ]
+    if shapes.inputs is None and shapes.facts is not None:
+        shapes.cases += _other_sizes(eager, samples, shapes, batch_sizes(section, batch_size, streams, pads=False))
     return shapes
+
+
+def _undeclared_facts(eager: Any, samples: Sequence[Call]) -> probe.RowFacts | None:
+    """Returns whether the rows of all samples may be split and padded; None without such a sample."""
+    facts = None
+    for sample in samples:
+        if rows_of(sample.inputs):
+            with sample.modes.on():
+                facts = probe_first_rows(eager, sample.inputs)
+            if not facts.joins:
+                break
+    return facts
+
+
+def _other_sizes(eager: Any, samples: Sequence[Call], shapes: Shapes, requests: Sequence[int]) -> list[Case]:
+    """Returns calls of each sample's shape in the batch sizes that no sample has.
+
+    A batch is padded to one of them, or split into several; otherwise it has as many as its requests.
+
+    Args:
+        eager: The model; sizes that it does not take are left out.
+        samples: Calls that real requests make.
+        shapes: Has the sizes that batches are padded to.
+        requests: How many requests a batch may have.
+    """
+    assert shapes.facts is not None
+    run = {(items_of(sample.inputs), sample.modes, rows_of(sample.inputs)) for sample in samples}
+    cases = []
+    for sample in samples:
+        items, rows = items_of(sample.inputs), rows_of(sample.inputs)
+        one = min(size for other, _, size in run if other == items)
+        splits = shapes.facts.joins and shapes.sizes is not None
+        sizes = (shapes.sizes or ()) if splits else [one * count for count in requests]
+        for size in sizes if rows else ():
+            if (key := (items, sample.modes, size)) in run:
+                continue
+            run.add(key)
+            inputs = resized(sample.inputs, size)
+            with sample.modes.on():
+                refused = probe.refusal(eager, inputs)
+            if not refused:
+                others, name = partial(sample_sets, inputs), f"sample {sample.name}, batch {size}"
+                cases.append(Case(name, inputs, others=others, modes=sample.modes))
+    return cases
 
 
 # dtypes of token ids and their masks; images have others.

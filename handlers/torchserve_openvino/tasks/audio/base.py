@@ -124,7 +124,7 @@ class AudioHandler(RecordingHandler):
         self.dtype = next(model.parameters()).dtype
         self.fixed = self._fixed_shape()
         self.shortest = self._shortest(model.config)
-        self.config = self._with_lengths(self.config)
+        self._openvino.config = self._with_lengths(self.config)
         return model
 
     def servable(self, model: Any) -> Any:

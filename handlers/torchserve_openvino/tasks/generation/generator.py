@@ -78,8 +78,7 @@ class TextGenerator(HubHandler):
 
     # --- loading ----------------------------------------------------------------------------------------------
 
-    def _until_ready(self, context: Any) -> None:
-        super()._until_ready(context)
+    def _started(self, context: Any) -> None:
         version = str((context.manifest or {}).get("model", {}).get("modelVersion") or "")
         if self._kept is not None and (metrics := metrics_of(context)) is not None:
             self._measures = Measures(metrics, self._kept.load, version)
@@ -104,7 +103,7 @@ class TextGenerator(HubHandler):
             vocabulary,
         )  # fmt: skip
         self._reader = Reader(self.tokenizer, model_name(self.context), limits)
-        self.report = CompileReport(self._kept.generator.tracker)
+        self._openvino.report = CompileReport(self._kept.generator.tracker)
         return None
 
     def _started_again(self, generator: Generator) -> None:

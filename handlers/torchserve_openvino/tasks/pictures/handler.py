@@ -18,12 +18,12 @@ from torchserve_openvino.errors import (
 from torchserve_openvino.generation.images.loading import load, pipeline_folder
 from torchserve_openvino.generation.images.pictures import PictureMaker, rehearse
 from torchserve_openvino.generation.parts import compile_parts
-from torchserve_openvino.serving.handler import OpenVINOHandler
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.policy import admit
 from torchserve_openvino.serving.requests.batch_answer import explains
 from torchserve_openvino.serving.requests.isolation import server_fault
 from torchserve_openvino.serving.threads import ThreadPlan
+from torchserve_openvino.serving.worker.task import TaskHandler
 from torchserve_openvino.tasks.catalog import TASKS
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, body
 from torchserve_openvino.tasks.openai import LAST_EVENT, openai_error, path_of, unknown_path
@@ -43,7 +43,7 @@ _OPENAI = "v1/images/generations"
 _REHEARSED_STEPS = 2
 
 
-class ImageGenerator(OpenVINOHandler):
+class ImageGenerator(TaskHandler):
     """Makes the pictures of each request, one after another.
 
     Attributes:
@@ -107,7 +107,7 @@ class ImageGenerator(OpenVINOHandler):
         if self.config.pt2.enabled:
             parts = self.maker.components.parts(self.limits.sizes, own)
             models = compile_parts(parts, self.config, threads, self.counters, self.model_dir)
-            self.report = self._own_code.report = models.report
+            self._openvino.report = self._own_code.report = models.report
         else:
             super()._prepare(threads, batch_size)
         tracker = self.report.tracker

@@ -124,7 +124,7 @@ class Transcriber(RecordingHandler):
         pieces = Pieces(self.model, self.batches)
         models = compile_parts(pieces.parts(), self.config, threads, self.counters, self.model_dir)
         models.loops = True
-        self.report = self._own_code.report = models.report
+        self._openvino.report = self._own_code.report = models.report
         self.listener = self._eager.like(stand_in(self.model, pieces), pieces.forget)
         self._prove(threads.settle if models.needs_no_torch else lambda: None)
         admit(self.report, self.config.openvino.fallback)

@@ -101,7 +101,7 @@ class TextHandler(HubHandler):
         model = super().load(folder)
         self.tokenizer = hub.load_tokenizer(folder)
         self.limit = self._limit(model, folder)
-        self.config = self._with_lengths(self.config)
+        self._openvino.config = self._with_lengths(self.config)
         return model
 
     def servable(self, model: Any) -> Any:

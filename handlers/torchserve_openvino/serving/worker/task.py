@@ -1,0 +1,154 @@
+"""`TaskHandler`: the base of the shipped tasks, which take part in what their worker does."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from torchserve_openvino.config.sections.handler import WarmupInput
+from torchserve_openvino.serving.handler import OpenVINOHandler
+from torchserve_openvino.serving.models import Models
+from torchserve_openvino.serving.observation.observe import Seen
+from torchserve_openvino.serving.requests.envelopes import Envelope
+from torchserve_openvino.serving.shapes.input_spec import Inputs
+from torchserve_openvino.serving.threads import ThreadPlan
+from torchserve_openvino.serving.worker.worker import Worker
+
+
+class TaskWorker(Worker):
+    """The worker of a shipped task: asks the task for what tasks do in different ways."""
+
+    is_task = True
+
+    @property
+    def freezes(self) -> bool:
+        """Whether the task's model stays as it was loaded."""
+        return bool(type(self.handler).freezes)
+
+    @property
+    def reads_samples(self) -> bool:
+        """Whether the task derives the model's inputs from a body."""
+        return type(self.handler).sample_inputs is not TaskHandler.sample_inputs
+
+    def warmup_inputs(self) -> Sequence[WarmupInput]:
+        """Returns the task's declared inputs."""
+        return self.handler.warmup_inputs()
+
+    def sample_inputs(self, body: bytes) -> Inputs:
+        """Returns the model's inputs for a body, as the task reads it."""
+        return self.handler.sample_inputs(body)
+
+    def servable(self, model: Any) -> Any:
+        """Returns the module to compile, which a task may wrap."""
+        return self.handler.servable(model)
+
+    def started(self, context: Any) -> None:
+        """Lets the task do what follows READY."""
+        self.handler._started(context)
+
+    def prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
+        """Compiles the task's models."""
+        return self.handler._prepare(threads, batch_size)
+
+    def seen(self, samples: Sequence[tuple[str, bytes]], sizes: Sequence[int]) -> Seen:
+        """Returns the calls that the task makes for samples."""
+        return self.handler._seen(samples, sizes)
+
+    def summary(self, models: Models | None) -> str:
+        """Returns what is logged at READY."""
+        return self.handler._summary(models)
+
+    def answered(self, items: list[Any], context: Any, owners: Sequence[int] | None = None) -> list[Any]:
+        """Returns the task's answers."""
+        return self.handler._answered(items, context, owners)
+
+    def answer_items(self, items: list[Any], context: Any) -> list[Any]:
+        """Returns the task's answers to items."""
+        return self.handler.answer_items(items, context)
+
+    def handle_envelope(self, envelope: Envelope, data: list[dict[str, Any]], context: Any) -> Any:
+        """Answers a batch in an envelope, as the task does."""
+        return self.handler.handle_envelope(envelope, data, context)
+
+
+class _OfWorker:
+    """An attribute of a task that its worker keeps. It is read only: `self.config` is `self._openvino.config`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, task: Any, kind: type) -> Any:
+        return self if task is None else getattr(task._openvino, self._name)
+
+
+class TaskHandler(OpenVINOHandler):
+    """A handler of this package: its methods are steps of its worker, and it reads its worker's state.
+
+    Attributes:
+        config: The settings.
+        counters: Counts of what happened to requests.
+        eager_model: The model as loaded, or what `servable` made of it.
+        loaded: The model as loaded.
+        model_dir: Where the archive was unpacked.
+        report: What ran where, and why.
+        served: Runs the model's calls; None in eager PyTorch.
+        state: The worker's state after READY.
+        freezes: Whether calls run without guards after warm-up; only safe if nothing changes the model later.
+    """
+
+    _openvino_worker: ClassVar[type[Worker]] = TaskWorker
+    freezes = False
+
+    config: Any = _OfWorker("config")
+    counters: Any = _OfWorker("counters")
+    eager_model: Any = _OfWorker("eager_model")
+    loaded: Any = _OfWorker("loaded")
+    model_dir: Any = _OfWorker("model_dir")
+    report: Any = _OfWorker("report")
+    served: Any = _OfWorker("served")
+    state: Any = _OfWorker("state")
+    _own_code: Any = _OfWorker("own_code")
+
+    def warmup_inputs(self) -> Sequence[WarmupInput]:
+        """Returns the model's declared inputs, one item each; a task that knows its own overrides this."""
+        return Worker.warmup_inputs(self._openvino)
+
+    def sample_inputs(self, body: bytes) -> Inputs:
+        """Returns the model's inputs for one request's body."""
+        return Worker.sample_inputs(self._openvino, body)
+
+    def servable(self, model: Any) -> Any:
+        """Returns the module to compile for a loaded model; a task may wrap it. Eager comparisons use it as well."""
+        return Worker.servable(self._openvino, model)
+
+    def answer_items(self, items: list[Any], context: Any) -> list[Any]:
+        """Returns an answer or `ItemError` for each item."""
+        return Worker.answer_items(self._openvino, items, context)
+
+    def handle_envelope(self, envelope: Envelope, data: list[dict[str, Any]], context: Any) -> Any:
+        """Answers a batch of requests that came in one of TorchServe's envelopes."""
+        return Worker.handle_envelope(self._openvino, envelope, data, context)
+
+    def run_sample(self, body: bytes) -> Any:
+        """Answers one request's body outside of any server, after the handler was loaded."""
+        return self._openvino.run_sample(body)
+
+    def watched(self, run: Callable[[], Any]) -> Any:
+        """Calls ``run``, returns its result, and checks what fell back against the policy."""
+        return self._openvino.watched(run)
+
+    def _started(self, context: Any) -> None:
+        """Does what has to be done once the worker is READY."""
+
+    def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
+        return Worker.prepare(self._openvino, threads, batch_size)
+
+    def _seen(self, samples: Sequence[tuple[str, bytes]], sizes: Sequence[int]) -> Seen:
+        return Worker.seen(self._openvino, samples, sizes)
+
+    def _summary(self, models: Models | None) -> str:
+        return Worker.summary(self._openvino, models)
+
+    def _answered(self, items: list[Any], context: Any, owners: Sequence[int] | None = None) -> list[Any]:
+        return Worker.answered(self._openvino, items, context, owners)
+
+    def _accounted(self, context: Any, answer: Callable[[], list[Any]]) -> list[Any]:
+        return self._openvino.accounted(context, answer)
