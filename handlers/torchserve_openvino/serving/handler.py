@@ -59,6 +59,8 @@ class OpenVINOHandler(ArchiveLoading):
 
     freezes = False
     wraps = False
+    # The most items in one enveloped request; None leaves it to the user's own code.
+    _most_items: int | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,11 +257,8 @@ class OpenVINOHandler(ArchiveLoading):
         self.context = context
         if self._is_describe():
             return [self.describe_handle()]
-
-        def answer_items(items: list[Any], owners: Sequence[int]) -> list[Any]:
-            return self._answered(items, context, owners)
-
-        return self._accounted(context, lambda: answer_enveloped(envelope, data, context, answer_items, self.counters))
+        parts = envelope, data, context, lambda items, owners: self._answered(items, context, owners), self.counters
+        return self._accounted(context, lambda: answer_enveloped(*parts, self._most_items))
 
     def _accounted(self, context: Any, answer: Callable[[], list[Any]]) -> list[Any]:
         state = self.state

@@ -58,16 +58,20 @@ def test_one_bad_item_of_a_users_handler_fails_alone(archive) -> None:
     assert handler.describe_handle()["serving"]["counts"]["retried_batches"] == 1
 
 
-def test_out_of_memory_is_torchserves_own_507(archive, monkeypatch) -> None:
+def test_an_item_that_needs_too_much_memory_fails_alone_with_torchserves_own_507(archive, monkeypatch) -> None:
     made = archive(weights=save_weights, batch_size=2)
     handler = started(Mine(), made)
+    preprocess = handler.preprocess
 
     def full(data):
-        raise MemoryError
+        if any(item["body"] == b"large" for item in data):
+            raise MemoryError
+        return preprocess(data)
 
     monkeypatch.setattr(handler, "preprocess", full)
-    with pytest.raises(MemoryError):
-        made.handle(handler, b"1,2,3,4", b"1,2,3,4")
+    answers = made.handle(handler, b"large", b"1,2,3,4")
+    assert [made.status(i) for i in range(2)] == [507, 200]
+    assert answers[0]["type"] == "OutOfMemoryError" and isinstance(answers[1], int)
 
 
 def test_too_few_answers_are_retried_one_by_one(archive, monkeypatch) -> None:
