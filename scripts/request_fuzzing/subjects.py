@@ -179,7 +179,8 @@ def _tensor(name: str, source: str) -> Subject:
     valid = [Payload.of_json("rows", _rows(seed)) for seed in range(_SEEDS)]
     valid += [Payload("npy", _npy(_rows(9))), Payload.of_json("kserve", _kserve(_rows(8)))]
     forms = [
-        ("", _rows(1)), ("", {"data": _rows(2), "dtype": "float32"}), ("", {"inputs": {"x": _rows(3)}}), ("", _kserve(_rows(4))),
+        ("", _rows(1)), ("", {"data": _rows(2), "dtype": "float32"}), ("", {"inputs": {"x": _rows(3)}}),
+        ("", _kserve(_rows(4))),
     ]  # fmt: skip
     own = [payloads.npy, payloads.npy, _many_inputs, _odd_type, _odd_shape]
     if source is _GROWING:
@@ -299,7 +300,7 @@ def _text_generator() -> Subject:
         ("", {"prompt": "TorchServe", "max_tokens": 3, "logprobs": 2, "stop": ["x"]}),
         ("v1/completions", {"prompt": ["TorchServe", "x"], **sampled, "n": 2, "echo": True}),
         ("v1/completions", {"prompt": [5, 6, 7], "max_tokens": 2, "stream": False}),
-        ("v1/chat/completions", {"messages": [message], "max_tokens": 3, "temperature": 0, "logprobs": True, "top_logprobs": 2}),
+        ("v1/chat/completions", {"messages": [message], "max_tokens": 3, "logprobs": True, "top_logprobs": 2}),
     ]  # fmt: skip
     valid = [Payload.of_json("prompt", {"prompt": f"A model is served {n}", "max_tokens": 4}) for n in range(_SEEDS)]
     section = "    generate: {max_tokens: 8, max_length: 128, max_waiting: 500}"

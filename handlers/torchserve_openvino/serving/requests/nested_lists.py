@@ -130,11 +130,13 @@ def _product(sizes: Any) -> int:
 
 
 def nested(values: Sequence[Any], shape: Sequence[int]) -> Any:
-    """Returns values as nested lists of a shape that has as many."""
+    """Returns values as nested lists of a shape that has as many; an empty list if there are none."""
     if not shape:
         return values[0]
+    if not values:
+        # A shape of no values can ask for any number of empty lists.
+        return []
     level = list(values)
     for size in reversed(shape[1:]):
-        # Without values, the number of lists can't be found from their number.
-        level = [level[at : at + size] for at in range(0, len(level), size)] if size else []
+        level = [level[at : at + size] for at in range(0, len(level), size)]
     return level
