@@ -77,7 +77,8 @@ class TextSection(TaskSection):
     max_inputs: Count = 64
     """Most inputs in one request: texts of a list, texts to rank, labels of a zero-shot task."""
     max_bytes: Count = 1024 * 1024
-    """Largest request, in bytes."""
+    """Largest request, in bytes; JSON that TorchServe has parsed counts as its shortest text. Also the most characters
+    that the tokenizer reads for one request, where a text is read with each of several labels or texts."""
 
 
 class AudioSection(TaskSection):

@@ -169,15 +169,19 @@ def _kserve_item(entry: dict[str, Any]) -> Any:
     item, what = copy.copy(entry), f"input {entry['name']!r}"
     try:
         _, values = flatten(entry["data"])
-        if entry["datatype"] == "BYTES":
+        is_text = bool(values) and all(isinstance(value, str) for value in values)
+        if entry["datatype"] != _BYTES:
+            item["data"] = nested(values, shape_of(entry["shape"], len(values), what, infers=True))
+        elif is_text:
             # The shape is not looked at: it is often [-1], as in KServe's own examples.
-            if not values or not all(isinstance(value, str) for value in values):
-                return InvalidInputError(f"{what}: data of BYTES must be a list of strings")
             item["data"] = values[0] if len(values) == 1 else values
         else:
-            item["data"] = nested(values, shape_of(entry["shape"], len(values), what, infers=True))
-    except (NotRectangularError, InvalidInputError) as error:
-        return InvalidInputError(str(error) if isinstance(error, InvalidInputError) else f"{what}: {error}")
+            return InvalidInputError(f"{what}: data of BYTES must be a list of strings")
+    except NotRectangularError as error:
+        wanted = "of BYTES must be a list of strings" if entry["datatype"] == _BYTES else "is not rectangular"
+        return InvalidInputError(f"{what}: data {wanted}: {error}")
+    except InvalidInputError as error:
+        return error
     return item
 
 
