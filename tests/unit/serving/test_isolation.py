@@ -1,8 +1,10 @@
 """A batch that fails is run item by item, so that only the faulty item fails; also in an envelope."""
 
 import base64
+import io
 import json
 
+import numpy as np
 import pytest
 import torch
 from serving_worker import NETWORK, WARMUP, close, network, save_weights
@@ -103,6 +105,23 @@ def test_non_finite_answers_can_be_refused(archive) -> None:
     answers = made.handle(handler, GOOD, [[0.0, 1.0, 1.0, 1.0]])
     assert [made.status(i) for i in range(2)] == [200, 422]
     assert answers[1]["type"] == "NonFiniteOutputError" and isinstance(answers[0], list)
+
+
+def test_non_finite_answers_are_null_in_json_and_as_they_are_in_npy(archive) -> None:
+    section = {"warmup": {"inputs": [{"shape": [4]}]}, "verify": {"against": "off"}}
+    model = NETWORK.replace("relu())", "relu()) / x[:, :1]")
+    made = archive({"handler": {"openvino": section}}, model_file=model, weights=save_weights, batch_size=2)
+    handler = started(TensorHandler(), made)
+    row = np.array([[0.0, 1.0, 1.0, 1.0]], dtype=np.float32)
+    buffer = io.BytesIO()
+    np.save(buffer, row)
+    as_lists, as_npy = made.handle(handler, row.tolist(), buffer.getvalue())
+    assert made.status(0) == 200 and as_lists == [[None] * 3]
+    assert not np.isfinite(np.load(io.BytesIO(as_npy))).any()
+    (v2_answer,) = enveloped(made, KServev2Envelope, handler, v2(row.tolist()))
+    assert v2_answer["outputs"][0]["data"] == [None] * 3 and v2_answer["outputs"][0]["datatype"] == "FP32"
+    (enveloped_answer,) = enveloped(made, JSONEnvelope, handler, {"instances": row.tolist()})
+    assert enveloped_answer == {"predictions": [[None] * 3]}
 
 
 # --- envelopes ----------------------------------------------------------------------------------------------
