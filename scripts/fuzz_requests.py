@@ -52,7 +52,7 @@ def main(
         raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(SUBJECTS)}", param_hint="--task")
     if host not in HOSTS:
         raise typer.BadParameter(f"{host!r} is none of {', '.join(HOSTS)}", param_hint="--host")
-    campaign = Campaign(seed=seed, host=host, limit=limit, peak=peak, seconds=seconds, console=console)
+    campaign = Campaign(seed, host, HOSTS[host], limit, peak, seconds, console)
     try:
         campaign.run(tasks, first, requests)
     except HostMissingError as error:

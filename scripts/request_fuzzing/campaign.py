@@ -9,9 +9,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import psutil
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from request_fuzzing.hosts import HOSTS, Server
+from request_fuzzing.hosts import Server
 from request_fuzzing.payloads import Payload
 from request_fuzzing.subjects import SUBJECTS, Subject
 
@@ -61,7 +61,8 @@ class Campaign:
 
     Attributes:
         seed: Request n of a seed is the same everywhere.
-        host: One of `HOSTS`.
+        host: The server's name, for reports.
+        start: Starts a server for an archive, as those of `HOSTS` do.
         limit: Seconds for one request.
         peak: Megabytes that a round may take above the memory before it.
         seconds: Time after which no round is started; 0 means no limit.
@@ -70,6 +71,7 @@ class Campaign:
 
     seed: int
     host: str
+    start: Callable[[Path], AbstractContextManager[Server]]
     limit: float
     peak: float
     seconds: float
@@ -89,6 +91,8 @@ class Campaign:
         with Progress(*columns, console=self.console) as progress:
             for position, name in enumerate(tasks):
                 share = count // len(tasks) + (position < count % len(tasks))
+                if not share:
+                    continue
                 bar = progress.add_task(name, total=share)
                 for done in self.fuzz(SUBJECTS[name](), first, share):
                     progress.update(bar, completed=done)
@@ -99,7 +103,7 @@ class Campaign:
         """Fuzzes one task on a server of its own; yields the number of hostile requests so far."""
         with tempfile.TemporaryDirectory(prefix="tsov-") as folder:
             archive = subject.pack(Path(folder))
-            with HOSTS[self.host](archive) as server, ThreadPoolExecutor(_HOSTILE + _VALID) as clients:
+            with self.start(archive) as server, ThreadPoolExecutor(_HOSTILE + _VALID) as clients:
                 yield from _Run(self, subject, server, clients).rounds(first, count)
 
     def add(self, failure: Failure) -> None:
