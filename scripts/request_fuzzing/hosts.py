@@ -154,7 +154,7 @@ class KServe(Command):
         if isinstance(value, dict) and isinstance(value.get("inputs"), list):
             version = f"v2/models/{self._model}/infer"
         elif value is not None:
-            body = json.dumps({"instances": [value]}).encode()
+            body = json.dumps({"instances": value if isinstance(value, list) else [value]}).encode()
         return self.http.post(f"{self._url}/{version}", content=body, headers={"content-type": "application/json"})
 
 
