@@ -113,6 +113,12 @@ class PayloadTooLargeError(InvalidInputError):
     status = 413
 
 
+class OutOfMemoryError(ItemError):
+    """A request item that this worker has not enough memory for now; the status is TorchServe's own for that."""
+
+    status = 507
+
+
 class UnsupportedMediaTypeError(InvalidInputError):
     """A request item in a format that the handler does not read."""
 

@@ -24,7 +24,8 @@ from torchserve_openvino.serving.host.names import own_classes
 from torchserve_openvino.serving.loading.archive import MANIFEST
 from torchserve_openvino.serving.requests.batch_answer import refusal
 from torchserve_openvino.serving.requests.envelopes import Envelope
-from torchserve_openvino.serving.requests.isolation import server_fault
+from torchserve_openvino.serving.requests.isolation import isolated, server_fault
+from torchserve_openvino.serving.requests.json_body import parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ class Host:
                 bodies = self._handler.handle(rows, context)
             if len(bodies) != len(asked):
                 raise RuntimeError(f"the handler returned {len(bodies)} answers to {len(asked)} requests")
-            return [_answered(context, place, body) for place, body in enumerate(bodies)]
+            return [self._sent(context, place, body) for place, body in enumerate(bodies)]
         except SystemExit:
             self.ended = "the worker violates its policy"
             return [Answered.refused(_replaced(self.ended))] * len(asked)
@@ -145,12 +146,17 @@ class Host:
             else:
                 called = self._handler.handle(rows, context)
             (body,) = await called
-            return _answered(context, 0, body)
+            return self._sent(context, 0, body)
         except SystemExit:
             self.ended = "the worker violates its policy"
             return Answered.refused(_replaced(self.ended))
         except Exception as error:
             return Answered.refused(server_fault(error))
+
+    def _sent(self, context: Context, place: int, body: Any) -> Answered:
+        """Returns what is sent for one request; a body that can't be sent is refused, and no other."""
+        sent = isolated(lambda: _answered(context, place, body))
+        return Answered.refused(sent) if isinstance(sent, ItemError) else sent
 
     def _context_of(self, asked: Sequence[Asked], send: Callable[[int, Answered], None]) -> Context:
         def send_piece(place: int, body: Any) -> None:
@@ -211,13 +217,13 @@ def row_of(body: bytes, content_type: str, parameters: Mapping[str, str]) -> dic
         InvalidInputError: The body is not of its type.
     """
     kind, value = content_type.partition(";")[0].strip().lower(), body
-    try:
-        if kind == "application/json":
-            return {**parameters, "body": json.loads(value)}
-        if kind.startswith("text"):
+    if kind == "application/json":
+        return {**parameters, "body": parse_json(value)}
+    if kind.startswith("text"):
+        try:
             return {**parameters, "body": value.decode()}
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise InvalidInputError(f"the body is not valid {kind}: {error}") from error
+        except UnicodeDecodeError as error:
+            raise InvalidInputError(f"the body is not valid {kind}: {error.reason} at byte {error.start}") from error
     return {**parameters, "body": bytearray(value)}
 
 

@@ -23,6 +23,7 @@ from kserve.model_server import app
 from torchserve_openvino.adapters.batcher import Batcher
 from torchserve_openvino.adapters.core import Asked, Host, about
 from torchserve_openvino.adapters.prometheus import PrometheusMetrics
+from torchserve_openvino.errors import InvalidInputError
 from torchserve_openvino.serving.requests.envelopes import Envelope
 
 # Upstream's `json` decodes {"b64": ...}, as KServe's v1 protocol has it.
@@ -78,7 +79,10 @@ class Archive(Model):
     ) -> Any:
         """Answers one request of either protocol."""
         over_grpc = isinstance(payload, InferRequest) and payload.from_grpc is True
-        envelope, body = (_V2, _inputs(payload)) if isinstance(payload, InferRequest) else (_V1, payload)
+        try:
+            envelope, body = (_V2, _inputs(payload)) if isinstance(payload, InferRequest) else (_V1, payload)
+        except InvalidInputError as error:
+            raise _failure(error.status, {"message": str(error)}, over_grpc) from error
         name = (headers or {}).get("x-request-id") or uuid.uuid4().hex
         assert self._batcher is not None
         asked = Asked({"body": body}, headers or {}, name, envelope)
@@ -89,7 +93,7 @@ class Archive(Model):
         if envelope is _V1:
             return found
         outputs = [InferOutput(each["name"], each["shape"], each["datatype"], _data(each)) for each in found["outputs"]]
-        return InferResponse(found["id"], self.name, outputs)
+        return InferResponse(found.get("id") or name, self.name, outputs)
 
 
 def _inputs(request: InferRequest) -> dict[str, Any]:
@@ -98,7 +102,18 @@ def _inputs(request: InferRequest) -> dict[str, Any]:
 
 
 def _input(given: InferInput) -> dict[str, Any]:
-    data = given.as_numpy().reshape(-1).tolist()
+    """Returns the JSON form of an input; data that came as JSON is left to the handler, which reads it within bounds.
+
+    Raises:
+        InvalidInputError: Binary data is not of its type and shape.
+    """
+    data = given.data
+    if not isinstance(data, list):
+        try:
+            data = given.as_numpy().reshape(-1).tolist()
+        except Exception as error:
+            # NumPy's and KServe's errors of all kinds.
+            raise InvalidInputError(f"input {given.name!r}: {error}") from error
     data = [_text(each) if isinstance(each, bytes) else each for each in data]
     return {"name": given.name, "shape": list(given.shape), "datatype": given.datatype, "data": data}
 

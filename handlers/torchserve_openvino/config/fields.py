@@ -3,7 +3,7 @@
 import math
 import re
 from pathlib import PurePath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
@@ -29,6 +29,10 @@ DTYPES = (
     "bool",
     "complex64",
 )
+
+# Formats of images whose decoders read bounded memory and start no program, by Pillow's names.
+ImageFormat = Literal["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "ICO", "JPEG2000", "PPM", "TGA"]
+IMAGE_FORMATS: tuple[str, ...] = get_args(ImageFormat)
 
 # TorchServe's own handlers, as its archiver names them.
 TORCHSERVE_HANDLERS = ("image_classifier", "image_segmenter", "object_detector", "text_classifier")
@@ -93,6 +97,18 @@ def _sizes(value: Any) -> Any:
     if max(sizes) > MAX_BATCH:
         raise ValueError(f"contains {max(sizes)}; the maximum batch size is {MAX_BATCH}.")
     return sorted(set(sizes))
+
+
+def _image_formats(value: Any) -> Any:
+    """Returns names of formats, in capitals as Pillow has them, without duplicates."""
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, (list, tuple)) or not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"must be a list of formats such as [JPEG, PNG], not {shown(value)}.")
+    for name in names:
+        if name.upper() not in IMAGE_FORMATS:
+            hint = nearest(name, IMAGE_FORMATS)
+            raise Misspelt(f"contains {shown(name)}; valid formats: {listed(IMAGE_FORMATS)}.", hint)
+    return list(dict.fromkeys(name.upper() for name in names))
 
 
 def _threads(value: Any) -> Any:
@@ -226,6 +242,7 @@ PictureSizes = Annotated[
     Literal["auto"] | list[str],
     PlainValidator(_picture_sizes, json_schema_input_type=Literal["auto"] | list[_PictureSize] | _PictureSize),
 ]
+ImageFormats = Annotated[list[str], PlainValidator(_image_formats, json_schema_input_type=list[ImageFormat])]
 Files = Annotated[list[str], PlainValidator(_files, json_schema_input_type=_Names)]
 HandlerFile = Annotated[str, PlainValidator(_handler_file, json_schema_input_type=str)]
 Paths = Annotated[list[str], PlainValidator(_paths, json_schema_input_type=_Names)]

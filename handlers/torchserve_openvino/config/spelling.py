@@ -6,6 +6,7 @@ from typing import Any
 
 TRUE_WORDS = frozenset({"true", "1", "yes", "on"})
 FALSE_WORDS = frozenset({"false", "0", "no", "off"})
+_LONGEST_NAME = 200
 
 
 def nearest(name: str, candidates: Iterable[str], *, cutoff: float = 0.6) -> str | None:
@@ -16,6 +17,9 @@ def nearest(name: str, candidates: Iterable[str], *, cutoff: float = 0.6) -> str
         candidates: Valid names.
         cutoff: Minimum similarity in 0..1 (the ratio of `difflib.SequenceMatcher`).
     """
+    if len(name) > _LONGEST_NAME:
+        # No misspelt name is that long, and a comparison takes time that grows with its length.
+        return None
     by_lower: dict[str, str] = {}
     for candidate in candidates:
         by_lower.setdefault(candidate.lower(), candidate)

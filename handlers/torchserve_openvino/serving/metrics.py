@@ -28,7 +28,7 @@ COUNTERS = {
     "retried_batches": "openvino_retried_batches_total",
 }
 # Statuses with which this package's handlers refuse items: sent from the start, others once they occur.
-_REFUSALS = (400, 413, 415, 422, 500, 503)
+_REFUSALS = (400, 413, 415, 422, 500, 503, 507)
 # TorchServe's frontend parses a line for each metric, so counts are collected for this long before they are sent.
 SECONDS_BETWEEN = 1.0
 

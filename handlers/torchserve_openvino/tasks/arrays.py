@@ -4,11 +4,14 @@ from typing import Any
 
 import orjson
 import torch
+from torch.utils._pytree import tree_leaves
 
 from torchserve_openvino.serving.requests.batch_answer import SelfWritten
 
 # TorchServe indents its answers by two spaces, too.
 _LIKE_TORCHSERVE = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY
+# A digit and what separates it from the next number.
+_LEAST_BYTES = 2
 
 
 class Arrays(SelfWritten):
@@ -23,6 +26,10 @@ class Arrays(SelfWritten):
 
     def __init__(self, value: Any) -> None:
         self._value = value
+
+    def least_bytes(self) -> int:
+        """Returns the bytes that the numbers of its tensors take at least."""
+        return _LEAST_BYTES * sum(each.numel() for each in tree_leaves(self._value) if isinstance(each, torch.Tensor))
 
     def plain(self) -> Any:
         """Returns the answer as plain JSON data."""

@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from torchserve_openvino.config.spelling import listed, nearest
 from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError
+from torchserve_openvino.serving.requests.json_body import check_json, parse_json
+
+TEXT = "handler.openvino.text"
 
 _P = TypeVar("_P", bound="Parameters")
 
@@ -34,7 +37,9 @@ class Ask:
     many: bool
 
 
-def ask_of(value: Any, *, max_bytes: int, max_inputs: int, fields: frozenset[str]) -> Ask:
+def ask_of(
+    value: Any, *, max_bytes: int, max_inputs: int, fields: frozenset[str], key: str = f"{TEXT}.max_bytes"
+) -> Ask:
     """Reads a request's body.
 
     Args:
@@ -42,12 +47,13 @@ def ask_of(value: Any, *, max_bytes: int, max_inputs: int, fields: frozenset[str
         max_bytes: Largest body in bytes.
         max_inputs: Most inputs in a list.
         fields: Names by which an input that is an object is known without ``inputs`` around it.
+        key: The configuration key that sets ``max_bytes``.
 
     Raises:
         PayloadTooLargeError: The body is too large, or the list too long.
         InvalidInputError: The body is empty, or an object with other keys.
     """
-    value = _parsed(value, max_bytes)
+    value = _parsed(value, max_bytes, key)
     parameters: Any = {}
     if isinstance(value, Mapping):
         value, parameters = _inputs_of(value, fields)
@@ -77,28 +83,30 @@ def _inputs_of(value: Mapping[str, Any], fields: frozenset[str]) -> tuple[Any, M
     raise InvalidInputError(f'the JSON object needs "inputs"{wanted}; it has {keys}')
 
 
-def _parsed(value: Any, max_bytes: int) -> Any:
-    if not isinstance(value, (bytes, bytearray, str)):
-        return value
-    if len(value) > max_bytes:
-        raise PayloadTooLargeError(f"the request has {len(value)} bytes; the most is {max_bytes}")
-    text = value if isinstance(value, str) else _decoded(bytes(value))
-    if text.lstrip()[:1] in {"{", "["}:
-        try:
-            return json.loads(text)
-        except RecursionError as error:
-            raise InvalidInputError("the body is JSON that is nested too deep") from error
-        except json.JSONDecodeError:
-            # A text may begin with a bracket.
+def _parsed(value: Any, max_bytes: int, key: str) -> Any:
+    if isinstance(value, (bytes, bytearray, str)):
+        if len(value) > max_bytes:
+            raise PayloadTooLargeError(f"the request has {len(value)} bytes, more than {key} {max_bytes}")
+        text = value if isinstance(value, str) else _decoded(bytes(value))
+        if text.lstrip()[:1] not in {"{", "["}:
             return text
-    return text
+        try:
+            value = parse_json(text)
+        except InvalidInputError as error:
+            if isinstance(error.__cause__, json.JSONDecodeError):
+                # A text may begin with a bracket.
+                return text
+            raise
+    # TorchServe parses JSON before it calls a handler, so that its size is not known any more.
+    check_json(value, max_bytes=max_bytes, key=key)
+    return value
 
 
 def _decoded(raw: bytes) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidInputError(f"the body is not UTF-8 text: {error}") from error
+        raise InvalidInputError(f"the body is not UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
 def parameters_of(kind: type[_P], given: Mapping[str, Any]) -> _P:
@@ -107,6 +115,7 @@ def parameters_of(kind: type[_P], given: Mapping[str, Any]) -> _P:
     Raises:
         InvalidInputError: A parameter is unknown or has a value that is not valid; the message names it.
     """
+    check_characters(given, "parameters")
     unknown = next((name for name in given if name not in kind.model_fields), None)
     if unknown is not None:
         known = sorted(kind.model_fields)
@@ -128,3 +137,31 @@ def checked(read: Callable[[], Any], what: str) -> Any:
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, (what, *first["loc"])))
         raise InvalidInputError(f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}") from error
+
+
+def check_characters(value: Any, what: str) -> None:
+    """Checks the texts of a parsed JSON value, which can hold half of a surrogate pair, as an escape.
+
+    Raises:
+        InvalidInputError: One does; it is no character, and no tokenizer takes it.
+    """
+    level = [value]
+    while level:
+        for each in level:
+            if isinstance(each, str) and (at := _surrogate(each)) is not None:
+                raise InvalidInputError(f"{what} holds half of a surrogate pair at {at}, which is no character")
+        level = [inner for each in level for inner in _contents(each)]
+
+
+def _surrogate(text: str) -> int | None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
+
+
+def _contents(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return [*value, *value.values()]
+    return value if isinstance(value, list) else []

@@ -1,19 +1,21 @@
 """The base of tasks for Hugging Face models: from a folder of `save_pretrained` to answers, without user code."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from torchserve_openvino.errors import InvalidInputError, ItemError, NotExplainedError
+from torchserve_openvino.errors import InvalidInputError, ItemError, NotExplainedError, PayloadTooLargeError
 from torchserve_openvino.serving.host.names import LABELS, read_labels
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.loading.archive import has_f32
 from torchserve_openvino.serving.requests.batch_answer import Several
-from torchserve_openvino.tasks.asks import Ask, Parameters, ask_of, parameters_of
+from torchserve_openvino.serving.requests.isolation import isolated
+from torchserve_openvino.tasks.asks import TEXT, Ask, Parameters, ask_of, check_characters, parameters_of
 from torchserve_openvino.tasks.catalog import TASKS, Task, loader_of
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, ItemHandler, body
 
@@ -44,6 +46,7 @@ class HubHandler(ItemHandler):
         explanation_parameters: What a request to /explanations/ may set; None if the task has no explanations.
         explanations: Type of the explanation of one answer.
         fields: Names in an input that is an object, by which it is known without ``inputs`` around it.
+        size_key: The configuration key that sets the largest request.
         flat: Field for the input in a request whose parameters stand beside it; empty if the task has no such form.
         labels: The model's labels by number.
     """
@@ -56,6 +59,7 @@ class HubHandler(ItemHandler):
     explanations: ClassVar[Any] = None
     fields: ClassVar[frozenset[str]] = frozenset()
     flat: ClassVar[str] = ""
+    size_key: ClassVar[str] = f"{TEXT}.max_bytes"
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,6 +78,7 @@ class HubHandler(ItemHandler):
         self.device, self.map_location = torch.device("cpu"), "cpu"
         self.folder = hub.hub_folder(self.model_dir)
         self.model = self.load(self.folder)
+        self._most_items = self.limits()[1]
         self.mapping = read_labels(self.model_dir / LABELS)
         self.labels = {int(number): str(label) for number, label in (self.model.config.id2label or {}).items()}
 
@@ -103,7 +108,7 @@ class HubHandler(ItemHandler):
     def _part_by_part(
         self, items: list[Any], kind: type[Parameters], answered: Callable[[list[Part]], list[Any]]
     ) -> list[Any]:
-        asks = [self._asked(item, kind) for item in items]
+        asks = [isolated(partial(self._asked, item, kind)) for item in items]
         parts = [part for ask in asks if not isinstance(ask, ItemError) for part in ask[1]]
         answers = iter(answered(parts) if parts else [])
         together: list[Any] = []
@@ -115,14 +120,26 @@ class HubHandler(ItemHandler):
             together.append(Several(mine) if ask[0].many else mine[0])
         return together
 
-    def _asked(self, item: Any, kind: type[Parameters]) -> tuple[Ask, list[Part]] | ItemError:
+    def _asked(self, item: Any, kind: type[Parameters]) -> tuple[Ask, list[Part]]:
         max_bytes, max_inputs = self.limits()
-        try:
-            ask = self.ask(body(_opened(item)), max_bytes, max_inputs)
-            checked = parameters_of(kind, ask.parameters)
-        except ItemError as error:
-            return error
-        return ask, [Part(each, checked) for each in ask.inputs]
+        ask = self.ask(body(_opened(item)), max_bytes, max_inputs)
+        checked = parameters_of(kind, ask.parameters)
+        parts = [Part(each, checked) for each in ask.inputs]
+        # Before any of them is tokenised, which takes much more time and memory than the request itself.
+        characters, most = sum(map(self.characters, parts)), self.config.openvino.text.max_bytes
+        if characters > most:
+            raise PayloadTooLargeError(
+                f"the tokenizer would read {characters} characters, since texts are repeated; the most is {most} "
+                f"({TEXT}.max_bytes): send fewer or shorter ones in one request"
+            )
+        return ask, parts
+
+    def characters(self, part: Part) -> int:
+        """Returns how many characters the tokenizer reads for an input, which is not checked yet.
+
+        A task that tokenises a text several times, with each label for instance, overrides this.
+        """
+        return 0
 
     def parts_of(self, sample: bytes) -> list[Part]:
         """Returns the inputs of a sample request.
@@ -130,14 +147,11 @@ class HubHandler(ItemHandler):
         Raises:
             ItemError: It is no request for this task.
         """
-        asked = self._asked({"body": sample}, self.parameters)
-        if isinstance(asked, ItemError):
-            raise asked
-        return asked[1]
+        return self._asked({"body": sample}, self.parameters)[1]
 
     def ask(self, value: Any, max_bytes: int, max_inputs: int) -> Ask:
         """Reads what one request asks."""
-        return ask_of(value, max_bytes=max_bytes, max_inputs=max_inputs, fields=self.fields)
+        return ask_of(value, max_bytes=max_bytes, max_inputs=max_inputs, fields=self.fields, key=self.size_key)
 
     def describe_handle(self) -> dict[str, Any]:
         """Returns the report, with the task and a JSON schema of its parameters."""
@@ -166,14 +180,13 @@ def text_of(value: Any, what: str = "inputs") -> str:
         raise InvalidInputError(f"{what} must be a text, not {_kind(value)}")
     if not value.strip():
         raise InvalidInputError(f"{what} is empty")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        # JSON can hold one, as an escape, and no tokenizer takes it.
-        raise InvalidInputError(
-            f"{what} holds half of a surrogate pair at {error.start}, which is no character"
-        ) from None
+    check_characters(value, what)
     return value
+
+
+def sentence_characters(labels: Sequence[str], template: str) -> int:
+    """Returns the characters of a template with each label in its places, before any such sentence is made."""
+    return len(labels) * len(template) + template.count("{}") * sum(map(len, labels))
 
 
 def _opened(value: Any) -> Any:

@@ -5,16 +5,19 @@ torchvision is not needed: its `Resize`, `CenterCrop`, `ToTensor` and `Normalize
 """
 
 import io
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 from torch import nn
 
 from torchserve_openvino.config.sections.tasks import ImageSection
+from torchserve_openvino.config.spelling import listed
 from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError, UnsupportedMediaTypeError
+from torchserve_openvino.serving.requests.nested_lists import array_of
 from torchserve_openvino.tasks.payloads import from_base64
 
 FILTERS = {
@@ -87,12 +90,16 @@ def decode(data: bytes, section: ImageSection, *, upright: bool = False) -> Imag
             f"the picture has {len(data)} bytes, more than handler.openvino.image.max_bytes {section.max_bytes}"
         )
     try:
-        picture = Image.open(io.BytesIO(data))
-    except Image.DecompressionBombError as error:
+        picture = Image.open(io.BytesIO(data), formats=section.formats)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise PayloadTooLargeError(f"the picture is too large: {error}") from error
-    except (UnidentifiedImageError, OSError, ValueError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:
+        # Pillow's decoders raise whatever a damaged header leads them to.
         raise UnsupportedMediaTypeError(
-            f"the {len(data)} bytes are not an image that Pillow can read (JPEG, PNG, WebP, ...)"
+            f"the {len(data)} bytes are not an image in one of the formats {listed(section.formats)} "
+            "(handler.openvino.image.formats)"
         ) from error
     pixels = picture.width * picture.height
     if pixels > section.max_pixels:
@@ -102,8 +109,23 @@ def decode(data: bytes, section: ImageSection, *, upright: bool = False) -> Imag
         )
     try:
         return (ImageOps.exif_transpose(picture) if upright else picture).convert("RGB")
-    except (OSError, ValueError, SyntaxError) as error:
-        raise InvalidInputError(f"the picture is damaged: {error}") from error
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise InvalidInputError(f"the picture is damaged: {type(error).__name__}: {error}") from error
+
+
+def check_resized(width: int, height: int, section: ImageSection, what: str) -> None:
+    """Checks the size of what resizing would make of a picture, before it is made.
+
+    Raises:
+        PayloadTooLargeError: It has more than ``image.max_resized_pixels``.
+    """
+    if width * height > section.max_resized_pixels:
+        raise PayloadTooLargeError(
+            f"{what} would have {width} x {height} = {width * height} pixels, more than "
+            f"handler.openvino.image.max_resized_pixels {section.max_resized_pixels}"
+        )
 
 
 def crop_pixels(picture: Image.Image, section: ImageSection) -> torch.Tensor:
@@ -179,6 +201,7 @@ def _resize(picture: Image.Image, section: ImageSection) -> Image.Image:
     short, long = min(width, height), max(width, height)
     other = int(section.resize * long / short)
     size = (section.resize, other) if width <= height else (other, section.resize)
+    check_resized(*size, section, f"the picture of {width} x {height} pixels, with its shorter side resized,")
     return picture if size == picture.size else picture.resize(size, FILTERS[section.interpolation])
 
 
@@ -195,11 +218,10 @@ def _center_crop(picture: Image.Image, crop: int) -> Image.Image:
 
 
 def _from_lists(value: list[Any], section: ImageSection) -> torch.Tensor:
-    try:
-        array = np.asarray(value, dtype=np.float32)
-    except (ValueError, TypeError) as error:
-        raise InvalidInputError(f"the lists are not a rectangular array of numbers: {error}") from error
     expected = (3, section.crop, section.crop)
+    # A larger array has another shape, so it need not be made.
+    most = math.prod(expected) * torch.float64.itemsize
+    array = array_of(value, "the array", max_bytes=most, key=f"the model's input {list(expected)}, in bytes")
     if array.shape != expected:
         raise InvalidInputError(f"the array has shape {list(array.shape)}; the model takes {list(expected)}")
-    return torch.from_numpy(np.ascontiguousarray(array))
+    return torch.from_numpy(array).to(torch.float32)

@@ -17,10 +17,9 @@ from torchserve_openvino.errors import (
     ItemError,
     NonFiniteOutputError,
     NotExplainedError,
-    PayloadTooLargeError,
 )  # fmt: skip
 from torchserve_openvino.serving.requests.batch_answer import explains
-from torchserve_openvino.serving.requests.isolation import run_isolated, server_fault
+from torchserve_openvino.serving.requests.isolation import isolated, run_isolated, server_fault
 from torchserve_openvino.serving.requests.streams import Streams
 from torchserve_openvino.serving.worker.task import TaskHandler
 
@@ -38,6 +37,8 @@ class ItemHandler(TaskHandler):
     freezes = True
     # Whether `decode` is thread-safe and benefits from threads.
     decodes_in_parallel = False
+    # All items of an enveloped request are decoded before any is answered.
+    _most_items = 64
 
     @abstractmethod
     def decode(self, item: Any) -> Any:
@@ -111,15 +112,7 @@ class ItemHandler(TaskHandler):
         return answers
 
     def _decoded(self, item: Any) -> Any:
-        try:
-            return self._own_code.watch(partial(self.decode, item))
-        except ItemError as error:
-            return error
-        except MemoryError:
-            # The failed allocation took no memory from the other items.
-            return PayloadTooLargeError("this worker has not enough memory for this item")
-        except Exception as error:
-            return server_fault(error)
+        return isolated(lambda: self._own_code.watch(partial(self.decode, item)))
 
     @cached_property
     def _decoders(self) -> Streams:

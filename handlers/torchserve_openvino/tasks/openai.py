@@ -4,6 +4,7 @@ from http import HTTPStatus
 from typing import Any
 
 from torchserve_openvino.errors import BusyError, InvalidInputError, ItemError
+from torchserve_openvino.serving.requests.batch_answer import shortened
 
 # A header that TorchServe adds: what follows model and version in the URL.
 _PATH = "url_path"
@@ -41,4 +42,4 @@ def openai_error(error: ItemError) -> dict[str, Any]:
     about = error if isinstance(error, RequestError) else None
     code = about.code if about is not None else "overloaded" if isinstance(error, BusyError) else ""
     param = about.param if about is not None else ""
-    return {"error": {"message": str(error), "type": kind, "param": param or None, "code": code or None}}
+    return {"error": {"message": shortened(str(error)), "type": kind, "param": param or None, "code": code or None}}

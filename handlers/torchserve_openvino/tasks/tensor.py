@@ -8,6 +8,7 @@ from torch.utils import _pytree as pytree
 
 from torchserve_openvino.errors import InvalidInputError, ItemError
 from torchserve_openvino.serving.base import model_name
+from torchserve_openvino.serving.host.frontend_limits import most_response_bytes
 from torchserve_openvino.serving.requests.batch_answer import finish
 from torchserve_openvino.serving.requests.envelopes import Envelope
 from torchserve_openvino.serving.shapes.input_spec import Inputs, parameter_names
@@ -76,7 +77,8 @@ class TensorHandler(ItemHandler):
             for position, call, outputs in zip(positions, group, self._run_group(group), strict=True):
                 try:
                     self.check_finite(list(outputs.values()))
-                    answers[position] = render(outputs, call.request, model_name(self.context))
+                    most = most_response_bytes(self.context)
+                    answers[position] = render(outputs, call.request, model_name(self.context), most)
                 except ItemError as error:
                     answers[position] = error
         return answers

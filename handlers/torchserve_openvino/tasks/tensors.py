@@ -1,7 +1,6 @@
 """Parses and renders tensors in the formats of requests: JSON, .npy and KServe v2."""
 
 import io
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +9,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from torchserve_openvino.config.spelling import listed
 from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError, UnsupportedMediaTypeError
+from torchserve_openvino.serving.requests.json_body import parse_json
+from torchserve_openvino.serving.requests.nested_lists import MOST_DIMENSIONS, array_of, shape_of
+from torchserve_openvino.serving.requests.response_body import check_length
 
 Format = Literal["json", "npy", "kserve"]
 NPY_MAGIC = b"\x93NUMPY"
@@ -28,6 +31,21 @@ KSERVE_TYPES = {
     "FP32": torch.float32,
     "FP64": torch.float64,
 }
+# Types that a request may name, of those that torch has arithmetic for.
+JSON_TYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *KSERVE_TYPES.values(), torch.uint16, torch.uint32, torch.uint64, torch.complex64, torch.complex128,
+    )
+}  # fmt: skip
+# The most inputs of one request; no model has as many arguments.
+MOST_TENSORS = 256
+_KEY = "handler.openvino.tensor.max_bytes"
+# NumPy's kinds of bools, integers, floats and complex numbers.
+_NPY_KINDS = frozenset("biufc")
+_LARGEST = 2**63 - 1
+# A digit, and what separates it from the next number.
+_LEAST_BYTES = 2
 KSERVE_NAMES = {dtype: name for name, dtype in KSERVE_TYPES.items()}
 
 
@@ -71,12 +89,12 @@ def parse(value: Any, max_bytes: int) -> TensorRequest:
             raise PayloadTooLargeError(
                 f"the request has {len(value)} bytes, more than handler.openvino.tensor.max_bytes {max_bytes}"
             )
-        raw = value.encode() if isinstance(value, str) else bytes(value)
+        raw = value.encode("utf-8", "replace") if isinstance(value, str) else bytes(value)
         if raw.startswith(NPY_MAGIC):
             request = TensorRequest("npy", positional=[_from_npy(raw)])
             return _checked(request, max_bytes)
         value = _from_json_text(raw)
-    return _checked(_from_json(value), max_bytes)
+    return _checked(_from_json(value, max_bytes), max_bytes)
 
 
 def _checked(request: TensorRequest, max_bytes: int) -> TensorRequest:
@@ -91,66 +109,75 @@ def _checked(request: TensorRequest, max_bytes: int) -> TensorRequest:
 
 
 def _from_npy(raw: bytes) -> torch.Tensor:
-    try:
-        _check_claimed_size(raw)
-        array = np.load(io.BytesIO(raw), allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise InvalidInputError(f"the .npy body cannot be read: {error}") from error
-    return _tensor_of(array, "the .npy body")
-
-
-def _check_claimed_size(raw: bytes) -> None:
-    """Checks that the data is as large as the header claims, since numpy.load allocates the claimed size first.
-
-    Raises:
-        ValueError: The header cannot be read, or claims more than there is.
-    """
+    """Reads an array in NumPy's format without `numpy.load`, which allocates what the header states."""
     stream = io.BytesIO(raw)
-    version = np.lib.format.read_magic(stream)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(stream)
-    claimed, came = math.prod(shape) * dtype.itemsize, len(raw) - stream.tell()
-    if not dtype.hasobject and claimed > came:
-        raise ValueError(f"its header declares {list(shape)} {dtype}, {claimed} bytes, but only {came} follow")
-
-
-def _tensor_of(array: np.ndarray, what: str) -> torch.Tensor:
-    native = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
     try:
-        return torch.from_numpy(native.reshape(array.shape).copy())
-    except TypeError as error:
-        raise InvalidInputError(f"{what} has type {array.dtype}, which torch does not have") from error
+        shape, in_columns, dtype = _npy_header(stream)
+    except Exception as error:
+        # NumPy evaluates the header's text, which raises whatever Python's parser raises.
+        raise InvalidInputError(f"the .npy body cannot be read: {error}") from error
+    if dtype.kind not in _NPY_KINDS:
+        raise InvalidInputError(f"the .npy body has type {dtype}; numbers and bools are accepted")
+    if not all(0 <= size <= _LARGEST for size in shape) or len(shape) > MOST_DIMENSIONS:
+        raise InvalidInputError("the .npy body's header states no shape that an array can have")
+    count, start = math.prod(shape), stream.tell()
+    if count * dtype.itemsize > len(raw) - start:
+        raise InvalidInputError(
+            f"the .npy body's header declares {list(shape)} {dtype}, {count * dtype.itemsize} bytes, but only "
+            f"{len(raw) - start} follow"
+        )
+    array = np.frombuffer(raw, dtype=dtype, count=count, offset=start)
+    try:
+        shaped = array.reshape(shape, order="F" if in_columns else "C")
+        return torch.from_numpy(np.array(shaped, dtype=dtype.newbyteorder("="), order="C"))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidInputError(f"the .npy body has type {dtype}, shape {list(shape)}: {error}") from error
+
+
+def _npy_header(stream: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype]:
+    version = np.lib.format.read_magic(stream)
+    if version not in {(1, 0), (2, 0), (3, 0)}:
+        raise ValueError(f"its version is {version}")
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(stream)
+    # 3.0 is 2.0 with names of fields in UTF-8, which arrays of numbers do not have.
+    return np.lib.format.read_array_header_2_0(stream)
 
 
 def _from_json_text(raw: bytes) -> Any:
     try:
-        return json.loads(raw)
-    except RecursionError as error:
-        raise InvalidInputError(
-            "the body is JSON that is nested too deep; tensors have at most 64 dimensions"
-        ) from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        return parse_json(raw)
+    except InvalidInputError as error:
         if raw.lstrip()[:1] in {b"{", b"["}:
-            raise InvalidInputError(f"the body is not valid JSON: {error}") from error
+            raise
         raise UnsupportedMediaTypeError(
             "the body is neither .npy nor JSON; send application/octet-stream with numpy.save, or application/json"
         ) from error
 
 
-def _from_json(value: Any) -> TensorRequest:
-    if isinstance(value, Mapping):
-        inputs = value.get("inputs")
-        if isinstance(inputs, list) and inputs and all(isinstance(entry, Mapping) for entry in inputs):
-            return _from_kserve(value)
-        if isinstance(inputs, Mapping):
-            named = {str(name): _from_lists(entry, value.get("dtype"), str(name)) for name, entry in inputs.items()}
-            return TensorRequest("json", named=named, guessed_types="dtype" not in value)
-        for key in ("data", "instances", "inputs"):
-            if key in value:
-                tensor = _from_lists(value[key], value.get("dtype"), key)
-                return TensorRequest("json", positional=[tensor], guessed_types="dtype" not in value)
-        raise InvalidInputError('the JSON object needs "data", "inputs" or "instances"; it has ' + _keys(value))
-    return TensorRequest("json", positional=[_from_lists(value, None, "the body")], guessed_types=True)
+def _from_json(value: Any, max_bytes: int) -> TensorRequest:
+    if not isinstance(value, Mapping):
+        lists = _from_lists(value, None, "the body", max_bytes)
+        return TensorRequest("json", positional=[lists], guessed_types=True)
+    inputs = value.get("inputs")
+    if isinstance(inputs, (list, Mapping)) and len(inputs) > MOST_TENSORS and not _is_array(inputs):
+        raise InvalidInputError(f"the request has {len(inputs)} inputs; the most is {MOST_TENSORS}")
+    if isinstance(inputs, list) and inputs and all(isinstance(entry, Mapping) for entry in inputs):
+        return _from_kserve(value, max_bytes)
+    if isinstance(inputs, Mapping):
+        dtype = value.get("dtype")
+        named = {str(name): _from_lists(entry, dtype, str(name), max_bytes) for name, entry in inputs.items()}
+        return TensorRequest("json", named=named, guessed_types="dtype" not in value)
+    for key in ("data", "instances", "inputs"):
+        if key in value:
+            tensor = _from_lists(value[key], value.get("dtype"), key, max_bytes)
+            return TensorRequest("json", positional=[tensor], guessed_types="dtype" not in value)
+    raise InvalidInputError('the JSON object needs "data", "inputs" or "instances"; it has ' + _keys(value))
+
+
+def _is_array(inputs: Any) -> bool:
+    """Whether ``inputs`` is one tensor as nested lists, and not tensors of the KServe protocol or by name."""
+    return isinstance(inputs, list) and not isinstance(inputs[0], Mapping)
 
 
 def convert(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -175,20 +202,21 @@ def _keys(value: Mapping[str, Any]) -> str:
     return ", ".join(repr(key) for key in list(value)[:5]) or "no key"
 
 
-def _from_lists(value: Any, dtype: Any, what: str) -> torch.Tensor:
+def _from_lists(value: Any, dtype: Any, what: str, max_bytes: int) -> torch.Tensor:
     """Converts nested lists to a tensor; integers become int64, floats float32, unless ``dtype`` names a torch type."""
     wanted = None
     if dtype is not None:
-        wanted = getattr(torch, str(dtype).removeprefix("torch."), None)
-        if not isinstance(wanted, torch.dtype):
-            raise InvalidInputError(f"dtype {dtype!r} is not a torch dtype; use float32 or int64, for instance")
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise InvalidInputError(f"{what} is not rectangular: {error}") from error
-    if array.dtype.kind not in "biuf":
-        raise InvalidInputError(f"{what} must be nested lists of numbers of equal length, not {_describe(value)}")
-    tensor = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape).copy())
+        wanted = JSON_TYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else None
+        if wanted is None:
+            raise InvalidInputError(f"dtype {dtype!r} is not one of {listed(list(JSON_TYPES))}")
+    array = array_of(
+        value,
+        what,
+        max_bytes=max_bytes,
+        key=_KEY,
+        item_bytes=torch.float64.itemsize if wanted is None else wanted.itemsize,
+    )
+    tensor = torch.from_numpy(array)
     default = torch.float32 if tensor.dtype is torch.float64 else tensor.dtype
     return _as(tensor, wanted or default, what)
 
@@ -207,50 +235,57 @@ def _as(tensor: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
     return found
 
 
-def _describe(value: Any) -> str:
-    return f"a list with {type(value[0]).__name__}" if isinstance(value, list) and value else type(value).__name__
-
-
-def _from_kserve(value: Mapping[str, Any]) -> TensorRequest:
-    request = TensorRequest("kserve", request_id=value.get("id"))
+def _from_kserve(value: Mapping[str, Any], max_bytes: int) -> TensorRequest:
+    name = value.get("id")
+    if not isinstance(name, (str, int, type(None))):
+        raise InvalidInputError(f"id must be a text, not {type(name).__name__}")
+    request = TensorRequest("kserve", request_id=None if name is None else str(name))
     for position, entry in enumerate(value["inputs"]):
-        name = str(entry.get("name", f"input_{position}"))
+        name = entry.get("name", f"input_{position}")
+        if not isinstance(name, str):
+            raise InvalidInputError(f"input {position}: name must be a text, not {type(name).__name__}")
         missing = [key for key in ("shape", "datatype", "data") if key not in entry]
         if missing:
             raise InvalidInputError(f"input {name!r} has no {missing[0]!r}")
-        dtype = KSERVE_TYPES.get(str(entry["datatype"]).upper())
         if name in request.named:
             raise InvalidInputError(f"input {name!r} is given twice")
+        kind = entry["datatype"]
+        dtype = KSERVE_TYPES.get(kind.upper()) if isinstance(kind, str) else None
         if dtype is None:
-            raise InvalidInputError(
-                f"input {name!r} has datatype {entry['datatype']!r}; valid types: {', '.join(KSERVE_TYPES)}"
-            )
-        request.named[name] = _kserve_tensor(entry, dtype, name)
+            raise InvalidInputError(f"input {name!r} has datatype {kind!r}; valid types: {', '.join(KSERVE_TYPES)}")
+        request.named[name] = _kserve_tensor(entry, dtype, f"input {name!r}", max_bytes)
     return request
 
 
-def _kserve_tensor(entry: Mapping[str, Any], dtype: torch.dtype, name: str) -> torch.Tensor:
-    shape = entry["shape"]
-    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
-        raise InvalidInputError(f"input {name!r}: shape must be a list of integers, not {shape!r}")
-    data = _from_lists(entry["data"], None, f"input {name!r}")
-    count = math.prod(shape)
-    if data.numel() != count:
-        raise InvalidInputError(f"input {name!r}: shape {shape} needs {count} values, but data has {data.numel()}")
-    return _as(data.reshape(shape), dtype, f"input {name!r}")
+def _kserve_tensor(entry: Mapping[str, Any], dtype: torch.dtype, what: str, max_bytes: int) -> torch.Tensor:
+    data = _from_lists(entry["data"], None, what, max_bytes)
+    return _as(data.reshape(shape_of(entry["shape"], data.numel(), what)), dtype, what)
 
 
-def render(outputs: Mapping[str, torch.Tensor], request: TensorRequest, model_name: str) -> Any:
+def render(
+    outputs: Mapping[str, torch.Tensor], request: TensorRequest, model_name: str, most_bytes: int | None = None
+) -> Any:
     """Renders outputs in the format of the request.
 
     Args:
         outputs: Tensors by name; a single one is called ``output``.
+        request: The request.
+        model_name: The model's name.
+        most_bytes: The longest body that the host sends; None if it has no limit.
 
     Returns:
         Nested lists or a dict of them (JSON), bytes (.npy, or .npz of several), or a KServe v2 answer.
+
+    Raises:
+        PayloadTooLargeError: They are certainly longer than ``most_bytes``.
+        InvalidInputError: They are complex, which JSON has no numbers for.
     """
     if request.format == "npy":
+        check_length(sum(tensor.nbytes for tensor in outputs.values()), most_bytes)
         return _to_npy(outputs)
+    check_length(_LEAST_BYTES * sum(tensor.numel() for tensor in outputs.values()), most_bytes)
+    if name := next((name for name, tensor in outputs.items() if tensor.is_complex()), None):
+        raise InvalidInputError(f"{name} is complex, which JSON has no numbers for: send the request as .npy")
     if request.format == "kserve":
         answer: dict[str, Any] = {"model_name": model_name, "outputs": [_to_kserve(*pair) for pair in outputs.items()]}
         return answer if request.request_id is None else {**answer, "id": request.request_id}

@@ -333,5 +333,5 @@ def test_bodies_reach_the_handler_as_from_torchserve(body: bytes, kind: str, val
 
 @pytest.mark.parametrize(("body", "kind"), [(b"{", "application/json"), (b"\xff", "text/plain")])
 def test_a_body_that_is_not_of_its_type(body: bytes, kind: str) -> None:
-    with pytest.raises(InvalidInputError, match=f"not valid {kind}"):
+    with pytest.raises(InvalidInputError, match=r"not valid (JSON|text/plain)"):
         row_of(body, kind, {})

@@ -1,8 +1,10 @@
 """A batch that fails is run item by item, so that only the faulty item fails; also in an envelope."""
 
 import base64
+import io
 import json
 
+import numpy as np
 import pytest
 import torch
 from serving_worker import NETWORK, WARMUP, close, network, save_weights
@@ -58,16 +60,20 @@ def test_one_bad_item_of_a_users_handler_fails_alone(archive) -> None:
     assert handler.describe_handle()["serving"]["counts"]["retried_batches"] == 1
 
 
-def test_out_of_memory_is_torchserves_own_507(archive, monkeypatch) -> None:
+def test_an_item_that_needs_too_much_memory_fails_alone_with_torchserves_own_507(archive, monkeypatch) -> None:
     made = archive(weights=save_weights, batch_size=2)
     handler = started(Mine(), made)
+    preprocess = handler.preprocess
 
     def full(data):
-        raise MemoryError
+        if any(item["body"] == b"large" for item in data):
+            raise MemoryError
+        return preprocess(data)
 
     monkeypatch.setattr(handler, "preprocess", full)
-    with pytest.raises(MemoryError):
-        made.handle(handler, b"1,2,3,4", b"1,2,3,4")
+    answers = made.handle(handler, b"large", b"1,2,3,4")
+    assert [made.status(i) for i in range(2)] == [507, 200]
+    assert answers[0]["type"] == "OutOfMemoryError" and isinstance(answers[1], int)
 
 
 def test_too_few_answers_are_retried_one_by_one(archive, monkeypatch) -> None:
@@ -99,6 +105,23 @@ def test_non_finite_answers_can_be_refused(archive) -> None:
     answers = made.handle(handler, GOOD, [[0.0, 1.0, 1.0, 1.0]])
     assert [made.status(i) for i in range(2)] == [200, 422]
     assert answers[1]["type"] == "NonFiniteOutputError" and isinstance(answers[0], list)
+
+
+def test_non_finite_answers_are_null_in_json_and_as_they_are_in_npy(archive) -> None:
+    section = {"warmup": {"inputs": [{"shape": [4]}]}, "verify": {"against": "off"}}
+    model = NETWORK.replace("relu())", "relu()) / x[:, :1]")
+    made = archive({"handler": {"openvino": section}}, model_file=model, weights=save_weights, batch_size=2)
+    handler = started(TensorHandler(), made)
+    row = np.array([[0.0, 1.0, 1.0, 1.0]], dtype=np.float32)
+    buffer = io.BytesIO()
+    np.save(buffer, row)
+    as_lists, as_npy = made.handle(handler, row.tolist(), buffer.getvalue())
+    assert made.status(0) == 200 and as_lists == [[None] * 3]
+    assert not np.isfinite(np.load(io.BytesIO(as_npy))).any()
+    (v2_answer,) = enveloped(made, KServev2Envelope, handler, v2(row.tolist()))
+    assert v2_answer["outputs"][0]["data"] == [None] * 3 and v2_answer["outputs"][0]["datatype"] == "FP32"
+    (enveloped_answer,) = enveloped(made, JSONEnvelope, handler, {"instances": row.tolist()})
+    assert enveloped_answer == {"predictions": [[None] * 3]}
 
 
 # --- envelopes ----------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     (COMPLETIONS, {"prompt": "a", "temperature": 3}, "temperature", "less than or equal to 2"),
     (COMPLETIONS, {"prompt": "a", "temperature": "hot"}, "temperature", "valid number"),
     (COMPLETIONS, {"prompt": "a", "temperature": float("nan")}, "temperature", ""),
-    (COMPLETIONS, {"prompt": "a", "top_p": 0}, "top_p", "greater than 0"),
+    (COMPLETIONS, {"prompt": "a", "top_p": 0}, "top_p", "greater than or equal to 0.000001"),
     (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
     (COMPLETIONS, {"prompt": "a", "max_tokens": 51}, "max_tokens", "the most is 50"),
     (COMPLETIONS, {"prompt": "a", "max_tokens": True}, "max_tokens", "valid integer"),
@@ -166,7 +166,7 @@ def test_what_is_wrong_with_a_plain_request(body: Any, said: str) -> None:
 
 def test_what_is_too_large() -> None:
     for path, body in ((COMPLETIONS, {"prompt": "a" * 10_001}), ("", b'{"prompt": "' + b"a" * 10_001 + b'"}')):
-        with pytest.raises(PayloadTooLargeError, match="the most is 10000"):
+        with pytest.raises(PayloadTooLargeError, match="10000"):
             reader().read(path, body)
 
 

@@ -89,7 +89,7 @@ def test_nested_lists_are_the_ready_tensor() -> None:
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        (b"no picture", UnsupportedMediaTypeError, "not an image that Pillow can read"),
+        (b"no picture", UnsupportedMediaTypeError, "not an image in one of the formats JPEG, PNG"),
         (encoded(picture(64, 64))[:-40], InvalidInputError, "damaged"),
         ("%%%", InvalidInputError, "base64"),
         ([[1, 2], [3]], InvalidInputError, "rectangular"),

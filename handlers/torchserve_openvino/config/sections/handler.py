@@ -172,7 +172,8 @@ class OutputsSection(Section):
     """Which outputs may be returned."""
 
     non_finite: Literal["allow", "refuse"] = "allow"
-    """`refuse` answers 422 to an item whose output contains NaN or infinity."""
+    """`refuse` answers 422 to an item whose output contains NaN or infinity. `allow` sends null in their place in JSON,
+    which has neither; .npy keeps them."""
 
 
 class ExecutionSection(Section):

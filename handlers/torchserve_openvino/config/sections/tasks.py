@@ -4,7 +4,16 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from torchserve_openvino.config.fields import Boolean, Channels, Count, NotNegative, PictureSizes, Positive, Sizes
+from torchserve_openvino.config.fields import (
+    Boolean,
+    Channels,
+    Count,
+    ImageFormats,
+    NotNegative,
+    PictureSizes,
+    Positive,
+    Sizes,
+)
 
 # Immutable, without unknown keys; the docstring of a field is its help.
 SECTION = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -36,8 +45,14 @@ class ImageSection(TaskSection):
     """Number of classes in the answer."""
     max_pixels: Count = 89_478_485
     """Largest image to decode, in pixels. The default is Pillow's limit against decompression bombs."""
+    max_resized_pixels: Count = 16_777_216
+    """Largest image that resizing may make, in pixels: before the crop, where one side is much longer than the other,
+    and a label map or a depth map in the image's own size. Larger ones answer 413."""
     max_bytes: Count = 32 * 1024 * 1024
     """Largest image to accept, in bytes as sent."""
+    formats: ImageFormats = ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"]
+    """Formats of images to accept, by Pillow's names; others answer 415. Further ones: AVIF, ICO, JPEG2000, PPM, TGA.
+    Pillow opens no other, so that no decoder runs that you don't know of, as Ghostscript would for EPS."""
 
 
 class TensorSection(TaskSection):
@@ -62,7 +77,8 @@ class TextSection(TaskSection):
     max_inputs: Count = 64
     """Most inputs in one request: texts of a list, texts to rank, labels of a zero-shot task."""
     max_bytes: Count = 1024 * 1024
-    """Largest request, in bytes."""
+    """Largest request, in bytes; JSON that TorchServe has parsed counts as its shortest text. Also the most characters
+    that the tokenizer reads for one request, where a text is read with each of several labels or texts."""
 
 
 class AudioSection(TaskSection):

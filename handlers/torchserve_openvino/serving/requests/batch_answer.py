@@ -3,15 +3,21 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from torchserve_openvino.errors import InvalidInputError, ItemError
+from torchserve_openvino.errors import ItemError, PayloadTooLargeError
+from torchserve_openvino.serving.host.frontend_limits import most_response_bytes
 from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.envelopes import Envelope, Request, status_of
+from torchserve_openvino.serving.requests.isolation import isolated
+from torchserve_openvino.serving.requests.response_body import check_length, finite, sendable
 
 # A header that TorchServe's HTTP inference API adds to each request; gRPC and workflows do not.
 _OVER_HTTP = "explain"
+# Characters of the message in a refusal.
+_LONGEST_MESSAGE = 2000
 
 AnswerItems = Callable[[list[Any], Sequence[int]], list[Any]]
 
@@ -24,6 +30,10 @@ class SelfWritten(ABC):
     """An answer that writes itself as JSON, faster than TorchServe would."""
 
     @abstractmethod
+    def least_bytes(self) -> int:
+        """Returns a number of bytes that it has at least, found without writing it."""
+
+    @abstractmethod
     def plain(self) -> Any:
         """Returns the answer as plain JSON data, for envelopes."""
 
@@ -34,7 +44,13 @@ class SelfWritten(ABC):
 
 def refusal(error: ItemError) -> dict[str, Any]:
     """Returns the body that the sender of a refused item gets."""
-    return {"code": error.status, "type": type(error).__name__, "message": str(error)}
+    return {"code": error.status, "type": type(error).__name__, "message": shortened(str(error))}
+
+
+def shortened(message: str) -> str:
+    """Returns a message without its middle if it is too long, as one that repeats a value of the request can be."""
+    half = _LONGEST_MESSAGE // 2
+    return message if len(message) <= _LONGEST_MESSAGE else f"{message[:half]} ... {message[-half:]}"
 
 
 def explains(context: Any, position: int) -> bool:
@@ -48,22 +64,24 @@ def finish(answers: Sequence[Any], context: Any, counters: Counters) -> list[Any
     Raises:
         PredictionException: See `fail_where_statuses_are_lost`.
     """
-    failed = {index: answer for index, answer in enumerate(answers) if isinstance(answer, ItemError)}
-    _count_refusals(answers, counters)
+    most_bytes = most_response_bytes(context)
+    bodies = [
+        answer if isinstance(answer, ItemError) else isolated(partial(_sendable, answer, most_bytes))
+        for answer in answers
+    ]
+    failed = {index: body for index, body in enumerate(bodies) if isinstance(body, ItemError)}
+    _count_refusals([failed.get(index, answer) for index, answer in enumerate(answers)], counters)
     fail_where_statuses_are_lost(context, failed, len(answers))
-    bodies: list[Any] = []
-    for index, answer in enumerate(answers):
-        if isinstance(answer, ItemError):
-            set_status(context, index, answer.status)
-            bodies.append(refusal(answer))
-        else:
-            if isinstance(answer, Several):
-                set_status(context, index, status_of(answer))
-            body = _body(answer)
-            if isinstance(body, bytes) and not context.get_response_content_type(index):
-                kind = "application/octet-stream" if body is answer else "application/json"
-                context.set_response_content_type(index, kind)
-            bodies.append(body)
+    for index, (answer, body) in enumerate(zip(answers, bodies, strict=True)):
+        if isinstance(body, ItemError):
+            set_status(context, index, body.status)
+            bodies[index] = refusal(body)
+            continue
+        if isinstance(answer, Several):
+            set_status(context, index, status_of(answer))
+        if isinstance(body, bytes) and not context.get_response_content_type(index):
+            kind = "application/octet-stream" if body is answer else "application/json"
+            context.set_response_content_type(index, kind)
     return bodies
 
 
@@ -80,8 +98,19 @@ def _each(answers: Sequence[Any]) -> list[Any]:
     return [each for answer in answers for each in (answer if isinstance(answer, Several) else [answer])]
 
 
+def _sendable(answer: Any, most_bytes: int | None) -> Any:
+    """Returns what is sent for the answer to a plain request.
+
+    Raises:
+        ItemError: It can't be sent.
+    """
+    parts = answer if isinstance(answer, Several) else [answer]
+    check_length(sum(each.least_bytes() for each in parts if isinstance(each, SelfWritten)), most_bytes)
+    return sendable(_body(answer), most_bytes)
+
+
 def _body(answer: Any) -> Any:
-    """Returns what is sent for the answer to a plain request; bytes if it, or one of several, writes itself."""
+    """Returns the body of an answer; bytes if it, or one of several, writes itself."""
     if isinstance(answer, SelfWritten):
         return answer.written()
     if isinstance(answer, Several) and any(isinstance(each, SelfWritten) for each in answer):
@@ -90,7 +119,7 @@ def _body(answer: Any) -> Any:
 
 
 def _json(answer: Any) -> bytes:
-    return answer.written() if isinstance(answer, SelfWritten) else json.dumps(shown(answer), indent=2).encode()
+    return answer.written() if isinstance(answer, SelfWritten) else json.dumps(finite(shown(answer)), indent=2).encode()
 
 
 def shown(answer: Any) -> Any:
@@ -103,18 +132,25 @@ def shown(answer: Any) -> Any:
 
 
 def answer_enveloped(
-    envelope: Envelope, data: Sequence[Any], context: Any, answer_items: AnswerItems, counters: Counters
+    envelope: Envelope,
+    data: Sequence[Any],
+    context: Any,
+    answer_items: AnswerItems,
+    counters: Counters,
+    most_items: int | None,
 ) -> list[Any]:
     """Returns the bodies of enveloped requests, each with any number of items.
 
     Args:
         answer_items: Maps the items of the batch, and the place of the request of each, to as many answers, each of
             which may be an `ItemError`.
+        most_items: The most items in one request; None if the handler sets no limit.
 
     Raises:
         PredictionException: See `fail_where_statuses_are_lost`.
     """
-    requests: list[Request | ItemError] = [_opened(envelope, row) for row in data]
+    most_bytes = most_response_bytes(context)
+    requests = [isolated(partial(_opened, envelope, row, most_items)) for row in data]
     opened = [(index, request) for index, request in enumerate(requests) if isinstance(request, Request)]
     good = [(index, item) for index, request in opened for item in request.items if not isinstance(item, ItemError)]
     answered = iter(answer_items([item for _, item in good], [index for index, _ in good]) if good else [])
@@ -123,21 +159,46 @@ def answer_enveloped(
         else [item if isinstance(item, ItemError) else next(answered) for item in request.items]
         for request in requests
     ]  # fmt: skip
-    failed = {}
-    for index, answers in enumerate(by_request):
-        refused = [answer for answer in _each(answers) if isinstance(answer, ItemError)]
-        _count_refusals(answers, counters)
-        if len(refused) == len(_each(answers)):
-            failed[index] = refused[0]
-    fail_where_statuses_are_lost(context, failed, len(requests))
     bodies: list[Any] = []
+    failed = {}
     for index, (request, answers) in enumerate(zip(requests, by_request, strict=True)):
-        set_status(context, index, status_of(_each(answers)))
-        if isinstance(request, ItemError):
-            bodies.append(refusal(request))
+        refused = [answer for answer in _each(answers) if isinstance(answer, ItemError)]
+        body: Any = request
+        if isinstance(request, Request):
+            body = isolated(partial(_closed, envelope, request, answers, context, index, most_bytes))
+        if isinstance(body, ItemError):
+            failed[index] = body
+        elif len(refused) == len(_each(answers)):
+            failed[index] = refused[0]
+        _count_refusals([body] if isinstance(body, ItemError) else answers, counters)
+        bodies.append(body)
+    fail_where_statuses_are_lost(context, failed, len(requests))
+    for index, body in enumerate(bodies):
+        if isinstance(body, ItemError):
+            set_status(context, index, body.status)
+            bodies[index] = refusal(body)
         else:
-            bodies.append(envelope.close(request, list(map(shown, answers)), context, index))
+            set_status(context, index, status_of(_each(by_request[index])))
     return bodies
+
+
+def _opened(envelope: Envelope, row: Any, most: int | None) -> Request:
+    request = envelope.open(row)
+    if most is not None and len(request.items) > most:
+        raise PayloadTooLargeError(f"{len(request.items)} inputs in one request; the most is {most}: send several")
+    return request
+
+
+def _closed(
+    envelope: Envelope, request: Request, answers: Sequence[Any], context: Any, index: int, most_bytes: int | None
+) -> Any:
+    """Returns the body that answers an enveloped request.
+
+    Raises:
+        ItemError: It can't be sent.
+    """
+    check_length(sum(each.least_bytes() for each in _each(answers) if isinstance(each, SelfWritten)), most_bytes)
+    return sendable(envelope.close(request, list(map(shown, answers)), context, index), most_bytes)
 
 
 def fail_where_statuses_are_lost(context: Any, failed: Mapping[int, ItemError], count: int) -> None:
@@ -169,15 +230,13 @@ def fail_where_statuses_are_lost(context: Any, failed: Mapping[int, ItemError], 
     )
 
 
-def _opened(envelope: Envelope, row: Any) -> Request | ItemError:
-    try:
-        return envelope.open(row)
-    except InvalidInputError as error:
-        return error
-
-
 def set_status(context: Any, index: int, status: int) -> None:
     """Sets the HTTP status of a request; the body of one that is not 200 is JSON."""
     if status != HTTPStatus.OK:
-        context.set_response_status(status, HTTPStatus(status).phrase, index)
+        context.set_response_status(status, _phrase(status), index)
         context.set_response_content_type(index, "application/json")
+
+
+def _phrase(status: int) -> str:
+    """Returns the words for a status; those that a user's handler has invented have none."""
+    return HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else ""

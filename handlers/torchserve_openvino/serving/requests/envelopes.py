@@ -18,8 +18,14 @@ import numpy as np
 
 from torchserve_openvino.errors import InvalidInputError, ItemError
 from torchserve_openvino.serving.base import HAS_TORCHSERVE, worker_of
+from torchserve_openvino.serving.requests.json_body import parse_json
+from torchserve_openvino.serving.requests.nested_lists import NotRectangularError, flatten, nested, shape_of
+from torchserve_openvino.serving.requests.response_body import finite
 
 Kind = Literal["json", "kserve", "kservev2"]
+_BYTES = "BYTES"
+# The protocol's names of NumPy's kinds of numbers.
+_NUMBERS = {"f": "FP", "i": "INT", "u": "UINT", "b": "BOOL"}
 MULTI_STATUS = 207
 
 
@@ -61,9 +67,13 @@ class Envelope:
         for entry in items:
             if not isinstance(entry, dict) or not {"name", "shape", "datatype", "data"} <= entry.keys():
                 raise InvalidInputError("each of the inputs needs name, shape, datatype and data")
-            names.append(str(entry["name"]))
-        opened = [_kserve_item(entry) for entry in items]
-        return Request(opened, tuple(names), str(payload.get("id") or ""))
+            if not isinstance(entry["name"], str) or not isinstance(entry["datatype"], str):
+                raise InvalidInputError("name and datatype of each of the inputs must be texts")
+            names.append(entry["name"])
+        name = payload.get("id") or ""
+        if not isinstance(name, (str, int)):
+            raise InvalidInputError("id must be a text")
+        return Request([_kserve_item(entry) for entry in items], tuple(names), str(name))
 
     def close(self, request: Request, answers: Sequence[Any], context: Any, index: int) -> Any:
         """Returns the body that answers a request, from one answer for each of its items.
@@ -74,7 +84,7 @@ class Envelope:
             index: The request's place in the batch.
         """
         if self.kind == "json":
-            return json.dumps({"predictions": list(answers)})
+            return json.dumps({"predictions": finite(list(answers))})
         if self.kind == "kserve":
             explained = context.get_request_header(index, "explain") == "True"
             return {"explanations" if explained else "predictions": list(answers)}
@@ -123,12 +133,7 @@ def _payload(row: Any) -> dict[str, Any]:
     """Returns a request's JSON object, whether or not the frontend has parsed it."""
     value = (row.get("data") or row.get("body") or row) if isinstance(row, dict) else row
     if isinstance(value, (bytes, bytearray, str)):
-        try:
-            value = json.loads(value)
-        except RecursionError as error:
-            raise InvalidInputError("the body is JSON that is nested too deep") from error
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise InvalidInputError(f"the body is not valid JSON: {error}") from error
+        value = parse_json(value)
     if not isinstance(value, dict):
         raise InvalidInputError(f"the body must be a JSON object, not {type(value).__name__}")
     return value
@@ -161,53 +166,52 @@ def _kserve_item(entry: dict[str, Any]) -> Any:
 
     Of several strings, which upstream drops but for the first, a list.
     """
-    item = copy.copy(entry)
-    if entry["datatype"] == "BYTES":
-        strings = _strings(entry["data"])
-        if not strings:
-            return InvalidInputError(f"input {entry['name']!r}: data of BYTES must be a list of strings")
-        item["data"] = strings[0] if len(strings) == 1 else strings
-        return item
+    item, what = copy.copy(entry), f"input {entry['name']!r}"
     try:
-        item["data"] = np.array(entry["data"]).reshape(tuple(entry["shape"])).tolist()
-    except (ValueError, TypeError, IndexError, KeyError) as error:
-        return InvalidInputError(f"input {entry['name']!r}: {error}")
+        _, values = flatten(entry["data"])
+        is_text = bool(values) and all(isinstance(value, str) for value in values)
+        if entry["datatype"] != _BYTES:
+            item["data"] = nested(values, shape_of(entry["shape"], len(values), what, infers=True))
+        elif is_text:
+            # The shape is not looked at: it is often [-1], as in KServe's own examples.
+            item["data"] = values[0] if len(values) == 1 else values
+        else:
+            return InvalidInputError(f"{what}: data of BYTES must be a list of strings")
+    except NotRectangularError as error:
+        wanted = "of BYTES must be a list of strings" if entry["datatype"] == _BYTES else "is not rectangular"
+        return InvalidInputError(f"{what}: data {wanted}: {error}")
+    except InvalidInputError as error:
+        return error
     return item
 
 
-def _strings(data: Any) -> list[str]:
-    """Returns the strings of BYTES; nothing if there is something else among them.
-
-    The shape is not looked at: it is often [-1], as in KServe's own examples.
-    """
-    values = np.array(data, dtype=object).flatten().tolist()
-    return values if all(isinstance(value, str) for value in values) else []
-
-
 def _kserve_output(name: str, answer: Any) -> dict[str, Any]:
-    array = _array(answer)
-    shape = list(array.shape) or [1]
-    return {"name": name, "datatype": _datatype(array.dtype), "data": array.flatten().tolist(), "shape": shape}
+    if hasattr(answer, "__array__") and (array := np.asarray(answer)).dtype.kind in _NUMBERS:
+        shape, values = list(array.shape), array.reshape(-1).tolist()
+        datatype = "BOOL" if array.dtype.kind == "b" else f"{_NUMBERS[array.dtype.kind]}{array.dtype.itemsize * 8}"
+    else:
+        shape, values = _elements(answer)
+        datatype = _datatype(values)
+    return {"name": name, "datatype": datatype, "data": values, "shape": shape or [1]}
 
 
-def _datatype(dtype: np.dtype) -> str:
-    """Returns the protocol's name of a type."""
-    if dtype.kind == "f":
-        return f"FP{dtype.itemsize * 8}"
-    kinds = {"b": "BOOL", "i": f"INT{dtype.itemsize * 8}", "u": f"UINT{dtype.itemsize * 8}"}
-    return kinds.get(dtype.kind, "BYTES")
-
-
-def _array(answer: Any) -> np.ndarray:
-    """Returns numbers or strings in their shape; of anything else, such as objects, one element for each."""
+def _elements(answer: Any) -> tuple[list[int], list[Any]]:
+    """Returns numbers or texts with their shape; of anything else, such as objects, one element for each."""
+    shape, values = [len(answer)] if isinstance(answer, list) else [], answer if isinstance(answer, list) else [answer]
     try:
-        array = np.array(answer)
-        if array.dtype.kind != "O" or not isinstance(answer, list):
-            return array
-    except ValueError:
+        if _datatype((flat := flatten(answer))[1]) != _BYTES or all(isinstance(each, str) for each in flat[1]):
+            shape, values = flat
+    except NotRectangularError:
         # Lists of different lengths, such as the entities of several texts.
         pass
-    elements = np.empty(len(answer), dtype=object)
-    for position, each in enumerate(answer):
-        elements[position] = each
-    return elements
+    return shape, [float(each) for each in values] if _datatype(values) == "FP64" else list(values)
+
+
+def _datatype(values: Sequence[Any]) -> str:
+    """Returns the protocol's name of the type that holds all values; texts and objects are BYTES."""
+    kinds = set(map(type, values))
+    if kinds <= {int, float, bool} and (float in kinds or not kinds):
+        return "FP64"
+    if kinds == {bool}:
+        return "BOOL"
+    return "INT64" if kinds and kinds <= {int, bool} else _BYTES

@@ -4,15 +4,29 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-from torchserve_openvino.errors import ItemError, ModelCallError
+from torchserve_openvino.errors import ItemError, ModelCallError, OutOfMemoryError, PayloadTooLargeError
 from torchserve_openvino.serving.requests.counters import Counters
 
 logger = logging.getLogger(__name__)
 
 Run = Callable[[list[Any]], list[Any]]
 Blame = Callable[[Any, Exception], ItemError]
+T = TypeVar("T")
+
+
+def isolated(run: Callable[[], T]) -> T | ItemError:
+    """Returns the result of ``run``, which reads or writes one item, or the refusal of this item; raises nothing."""
+    try:
+        return run()
+    except ItemError as error:
+        return error
+    except MemoryError:
+        # The failed allocation took no memory from the other items.
+        return PayloadTooLargeError("this worker has not enough memory for this item")
+    except Exception as error:
+        return server_fault(error)
 
 
 def run_isolated(values: Sequence[Any], run: Run, blame: Blame, counters: Counters) -> list[Any]:
@@ -26,14 +40,13 @@ def run_isolated(values: Sequence[Any], run: Run, blame: Blame, counters: Counte
 
     Returns:
         An answer or an `ItemError` for each item, in order.
-
-    Raises:
-        MemoryError: There is not enough memory; TorchServe answers 507.
     """
     try:
         return _checked(run(list(values)), len(values))
-    except MemoryError:
-        raise
+    except MemoryError as error:
+        if len(values) == 1:
+            return [OutOfMemoryError("this worker has not enough memory for this item")]
+        logger.warning("A batch of %d needs too much memory (%s); its items run one by one", len(values), error)
     except Exception as error:
         if len(values) == 1:
             return [error if isinstance(error, ItemError) else blame(values[0], error)]

@@ -65,6 +65,11 @@ class Answering(ArchiveLoading):
         return handle.__get__(self.handler)
 
     @property
+    def most_items(self) -> int | None:
+        """The most items in one enveloped request; None leaves it to the user's own code."""
+        return None
+
+    @property
     def is_answering(self) -> bool:
         """Whether the handler's own `handle` is running, in this thread."""
         return _answering.get() is self
@@ -178,7 +183,8 @@ class Answering(ArchiveLoading):
         def answer_items(items: list[Any], owners: Sequence[int]) -> list[Any]:
             return self.answered(items, context, owners)
 
-        return self.accounted(context, lambda: answer_enveloped(envelope, data, context, answer_items, self.counters))
+        parts = envelope, data, context, answer_items, self.counters, self.most_items
+        return self.accounted(context, lambda: answer_enveloped(*parts))
 
 
 def _fault(error: Exception) -> ItemError:

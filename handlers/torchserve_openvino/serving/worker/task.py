@@ -24,6 +24,11 @@ class TaskWorker(Worker):
         return bool(type(self.handler).freezes)
 
     @property
+    def most_items(self) -> int | None:
+        """The most items in one enveloped request, since all are decoded before any is answered."""
+        return self.handler._most_items  # type: ignore[no-any-return]
+
+    @property
     def reads_samples(self) -> bool:
         """Whether the task derives the model's inputs from a body."""
         return type(self.handler).sample_inputs is not TaskHandler.sample_inputs
@@ -96,6 +101,8 @@ class TaskHandler(OpenVINOHandler):
 
     _openvino_worker: ClassVar[type[Worker]] = TaskWorker
     freezes = False
+    # The most items in one enveloped request, all of which are decoded before any is answered; None sets no limit.
+    _most_items: int | None = None
 
     config: Any = _OfWorker("config")
     counters: Any = _OfWorker("counters")

@@ -18,6 +18,7 @@ class RecordingHandler(HubHandler):
 
     # libsndfile, soxr and NumPy release the interpreter's lock for most of their work.
     decodes_in_parallel = True
+    size_key = "handler.openvino.audio.max_bytes"
     takes = Annotated[str, Field(description="A recording: base64, or a data: URL.")]
 
     def limits(self) -> tuple[int, int]:

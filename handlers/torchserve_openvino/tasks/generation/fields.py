@@ -3,20 +3,22 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from torchserve_openvino.config.spelling import listed, nearest
 from torchserve_openvino.tasks.asks import Parameters
 from torchserve_openvino.tasks.openai import RequestError
 
 Tokens = Annotated[int, Field(ge=1)]
-Temperature = Annotated[float, Field(ge=0, le=2)]
-Share = Annotated[float, Field(gt=0, le=1)]
-Penalty = Annotated[float, Field(gt=0, le=10)]
+Share = Annotated[float, Field(ge=1e-6, le=1)]
+Penalty = Annotated[float, Field(ge=0.01, le=10)]
+TopTokens = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Top = Annotated[int, Field(ge=0, le=20)]
 Choices = Annotated[int, Field(ge=1, le=64)]
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 _MOST_STOPS = 16
+# Divided by it, no logit of a model leaves float32, and each is as good as drawn by the largest alone.
+_LEAST_TEMPERATURE = 0.001
 
 # OpenAI's fields that change nothing here, whatever they say.
 IGNORED = frozenset({"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"})
@@ -41,6 +43,14 @@ def _stops(value: Any) -> Any:
     return texts
 
 
+def _above_zero(temperature: float) -> float:
+    """Checks that logits can be divided by a temperature: by a smaller one, they become infinite in float32."""
+    if 0 < temperature < _LEAST_TEMPERATURE:
+        raise ValueError(f"must be 0, for the most probable token, or at least {_LEAST_TEMPERATURE}")
+    return temperature
+
+
+Temperature = Annotated[float, Field(ge=0, le=2), AfterValidator(_above_zero)]
 Stop = list[str]
 
 
@@ -55,7 +65,7 @@ class TextParameters(Parameters):
     """Divides the logits before a token is drawn; 0 takes the most probable token."""
     top_p: Share = 1.0
     """Draws among the most probable tokens that together have this probability."""
-    top_k: Annotated[int, Field(ge=0)] = 0
+    top_k: TopTokens = 0
     """Draws among this many most probable tokens; 0 for all."""
     repetition_penalty: Penalty = 1.0
     """Above 1, tokens that were there before become less probable."""
@@ -91,7 +101,7 @@ class OpenAIRequest(BaseModel):
     max_tokens: Tokens | None = None
     temperature: Temperature = 1.0
     top_p: Share = 1.0
-    top_k: Annotated[int, Field(ge=0)] = 0
+    top_k: TopTokens = 0
     repetition_penalty: Penalty = 1.0
     seed: Seed | None = None
     stop: str | Stop = []

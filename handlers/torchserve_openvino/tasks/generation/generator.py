@@ -21,12 +21,14 @@ from torchserve_openvino.errors import (
 from torchserve_openvino.generation.text.engine import Engine
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.base import model_name
+from torchserve_openvino.serving.host.frontend_limits import most_response_bytes
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.metrics import metrics_of
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.requests.batch_answer import answer_enveloped, explains, set_status, shown
 from torchserve_openvino.serving.requests.envelopes import Envelope, status_of
-from torchserve_openvino.serving.requests.isolation import server_fault
+from torchserve_openvino.serving.requests.isolation import isolated, server_fault
+from torchserve_openvino.serving.requests.response_body import sendable
 from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.tasks.generation import wire
 from torchserve_openvino.tasks.generation.answers import FORMS, Generated, models_body
@@ -157,7 +159,7 @@ class TextGenerator(HubHandler):
             return self.answer_items(items, context)
 
         def answered() -> list[Any]:
-            return answer_enveloped(envelope, data, context, answer_items, self.counters)
+            return answer_enveloped(envelope, data, context, answer_items, self.counters, self._most_items)
 
         return self._awaited(lambda: self._alone_enveloped(answered, context)) if wire.awaits() else answered()
 
@@ -309,6 +311,9 @@ class TextGenerator(HubHandler):
     def _settled(self, context: Any, place: int, call: Call) -> Any:
         """Returns the body of an answer in one piece; sets its status and content type in the context."""
         answer = call.whole()
+        if not isinstance(answer, ItemError):
+            sent = isolated(lambda: sendable(shown(answer), most_response_bytes(context)))
+            answer = sent if isinstance(sent, ItemError) else answer
         if isinstance(answer, ItemError):
             self.counters.add(f"refused_{answer.status}")
             set_status(context, place, answer.status)
@@ -320,4 +325,4 @@ class TextGenerator(HubHandler):
                     self.counters.add(f"refused_{each.status}")
             set_status(context, place, status_of(answer))
         context.set_response_content_type(place, "application/json")
-        return shown(answer)
+        return sent

@@ -1,6 +1,5 @@
 """Reads what a request asks to be generated, whatever its form."""
 
-import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +7,8 @@ from typing import Any, Literal
 
 from torchserve_openvino.errors import InvalidInputError, ItemError, PayloadTooLargeError
 from torchserve_openvino.generation.text.engine import Sampling
-from torchserve_openvino.tasks.asks import ask_of, parameters_of
+from torchserve_openvino.serving.requests.json_body import check_json, parse_json
+from torchserve_openvino.tasks.asks import TEXT, ask_of, check_characters, parameters_of
 from torchserve_openvino.tasks.generation.chat import chat_text
 from torchserve_openvino.tasks.generation.endpoints import COMPLETIONS, PROMPT, unknown_model
 from torchserve_openvino.tasks.generation.fields import (
@@ -145,12 +145,15 @@ class Reader:
         """Returns the inputs of a plain request, its parameters, and whether the inputs are a list."""
         limits = self._limits
         value = body
-        if isinstance(body, (bytes, bytearray, str)) and body.lstrip()[:1] in (b"{", "{"):
+        is_text = isinstance(body, (bytes, bytearray, str))
+        if not is_text or body.lstrip()[:1] in (b"{", "{"):
             value = self._parsed(body)
         if isinstance(value, Mapping):
             if PROMPT in value:
                 rest = {name: each for name, each in value.items() if name != PROMPT}
                 prompt = value[PROMPT]
+                if isinstance(prompt, list):
+                    self._check_count(len(prompt), 1)
                 return (prompt, rest, True) if isinstance(prompt, list) and prompt else ([prompt], rest, False)
             odd = [name for name in value if name not in _PLAIN_KEYS]
             if odd and value.keys() & (_PLAIN_KEYS - {"parameters"}):
@@ -167,6 +170,7 @@ class Reader:
         given = asked.prompt
         several = isinstance(given, list) and isinstance(given[0], (str, list))
         sources: Sequence[Any] = given if several else [given]
+        self._check_count(len(sources), asked.n)
         sampling = replace(_sampling(asked), logprobs=asked.logprobs)
         prompts = []
         for place, source in enumerate(sources):
@@ -193,18 +197,22 @@ class Reader:
         return self._openai("chat", asked, [prompt])
 
     def _openai(self, form: Form, asked: OpenAIRequest, prompts: list[Prompt], *, echo: bool = False) -> Asked:
-        count, most = len(prompts) * asked.n, self._limits.max_inputs
-        if count > most:
-            raise RequestError(
-                f"{len(prompts)} prompt(s) times n = {asked.n} are {count} answers; the most is {most} "
-                "(handler.openvino.text.max_inputs)", param="n", status=413,
-            )  # fmt: skip
+        self._check_count(len(prompts), asked.n)
         usage = asked.stream_options is not None and asked.stream_options.include_usage
         if asked.stream_options is not None and not asked.stream:
             raise RequestError("stream_options needs stream: true", param="stream_options")
         return Asked(form, tuple(prompts), asked.n, tuple(asked.stop), asked.stream, usage, echo)
 
     # --- parts ------------------------------------------------------------------------------------------------
+
+    def _check_count(self, prompts: int, n: int) -> None:
+        """Limits the answers to one request, before its prompts become tokens."""
+        most = self._limits.max_inputs
+        if prompts * n > most:
+            raise RequestError(
+                f"{prompts} prompt(s) times n = {n} are {prompts * n} answers; the most is {most} ({TEXT}.max_inputs)",
+                param="n", status=413,
+            )  # fmt: skip
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns the text of tokens, without special ones."""
@@ -253,16 +261,14 @@ class Reader:
         return Prompt(tokens, replace(sampling, max_tokens=most or min(limits.max_tokens, room)), text)
 
     def _parsed(self, body: Any) -> Any:
-        if not isinstance(body, (bytes, bytearray, str)):
-            return body
-        if len(body) > self._limits.max_bytes:
-            raise PayloadTooLargeError(f"the request has {len(body)} bytes; the most is {self._limits.max_bytes}")
-        try:
-            return json.loads(body)
-        except RecursionError as error:
-            raise InvalidInputError("the body is JSON that is nested too deep") from error
-        except ValueError as error:
-            raise InvalidInputError(f"the body is not valid JSON: {error}") from error
+        if isinstance(body, (bytes, bytearray, str)):
+            if len(body) > self._limits.max_bytes:
+                raise PayloadTooLargeError(
+                    f"the request has {len(body)} bytes, more than {TEXT}.max_bytes {self._limits.max_bytes}"
+                )
+            body = parse_json(body)
+        check_json(body, max_bytes=self._limits.max_bytes, key=f"{TEXT}.max_bytes")
+        return body
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self._name:
@@ -287,10 +293,7 @@ def _text(value: Any, param: str) -> str:
     if not value:
         raise RequestError(f"{param} is empty", param=param)
     try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        # JSON can hold one, as an escape, and no tokenizer takes it.
-        raise RequestError(
-            f"{param} holds half of a surrogate pair at {error.start}, which is no character", param=param
-        ) from None
+        check_characters(value, param)
+    except InvalidInputError as error:
+        raise RequestError(str(error), param=param) from None
     return value

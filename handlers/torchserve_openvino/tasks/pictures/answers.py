@@ -10,7 +10,9 @@ from typing import Any
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from torchserve_openvino.serving.host.frontend_limits import most_response_bytes
 from torchserve_openvino.serving.requests.pieces import send_pieces
+from torchserve_openvino.serving.requests.response_body import check_length
 from torchserve_openvino.tasks.forms import Answer
 
 _EVENT = "image_generation"
@@ -70,11 +72,25 @@ class Events:
         self.send(event("progress", facts))
 
     def send(self, text: str) -> None:
-        """Sends some events; the first one opens the stream."""
+        """Sends some events; the first one opens the stream.
+
+        Raises:
+            PayloadTooLargeError: They are longer than what the host sends.
+        """
+        self.check(text)
         if not self.begun:
             self._context.set_response_content_type(self._place, "text/event-stream")
             self.begun = True
         send_pieces(self._context, {self._place: text})
+
+    def check(self, text: str) -> str:
+        """Returns the last events, which the handler itself returns, if the host sends as much.
+
+        Raises:
+            PayloadTooLargeError: They are longer.
+        """
+        check_length(len(text), most_response_bytes(self._context))
+        return text
 
 
 def event(kind: str, facts: dict[str, Any]) -> str:

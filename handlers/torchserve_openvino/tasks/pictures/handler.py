@@ -83,6 +83,7 @@ class ImageGenerator(TaskHandler):
         sizes = self.maker.components.sizes(section.image_generation)
         self.limits = Limits(section, self.maker, sizes)
         self.model = self.maker.components.denoiser
+        self._most_items = section.image_generation.max_images
 
     def _check_section(self) -> None:
         """Refuses settings of other tasks, which would have no effect here."""
@@ -203,7 +204,7 @@ class ImageGenerator(TaskHandler):
             if order.stream and number < count:
                 events.send(event("completed", entries[-1]))
         if order.stream:
-            return event("completed", entries[-1]) + LAST_EVENT
+            return events.check(event("completed", entries[-1]) + LAST_EVENT)
         return together(entries)
 
 

@@ -12,6 +12,7 @@ from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.hub import Part, text_of
 from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler
 
+# Each word comes with the whole text.
 _MOST = 1000
 
 
@@ -59,6 +60,10 @@ class FillMask(TextHandler):
         places = [place for place, token in enumerate(ids) if token == mask]
         if not places:
             raise InvalidInputError("the mask lies behind the text's last token that this model takes")
+        if (words := len(places) * asked.part.parameters.top_k) > _MOST:
+            raise InvalidInputError(
+                f"{len(places)} masks with top_k {asked.part.parameters.top_k} are {words} words; the most is {_MOST}"
+            )
         targets = self._targets(asked.part.parameters.targets)
         filled = []
         for place in places:

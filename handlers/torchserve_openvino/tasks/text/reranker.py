@@ -1,6 +1,6 @@
 """Orders texts by how well they answer a query, with a cross-encoder."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,6 +63,14 @@ class Reranker(TextHandler):
                 f"{type(self.model).__name__} has {len(self.labels)} labels; a reranker returns one score. Serve it as "
                 "text_classifier."
             )
+
+    def characters(self, part: Part) -> int:
+        """Returns the characters of the query and of a text, for each text."""
+        asked = part.input if isinstance(part.input, Mapping) else {}
+        query, texts = asked.get("query"), asked.get("texts")
+        if not isinstance(query, str) or not isinstance(texts, list):
+            return 0
+        return len(texts) * len(query) + sum(len(text) for text in texts if isinstance(text, str))
 
     def read(self, part: Part) -> Ranking:
         """Returns a query and its texts."""

@@ -9,7 +9,7 @@ from pydantic import Field
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError
 from torchserve_openvino.tasks.asks import Parameters
 from torchserve_openvino.tasks.forms import Scored
-from torchserve_openvino.tasks.hub import Part
+from torchserve_openvino.tasks.hub import Part, sentence_characters
 from torchserve_openvino.tasks.scores import probabilities
 from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler
 
@@ -59,6 +59,12 @@ class ZeroShotClassifier(TextHandler):
             [parameters.hypothesis_template.replace("{}", label) for label in parameters.candidate_labels],
             None,
         )
+
+    def characters(self, part: Part) -> int:
+        """Returns the characters of the text and of a sentence, for each label."""
+        labels = part.parameters.candidate_labels
+        text = len(part.input) if isinstance(part.input, str) else 0
+        return len(labels) * text + sentence_characters(labels, part.parameters.hypothesis_template)
 
     def read(self, part: Part) -> str:
         """Returns the text, if the request's labels and template can be used."""

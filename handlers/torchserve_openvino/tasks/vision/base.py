@@ -19,7 +19,7 @@ from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.tasks import images
 from torchserve_openvino.tasks.asks import Ask, parameters_of
 from torchserve_openvino.tasks.hub import HubHandler, Part
-from torchserve_openvino.tasks.vision.sizes import Shapes, one_size, processed
+from torchserve_openvino.tasks.vision.sizes import Shapes, one_size, processed, unbounded_side
 
 Outputs = tuple[torch.Tensor, ...]
 _KNOWN = ("pixel_values", "pixel_mask")
@@ -85,6 +85,7 @@ class VisionHandler(HubHandler):
     # Pillow releases the GIL while it decodes and resizes.
     decodes_in_parallel = True
     takes = Annotated[str, Field(description="A picture: base64, or a data: URL.")]
+    size_key = "handler.openvino.image.max_bytes"
     head: ClassVar[type[Head]] = Head
     example: ClassVar[Mapping[str, Any]] = {}
 
@@ -185,6 +186,10 @@ class VisionHandler(HubHandler):
             raise InvalidInputError(
                 f"the picture has {width} x {height} pixels; one side may be {_MOST_RATIO} times the other at most"
             )
+        if (side := unbounded_side(self.processor)) is not None:
+            size = (round(side * width / min(width, height)), round(side * height / min(width, height)))
+            what = f"the picture of {width} x {height} pixels, with its shorter side resized,"
+            images.check_resized(*size, self.config.openvino.image, what)
         try:
             tensors = processed(self.processor, picture, self._settings)
         except ValueError as error:

@@ -10,6 +10,7 @@ from torchserve_openvino.errors import PayloadTooLargeError
 from torchserve_openvino.tasks.arrays import Arrays
 from torchserve_openvino.tasks.asks import Parameters
 from torchserve_openvino.tasks.forms import Answer
+from torchserve_openvino.tasks.images import check_resized
 from torchserve_openvino.tasks.vision.base import Head, Outputs, Picture, VisionHandler
 from torchserve_openvino.tasks.vision.pictures import png
 
@@ -60,6 +61,7 @@ class DepthEstimator(VisionHandler):
             PayloadTooLargeError: Rows of numbers are asked for, and there are too many.
         """
         height, width = asked.size
+        check_resized(width, height, self.config.openvino.image, "a depth map of the picture's size")
         as_list = asked.part.parameters.format == "list"
         if as_list and height * width > _MOST_NUMBERS:
             raise PayloadTooLargeError(

@@ -8,6 +8,7 @@ import torch
 from torchserve_openvino.tasks.arrays import Arrays
 from torchserve_openvino.tasks.asks import Parameters
 from torchserve_openvino.tasks.forms import Answer
+from torchserve_openvino.tasks.images import check_resized
 from torchserve_openvino.tasks.vision.base import Picture, VisionHandler
 from torchserve_openvino.tasks.vision.pictures import png
 
@@ -39,6 +40,8 @@ class ImageSegmenter(VisionHandler):
         """Returns rows of ``[class, probability]``; as PNG ``{label_map, labels}``, with the names of its numbers."""
         (logits,) = outputs
         if asked.part.parameters.format == "png":
+            height, width = asked.size
+            check_resized(width, height, self.config.openvino.image, "a label map of the picture's size")
             classes = _classes(logits.float(), asked.size)
             names = {str(number): self.label(number) for number in classes.unique().tolist()}
             return {"label_map": png(classes), "labels": names}

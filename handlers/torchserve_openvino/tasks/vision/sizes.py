@@ -82,6 +82,12 @@ def _extent(processor: Any) -> tuple[int, int] | None:
     return None
 
 
+def unbounded_side(processor: Any) -> int | None:
+    """Returns the length that a processor makes the shorter side, if it leaves the longer one unbounded."""
+    size = dict(getattr(processor, "size", None) or {})
+    return int(size["shortest_edge"]) if "shortest_edge" in size and _extent(processor) is None else None
+
+
 def _shapes(processor: Any, names: Sequence[str], settings: Mapping[str, Any]) -> Shapes | None:
     """Returns the shapes of the processor's tensors; None if they differ between pictures.
 

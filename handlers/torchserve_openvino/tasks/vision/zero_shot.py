@@ -15,7 +15,7 @@ from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.observation.observe import Seen
 from torchserve_openvino.tasks.asks import Parameters
 from torchserve_openvino.tasks.forms import Scored
-from torchserve_openvino.tasks.hub import Part
+from torchserve_openvino.tasks.hub import Part, sentence_characters
 from torchserve_openvino.tasks.scores import probabilities
 from torchserve_openvino.tasks.vision.base import Head, Outputs, Picture, VisionHandler
 
@@ -127,6 +127,10 @@ class ZeroShotImageClassifier(VisionHandler):
             WarmupInput(name=name, shape=[self._length], dtype="int64", **known[name]) for name in self._names
         ]
         return seen
+
+    def characters(self, part: Part) -> int:
+        """Returns the characters of the sentence for each label."""
+        return sentence_characters(part.parameters.candidate_labels, part.parameters.hypothesis_template)
 
     def facts(self, part: Part) -> list[str]:
         """Returns a sentence for each label, if the request's labels and template can be used.
