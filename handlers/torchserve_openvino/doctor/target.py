@@ -19,6 +19,7 @@ from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.ops.mappings import load_mappings
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.serving.loading.archive import MANIFEST, load_handler
+from torchserve_openvino.serving.loading.exported_program import load_program
 from torchserve_openvino.serving.loading.files import TORCHSCRIPT_ADVICE, ExportedModel, archive_kind
 from torchserve_openvino.serving.loading.op_mappings import load_archived_mappings
 from torchserve_openvino.serving.shapes.input_spec import Inputs
@@ -180,7 +181,7 @@ def _from_archive(path: Path) -> _Loaded:
 
 
 def _from_program(path: Path) -> _Loaded:
-    program = torch.export.load(path)
+    program = load_program(path)
     # The program contains the example inputs that it was exported with.
     args, kwargs = program.example_inputs or ((), {})
     return _Loaded(ExportedModel(program), (tuple(args), dict(kwargs)) if args or kwargs else None)

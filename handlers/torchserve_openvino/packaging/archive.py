@@ -79,7 +79,8 @@ def _check_name(path: Path, info: zipfile.ZipInfo) -> None:
 
 def files_of(folder: Path) -> list[Path]:
     """Returns all files below a folder that belong in an archive, sorted by name."""
-    found = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    plain = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    found = (path for path in plain if "__pycache__" not in path.parts)
     return sorted(path for path in found if not path.relative_to(folder).parts[0].startswith(WORKERS_PREFIX))
 
 

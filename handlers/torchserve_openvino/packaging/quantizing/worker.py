@@ -19,12 +19,13 @@ from torch.fx import GraphModule
 import torchserve_openvino as tov
 from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.config.sections.quantize import QuantizeSection
-from torchserve_openvino.errors import PackagingError
+from torchserve_openvino.errors import ModelLoadError, PackagingError
 from torchserve_openvino.packaging.quantizing.accuracy import Judge
 from torchserve_openvino.packaging.quantizing.exporting import exported, quantised
 from torchserve_openvino.packaging.quantizing.gate import gated
 from torchserve_openvino.packaging.quantizing.samples import Caller, Samples, distinct_shapes, read
 from torchserve_openvino.serving.loading.archive import QUANTIZED_MODEL, load_without_server, model_of
+from torchserve_openvino.serving.loading.exported_program import load_program
 
 # Prefixes of the line with the result, of the one with an error, and of those that tell how it goes on.
 RESULT, ERROR = "torchserve-openvino-quantized: ", "torchserve-openvino-refused: "
@@ -113,10 +114,9 @@ def _quantise(
 
 def _read(path: Path) -> GraphModule:
     try:
-        return torch.export.load(path).module(check_guards=False)
-    except Exception as error:
-        # Of many classes: not a program, another version's, operators of a library that is not imported.
-        raise PackagingError(f"--from: torch.export.load could not read {path.name}: {error}") from error
+        return load_program(path).module(check_guards=False)
+    except ModelLoadError as error:
+        raise PackagingError(f"--from: {error}") from error
 
 
 def _classifies(handler: Any) -> bool:

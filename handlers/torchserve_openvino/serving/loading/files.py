@@ -11,6 +11,7 @@ from torch import nn
 
 from torchserve_openvino.errors import ModelLoadError, TorchScriptModelError
 from torchserve_openvino.serving.host.names import own_classes
+from torchserve_openvino.serving.loading.exported_program import load_program
 
 TORCHSCRIPT_ADVICE = (
     "torch.compile can't trace TorchScript and would run it without OpenVINO. Package the model's class with "
@@ -114,10 +115,7 @@ def load_without_class(path: Path) -> nn.Module:
             f"{path.name} holds {'weights only' if kind != 'unknown' else 'no model of a known format'}: "
             "package the model's class with --model-file model.py, or a torch.export program (.pt2)."
         )
-    try:
-        return ExportedModel(torch.export.load(path))
-    except Exception as error:
-        raise ModelLoadError(f"torch.export.load could not read {path.name}: {error}") from error
+    return ExportedModel(load_program(path))
 
 
 def load_class(model_dir: Path, model_file: str) -> nn.Module:
