@@ -1,10 +1,12 @@
 """Writes a file completely or not at all: under a temporary name beside it, which is then renamed."""
 
+import contextlib
 import errno
 import os
 import secrets
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 # Never through a link that someone else has put there.
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -18,7 +20,7 @@ class AtomicFile:
     Args:
         target: The file that is replaced, or that appears; not a symbolic link, which would itself be replaced.
         mode: Permissions of the result; those of ``like`` if it is given.
-        like: Status of a file whose permissions and owner the result gets.
+        like: Status of a file whose permissions the result gets, and whose owner as far as this user may set it.
         sync: Whether the content must outlive a power cut. Other processes see all or nothing in either case.
         suffix: End of the temporary name.
 
@@ -42,7 +44,8 @@ class AtomicFile:
         self._target, self._mode, self._like, self._sync = target, mode, like, sync
         # Short and without the target's name, which may be as long as names can be.
         self.path = target.with_name(f".{secrets.token_hex(8)}{suffix}")
-        self.file = os.fdopen(os.open(self.path, _CREATE, 0o600), "w+b")
+        self.file: BinaryIO = os.fdopen(os.open(self.path, _CREATE, 0o600), "w+b")
+        self._closes = True
 
     def __enter__(self) -> "AtomicFile":
         return self
@@ -51,6 +54,8 @@ class AtomicFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.path.unlink(missing_ok=True)
+        if not self._closes:
+            return
         try:
             self.file.close()
         except OSError:
@@ -59,12 +64,11 @@ class AtomicFile:
                 raise
 
     def commit(self) -> None:
-        """Gives the file its permissions and its name; it stays open until the ``with`` ends."""
+        """Gives the file its owner, permissions and name; it stays open until the ``with`` ends."""
         self.file.flush()
         descriptor = self.file.fileno()
         if self._like is not None and hasattr(os, "fchown"):
-            now = os.fstat(descriptor)
-            if (now.st_uid, now.st_gid) != (self._like.st_uid, self._like.st_gid):
+            with contextlib.suppress(PermissionError):
                 os.fchown(descriptor, self._like.st_uid, self._like.st_gid)
         mode = self._mode if self._like is None else self._like.st_mode & 0o7777
         if mode != 0o600:
@@ -74,6 +78,11 @@ class AtomicFile:
         self.path.replace(self._target)
         if self._sync:
             sync_folder(self._target.parent)
+
+    def keep_open(self) -> int:
+        """Returns the descriptor, which the end of the ``with`` then leaves open, with any lock on it."""
+        self._closes = False
+        return self.file.fileno()
 
 
 def write_atomically(target: Path, content: bytes, *, mode: int = 0o600, sync: bool = True) -> None:

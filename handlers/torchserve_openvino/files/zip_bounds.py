@@ -45,6 +45,19 @@ def why_no_room(archive: zipfile.ZipFile, folder: Path) -> str | None:
     return None
 
 
+def read_member(archive: zipfile.ZipFile, name: str, most: int = PLAIN_BYTES) -> bytes:
+    """Returns the content of one small file in a zip file that was not unpacked.
+
+    Raises:
+        ValueError: It is larger than ``most`` bytes.
+        KeyError, zipfile.BadZipFile, OSError: It is missing, or damaged.
+    """
+    size = archive.getinfo(name).file_size
+    if size > most:
+        raise ValueError(f"{name!r} has {size} bytes, more than {most}")
+    return archive.read(name)
+
+
 def _too_dense(name: str, size: int, compressed: int) -> str:
     return (
         f"{name} inflates from {compressed} to {size} bytes, more than {MAX_RATIO} times as many. If that is meant, "

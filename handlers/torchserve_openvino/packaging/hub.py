@@ -123,8 +123,8 @@ def _checked(folder: Path, files: Iterable[Path]) -> tuple[Path, ...]:
             contained(folder, str(name), [real.parents[1] / "blobs"] if cached else [])
         except OutsideError as error:
             raise PackagingError(
-                f"--hf {folder}: {error}, to {(folder / name).resolve()}, which is not part of the model. If it is, copy "
-                "it into the folder."
+                f"--hf {folder}: {error}, to {(folder / name).resolve()}, which is not part of the model. If it "
+                "is, copy it into the folder."
             ) from error
     return files
 

@@ -1,6 +1,5 @@
 """Predicts whether an archive starts warm on this machine, and if not, why, without running any of its code."""
 
-import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import Any
 from torchserve_openvino.cache.identity.versions import python_version, versions
 from torchserve_openvino.cache.open import PACKAGED_FOLDER
 from torchserve_openvino.cache.storage.store import Entry, Store
+from torchserve_openvino.files.json_text import read_json, read_json_object
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.packaging.precompile import CONTENTS, GUARDED, contents
 from torchserve_openvino.serving.loading.archive import model_of
@@ -95,7 +95,7 @@ def _judge(folder: Path, store: Store, verdict: Verdict) -> None:
 
 def _changed(folder: Path) -> list[str]:
     try:
-        stored = json.loads((folder / PACKAGED_FOLDER / CONTENTS).read_text(encoding="utf-8"))
+        stored = read_json_object(folder / PACKAGED_FOLDER / CONTENTS)
     except (OSError, ValueError):
         return [f"{CONTENTS} is missing or damaged: it is unknown whether the model is the one that was compiled"]
     now = contents(folder)
@@ -106,7 +106,7 @@ def _changed(folder: Path) -> list[str]:
 def _guarded(folder: Path) -> list[str]:
     """Returns the reasons stored when the archive was compiled; a general one if they cannot be read."""
     try:
-        return [str(reason) for reason in json.loads((folder / PACKAGED_FOLDER / GUARDED).read_text(encoding="utf-8"))]
+        return [str(reason) for reason in read_json(folder / PACKAGED_FOLDER / GUARDED)]
     except (OSError, ValueError, TypeError):
         return ["the model has graph breaks, keeps state, or is not frozen (handler.openvino.freeze)"]
 

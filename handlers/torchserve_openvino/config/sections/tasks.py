@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from torchserve_openvino.config.fields import Boolean, Channels, Count, NotNegative, PictureSizes, Positive, Sizes
 
 # Immutable, without unknown keys; the docstring of a field is its help.
-SECTION = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+SECTION = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class TaskSection(BaseModel):

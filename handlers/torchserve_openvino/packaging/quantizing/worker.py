@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 import torchserve_openvino as tov
 from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.config.sections.quantize import QuantizeSection
+from torchserve_openvino.config.yaml_source import read_yaml
 from torchserve_openvino.errors import ModelLoadError, PackagingError
 from torchserve_openvino.packaging.quantizing.accuracy import Judge
 from torchserve_openvino.packaging.quantizing.exporting import exported, quantised
@@ -61,7 +62,7 @@ def _without_compilation(place: Path) -> QuantizeSection:
     """Lets the archive's handler answer in eager PyTorch; returns how its model is to be quantised."""
     path = place / str(model_of(place)["configFile"])
     section = load_serving_config(path, check_device=False).openvino.quantize
-    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    document = dict(read_yaml(path).data)
     document["pt2"] = {"compile": {"enable": False}}
     # A worker refuses an archive that should be quantised, and is not.
     del document["handler"]["openvino"]["quantize"]
