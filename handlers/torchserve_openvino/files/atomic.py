@@ -79,10 +79,10 @@ class AtomicFile:
         if self._sync:
             sync_folder(self._target.parent)
 
-    def keep_open(self) -> int:
-        """Returns the descriptor, which the end of the ``with`` then leaves open, with any lock on it."""
+    def keep_open(self) -> BinaryIO:
+        """Returns the file, which the end of the ``with`` then leaves open, with any lock on it."""
         self._closes = False
-        return self.file.fileno()
+        return self.file
 
 
 def write_atomically(target: Path, content: bytes, *, mode: int = 0o600, sync: bool = True) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torchserve_openvino.cache.identity.versions import python_version, versions
 from torchserve_openvino.cache.open import PACKAGED_FOLDER
-from torchserve_openvino.cache.storage.store import Entry, Store
+from torchserve_openvino.cache.storage.store import Entry, Problem, Store
 from torchserve_openvino.files.json_text import read_json, read_json_object
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.packaging.precompile import CONTENTS, GUARDED, contents
@@ -73,7 +73,13 @@ def _judge(folder: Path, store: Store, verdict: Verdict) -> None:
     foreign += _differences([entry.fields for entry in exported], versions())
     verdict.reasons += foreign
     verdict.calls = len(calls)
-    keys = {part["key"] for entry in calls for part in entry.body.get("parts", ())}
+    keys = set()
+    for entry in calls:
+        try:
+            keys |= _partitions(entry)
+        except ValueError as error:
+            verdict.reasons.append(f"damaged: call {entry.key[:12]}: {' '.join(str(error).split())[:200]}")
+            damaged = [*damaged, Problem("call", entry.key, "it has other types")]
     verdict.partitions = len(keys)
     verdict.compiled = len(keys & _compiled_here(entries))
     if exported and not calls:
@@ -91,6 +97,13 @@ def _judge(folder: Path, store: Store, verdict: Verdict) -> None:
             f"{len(keys) - verdict.compiled} of {len(keys)} partitions are not compiled for this machine's CPU; they "
             "are compiled from their IR, without tracing (package with --level for other CPUs)"
         )
+
+
+def _partitions(entry: Entry) -> set[str]:
+    # Imported here, as in `_compiled_here`.
+    from torchserve_openvino.backend.routes.call_entry import read_call
+
+    return {part.key for part in read_call(entry.body).parts}
 
 
 def _changed(folder: Path) -> list[str]:

@@ -167,9 +167,8 @@ class PartitionCache:
             if entry is None:
                 continue
             try:
-                built = import_blob(
-                    entry.path("blob"), self._device, self._config, self._journal, entry.body.get("note", "")
-                )
+                note = str(entry.body.get("note", ""))[:1000]
+                built = import_blob(entry.path("blob"), self._device, self._config, self._journal, note)
             except (DamagedEntryError, OSError, RuntimeError) as error:
                 # OpenVINO itself checks its version and the instruction set.
                 logger.warning("A compiled model in the cache is not used; compiling its IR: %s", _first_line(error))

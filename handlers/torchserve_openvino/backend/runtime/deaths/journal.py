@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from torchserve_openvino.backend.runtime.deaths.subject import Subject
 from torchserve_openvino.files.atomic import AtomicFile, write_atomically
@@ -105,11 +105,11 @@ class Journal:
             yield
         finally:
             if marker is not None:
-                path, descriptor = marker
+                path, file = marker
                 # In this order, so that nobody sees the marker without its lock.
                 with contextlib.suppress(OSError):
                     path.unlink()
-                os.close(descriptor)
+                file.close()
 
     def deaths(self, identity: str) -> list[Death]:
         """Returns the markers of processes that died while they compiled this."""
@@ -165,8 +165,8 @@ class Journal:
         """Returns the file of a verdict."""
         return self.folder / f"{identity}{_VERDICT}"
 
-    def _mark(self, subject: Subject, mode: Mode) -> tuple[Path, int] | None:
-        """Writes a marker, and returns its path and the descriptor that holds its lock; None if that fails."""
+    def _mark(self, subject: Subject, mode: Mode) -> tuple[Path, BinaryIO] | None:
+        """Writes a marker, and returns its path and the open file that holds its lock; None if that fails."""
         facts = {**asdict(subject), "mode": mode, "pid": os.getpid(), "boot": _boot(), "time": time.time()}
         path = self.folder / f"{subject.identity}.{os.getpid()}-{_PROCESS}.{secrets.token_hex(4)}{_MARKER}"
         try:
