@@ -82,7 +82,7 @@ def _notes(keys: Mapping[str, Any]) -> list[str]:
     from torchserve_openvino.frontend import COMMAND, Frontend
 
     try:
-        if not keys.get("asyncCommunication") or Frontend.installed().state != "faulty":
+        if not keys.get("asyncCommunication") or Frontend.installed().state not in ("faulty", "outdated"):
             return []
     except FrontendError:
         # The archive may be made where TorchServe is not installed.
