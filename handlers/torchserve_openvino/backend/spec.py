@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import openvino as ov
 import torch
-from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
 from torchserve_openvino.backend.size_formulas import value_of_formula
 from torchserve_openvino.ops.memory_order import layout_of
@@ -195,42 +194,21 @@ class Interface:
         """Reads the result of `to_plain`.
 
         Raises:
-            KeyError: A type can't be passed to OpenVINO.
-            ValueError: A field is missing, or of another type.
+            KeyError: A field is missing, or a type can't be passed to OpenVINO.
         """
-        read = _PlainInterface.model_validate(dict(plain))
         return cls(
-            runtime=read.runtime,
-            inputs=tuple(map(ValueSpec.of_plain, read.inputs)),
-            outputs=tuple(map(ValueSpec.of_plain, read.outputs)),
-            arguments=read.arguments,
-            constant_bytes=read.constant_bytes,
+            runtime=tuple(plain["runtime"]),
+            inputs=tuple(ValueSpec.of_plain(spec) for spec in plain["inputs"]),
+            outputs=tuple(ValueSpec.of_plain(spec) for spec in plain["outputs"]),
+            arguments=plain["arguments"],
+            constant_bytes=plain["constant_bytes"],
             limits=tuple(
                 SizeLimits(size, tuple((position, Bounds(*bounds)) for position, bounds in each))
-                for size, each in read.limits
+                for size, each in plain["limits"]
             ),
-            order=read.order,
-            checks=read.checks,
+            order=tuple(plain["order"]),
+            checks=tuple(plain["checks"]),
         )
-
-
-_PlainSpec = tuple[str, tuple[int, ...], bool, tuple[NonNegativeInt, ...] | None, tuple[str, ...]]
-_PlainBounds = tuple[int, int, str, int | None, int | None]
-
-
-class _PlainInterface(BaseModel):
-    """The types in the result of `Interface.to_plain`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    runtime: tuple[NonNegativeInt, ...]
-    inputs: tuple[_PlainSpec, ...]
-    outputs: tuple[_PlainSpec, ...]
-    arguments: NonNegativeInt
-    constant_bytes: NonNegativeInt
-    limits: tuple[tuple[int, tuple[tuple[NonNegativeInt, _PlainBounds], ...]], ...]
-    order: tuple[NonNegativeInt, ...]
-    checks: tuple[str, ...]
 
 
 def checked_spec(checks: Sequence[str]) -> tuple[ValueSpec, ...]:

@@ -15,7 +15,6 @@ import safetensors.torch
 import torch
 
 from torchserve_openvino.backend.routes.artifacts import Artifact
-from torchserve_openvino.backend.routes.call_entry import StoredCall, read_call
 from torchserve_openvino.backend.routes.frozen import Key, Route, signature
 from torchserve_openvino.backend.routes.partition_cache import PartitionCache
 from torchserve_openvino.backend.routes.serialized_call import (
@@ -46,6 +45,7 @@ from torchserve_openvino.config.options import json_safe
 from torchserve_openvino.report.tracker import GraphRecord
 
 if TYPE_CHECKING:
+    from torchserve_openvino.backend.routes.call_entry import StoredCall
     from torchserve_openvino.backend.routes.serialized_part import Blueprint
 
 logger = logging.getLogger(__name__)
@@ -124,6 +124,9 @@ class CallCache:
             if self._record.nearest is None:
                 self._record.nearest = self._store.nearest("call", fields)
             return None
+        # Imported here: it imports pydantic, which is needed only where there are entries.
+        from torchserve_openvino.backend.routes.call_entry import read_call
+
         try:
             body = read_call(entry.body)
             route = self._route(entry, body)
@@ -171,7 +174,7 @@ class CallCache:
             self.reject(key)
         return bool(used)
 
-    def _route(self, entry: Artifact, body: StoredCall) -> Route | None:
+    def _route(self, entry: Artifact, body: "StoredCall") -> Route | None:
         tensors = safetensors.torch.load(entry.read(_TENSORS)) if _TENSORS in entry.files else {}
         run = self._run(body, tensors)
         if run is None:
@@ -189,7 +192,7 @@ class CallCache:
         out = [(bool(is_result), value if is_result else decode(value)) for is_result, value in body.out]
         return Route(run, template, places, out, text_to_tree(body.out_spec) if body.out_spec else None)
 
-    def _run(self, body: StoredCall, tensors: Mapping[str, torch.Tensor]) -> Callable[..., Any] | None:
+    def _run(self, body: "StoredCall", tensors: Mapping[str, torch.Tensor]) -> Callable[..., Any] | None:
         """Returns the graph as a function, one for all signatures that share it; None if a partition is missing."""
         identity = body.identity
         if identity not in self._runs:
@@ -199,7 +202,7 @@ class CallCache:
             self._runs[identity] = built
         return self._runs[identity].run
 
-    def _build(self, body: StoredCall, tensors: Mapping[str, torch.Tensor]) -> "_Built | None":
+    def _build(self, body: "StoredCall", tensors: Mapping[str, torch.Tensor]) -> "_Built | None":
         tracker, copy = self._settings.tracker, self._settings.eager_copy
         stored = [self._partitions.load(part.key, part.name) for part in body.parts]
         found = [part for part in stored if part is not None]

@@ -135,8 +135,11 @@ class PartitionCache:
         if entry is None:
             self._record.misses += 1
             return None
+        # Imported here: it imports pydantic, which is needed only where there are entries.
+        from torchserve_openvino.backend.routes.partition_entry import read_interface
+
         try:
-            interface = Interface.of_plain(entry.body["interface"])
+            interface = read_interface(entry.body)
             built = self._from_blob(key)
             if built is None:
                 weights = entry.path("model.bin")

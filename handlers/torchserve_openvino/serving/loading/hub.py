@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.files.contained import contained
 from torchserve_openvino.files.json_text import JsonError, read_json, read_json_object
 from torchserve_openvino.quantized.scheme import scheme_of
+from torchserve_openvino.serving.loading.hub_fields import check_fields
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,19 +24,6 @@ CONFIG = "config.json"
 # Where save_pretrained puts an image processor: by itself, or as part of a processor.
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TRANSFORMERS_VERBOSITY": "error"}
-
-
-class _Config(BaseModel):
-    """The fields of config.json that this package reads itself; transformers checks the others."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    architectures: list[str] | None = None
-    model_type: str | None = None
-    id2label: dict[str, Any] | None = None
-    num_labels: int | None = None
-    is_encoder_decoder: bool | None = None
-    auto_map: dict[str, Any] | None = None
 
 
 def hub_folder(model_dir: Path) -> Path:
@@ -75,18 +61,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Returns the content of config.json.
 
     Raises:
-        ModelLoadError: It is missing, or no JSON object.
+        ModelLoadError: It is missing, no JSON object, or a field that is read here has another type.
     """
     if not (folder / CONFIG).exists():
         raise ModelLoadError(f"{folder} has no {CONFIG}.")
     config = read_object(folder / CONFIG)
-    try:
-        _Config.model_validate(config)
-    except ValidationError as error:
-        wrong = "; ".join(
-            f"{'.'.join(map(str, each['loc']))}: {each['msg']}, not {each['input']!r:.100}" for each in error.errors()
-        )
-        raise ModelLoadError(f"{folder / CONFIG} is not valid: {wrong}.") from error
+    check_fields(config, folder / CONFIG)
     return config
 
 
