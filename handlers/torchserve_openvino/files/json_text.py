@@ -39,7 +39,7 @@ def parse_json(text: str | bytes, *, allow_nan: bool = False) -> Any:
         raise JsonError(f"it holds a number with too many digits ({error})") from error
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, *, allow_nan: bool = False) -> Any:
     """Reads a JSON file, as `parse_json` does.
 
     Raises:
@@ -49,14 +49,14 @@ def read_json(path: Path) -> Any:
     with path.open("rb") as file:
         content = file.read(MAX_BYTES + 1)
     try:
-        return parse_json(content)
+        return parse_json(content, allow_nan=allow_nan)
     except JsonError as error:
         raise JsonError(f"{path.name} is not valid JSON: {error}") from error
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path, *, allow_nan: bool = False) -> dict[str, Any]:
     """Reads a JSON file that must hold an object. Raises as `read_json`."""
-    value = read_json(path)
+    value = read_json(path, allow_nan=allow_nan)
     if not isinstance(value, dict):
         raise JsonError(f"{path.name} must hold a JSON object, not a value of type {type(value).__name__}")
     return value

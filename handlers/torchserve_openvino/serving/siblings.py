@@ -93,7 +93,7 @@ class Board:
             try:
                 if path.stat().st_size > _MAX_BYTES:
                     raise ValueError("it is too large")
-                facts = read_json(path)
+                facts = read_json(path, allow_nan=True)
             except (OSError, ValueError) as error:
                 logger.warning("The report of worker %s cannot be read: %s", path.stem, error)
                 continue

@@ -45,7 +45,7 @@ def fetch(model: str, *, management: str, token: str | None, timeout: float) -> 
 
 def _from_file(path: Path) -> Found:
     try:
-        answer = read_json(path)
+        answer = read_json(path, allow_nan=True)
     except OSError as error:
         raise ReportNotFoundError(f"{path} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:

@@ -86,7 +86,7 @@ def facts_of(model_dir: Path) -> dict[str, Any]:
         ModelLoadError: The file can't be read.
     """
     try:
-        return read_json_object(model_dir / QUANTIZED)
+        return read_json_object(model_dir / QUANTIZED, allow_nan=True)
     except (OSError, JsonError) as error:
         raise ModelLoadError(f"{QUANTIZED} cannot be read: {error}.") from error
 

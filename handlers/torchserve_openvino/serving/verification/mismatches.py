@@ -117,7 +117,8 @@ def read_mismatch(path: Path) -> Mismatch:
     Args:
         path: Its ``.json``; the file with the tensors is in the same folder.
     """
-    plain = read_json_object(path)
+    # A difference may be NaN.
+    plain = read_json_object(path, allow_nan=True)
     if plain.pop("format") != _FORMAT:
         raise ValueError(f"{path.name} was written by another version")
     tensors = safetensors.torch.load_file(path.with_suffix(".safetensors"))
