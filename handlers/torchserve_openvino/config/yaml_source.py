@@ -56,6 +56,8 @@ class _Walk:
         if id(node) in self._seen:
             return
         self._seen.add(id(node))
+        if isinstance(node, yaml.ScalarNode) and not _is_text(node.value):
+            self.problems.add(path, "holds a character that is no text (a lone surrogate).")
         if isinstance(node, yaml.SequenceNode):
             for index, item in enumerate(node.value):
                 self.lines[(*path, index)] = item.start_mark.line + 1
@@ -75,6 +77,9 @@ class _Walk:
                 self.problems.add(path, f"the key on line {line} is not a plain name.")
                 continue
             here = (*path, key.value)
+            if not _is_text(key.value):
+                self.problems.add(path, f"the key on line {line} is not a plain name.")
+                continue
             if key.value in first_line:
                 self.lines[here] = line
                 self.problems.add(here, f"duplicate key; first defined on line {first_line[key.value]}.")
@@ -82,6 +87,10 @@ class _Walk:
             first_line[key.value] = line
             self.lines[here] = line
             self.visit(value, here)
+
+
+def _is_text(value: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _is_cyclic(node: yaml.Node, above: frozenset[int], cleared: set[int]) -> bool:
