@@ -1,27 +1,25 @@
 """`Host`: an archive made for TorchServe, loaded and proven; requests in, answers out, without TorchServe."""
 
 import importlib
-import json
 import logging
 import sys
 import tempfile
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError, PackagingError
-from torchserve_openvino.packaging.archive import extract
+from torchserve_openvino.config.yaml_source import Source, read_yaml
+from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError
+from torchserve_openvino.files.json_text import read_json_object
+from torchserve_openvino.packaging.archive import extract, read_packed_config
 from torchserve_openvino.serving.base import missing_torchserve, worker_of
 from torchserve_openvino.serving.handler import OpenVINOHandler
 from torchserve_openvino.serving.host.context import Context, encoded
 from torchserve_openvino.serving.host.metrics import HostMetrics, Record
 from torchserve_openvino.serving.host.names import own_classes
-from torchserve_openvino.serving.loading.archive import MANIFEST
+from torchserve_openvino.serving.loading.archive import MANIFEST, batch_size_of, model_of
 from torchserve_openvino.serving.requests.batch_answer import refusal
 from torchserve_openvino.serving.requests.envelopes import Envelope
 from torchserve_openvino.serving.requests.isolation import isolated, server_fault
@@ -93,13 +91,14 @@ class Host:
             self._scratch = tempfile.TemporaryDirectory(prefix="torchserve-openvino-")
             place = Path(self._scratch.name)
         extract(archive, place)
-        manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
-        model = manifest["model"]
+        manifest = read_json_object(place / MANIFEST)
+        model = model_of(place)
         name = model.get("configFile")
-        config = (yaml.safe_load((place / name).read_text(encoding="utf-8")) if name else None) or {}
+        source = read_yaml(place / name) if name else Source({}, "defaults")
+        config = dict(source.data)
         self.record = record
         self.name, self.version = str(model["modelName"]), str(model.get("modelVersion") or "1.0")
-        self.batch_size = int(config.get("batchSize", 1))
+        self.batch_size = batch_size_of(source)
         self.delay = float(config.get("maxBatchDelay", _DELAY_MS)) / 1e3
         self.timeout = float(config.get("responseTimeout", _TIMEOUT_SECONDS))
         self.awaits = bool(config.get("asyncCommunication"))
@@ -232,11 +231,7 @@ def about(archive: Path) -> tuple[str, dict[str, Any]]:
 
     Raises:
         PackagingError: The file is no archive.
+        ConfigError: Its YAML is not valid.
     """
-    try:
-        with zipfile.ZipFile(archive) as opened:
-            model = json.loads(opened.read(MANIFEST))["model"]
-            config = yaml.safe_load(opened.read(model["configFile"])) if model.get("configFile") else None
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise PackagingError(f"{archive} cannot be read as a .mar: {error}.") from error
-    return model["modelName"], config or {}
+    model, source = read_packed_config(archive)
+    return str(model["modelName"]), dict(source.data)

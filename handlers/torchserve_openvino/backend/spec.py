@@ -64,7 +64,7 @@ class ValueSpec:
         ]
 
     @classmethod
-    def of_plain(cls, plain: list[Any]) -> "ValueSpec":
+    def of_plain(cls, plain: Sequence[Any]) -> "ValueSpec":
         """Reads the result of `to_plain`.
 
         Raises:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from torchserve_openvino.cli.console import fail, print_json, stdout
-from torchserve_openvino.errors import ConfigError, FrontendError, PackagingError
+from torchserve_openvino.errors import ConfigError, FrontendError, ModelLoadError, PackagingError
 
 
 def check(
@@ -57,7 +57,7 @@ def check(
             config = load_serving_config(file, check_device=not no_device_check)
     except ConfigError as error:
         _refuse(file, str(error), [_plain(each) for each in _all(error)], as_json)
-    except PackagingError as error:
+    except (ModelLoadError, PackagingError) as error:
         _refuse_archive(file, [str(error)], as_json)
     notes = _notes(config.torchserve)
     if as_json:
@@ -82,7 +82,7 @@ def _notes(keys: Mapping[str, Any]) -> list[str]:
     from torchserve_openvino.frontend import COMMAND, Frontend
 
     try:
-        if not keys.get("asyncCommunication") or Frontend.installed().state != "faulty":
+        if not keys.get("asyncCommunication") or Frontend.installed().state not in ("faulty", "outdated"):
             return []
     except FrontendError:
         # The archive may be made where TorchServe is not installed.

@@ -9,45 +9,50 @@ from torchserve_openvino.cli.console import fail, print_json
 from torchserve_openvino.errors import FrontendError
 
 _STATES = {
-    "faulty": "it loses requests of models with asyncCommunication: true",
-    "mended": "requests of models with asyncCommunication: true are safe",
+    "faulty": "requests get lost when a worker dies, and with asyncCommunication: true at other times too",
+    "mended": "requests that wait or are answered when a worker dies get an answer",
+    "outdated": "another version of this package has patched it; --patch renews that",
     "unknown": "its version is not TorchServe 0.12.0",
 }
 
 
 def frontend(
-    mend: Annotated[bool, typer.Option("--mend", help="Mend it in place.")] = False,
-    undo: Annotated[bool, typer.Option("--undo", help="Put TorchServe's own classes back.")] = False,
+    patch: Annotated[bool, typer.Option("--patch", help="Patch it in place.")] = False,
+    mend: Annotated[bool, typer.Option("--mend", help="The former name of --patch.", hidden=True)] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Put TorchServe's own file back.")] = False,
     jar: Annotated[
         Path | None,
         typer.Option(help="The archive; by default model-server.jar of the installed torchserve.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Show whether TorchServe's Java frontend loses requests, and mend it.
+    """Show whether TorchServe's Java frontend loses requests, and patch it.
 
-    With asyncCommunication: true, as in the template for text generation, the
-    frontend of TorchServe 0.12.0 changes a map from two threads. In the end it
-    loses a request, and with it the worker and all requests that it holds. It
-    also never answers the requests of a worker that dies, nor lets a new one
-    start while others come. --mend replaces two classes in model-server.jar,
-    which keeps the old ones for --undo. Start TorchServe again afterwards.
+    The frontend of TorchServe 0.12.0 forgets the requests that wait for their
+    batch to fill when the worker dies: they are never answered. With
+    asyncCommunication: true, as in the template for text generation, it also
+    changes a map from two threads. In the end it loses a request, and with it
+    the worker and all requests that it holds, and does not let a new one start
+    while others come. --patch replaces three classes in model-server.jar, which
+    keeps the old ones for --undo. Start TorchServe again afterwards.
 
     Examples:
 
         torchserve-openvino frontend
 
-        torchserve-openvino frontend --mend
+        torchserve-openvino frontend --patch
 
         torchserve-openvino frontend --undo
     """
     from torchserve_openvino.frontend import COMMAND, Frontend
 
-    if mend and undo:
-        fail("--mend and --undo exclude each other.")
+    if mend:
+        typer.echo("warning: --mend is now called --patch.", err=True)
+    if (patch or mend) and undo:
+        fail("--patch and --undo exclude each other.")
     try:
         found = Frontend(jar) if jar is not None else Frontend.installed()
-        changed = (mend and found.mend()) or (undo and found.undo())
+        changed = ((patch or mend) and found.mend()) or (undo and found.undo())
     except FrontendError as error:
         fail(str(error))
     if as_json:
@@ -56,5 +61,5 @@ def frontend(
     typer.echo(f"{found.path}: {found.state}; {_STATES[found.state]}.")
     if changed:
         typer.echo("Start TorchServe again: what runs now has the old classes.")
-    elif found.state == "faulty" and not undo:
-        typer.echo(f"Mend it: {COMMAND}")
+    elif found.state in ("faulty", "outdated") and not undo:
+        typer.echo(f"Patch it: {COMMAND}")

@@ -13,7 +13,7 @@ from torchserve_openvino.cli.handler_path import handlers
 from torchserve_openvino.cli.reports.quantized import show_proof
 from torchserve_openvino.cli.reports.verdict import show
 from torchserve_openvino.config.fields import is_handler_file
-from torchserve_openvino.errors import PackagingError
+from torchserve_openvino.errors import ConfigError, ModelLoadError, PackagingError
 from torchserve_openvino.packaging.starter import templates
 from torchserve_openvino.tasks.catalog import TASKS
 
@@ -212,7 +212,7 @@ def package(
         )  # fmt: skip
         with steps(lambda text: typer.echo(text, err=True)) as step:
             result = make(recipe, target, step)
-    except PackagingError as error:
+    except (ConfigError, ModelLoadError, PackagingError) as error:
         fail(str(error))
     finally:
         scratch.close()
@@ -262,12 +262,16 @@ def _timm(name: str, weights: Path, config_file: Path | None, folder: Path) -> t
 
 def _named(config_file: Path) -> list[Path]:
     """Returns the files beside a configuration that it names, for the archive: ``op_mappings`` and ``wrap``."""
-    import yaml
-
+    from torchserve_openvino.config.yaml_source import read_yaml
     from torchserve_openvino.serving.loading.op_mappings import mapping_files
 
-    document = yaml.safe_load(config_file.read_text("utf-8"))
-    section = ((document or {}).get("handler") or {}).get("openvino") or {}
+    document = read_yaml(config_file).data
+    section: Any = document
+    for key in ("handler", "openvino"):
+        section = section.get(key) if isinstance(section, Mapping) else None
+    if not isinstance(section, Mapping):
+        # Whatever else is wrong with it is reported later.
+        return []
     named = [("op_mappings", name) for name in mapping_files(document)]
     wrapped = section.get("wrap")
     named += [("wrap", wrapped)] if isinstance(wrapped, str) and is_handler_file(wrapped) else []

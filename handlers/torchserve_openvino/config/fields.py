@@ -1,6 +1,5 @@
 """The value types of configuration sections: strict where YAML is loose, with error messages of our own."""
 
-import math
 import re
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, get_args
@@ -40,6 +39,8 @@ TORCHSERVE_HANDLERS = ("image_classifier", "image_segmenter", "object_detector",
 # More than any machine has or any batch needs: a larger number is a typo, and would crash the worker.
 MAX_THREADS = 1024
 MAX_BATCH = 65_536
+# In whatever unit: multiplied by a billion, it is still a number.
+MAX_NUMBER = 1e100
 
 
 class Misspelt(ValueError):
@@ -64,7 +65,8 @@ def _number(value: Any) -> Any:
             value = float(value)
         except ValueError:
             raise ValueError(f"must be a number, not {shown(value)}.") from None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    # NaN is not below the limit either; an integer may be too long for `math.isfinite`.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= MAX_NUMBER:
         raise ValueError(f"must be a number, not {shown(value)}.")
     return float(value)
 

@@ -1,6 +1,5 @@
 """The `options` of torch.compile: OpenVINO's own names, checked, with the source of each effective value."""
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from torchserve_openvino.config.cache_root import cache_root
+from torchserve_openvino.config.fields import MAX_NUMBER
 from torchserve_openvino.config.op_names import check_operators
 from torchserve_openvino.config.openvino.devices import (
     DeviceCatalog,
@@ -266,9 +266,14 @@ class _Resolver:
             return None
         if "://" in str(value):
             return str(value)
-        path = cache_root(self.env) / Path(value).expanduser()
-        if path.exists() and not path.is_dir():
-            problems.add(keys, f"{str(path)!r} is not a folder.")
+        try:
+            path = cache_root(self.env) / Path(value).expanduser()
+            if path.exists() and not path.is_dir():
+                problems.add(keys, f"{str(path)!r} is not a folder.")
+        except (OSError, ValueError, RuntimeError) as error:
+            # A name that is too long, a null character, ~somebody.
+            problems.add(keys, f"cannot be a folder: {error!s:.200}.")
+            return None
         return os.path.normpath(path)
 
     def _operators(self, name: str) -> tuple[str, ...]:
@@ -300,7 +305,7 @@ class _Resolver:
         value = self._value(name)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MAX_NUMBER:
             self.problems.add((name,), f"must be a number of microseconds of at least 0, not {shown(value)}.")
             return None
         return float(value)

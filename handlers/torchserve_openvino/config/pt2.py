@@ -136,6 +136,11 @@ def _from_kwargs(given: Mapping[Any, Any], problems: Problems, *, form: Form, en
     if options is not None and not isinstance(options, Mapping) and not ours:
         problems.add(("options",), f"must be a mapping, not {shown(options)}.")
     options = dict(options) if isinstance(options, Mapping) else {}
+    for key in [key for key in options if not isinstance(key, str)]:
+        problems.add(
+            ("options", str(key)), f"must be text in quotes, not {shown(key)}: a key of this mapping is a name."
+        )
+        del options[key]
     return CompileConfig(
         enabled=enabled,
         backend=backend,

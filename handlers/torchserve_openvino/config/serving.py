@@ -163,8 +163,11 @@ def _handler(data: Mapping[Any, Any], problems: Problems) -> tuple[OpenVINOSecti
         return OpenVINOSection(), {}
     own = {key: each for key, each in value.items() if key != "openvino"}
     for key in own:
+        if not isinstance(key, str):
+            problems.add((str(key),), f"must be text in quotes, not {shown(key)}: a key of this mapping is a name.")
+            continue
         # Other keys are the user's own, but one that resembles our name is a typo.
-        if nearest(str(key), ("openvino",), cutoff=0.8):
+        if nearest(key, ("openvino",), cutoff=0.8):
             problems.add((str(key),), "unknown key.", suggestion="openvino")
     section = value.get("openvino")
     if section is None:

@@ -11,6 +11,9 @@ from torchserve_openvino.config.problems import KeyPath, Problems
 from torchserve_openvino.errors import ConfigError
 
 _MERGE_TAG = "tag:yaml.org,2002:merge"
+# Far above any configuration; aliases of aliases could make a short file describe more than memory holds.
+_MAX_BYTES = 4 * 2**20
+_MAX_VALUES = 100_000
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class _Walk:
         if id(node) in self._seen:
             return
         self._seen.add(id(node))
+        if isinstance(node, yaml.ScalarNode) and not _is_text(node.value):
+            self.problems.add(path, "holds a character that is no text (a lone surrogate).")
         if isinstance(node, yaml.SequenceNode):
             for index, item in enumerate(node.value):
                 self.lines[(*path, index)] = item.start_mark.line + 1
@@ -72,6 +77,9 @@ class _Walk:
                 self.problems.add(path, f"the key on line {line} is not a plain name.")
                 continue
             here = (*path, key.value)
+            if not _is_text(key.value):
+                self.problems.add(path, f"the key on line {line} is not a plain name.")
+                continue
             if key.value in first_line:
                 self.lines[here] = line
                 self.problems.add(here, f"duplicate key; first defined on line {first_line[key.value]}.")
@@ -79,6 +87,10 @@ class _Walk:
             first_line[key.value] = line
             self.lines[here] = line
             self.visit(value, here)
+
+
+def _is_text(value: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _is_cyclic(node: yaml.Node, above: frozenset[int], cleared: set[int]) -> bool:
@@ -95,6 +107,18 @@ def _is_cyclic(node: yaml.Node, above: frozenset[int], cleared: set[int]) -> boo
     return False
 
 
+def _values(node: yaml.Node, counted: dict[int, int]) -> int:
+    """Returns how many values there are below a node without a cycle, where each alias counts as a copy."""
+    if id(node) not in counted:
+        children = []
+        if isinstance(node, yaml.SequenceNode):
+            children = node.value
+        elif isinstance(node, yaml.MappingNode):
+            children = [value for _, value in node.value]
+        counted[id(node)] = 1 + sum(_values(child, counted) for child in children)
+    return counted[id(node)]
+
+
 def read_yaml(path: Path) -> Source:
     """Reads a YAML file.
 
@@ -105,7 +129,8 @@ def read_yaml(path: Path) -> Source:
         ConfigError: The file cannot be read, is not YAML, has duplicate keys, or no mapping at the top level.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            text = file.read(_MAX_BYTES + 1).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(f"cannot be read: {reason}.", place=str(path)) from error
@@ -114,8 +139,14 @@ def read_yaml(path: Path) -> Source:
 
 def parse_yaml(text: str, name: str) -> Source:
     """Like `read_yaml`, but for text; ``name`` replaces the path in messages."""
+    if len(text) > _MAX_BYTES:
+        raise ConfigError(f"is larger than {_MAX_BYTES >> 20} MiB, which no configuration is.", place=name)
     try:
         data, lines = _load(text, name)
+    except ConfigError:
+        raise
+    except RecursionError:
+        raise ConfigError("is nested too deeply.", place=name) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{name}:{mark.line + 1}" if mark else name
@@ -123,6 +154,9 @@ def parse_yaml(text: str, name: str) -> Source:
     except yaml.YAMLError as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise ConfigError(f"is not valid YAML: {reason}.", place=name) from error
+    except (ValueError, OverflowError, TypeError, KeyError, IndexError, AttributeError) as error:
+        # PyYAML builds values that only look valid: an integer of 5,000 digits, the 99th of a month.
+        raise ConfigError(f"holds a value that cannot be read: {error}.", place=name) from error
     if data is None:
         return Source({}, name)
     if not isinstance(data, dict):
@@ -141,6 +175,8 @@ def _load(text: str, name: str) -> tuple[Any, dict[KeyPath, int]]:
         walk.problems.raise_if_any(name)
         if _is_cyclic(node, frozenset(), set()):
             raise ConfigError("an alias contains itself.", place=name)
+        if (count := _values(node, {})) > _MAX_VALUES:
+            raise ConfigError(f"describes {count} values, aliases counted, more than {_MAX_VALUES}.", place=name)
         return loader.construct_document(node), walk.lines
     finally:
         loader.dispose()

@@ -16,11 +16,13 @@ from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.config.yaml_source import read_yaml
 from torchserve_openvino.doctor.inputs import declared_inputs, parse_inputs
 from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.files.json_text import read_json_object
 from torchserve_openvino.ops.mappings import load_mappings
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.serving.loading.archive import MANIFEST, load_handler
-from torchserve_openvino.serving.loading.files import TORCHSCRIPT_ADVICE, ExportedModel, archive_kind
+from torchserve_openvino.serving.loading.exported_program import load_program
+from torchserve_openvino.serving.loading.files import TORCHSCRIPT_ADVICE, ExportedModel, archive_kind, read_samples
 from torchserve_openvino.serving.loading.op_mappings import load_archived_mappings
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 
@@ -162,7 +164,7 @@ def _from_archive(path: Path) -> _Loaded:
     scratch = tempfile.TemporaryDirectory(prefix="torchserve-openvino-doctor-")
     folder = Path(scratch.name)
     extract(path, folder)
-    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    manifest = read_json_object(folder / MANIFEST)
     stated = folder / manifest["model"].get("configFile", "")
     data = dict(read_yaml(stated).data) if stated.is_file() else {}
     (folder / _EAGER_CONFIG).write_text(yaml.safe_dump({**data, "pt2": {"compile": {"enable": False}}}), "utf-8")
@@ -181,7 +183,7 @@ def _from_archive(path: Path) -> _Loaded:
 
 
 def _from_program(path: Path) -> _Loaded:
-    program = torch.export.load(path)
+    program = load_program(path)
     # The program contains the example inputs that it was exported with.
     args, kwargs = program.example_inputs or ((), {})
     return _Loaded(ExportedModel(program), (tuple(args), dict(kwargs)) if args or kwargs else None)
@@ -245,7 +247,8 @@ def _inputs(loaded: _Loaded, spec: TargetSpec, config: ServingConfig, name: str)
     declared = warmup.inputs or (worker.warmup_inputs() if worker is not None else [])
     found = declared_inputs(loaded.model, declared, config) or loaded.inputs
     if found is None and warmup.samples and worker is not None and loaded.root is not None:
-        found = worker.sample_inputs((loaded.root / warmup.samples[0]).read_bytes())
+        ((_, body),) = read_samples(loaded.root, warmup.samples[:1])
+        found = worker.sample_inputs(body)
     if found is None:
         raise ModelLoadError(
             f"the inputs of {name} are unknown: give --input 1,3,224,224, a --config with "

@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass, field
 from io import BytesIO
 
-_UTF8, _CLASS, _STRING, _FIELD, _METHOD, _NAME_AND_TYPE = 1, 7, 8, 9, 10, 12
+_UTF8, _CLASS, _STRING, _FIELD, _METHOD, _INTERFACE_METHOD, _NAME_AND_TYPE = 1, 7, 8, 9, 10, 11, 12
 # Bytes after the tag.
 _SIZES = {3: 4, 4: 4, 5: 8, 6: 8, 7: 2, 8: 2, 9: 4, 10: 4, 11: 4, 12: 4, 15: 3, 16: 2, 17: 4, 18: 4, 19: 2, 20: 2}
 _TWO_PLACES = {5, 6}
@@ -57,6 +57,29 @@ class Code:
             self.attributes.pop(name, None)
         if "StackMapTable" in self.attributes:
             self.attributes["StackMapTable"] = _moved(self.attributes["StackMapTable"], len(before))
+
+    def catch_all(self, start: int, end: int, handler: bytes, exception: int, last_frame: int) -> None:
+        """Puts a handler behind the other instructions, to which every exception goes that a part of them throws.
+
+        Args:
+            start: Where that part starts.
+            end: Where it ends.
+            handler: Instructions without jumps, which begin with the exception on the stack and end with a throw. They
+                may use the local variables of the last frame, all of which ``start`` has set.
+            exception: The number of the class java/lang/Throwable.
+            last_frame: Where the method's last frame is.
+        """
+        at = len(self.body)
+        self.caught.append(Caught(start, end, at, 0))
+        self.body += handler
+        frames = self.attributes["StackMapTable"]
+        (count,) = struct.unpack(">H", frames[:2])
+        delta = at - last_frame - 1
+        if not 0 <= delta < 64:
+            raise ValueError(f"the last frame is not at {last_frame}")
+        # same_locals_1_stack_item_frame, with an object.
+        added = struct.pack(">BBH", 64 + delta, 7, exception)
+        self.attributes["StackMapTable"] = struct.pack(">H", count + 1) + frames[2:] + added
 
 
 def _moved(frames: bytes, by: int) -> bytes:
@@ -158,6 +181,10 @@ class ClassFile:
     def method(self, owner: str, name: str, descriptor: str) -> bytes:
         """Returns the number of a method, as instructions have it."""
         return self._member(_METHOD, owner, name, descriptor)
+
+    def interface_method(self, owner: str, name: str, descriptor: str) -> bytes:
+        """Returns the number of an interface's method, as instructions have it."""
+        return self._member(_INTERFACE_METHOD, owner, name, descriptor)
 
     def _member(self, tag: int, owner: str, name: str, descriptor: str) -> bytes:
         named = self._constant(_NAME_AND_TYPE, struct.pack(">HH", self._text(name), self._text(descriptor)))

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
+import os
 import shutil
-import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from torchserve_openvino.errors import FrontendError
+from torchserve_openvino.files.atomic import AtomicFile
+from torchserve_openvino.files.json_text import parse_json
+from torchserve_openvino.files.zip_bounds import read_member
 from torchserve_openvino.frontend.mending import CLASSES, is_faulty, mended
 
-State = Literal["faulty", "mended", "unknown"]
+State = Literal["faulty", "mended", "outdated", "unknown"]
 # What mends it.
-COMMAND = "torchserve-openvino frontend --mend"
+COMMAND = "torchserve-openvino frontend --patch"
 # Where the archive keeps the classes that were replaced.
 _KEPT = "META-INF/torchserve-openvino"
+# New members come behind the old ones, in place of the list at the end. With that list the file is as it was, byte for
+# byte: so the end is kept, and where it belongs, with the digest of the whole.
+_END, _WHOLE = f"{_KEPT}/end", f"{_KEPT}/original.json"
 
 
 class Frontend:
     """An archive ``model-server.jar``.
 
     Args:
-        path: The archive.
+        path: The archive; a link stays one, since the file that it leads to is replaced.
 
     Raises:
         FrontendError: It can't be read.
@@ -33,13 +41,15 @@ class Frontend:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with zipfile.ZipFile(path) as archive:
+            with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+                self._seen = _identity(os.fstat(file.fileno()))
                 names = set(archive.namelist())
-                self._now = {name: archive.read(name) for name in CLASSES if name in names}
-                kept = {name: archive.read(_kept(name)) for name in CLASSES if _kept(name) in names}
-        except (OSError, zipfile.BadZipFile) as error:
+                self._now = {name: read_member(archive, name) for name in CLASSES if name in names}
+                kept = {name: read_member(archive, _kept(name)) for name in CLASSES if _kept(name) in names}
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
             raise FrontendError(f"{path} can't be read: {error}") from error
         self._original = {**self._now, **kept}
+        self._is_changed = bool(kept)
 
     @classmethod
     def installed(cls) -> Frontend:
@@ -51,12 +61,16 @@ class Frontend:
 
     @property
     def state(self) -> State:
-        """``faulty`` as TorchServe 0.12 comes, ``mended``, or ``unknown`` for another version."""
+        """What is known of it.
+
+        ``faulty`` as TorchServe 0.12 comes, ``mended``, ``outdated`` if another version of this package has mended it,
+        or ``unknown`` for another version of TorchServe.
+        """
         if not self._is_known():
             return "unknown"
         if self._now == self._original:
             return "faulty"
-        return "mended" if self._now == self.mended_classes() else "unknown"
+        return "mended" if self._now == self.mended_classes() else "outdated"
 
     def _is_known(self) -> bool:
         return all(is_faulty(name, self._original.get(name, b"")) for name in CLASSES)
@@ -71,42 +85,115 @@ class Frontend:
         """Mends the archive in place, for servers that are started from now on; does nothing if it is mended.
 
         Returns:
-            Whether it was faulty.
+            Whether it was faulty, or mended by another version.
 
         Raises:
-            FrontendError: It is of another version, or can't be written; it is as it was then.
+            FrontendError: It is of another version, was replaced since it was read, or can't be written; it is as it
+                was then.
         """
         made = self.mended_classes()
         if self._now == made:
             return False
-        self._write({**made, **{_kept(name): data for name, data in self._original.items()}})
-        self._now = made
+        if self._is_changed:
+            self.undo()
+        self._replace(lambda file: _add(file, {**made, **{_kept(name): data for name, data in self._original.items()}}))
+        self._now, self._is_changed = made, True
         return True
 
     def undo(self) -> bool:
-        """Puts TorchServe's own classes back. Returns whether it was mended. Raises FrontendError as `mend` does."""
-        if self.state != "mended":
+        """Puts TorchServe's own classes back: the file is then as it was, byte for byte.
+
+        Returns:
+            Whether it was mended.
+
+        Raises:
+            FrontendError: As of `mend`, or what is kept of the original is damaged.
+        """
+        if not self._is_changed or not self._is_known():
             return False
-        self._write(self._original, without=map(_kept, CLASSES))
-        self._now = self._original
+        self._replace(self._restore)
+        self._now, self._is_changed = self._original, False
         return True
 
-    def _write(self, files: Mapping[str, bytes], without: Iterable[str] = ()) -> None:
-        """Replaces files of the archive; the others are not written anew."""
+    def _restore(self, file: BinaryIO) -> None:
+        with zipfile.ZipFile(file) as archive:
+            names = set(archive.namelist())
+            if not {_END, _WHOLE} <= names:
+                # Of an earlier version, which kept the classes alone.
+                kept = [name for name in names if name.startswith(f"{_KEPT}/")]
+                end, whole = None, {}
+            else:
+                end, whole = read_member(archive, _END), parse_json(read_member(archive, _WHOLE))
+        if end is None:
+            _append(file, self._original, without=kept)
+            return
         try:
-            with tempfile.TemporaryDirectory(prefix=".mending-", dir=self.path.parent) as folder:
-                made = Path(folder) / self.path.name
-                shutil.copy2(self.path, made)
-                with zipfile.ZipFile(made, "a", zipfile.ZIP_DEFLATED) as archive:
-                    for name in [*files, *without]:
-                        # What is not in the list at an archive's end is not in the archive.
-                        if (old := archive.NameToInfo.pop(name, None)) is not None:
-                            archive.filelist.remove(old)
-                    for name, data in files.items():
-                        archive.writestr(name, data)
-                made.replace(self.path)
-        except OSError as error:
+            start, digest = int(whole["end_at"]), str(whole["sha256"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise FrontendError(f"{self.path} holds no valid {_WHOLE}: install torchserve again.") from error
+        file.seek(start)
+        file.truncate()
+        file.write(end)
+        if _digest(file) != digest:
+            raise FrontendError(
+                f"{self.path} was changed since it was mended, and can't be put back: install torchserve again."
+            )
+
+    def _replace(self, change: Callable[[BinaryIO], None]) -> None:
+        """Changes a copy of the archive, and puts it in the archive's place, with its owner and permissions."""
+        real = self.path.resolve()
+        try:
+            with real.open("rb") as source:
+                status = os.fstat(source.fileno())
+                self._check_same(status)
+                if hasattr(os, "geteuid") and os.geteuid() not in (0, status.st_uid):
+                    raise PermissionError(f"it belongs to user {status.st_uid}")
+                with AtomicFile(real, like=status) as draft:
+                    shutil.copyfileobj(source, draft.file, 2**20)
+                    change(draft.file)
+                    self._check_same(real.stat())
+                    draft.commit()
+            self._seen = _identity(real.stat())
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
             raise FrontendError(f"{self.path} can't be written ({error}); do it as the user who owns it.") from error
+
+    def _check_same(self, status: os.stat_result) -> None:
+        if _identity(status) != self._seen:
+            raise FrontendError(f"{self.path} was replaced meanwhile, as by pip: run the command again.")
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _add(file: BinaryIO, files: Mapping[str, bytes]) -> None:
+    """Replaces and adds members, and keeps what is needed to take them out again."""
+    digest = _digest(file)
+    with zipfile.ZipFile(file) as archive:
+        start = archive.start_dir
+    file.seek(start)
+    end = file.read()
+    whole = json.dumps({"end_at": start, "sha256": digest}).encode()
+    _append(file, {**files, _END: end, _WHOLE: whole})
+
+
+def _append(file: BinaryIO, files: Mapping[str, bytes], without: Iterable[str] = ()) -> None:
+    """Writes members behind the others, which are not written anew."""
+    with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive:
+        for name in [*files, *without]:
+            # What is not in the list at an archive's end is not in the archive.
+            if (old := archive.NameToInfo.pop(name, None)) is not None:
+                archive.filelist.remove(old)
+        for name, data in files.items():
+            archive.writestr(name, data)
+
+
+def _digest(file: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    file.seek(0)
+    while chunk := file.read(2**20):
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _kept(name: str) -> str:

@@ -1,4 +1,10 @@
-"""What is wrong with TorchServe 0.12's asynchronous workers, and the few instructions that mend it.
+"""What is wrong with TorchServe 0.12's workers, and the few instructions that mend it.
+
+- A worker that waits for a batch to fill holds the requests that it has. If its backend ends meanwhile, they are
+  forgotten, and never answered. Now they go back to the head of the queue, for the next worker that is ready; those of
+  an asynchronous worker are answered with 500, as are the ones in its backend.
+
+The others concern asynchronous workers only:
 
 - `AsyncBatchAggregator` keeps the requests that are in the backend in a `LinkedHashMap`, which two threads change at
   the same time: one puts new requests in, one takes answered ones out. Sometimes a request gets lost. Its answer is
@@ -20,14 +26,29 @@ from collections.abc import Callable, Mapping
 from torchserve_openvino.frontend.class_file import ClassFile, Code
 
 _PACKAGE = "org/pytorch/serve/wlm"
+_BATCHES = f"{_PACKAGE}/BatchAggregator"
 _AGGREGATOR, _WORKER = f"{_PACKAGE}/AsyncBatchAggregator", f"{_PACKAGE}/AsyncWorkerThread"
-_JOB, _PLAIN = "org/pytorch/serve/job/Job", f"{_PACKAGE}/BatchAggregator"
+_JOB = "org/pytorch/serve/job/Job"
+_POLL_BATCH = f"(Ljava/lang/String;L{_PACKAGE}/WorkerState;)V"
 _SEND_ERROR = "(Lorg/pytorch/serve/util/messages/BaseModelRequest;Ljava/lang/String;I)V"
 _WHY = "Worker died."
 
-_ALOAD_0, _ALOAD_1, _ACONST_NULL, _ICONST_0, _NOP, _RETURN = b"\x2a", b"\x2b", b"\x01", b"\x03", b"\x00", b"\xb1"
-_LDC_W, _PUTFIELD, _INVOKE_VIRTUAL, _INVOKE_SPECIAL = b"\x13", b"\xb5", b"\xb6", b"\xb7"
+_ALOAD_0, _ALOAD_1, _ALOAD_3, _ACONST_NULL, _ICONST_0 = b"\x2a", b"\x2b", b"\x2d", b"\x01", b"\x03"
+_NOP, _RETURN, _ATHROW, _LDC_W, _GETFIELD, _PUTFIELD = b"\x00", b"\xb1", b"\xbf", b"\x13", b"\xb4", b"\xb5"
+_INVOKE_VIRTUAL, _INVOKE_SPECIAL, _INVOKE_INTERFACE = b"\xb6", b"\xb7", b"\xb9"
 _STATUS = b"\x11" + struct.pack(">h", 500)
+
+
+def _batches(data: bytes) -> bytes:
+    made = ClassFile(data)
+    # catch (Throwable error) { this.sendError(null, why, 500); throw error; }, which puts requests into the queue, and
+    # answers commands.
+    every = made.method(_BATCHES, "sendError", _SEND_ERROR)
+    handler = _ALOAD_0 + _ACONST_NULL + _LDC_W + made.string(_WHY) + _STATUS + _INVOKE_VIRTUAL + every + _ATHROW
+    poll = made.code("pollBatch", _POLL_BATCH)
+    poll.catch_all(0, len(poll.body), handler, made.type("java/lang/Throwable"), last_frame=19)
+    made.set_code("pollBatch", _POLL_BATCH, poll)
+    return made.to_bytes()
 
 
 def _aggregator(data: bytes) -> bytes:
@@ -41,9 +62,18 @@ def _aggregator(data: bytes) -> bytes:
     made.set_code("handleErrorJob", f"(L{_JOB};)V", Code(3, 2, body))
     # cleanJobs(), which ends the run of a worker: this.sendError(null, why, 500); super.cleanJobs()
     every = made.method(_AGGREGATOR, "sendError", _SEND_ERROR)
-    clean = made.method(_PLAIN, "cleanJobs", "()V")
+    clean = made.method(_BATCHES, "cleanJobs", "()V")
     body = _ALOAD_0 + _ACONST_NULL + _LDC_W + why + _STATUS + _INVOKE_VIRTUAL + every
     made.set_code("cleanJobs", "()V", Code(4, 1, body + _ALOAD_0 + _INVOKE_SPECIAL + clean + _RETURN))
+    # pollBatch has its batch in a variable while it fills. catch (Throwable error) { jobs_in_backend.putAll(batch);
+    # throw error; }: cleanJobs, which comes next, answers these too.
+    held = made.field(_AGGREGATOR, "jobs_in_backend", "Ljava/util/Map;")
+    put = made.interface_method("java/util/Map", "putAll", "(Ljava/util/Map;)V")
+    handler = _ALOAD_0 + _GETFIELD + held + _ALOAD_3 + _INVOKE_INTERFACE + put + b"\x02\x00" + _ATHROW
+    poll = made.code("pollBatch", _POLL_BATCH)
+    # From where the variable is set to where Model.pollBatch has returned.
+    poll.catch_all(8, 31, handler, made.type("java/lang/Throwable"), last_frame=102)
+    made.set_code("pollBatch", _POLL_BATCH, poll)
     return made.to_bytes()
 
 
@@ -62,6 +92,7 @@ def _worker(data: bytes) -> bytes:
 
 # What makes the mended class, and the digest of the one that it is made of.
 _MENDED: Mapping[str, tuple[Callable[[bytes], bytes], str]] = {
+    f"{_BATCHES}.class": (_batches, "a2518f61d90c11c73d18fab1da637bc03ab32a050e52be4bbd236e263c30c973"),
     f"{_AGGREGATOR}.class": (_aggregator, "aed0a24091f876e16c3138c335df25fca0380fb704212bc3b53f004c78111cf4"),
     f"{_WORKER}.class": (_worker, "c64c9e4e6c0edab0890c34d86e5250703f8a6fc2cd53d99a6e2f845a1ac1e4e5"),
 }

@@ -7,18 +7,25 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from torchserve_openvino.cache.open import WORKERS_PREFIX
-from torchserve_openvino.errors import PackagingError
-from torchserve_openvino.serving.loading.archive import MANIFEST, QUANTIZED_MODEL
+from torchserve_openvino.config.yaml_source import Source, parse_yaml
+from torchserve_openvino.errors import ModelLoadError, PackagingError
+from torchserve_openvino.files.atomic import AtomicFile
+from torchserve_openvino.files.json_text import JsonError, parse_json, read_json_object
+from torchserve_openvino.files.zip_bounds import read_member, why_no_room, why_unbounded
+from torchserve_openvino.serving.loading.archive import MANIFEST, QUANTIZED_MODEL, model_of, named_files
 
 # The earliest date that a zip file can store; it replaces the current time in everything that is packaged.
 EPOCH = (1980, 1, 1, 0, 0, 0)
 EPOCH_TEXT = "01/01/1980 00:00:00"
-# Far above any current model; an archive that claims more is damaged, or meant to fill the disk.
-MAX_BYTES = 200 * 2**30
+
+# What Python's reader raises: also for a member that is encrypted, or compressed in a way that it lacks.
+_UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError)
 
 
 def run_archiver(arguments: Sequence[str], name: str, folder: Path) -> Path:
@@ -50,24 +57,50 @@ def run_archiver(arguments: Sequence[str], name: str, folder: Path) -> Path:
 
 
 def extract(path: Path, folder: Path) -> None:
-    """Unpacks an archive into an empty folder.
+    """Unpacks an archive into an empty folder, which is created if it is missing.
 
     Raises:
         PackagingError: It is not a valid .mar, or holds links, paths outside the archive, or too much data.
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            infos = archive.infolist()
-            total = sum(info.file_size for info in infos)
-            if total > MAX_BYTES:
-                raise PackagingError(f"{path} claims {total} bytes of content, more than {MAX_BYTES}.")
-            for info in infos:
+            folder.mkdir(parents=True, exist_ok=True)
+            if (reason := why_unbounded(path, archive) or why_no_room(archive, folder)) is not None:
+                raise PackagingError(f"{path} is not unpacked: {reason}.")
+            for info in archive.infolist():
                 _check_name(path, info)
                 archive.extract(info, folder)
-    except (zipfile.BadZipFile, OSError) as error:
+    except _UNREADABLE as error:
         raise PackagingError(f"{path} cannot be read as a .mar: {error}.") from error
     if not (folder / MANIFEST).is_file():
         raise PackagingError(f"{path} has no {MANIFEST}: it was not made by torch-model-archiver.")
+    try:
+        model_of(folder)
+    except ModelLoadError as error:
+        raise PackagingError(f"{path}: {error}") from error
+
+
+def read_packed_config(path: Path) -> tuple[dict[str, Any], Source]:
+    """Returns the section ``model`` of an archive's manifest, and its model-config.yaml, without unpacking it.
+
+    Raises:
+        PackagingError: The file is no archive.
+        ConfigError: Its model-config.yaml is not valid.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            manifest = parse_json(read_member(archive, MANIFEST))
+            if not isinstance(manifest, dict):
+                raise JsonError(f"{MANIFEST} must hold a JSON object")
+            # No file is there: its names are checked as if they were.
+            model = named_files(manifest, path.parent / path.stem)
+            if "modelName" not in model:
+                raise JsonError(f"{MANIFEST} names no model")
+            name = model.get("configFile")
+            text = read_member(archive, name).decode("utf-8") if name else ""
+    except (KeyError, ValueError, ModelLoadError, *_UNREADABLE) as error:
+        raise PackagingError(f"{path} cannot be read as a .mar: {error}.") from error
+    return model, parse_yaml(text, str(name or path))
 
 
 def _check_name(path: Path, info: zipfile.ZipInfo) -> None:
@@ -79,7 +112,8 @@ def _check_name(path: Path, info: zipfile.ZipInfo) -> None:
 
 def files_of(folder: Path) -> list[Path]:
     """Returns all files below a folder that belong in an archive, sorted by name."""
-    found = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    plain = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    found = (path for path in plain if "__pycache__" not in path.parts)
     return sorted(path for path in found if not path.relative_to(folder).parts[0].startswith(WORKERS_PREFIX))
 
 
@@ -93,23 +127,15 @@ def write(folder: Path, target: Path) -> None:
         target: The .mar.
     """
     manifest = folder / MANIFEST
-    stated = json.loads(manifest.read_text(encoding="utf-8"))
+    stated = read_json_object(manifest)
     stated["createdOn"] = EPOCH_TEXT
     manifest.write_text(json.dumps(stated, indent=2, sort_keys=True), encoding="utf-8")
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            with zipfile.ZipFile(file, "w") as archive:
-                for path in files_of(folder):
-                    _add(archive, path, path.relative_to(folder).as_posix())
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with AtomicFile(target, mode=0o644) as draft:
+        with zipfile.ZipFile(draft.file, "w") as archive:
+            for path in files_of(folder):
+                _add(archive, path, path.relative_to(folder).as_posix())
+        draft.commit()
 
 
 def _add(archive: zipfile.ZipFile, path: Path, name: str) -> None:

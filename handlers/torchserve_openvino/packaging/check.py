@@ -1,7 +1,6 @@
 """Finds what a worker would refuse in an archive, without running any of its code."""
 
 import ast
-import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,9 +13,13 @@ from torchserve_openvino.errors import ConfigError, ModelLoadError
 from torchserve_openvino.generation.text.exporting.weight_format import format_of
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.quantized.scheme import scheme_of
+from torchserve_openvino.serving.host.names import read_labels
 from torchserve_openvino.serving.loading.archive import has_f32, model_of, not_quantized
 from torchserve_openvino.serving.loading.hub import hub_folder, read_config
 from torchserve_openvino.tasks.catalog import TASKS
+
+# Far above any source file; to parse it takes some hundred times as much memory.
+_MAX_SOURCE_BYTES = 8 * 2**20
 
 
 @dataclass
@@ -131,7 +134,11 @@ def _weights(path: Path, *, has_class: bool, config: ServingConfig) -> Iterator[
     if not path.is_file():
         yield f"the weights {path.name} are missing"
         return
-    kind = archive_kind(path)
+    try:
+        kind = archive_kind(path)
+    except ModelLoadError as error:
+        yield str(error).removesuffix(".")
+        return
     if kind == "torchscript" and (config.pt2.enabled or has_class):
         yield is_torchscript(path)
     elif kind == "exported" and has_class:
@@ -151,17 +158,21 @@ def _named(folder: Path, config: ServingConfig) -> Iterator[str]:
     labels = folder / "index_to_name.json"
     if labels.is_file():
         try:
-            json.loads(labels.read_text(encoding="utf-8"))
-        except ValueError as error:
-            yield f"index_to_name.json is not valid JSON: {error}"
+            read_labels(labels)
+        except ModelLoadError as error:
+            yield str(error).removesuffix(".")
 
 
 def _parsed(path: Path) -> ast.Module | str:
     """Returns a Python file's syntax tree, or what is wrong with it."""
     if not path.is_file():
         return "is not in the archive"
+    if (size := path.stat().st_size) > _MAX_SOURCE_BYTES:
+        return f"has {size} bytes, more than {_MAX_SOURCE_BYTES}, and is no Python file"
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
+    except (RecursionError, MemoryError):
+        return "is nested too deeply for Python"
     except (SyntaxError, UnicodeDecodeError, ValueError) as error:
         return f"is not valid Python: {error}"
 

@@ -1,7 +1,7 @@
 """Puts a model that `save_pretrained` wrote into an archive: its task, its files, a check of its weights."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any
 
 from torchserve_openvino.config.spelling import listed, nearest
 from torchserve_openvino.errors import ModelLoadError, PackagingError
+from torchserve_openvino.files.contained import OutsideError, contained
 from torchserve_openvino.generation.images.families import INDEX
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.tasks.catalog import TASKS, Task, guessed, loader_of, named
@@ -61,7 +62,7 @@ def hub_model(folder: Path, task: str | None) -> HubModel:
             "Package the model's class with --model-file."
         )
     chosen, why = _task(folder, config, task)
-    return HubModel(folder, chosen, why, tuple(_files(folder)))
+    return HubModel(folder, chosen, why, _checked(folder, _files(folder)))
 
 
 def _task(folder: Path, config: dict[str, Any], name: str | None) -> tuple[Task, str]:
@@ -105,7 +106,27 @@ def _pipeline(folder: Path, task: str | None) -> HubModel:
         if isinstance(entry, list) and entry[-1] and (folder / name).is_dir():
             files += [path.relative_to(folder) for path in sorted((folder / name).iterdir()) if _is_used(path)]
     why = "--task" if task is not None else f"the pipeline {index['_class_name']}"
-    return HubModel(folder, pictures, why, tuple(files))
+    return HubModel(folder, pictures, why, _checked(folder, files))
+
+
+def _checked(folder: Path, files: Iterable[Path]) -> tuple[Path, ...]:
+    """Returns the files to package; none of them leads out of the folder, whose author is not the one who packages it.
+
+    Raises:
+        PackagingError: A file is a link to somewhere else, or a name leads there.
+    """
+    real, files = folder.resolve(), tuple(files)
+    # The hub's client keeps contents by their digest, and links to them: models--OWNER--NAME/snapshots/COMMIT/FILE.
+    cached = real.parent.name == "snapshots" and real.parents[1].name.startswith("models--")
+    for name in files:
+        try:
+            contained(folder, str(name), [real.parents[1] / "blobs"] if cached else [])
+        except OutsideError as error:
+            raise PackagingError(
+                f"--hf {folder}: {error}, to {(folder / name).resolve()}, which is not part of the model. If it "
+                "is, copy it into the folder."
+            ) from error
+    return files
 
 
 def _is_used(path: Path) -> bool:

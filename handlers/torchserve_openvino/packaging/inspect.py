@@ -1,6 +1,5 @@
 """Predicts whether an archive starts warm on this machine, and if not, why, without running any of its code."""
 
-import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +8,8 @@ from typing import Any
 
 from torchserve_openvino.cache.identity.versions import python_version, versions
 from torchserve_openvino.cache.open import PACKAGED_FOLDER
-from torchserve_openvino.cache.storage.store import Entry, Store
+from torchserve_openvino.cache.storage.store import Entry, Problem, Store
+from torchserve_openvino.files.json_text import read_json, read_json_object
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.packaging.precompile import CONTENTS, GUARDED, contents
 from torchserve_openvino.serving.loading.archive import model_of
@@ -73,7 +73,13 @@ def _judge(folder: Path, store: Store, verdict: Verdict) -> None:
     foreign += _differences([entry.fields for entry in exported], versions())
     verdict.reasons += foreign
     verdict.calls = len(calls)
-    keys = {part["key"] for entry in calls for part in entry.body.get("parts", ())}
+    keys = set()
+    for entry in calls:
+        try:
+            keys |= _partitions(entry)
+        except ValueError as error:
+            verdict.reasons.append(f"damaged: call {entry.key[:12]}: {' '.join(str(error).split())[:200]}")
+            damaged = [*damaged, Problem("call", entry.key, "it has other types")]
     verdict.partitions = len(keys)
     verdict.compiled = len(keys & _compiled_here(entries))
     if exported and not calls:
@@ -93,9 +99,16 @@ def _judge(folder: Path, store: Store, verdict: Verdict) -> None:
         )
 
 
+def _partitions(entry: Entry) -> set[str]:
+    # Imported here, as in `_compiled_here`.
+    from torchserve_openvino.backend.routes.call_entry import read_call
+
+    return {part.key for part in read_call(entry.body).parts}
+
+
 def _changed(folder: Path) -> list[str]:
     try:
-        stored = json.loads((folder / PACKAGED_FOLDER / CONTENTS).read_text(encoding="utf-8"))
+        stored = read_json_object(folder / PACKAGED_FOLDER / CONTENTS)
     except (OSError, ValueError):
         return [f"{CONTENTS} is missing or damaged: it is unknown whether the model is the one that was compiled"]
     now = contents(folder)
@@ -106,7 +119,7 @@ def _changed(folder: Path) -> list[str]:
 def _guarded(folder: Path) -> list[str]:
     """Returns the reasons stored when the archive was compiled; a general one if they cannot be read."""
     try:
-        return [str(reason) for reason in json.loads((folder / PACKAGED_FOLDER / GUARDED).read_text(encoding="utf-8"))]
+        return [str(reason) for reason in read_json(folder / PACKAGED_FOLDER / GUARDED)]
     except (OSError, ValueError, TypeError):
         return ["the model has graph breaks, keeps state, or is not frozen (handler.openvino.freeze)"]
 

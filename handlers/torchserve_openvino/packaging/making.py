@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from torchserve_openvino.config.yaml_source import read_yaml
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging import archive, hub
 from torchserve_openvino.packaging.check import check_folder
@@ -45,7 +46,7 @@ class Quantising:
         name = model_of(folder).get("configFile")
         if name is None:
             raise PackagingError("--quantize needs a --config-file.")
-        document = yaml.safe_load((folder / name).read_text(encoding="utf-8")) or {}
+        document = dict(read_yaml(folder / name).data)
         section = document.setdefault("handler", {}).setdefault("openvino", {}).setdefault("quantize", {})
         if not isinstance(section, dict):
             # The check of the YAML says so.

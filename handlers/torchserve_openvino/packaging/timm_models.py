@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from torchserve_openvino.config.spelling import nearest
+from torchserve_openvino.config.yaml_source import read_yaml
 from torchserve_openvino.errors import PackagingError
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def write_timm(name: str, weights: Path, config: Path, folder: Path, *, keeps_im
     text = _MODEL.format(name=name, size=image["crop"], classes=model.num_classes)
     written.model.write_text(text, "utf-8")
     save_file({f"model.{key}": tensor.contiguous() for key, tensor in state.items()}, written.weights)
-    document = yaml.safe_load(config.read_text("utf-8")) or {}
+    document = dict(read_yaml(config).data)
     openvino = document.setdefault("handler", {}).setdefault("openvino", {})
     given = openvino.get("image") or {}
     openvino["image"] = {**image, **given} if keeps_image else {**given, **image}

@@ -1,7 +1,6 @@
 """The safetensors of a quantized model: its packed layers, and the tensors that are not packed."""
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.files.json_text import read_json_object
 from torchserve_openvino.quantized.formats import PARTS, WEIGHT, ZEROS, read
 from torchserve_openvino.quantized.layer import QuantizedLinear
 from torchserve_openvino.quantized.scheme import Scheme
@@ -90,7 +90,7 @@ def _files(folder: Path) -> list[Path]:
     index = folder / _INDEX
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            names = sorted(set(read_json_object(index)["weight_map"].values()))
         except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
             raise ModelLoadError(f"{index} cannot be read: {error}.") from error
         if wrong := [name for name in names if Path(str(name)).name != name or not (folder / name).is_file()]:

@@ -8,7 +8,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from torchserve_openvino.backend.runtime.build import device_capabilities, device_facts
 from torchserve_openvino.cache.identity.fingerprint import fingerprint
@@ -167,6 +169,28 @@ def explain(trials: Sequence[TimedPrecision], chosen: int) -> dict[str, Any]:
     return {"chosen": trials[chosen].precision, "needs_gain": MIN_GAIN, "tried": tried}
 
 
+class _Trial(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    gain: float
+    at_least: float
+    pairs: int
+    passed: bool
+    coverage: float
+    max_abs: float | None
+    cosine: float | None
+
+
+class _StoredChoice(BaseModel):
+    """The types in the result of `explain`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    chosen: Literal["f32", "bf16", "f16", "int8"]
+    needs_gain: float
+    tried: dict[str, _Trial]
+
+
 class Decisions:
     """Stores what ``auto`` decided, so that all workers and restarts of a model on this machine use the same precision.
 
@@ -219,10 +243,12 @@ class Decisions:
         entry = self._store.get("precision", self._key)
         if entry is None:
             return None
-        if entry.body.get("chosen") not in {*PRECISIONS.values(), INT8}:
-            logger.warning("A stored choice of precision cannot be used and is rebuilt: %s", entry.body)
+        try:
+            choice = _StoredChoice.model_validate(dict(entry.body))
+        except ValidationError as error:
+            logger.warning("A stored choice of precision cannot be used and is rebuilt: %s", error)
             return None
-        return {**entry.body, "decided": entry.created}
+        return {**choice.model_dump(), "decided": entry.created}
 
     def save(self, facts: dict[str, Any]) -> bool:
         """Stores a decision; returns False if nothing is writable, so that other workers would not find it."""

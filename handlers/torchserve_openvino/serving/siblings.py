@@ -7,11 +7,12 @@ tell a worker about the others.
 import json
 import logging
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.cache.open import WORKERS_PREFIX
+from torchserve_openvino.files.atomic import write_atomically
+from torchserve_openvino.files.json_text import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -76,11 +77,7 @@ class Board:
         """Publishes this worker's state in place of the previous one; warns once if the folder is not writable."""
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            # A folder of its own, so that nothing stays behind where the disk is full.
-            with tempfile.TemporaryDirectory(dir=self._folder) as folder:
-                path = Path(folder) / "facts.json"
-                path.write_text(json.dumps(facts), encoding="utf-8")
-                path.replace(self._folder / f"{os.getpid()}.json")
+            write_atomically(self._folder / f"{os.getpid()}.json", json.dumps(facts).encode(), sync=False)
         except OSError as error:
             if not self._failed:
                 self._failed = True
@@ -96,7 +93,7 @@ class Board:
             try:
                 if path.stat().st_size > _MAX_BYTES:
                     raise ValueError("it is too large")
-                facts = json.loads(path.read_text(encoding="utf-8"))
+                facts = read_json(path, allow_nan=True)
             except (OSError, ValueError) as error:
                 logger.warning("The report of worker %s cannot be read: %s", path.stem, error)
                 continue

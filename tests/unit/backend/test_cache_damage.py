@@ -1,12 +1,13 @@
 """Whatever happens to the folder: results are correct, damage is reported, and the next start is warm again."""
 
+import copy
 import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import torch
 from cache_models import Glued, Net, X, ask, assert_hit, cache_of, entries, fresh
 from torch import nn
 
+from torchserve_openvino.backend.routes.call_entry import read_call
+from torchserve_openvino.backend.routes.partition_entry import read_interface
 from torchserve_openvino.cache.identity.key import make_key
 from torchserve_openvino.cache.storage.manifest import encode
 from torchserve_openvino.cache.storage.store import Store
@@ -220,6 +223,14 @@ CALLS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a graph of something else": change_of("outer", {"nodes": [{"op": "call", "name": "os.system", "args": {}}]}),
     "a graph that is a list": change_of("outer", []),
     "arguments of an unknown kind": lambda record: record["body"]["outer"]["nodes"][-1].update(args={"dict": [1]}),
+    "a count is text": lambda record: record["body"]["record"].update(ops_total="many"),
+    "a count is a fraction": lambda record: record["body"]["record"].update(ops_total=1.5),
+    "a count is negative": lambda record: record["body"]["record"]["partitions"][0].update(ops=-3),
+    "counts are text": lambda record: record["body"]["record"]["partitions"][0].update(op_counts="abc"),
+    "names are counts": lambda record: record["body"]["record"].update(left_out={"aten.add": "x"}),
+    "decomposed is text": lambda record: record["body"]["record"].update(decomposed={"aten.add": "x"}),
+    "where is a list": lambda record: record["body"]["record"].update(where=["<b>"]),
+    "an unknown field": lambda record: record["body"]["record"].update(more=1),
     "left out is text": change_of("left_out", "abc"),
     "left out of an unknown kind": change_of("left_out", [{"kind": "nothing"}]),
 }  # fmt: skip
@@ -232,9 +243,49 @@ def test_a_call_whose_content_makes_no_sense(folder: Path, change: Callable[[dic
     compiled = fresh(Full().eval(), folder)
     for factor in (1, 2):
         ask(compiled, X * factor)
+    summary = compiled.report.to_dict()["summary"]
+    assert type(summary["ops_total"]) is int and 0 <= summary["ops_on_openvino"] <= summary["ops_total"]
+    assert compiled.report.to_text()
     again = fresh(Full().eval(), folder)
     ask(again, X)
     assert_hit(again)
+
+
+def paths_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yields the path of each value in a body; below arguments and literals any plain value is right."""
+    if path[-1:] in {("args",), ("kwargs",)}:
+        return
+    yield path
+    if path[:1] in {("inputs",), ("out",)}:
+        return
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in items:
+        yield from paths_in(each, (*path, key))
+
+
+def with_value(body: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    changed = copy.deepcopy(body)
+    inner = changed
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return changed
+
+
+@pytest.mark.parametrize(("kind", "read"), [("call", read_call), ("partition", read_interface)], ids=str)
+def test_no_value_of_a_body_has_another_type(folder: Path, kind: str, read: Callable[[Any], Any]) -> None:
+    body = json.loads(json.dumps(entries(folder, kind)[0].body))
+    read(body)
+    checked = 0
+    for path in paths_in(body):
+        # No value of a body may be any of these.
+        for odd in ({"a": [{}]}, [[[["x"]]]]):
+            with pytest.raises((ValueError, KeyError, TypeError)):
+                read(with_value(body, path, odd))
+            checked += 1
+    assert checked > 20
 
 
 def put_in_place(folder: Path, entry: Any, files: Mapping[str, bytes]) -> None:

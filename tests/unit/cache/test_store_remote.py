@@ -10,6 +10,7 @@ import pytest
 from cache_helpers import FILES, content, key, put
 
 from torchserve_openvino.cache.open import CacheSettings, open_cache
+from torchserve_openvino.cache.storage import bundle
 from torchserve_openvino.cache.storage.remote import RemoteStore
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config import resolve_options
@@ -79,6 +80,21 @@ def test_damaged_content_is_refused(tmp_path: Path) -> None:
     second = RemoteStore(tmp_path / "second", url)
     assert second.get("partition", key(1)) is None
     assert "damaged entry" in str(second.events.last_write_failure) and second.verify() == []
+
+
+def test_the_bundle_of_one_entry_writes_no_other(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/bucket"
+    attacker = Store(tmp_path / "attacker")
+    put(attacker, 1)
+    put(attacker, 2)
+    bundle.export(attacker, tmp_path / "both.tar")
+    store = RemoteStore(tmp_path / "second", url)
+    place = tmp_path / "bucket" / "partition" / f"{key(1)}.tar"
+    place.parent.mkdir(parents=True)
+    place.write_bytes((tmp_path / "both.tar").read_bytes())
+    assert store.get("partition", key(1)) is not None
+    assert [entry.key for entry in store.entries()] == [key(1)] and store.verify() == []
+    assert f"it is not partition {key(1)[:12]}" in str(store.events.last_write_failure)
 
 
 def test_an_entry_that_is_larger_than_the_cache_is_not_fetched(tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ def test_there_are_some() -> None:
 @pytest.mark.parametrize(("path", "whole"), NUMBERS, ids=[".".join(path) for path, _ in NUMBERS])
 def test_what_only_looks_like_a_number_is_refused(path: tuple[str, ...], whole: bool) -> None:
     # YAML 1.1 reads 1e-3 as a string.
-    for value in (True, False, "1") if whole else (True, False, "one"):
+    odd = (True, False, float("nan"), float("inf"), -(10**400))
+    for value in (*odd, "1") if whole else (*odd, 10**400, "one", "nan"):
         given: Any = value
         for name in reversed(path):
             given = {name: given}

@@ -29,8 +29,8 @@ def test_anchors_and_merges():
 
 
 def test_many_aliases_are_walked_once():
-    lines = ["a0: &a0 [x, x]"] + [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 30)]
-    assert parse_yaml("\n".join(lines), "f.yaml").place(("a29",)) == "f.yaml:30"
+    lines = ["a0: &a0 [x, x]"] + [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 12)]
+    assert parse_yaml("\n".join(lines), "f.yaml").place(("a11",)) == "f.yaml:12"
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,17 @@ def test_many_aliases_are_walked_once():
         ("a: 1\n---\nb: 2\n", "is not valid YAML"),
         ("a: !!python/object:os.system x\n", "is not valid YAML"),
         ("a: \x07\n", "is not valid YAML"),
+        ("a: " + "[" * 50_000 + "]" * 50_000, "nested too deeply"),
+        ("{a: " * 2_000 + "1" + "}" * 2_000, "nested too deeply"),
+        ("a: " + "9" * 5_000, "a value that cannot be read"),
+        ("a: 2026-99-99", "a value that cannot be read"),
+        ('a: "\\ud800"', r"f.yaml:1: a: holds a character that is no text"),
+        ('"\\ud800": 1', "not a plain name"),
+        (
+            "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40)),
+            "aliases counted",
+        ),
+        ("a" * 5 * 2**20, "larger than 4 MiB"),
     ],
 )
 def test_what_is_no_configuration(text, message):

@@ -1,6 +1,8 @@
 """TorchServe's frontend: its state, mended, and as it was."""
 
 import json
+import os
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from torchserve_openvino.frontend import Frontend
 from torchserve_openvino.frontend.class_file import ClassFile
 from torchserve_openvino.frontend.mending import CLASSES
 
-AGGREGATOR, WORKER = CLASSES
+BATCHES, AGGREGATOR, WORKER = CLASSES
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -81,10 +83,12 @@ def test_another_version_is_not_touched(jar: Path, change: str) -> None:
         for name, data in files.items():
             archive.writestr(name, data)
     found = Frontend(jar)
+    if change == "mended otherwise":
+        assert found.state == "outdated"
+        return
     assert found.state == "unknown" and not found.undo()
-    if change != "mended otherwise":
-        with pytest.raises(FrontendError, match=r"not TorchServe 0\.12\.0's"):
-            found.mend()
+    with pytest.raises(FrontendError, match=r"not TorchServe 0\.12\.0's"):
+        found.mend()
     assert contents(jar) == files
 
 
@@ -103,7 +107,7 @@ def test_what_cannot_be_written_stays_as_it_is(jar: Path, monkeypatch: pytest.Mo
     def full(*_: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("shutil.copy2", full)
+    monkeypatch.setattr("shutil.copyfileobj", full)
     with pytest.raises(FrontendError, match="no space left"):
         Frontend(jar).mend()
     assert contents(jar) == before and Frontend(jar).state == "faulty"
@@ -114,10 +118,12 @@ def test_the_command_shows_mends_and_puts_back(jar: Path) -> None:
         return CliRunner().invoke(app, ["frontend", "--jar", str(jar), *args])
 
     shown = run()
-    assert "faulty" in shown.stdout and "frontend --mend" in shown.stdout
-    mended = run("--mend")
-    assert "mended" in mended.stdout and "Start TorchServe again" in mended.stdout
-    assert json.loads(run("--mend", "--json").stdout) == {"path": str(jar), "state": "mended", "changed": False}
+    assert "faulty" in shown.stdout and "frontend --patch" in shown.stdout
+    mended = run("--patch")
+    assert "mended" in mended.stdout and "Start TorchServe again" in mended.stdout and not mended.stderr
+    assert json.loads(run("--patch", "--json").stdout) == {"path": str(jar), "state": "mended", "changed": False}
+    former = run("--mend", "--json")
+    assert json.loads(former.stdout)["state"] == "mended" and "--mend is now called --patch" in former.stderr
     assert json.loads(run("--undo", "--json").stdout) == {"path": str(jar), "state": "faulty", "changed": True}
     both = run("--mend", "--undo")
     assert both.exit_code == 1 and "exclude each other" in both.stderr
@@ -140,6 +146,80 @@ def test_check_says_that_requests_may_be_lost(jar: Path, tmp_path: Path, monkeyp
 
     assert notes("minWorkers: 1\n") == []
     (note,) = notes("asyncCommunication: true\n")
-    assert "frontend --mend" in note
+    assert "frontend --patch" in note
     Frontend(jar).mend()
     assert notes("asyncCommunication: true\n") == []
+
+
+def test_undo_gives_back_every_byte(jar: Path) -> None:
+    before = jar.read_bytes()
+    assert Frontend(jar).mend() and jar.read_bytes() != before
+    assert Frontend(jar).undo() and jar.read_bytes() == before
+
+
+def test_what_was_changed_since_cannot_be_put_back(jar: Path) -> None:
+    Frontend(jar).mend()
+    data = bytearray(jar.read_bytes())
+    data[data.index(b"kept")] ^= 1
+    jar.write_bytes(data)
+    with pytest.raises(FrontendError, match="install torchserve again"):
+        Frontend(jar).undo()
+    assert jar.read_bytes() == data
+
+
+def test_what_an_earlier_version_mended_is_renewed_and_put_back(jar: Path) -> None:
+    before = contents(jar)
+    made = Frontend(jar).mended_classes()
+    # It replaced two classes, and kept nothing else.
+    files = {**before, WORKER: made[WORKER], AGGREGATOR: made[WORKER]}
+    files |= {f"META-INF/torchserve-openvino/{name}": before[name] for name in (WORKER, AGGREGATOR)}
+    with zipfile.ZipFile(jar, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    assert Frontend(jar).state == "outdated"
+    assert Frontend(jar).mend() and Frontend(jar).state == "mended"
+    assert {name: contents(jar)[name] for name in CLASSES} == made
+    assert Frontend(jar).undo() and contents(jar) == before
+
+
+def test_owner_mode_and_link_stay(jar: Path) -> None:
+    link = jar.parent / "link.jar"
+    link.symlink_to(jar.name)
+    if os.geteuid() == 0:
+        os.chown(jar, 1234, 1235)
+    before = jar.stat()
+    for change in ("mend", "undo"):
+        assert getattr(Frontend(link), change)()
+        after = jar.stat()
+        assert link.is_symlink() and not jar.is_symlink()
+        assert (after.st_uid, after.st_gid, after.st_mode) == (before.st_uid, before.st_gid, before.st_mode)
+
+
+@pytest.mark.parametrize("moment", ["before", "during"])
+def test_a_jar_that_was_replaced_meanwhile_is_left_alone(
+    jar: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upgraded = jar.with_name("upgraded.jar")
+    with zipfile.ZipFile(upgraded, "w") as archive:
+        archive.writestr("other", b"of a later version")
+    expected = upgraded.read_bytes()
+    found = Frontend(jar)
+    if moment == "before":
+        upgraded.replace(jar)
+    else:
+        real = shutil.copyfileobj
+
+        def copy(*args: Any) -> None:
+            real(*args)
+            upgraded.replace(jar)
+
+        monkeypatch.setattr("shutil.copyfileobj", copy)
+    with pytest.raises(FrontendError, match="replaced meanwhile"):
+        found.mend()
+    assert jar.read_bytes() == expected and [each.name for each in jar.parent.iterdir()] == [jar.name]
+
+
+def test_another_users_jar_is_not_taken_over(jar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 4321)
+    with pytest.raises(FrontendError, match="belongs to user"):
+        Frontend(jar).mend()

@@ -165,3 +165,32 @@ def test_the_cache_knows_a_model_in_another_folder(folder: Path, tmp_path: Path)
     other = Path(shutil.copytree(folder, tmp_path / "other"))
     first, second = (fingerprint(hub.load_model(each, "AutoModelForTokenClassification")) for each in (folder, other))
     assert first == second and first.unknown == ()
+
+
+def test_a_link_out_of_the_folder_is_refused(folder: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret")
+    (folder / "notes.txt").symlink_to(secret)
+    with pytest.raises(PackagingError, match=r"notes\.txt.*leads out of its folder.*secret\.txt"):
+        hub_model(folder, None)
+    (folder / "notes.txt").unlink()
+    (folder / "1_Pooling").symlink_to(tmp_path)
+    (tmp_path / "key.json").write_text("{}")
+    with pytest.raises(PackagingError, match=r"1_Pooling/key\.json"):
+        hub_model(folder, None)
+
+
+def test_links_of_the_hubs_own_cache_are_followed(saved: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "models--me--ner"
+    snapshot = repository / "snapshots" / "0123abc"
+    snapshot.mkdir(parents=True)
+    shutil.copytree(saved, repository / "blobs")
+    for path in (repository / "blobs").iterdir():
+        (snapshot / path.name).symlink_to(Path("../../blobs") / path.name)
+    assert Path("model.safetensors") in hub_model(snapshot, None).files
+    other = tmp_path / "models--you--ner" / "blobs"
+    shutil.copytree(saved, other)
+    (snapshot / "vocab.txt").unlink(missing_ok=True)
+    (snapshot / "vocab.txt").symlink_to(other / "config.json")
+    with pytest.raises(PackagingError, match=r"vocab\.txt"):
+        hub_model(snapshot, None)

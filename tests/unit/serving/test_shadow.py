@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import stat
 import sys
 import threading
@@ -16,6 +17,7 @@ from torch import nn
 
 from encoder import ENCODER, IDS, MASK, save_encoder
 from torchserve_openvino.backend.runtime.execute import CompiledPartition
+from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.serving.policy import PolicyWatch
 from torchserve_openvino.serving.verification import mismatches, shadow
@@ -378,6 +380,25 @@ def test_the_folder_has_limits(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(mismatches, "MAX_BYTES", 100)
     assert "more than" in folder.keep("d3", call, [one], [one], {})
     assert "object among the inputs" in folder.keep("d4", ((object(),), {}), [one], [one], {})
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o722, 0o770])
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(ModelLoadError, match=r"shared is writable by other users .*shared/mismatches"):
+        mismatches.MismatchFolder(folder)
+    assert not list(folder.iterdir())
+    # What the message says.
+    mismatches.MismatchFolder(folder / "mismatches")
+    assert stat.S_IMODE((folder / "mismatches").stat().st_mode) == 0o700
+
+
+def test_a_difference_may_be_nan(tmp_path: Path) -> None:
+    folder = mismatches.MismatchFolder(tmp_path)
+    assert folder.keep("d", ((float("nan"),), {}), [], [], {"worst": float("nan")}) == ""
+    assert math.isnan(read_mismatch(tmp_path / "d.json").facts["worst"])
 
 
 def test_a_folder_that_can_not_be_written_is_an_error_at_load(archive, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from torchserve_openvino.backend.routes.serialized_call import (
     plain_fallback,
     plain_record,
     plain_single,
-    read_fallback,
 )
 from torchserve_openvino.backend.routes.serialized_graph import (
     PlainGraph,
@@ -43,9 +42,10 @@ from torchserve_openvino.cache.identity.tensors import named_weights, tensor_dig
 from torchserve_openvino.cache.identity.torch_state import torch_state
 from torchserve_openvino.cache.identity.versions import python_version, versions
 from torchserve_openvino.config.options import json_safe
-from torchserve_openvino.report.tracker import GraphRecord, PartitionRecord
+from torchserve_openvino.report.tracker import GraphRecord
 
 if TYPE_CHECKING:
+    from torchserve_openvino.backend.routes.call_entry import StoredCall
     from torchserve_openvino.backend.routes.serialized_part import Blueprint
 
 logger = logging.getLogger(__name__)
@@ -124,19 +124,24 @@ class CallCache:
             if self._record.nearest is None:
                 self._record.nearest = self._store.nearest("call", fields)
             return None
+        # Imported here: it imports pydantic, which is needed only where there are entries.
+        from torchserve_openvino.backend.routes.call_entry import read_call
+
         try:
-            route = self._route(entry)
+            body = read_call(entry.body)
+            route = self._route(entry, body)
         except Exception as error:
             # torch, OpenVINO and safetensors may raise anything for a damaged or foreign entry; it counts as a miss.
-            logger.warning("A call in the cache cannot be used and is traced again: %s", error)
-            self._record.refused[f"a stored call was not used: {str(error)[:200]}"] += 1
+            reason = " ".join(str(error).split())[:200]
+            logger.warning("A call in the cache cannot be used and is traced again: %s", reason)
+            self._record.refused[f"a stored call was not used: {reason}"] += 1
             self._store.discard("call", key)
             route = None
         if route is None:
             self._record.call_misses += 1
             return None
         self._record.call_hits += 1
-        self._used[key] = entry.body["identity"]
+        self._used[key] = body.identity
         return route
 
     def accept(self, key: str) -> None:
@@ -151,11 +156,10 @@ class CallCache:
 
     def reject(self, key: str) -> None:
         """Discards an entry whose result was wrong, and its partitions."""
-        entry = self._store.get("call", key)
-        for part in entry.body.get("parts", ()) if entry is not None else ():
-            self._store.discard("partition", part["key"])
         self.discard(key)
-        self._runs.pop(self._used.pop(key, ""), None)
+        built = self._runs.pop(self._used.pop(key, ""), None)
+        for part in built.keys if built is not None else ():
+            self._store.discard("partition", part)
         self._record.rejected += 1
         self._record.call_hits -= 1
 
@@ -170,8 +174,7 @@ class CallCache:
             self.reject(key)
         return bool(used)
 
-    def _route(self, entry: Artifact) -> Route | None:
-        body = entry.body
+    def _route(self, entry: Artifact, body: "StoredCall") -> Route | None:
         tensors = safetensors.torch.load(entry.read(_TENSORS)) if _TENSORS in entry.files else {}
         run = self._run(body, tensors)
         if run is None:
@@ -179,17 +182,19 @@ class CallCache:
         weights = dict(named_weights(self._model)) if isinstance(self._model, torch.nn.Module) else {}
         template: list[Any] = []
         places: list[tuple[int, int]] = []
-        for position, (kind, value) in enumerate(body["inputs"]):
+        kind: str
+        value: Any
+        for position, (kind, value) in enumerate(body.inputs):
             if kind == "leaf":
                 places.append((position, value))
             sources = {"weight": weights, "tensor": tensors}
             template.append(sources[kind][value] if kind in sources else decode(value) if kind == "literal" else None)
-        out = [(bool(is_result), value if is_result else decode(value)) for is_result, value in body["out"]]
-        return Route(run, template, places, out, text_to_tree(body["out_spec"]) if body["out_spec"] else None)
+        out = [(bool(is_result), value if is_result else decode(value)) for is_result, value in body.out]
+        return Route(run, template, places, out, text_to_tree(body.out_spec) if body.out_spec else None)
 
-    def _run(self, body: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Callable[..., Any] | None:
+    def _run(self, body: "StoredCall", tensors: Mapping[str, torch.Tensor]) -> Callable[..., Any] | None:
         """Returns the graph as a function, one for all signatures that share it; None if a partition is missing."""
-        identity = body["identity"]
+        identity = body.identity
         if identity not in self._runs:
             built = self._build(body, tensors)
             if built is None:
@@ -197,33 +202,31 @@ class CallCache:
             self._runs[identity] = built
         return self._runs[identity].run
 
-    def _build(self, body: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> "_Built | None":
+    def _build(self, body: "StoredCall", tensors: Mapping[str, torch.Tensor]) -> "_Built | None":
         tracker, copy = self._settings.tracker, self._settings.eager_copy
-        stored = [self._partitions.load(part["key"], part["name"]) for part in body["parts"]]
+        stored = [self._partitions.load(part.key, part.name) for part in body.parts]
         found = [part for part in stored if part is not None]
         if len(found) < len(stored):
             return None
-        facts = dict(body["record"])
-        partitions = [PartitionRecord(**partition) for partition in facts.pop("partitions")]
-        record = GraphRecord(**facts, partitions=partitions)
+        record = body.record.to_record()
         calls: dict[str, GuardedPartition] = {}
-        for part, loaded, partition in zip(body["parts"], found, partitions, strict=True):
-            fallback = LazyGraph(part["graph"], below(tensors, part["name"]))
-            calls[part["name"]] = GuardedPartition(
+        for part, loaded, partition in zip(body.parts, found, record.partitions, strict=True):
+            fallback = LazyGraph(part.graph.model_dump(), below(tensors, part.name))
+            calls[part.name] = GuardedPartition(
                 loaded.run(partition, tracker, self._settings.memory),
                 functools.partial(copy.run, fallback),
-                functools.partial(count_runtime_failure, tracker, f"graph {record.index} / {part['name']}"),
-                part["returns_tuple"],
+                functools.partial(count_runtime_failure, tracker, f"graph {record.index} / {part.name}"),
+                part.returns_tuple,
             )
-        whole = body["whole"]
+        whole = body.whole
         if whole is not None:
-            slots = [(kind, decode(value)) for kind, value in whole["slots"]]
-            run: Callable[..., Any] = SinglePartition(whole["part"], list(whole["pick"]), slots).bind(
-                calls[whole["part"]]
-            )
+            slots = [(kind, decode(value)) for kind, value in whole.slots]
+            run: Callable[..., Any] = SinglePartition(whole.part, whole.pick, slots).bind(calls[whole.part])
         else:
-            run = PlainGraph(body["outer"], calls, below(tensors, "outer"))
-        return _Built(run, record, [read_fallback(item) for item in body["left_out"]])
+            assert body.outer is not None
+            run = PlainGraph(body.outer.model_dump(), calls, below(tensors, "outer"))
+        keys = tuple(part.key for part in body.parts)
+        return _Built(run, record, [item.model_dump() for item in body.left_out], keys)
 
     # --- storing ----------------------------------------------------------------------------------------------
 
@@ -300,3 +303,4 @@ class _Built:
     run: Callable[..., Any]
     record: GraphRecord
     left_out: list[dict[str, Any]]
+    keys: tuple[str, ...]

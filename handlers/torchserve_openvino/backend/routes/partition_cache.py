@@ -135,8 +135,11 @@ class PartitionCache:
         if entry is None:
             self._record.misses += 1
             return None
+        # Imported here: it imports pydantic, which is needed only where there are entries.
+        from torchserve_openvino.backend.routes.partition_entry import read_interface
+
         try:
-            interface = Interface.of_plain(entry.body["interface"])
+            interface = read_interface(entry.body)
             built = self._from_blob(key)
             if built is None:
                 weights = entry.path("model.bin")
@@ -167,9 +170,8 @@ class PartitionCache:
             if entry is None:
                 continue
             try:
-                built = import_blob(
-                    entry.path("blob"), self._device, self._config, self._journal, entry.body.get("note", "")
-                )
+                note = str(entry.body.get("note", ""))[:1000]
+                built = import_blob(entry.path("blob"), self._device, self._config, self._journal, note)
             except (DamagedEntryError, OSError, RuntimeError) as error:
                 # OpenVINO itself checks its version and the instruction set.
                 logger.warning("A compiled model in the cache is not used; compiling its IR: %s", _first_line(error))

@@ -9,7 +9,7 @@ import torch
 
 from torchserve_openvino.backend.routes.serialized_graph import PlainGraph, encode
 from torchserve_openvino.backend.runtime.assemble import SinglePartition
-from torchserve_openvino.report.tracker import FALLBACK_KINDS, GraphRecord
+from torchserve_openvino.report.tracker import GraphRecord
 
 if TYPE_CHECKING:
     from torchserve_openvino.backend.partitioning.partition import RefusedNode
@@ -62,21 +62,9 @@ def plain_record(record: GraphRecord) -> dict[str, Any]:
 
 
 def plain_fallback(item: "RefusedNode") -> dict[str, Any]:
-    """Returns a refused node as a JSON-safe fallback for `read_fallback`."""
+    """Returns a refused node as a JSON-safe fallback."""
     refusal = item.refusal
     return {"kind": refusal.kind, "op": item.op, "to": "eager", "reason": refusal.reason, "where": place_of(item.where)}
-
-
-def read_fallback(item: Any) -> dict[str, str]:
-    """Reads the result of `plain_fallback`.
-
-    Raises:
-        ValueError: The item is not a fallback.
-    """
-    names = {"kind", "op", "to", "reason", "where"}
-    if not isinstance(item, dict) or item.keys() != names or item["kind"] not in FALLBACK_KINDS:
-        raise ValueError(f"{item!r} is not a fallback")
-    return {name: str(item[name]) for name in names}
 
 
 def place_of(where: str) -> str:

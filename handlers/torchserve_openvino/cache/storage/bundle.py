@@ -7,7 +7,6 @@ are not needed here.
 
 import os
 import re
-import secrets
 import tarfile
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -24,10 +23,12 @@ from torchserve_openvino.cache.storage.manifest import (
     ForeignSchemaError,
     decode,
     encode,
+    label,
     record_of,
 )
 from torchserve_openvino.cache.storage.store import Problem, Store
 from torchserve_openvino.errors import CacheDirectoryError, DamagedEntryError
+from torchserve_openvino.files.atomic import AtomicFile
 
 Progress = Callable[[int, int], None]
 
@@ -55,47 +56,54 @@ class Moved(NamedTuple):
     problems: tuple[Problem, ...]
 
 
-def export(store: Store, path: Path, keys: Collection[str] | None = None, *, progress: Progress | None = None) -> Moved:
+def export(
+    store: Store,
+    path: Path,
+    keys: Collection[str] | None = None,
+    *,
+    kind: str | None = None,
+    progress: Progress | None = None,
+) -> Moved:
     """Writes entries to a tar file, renamed into place once complete. Damaged entries are left out and reported.
 
     Args:
         store: Store to read.
         path: Tar file to write.
         keys: Keys of the entries to write; None for all.
+        kind: Their kind; None for any.
         progress: Called with the bytes done and their total.
 
     Raises:
         OSError: The file cannot be written, or an object was removed or changed meanwhile.
         DamagedEntryError: An object was damaged meanwhile.
     """
-    entries, problems = _sound(store, keys, progress)
+    entries, problems = _sound(store, keys, kind, progress)
     refs = sorted({ref for entry in entries for ref in entry.files.values()})
     total, done = sum(ref.bytes for ref in refs), 0
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-            for entry in sorted(entries, key=lambda each: (each.kind, each.key)):
-                data = encode(record_of(entry))
-                out.write(_header(f"entries/{entry.kind}/{entry.key}.json", len(data)))
-                out.write(data + bytes(-len(data) % _BLOCK))
-            for ref in refs:
-                out.write(_header(f"objects/{ref.digest[:2]}/{ref.digest}", ref.bytes))
-                _copy(store, ref, out)
-                done += ref.bytes
-                if progress is not None:
-                    progress(total + done, 2 * total)
-            out.write(bytes(2 * _BLOCK))
-            out.flush()
-            os.fsync(out.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with AtomicFile(path) as draft:
+        out = draft.file
+        for entry in sorted(entries, key=lambda each: (each.kind, each.key)):
+            data = encode(record_of(entry))
+            out.write(_header(f"entries/{entry.kind}/{entry.key}.json", len(data)))
+            out.write(data + bytes(-len(data) % _BLOCK))
+        for ref in refs:
+            out.write(_header(f"objects/{ref.digest[:2]}/{ref.digest}", ref.bytes))
+            _copy(store, ref, out)
+            done += ref.bytes
+            if progress is not None:
+                progress(total + done, 2 * total)
+        out.write(bytes(2 * _BLOCK))
+        draft.commit()
     return Moved(len(entries), total, tuple(problems))
 
 
-def _sound(store: Store, keys: Collection[str] | None, progress: Progress | None) -> tuple[list[Entry], list[Problem]]:
+def _sound(
+    store: Store, keys: Collection[str] | None, kind: str | None, progress: Progress | None
+) -> tuple[list[Entry], list[Problem]]:
     """Returns the requested entries that are intact, and the problems of the others."""
-    wanted = [found for found in manifests(store.root) if keys is None or found.key in keys]
+    wanted = [
+        found for found in manifests(store.root) if (keys is None or found.key in keys) and kind in (None, found.kind)
+    ]
     absent = sorted(set(keys or ()) - {found.key for found in wanted})
     problems = [Problem("", key, "no such entry") for key in absent]
     loaded: list[Entry] = []
@@ -148,7 +156,9 @@ def _copy(store: Store, ref: FileRef, out: BinaryIO) -> None:
     out.write(bytes(-size % _BLOCK))
 
 
-def import_(store: Store, path: Path, *, progress: Progress | None = None) -> Moved:
+def import_(
+    store: Store, path: Path, *, only: tuple[str, str] | None = None, progress: Progress | None = None
+) -> Moved:
     """Imports entries from a tar file that `export` wrote; the file is not trusted.
 
     Each name, size and checksum is verified. What is wrong is left out and reported, the rest is imported. An entry
@@ -157,6 +167,7 @@ def import_(store: Store, path: Path, *, progress: Progress | None = None) -> Mo
     Args:
         store: Store to write. Its size limit applies to the content of the file as well.
         path: Tar file to read.
+        only: Kind and key of the one entry that is expected; any other is left out. None for all.
         progress: Called with the bytes read and their total.
 
     Raises:
@@ -166,7 +177,7 @@ def import_(store: Store, path: Path, *, progress: Progress | None = None) -> Mo
     if store.why_read_only is not None:
         raise CacheDirectoryError(f"nothing can be imported: {store.why_read_only}.")
     with open(path, "rb") as file:
-        return _Import(store, file, progress).run()
+        return _Import(store, file, only, progress).run()
 
 
 class _Member(NamedTuple):
@@ -176,9 +187,10 @@ class _Member(NamedTuple):
 
 
 class _Import:
-    def __init__(self, store: Store, file: BinaryIO, progress: Progress | None) -> None:
+    def __init__(self, store: Store, file: BinaryIO, only: tuple[str, str] | None, progress: Progress | None) -> None:
         self._store = store
         self._file = file
+        self._only = only
         self._progress = progress
         self._bytes = os.fstat(file.fileno()).st_size
         self._entries: dict[tuple[str, str], Entry] = {}
@@ -244,6 +256,9 @@ class _Import:
             self._wrong(f"the manifest has {size} bytes, which is too many", kind, key)
             return
         self._manifest_bytes += size
+        if self._only is not None and (kind, key) != self._only:
+            self._wrong(f"it is not {label(*self._only)}, for which this file is", kind, key)
+            return
         if (kind, key) in self._entries:
             self._wrong("duplicate manifest", kind, key)
             return

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from torchserve_openvino.errors import CacheDirectoryError
+from torchserve_openvino.files.atomic import sync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -172,22 +173,6 @@ def make_folder(folder: Path, below: Path) -> None:
     except FileExistsError:
         return
     sync_folder(folder.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Syncs a folder's directory entries to disk, where the file system supports it.
-
-    Raises:
-        OSError: The disk failed.
-    """
-    fd = os.open(folder, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(fd)
 
 
 def remove(path: Path) -> bool:

@@ -1,7 +1,8 @@
 """A store whose entries other machines have, too: a folder here, and a copy of each entry in object storage.
 
 An entry that is missing here is fetched by its key, a digest of all that it depends on; one that is stored here is sent
-there, as a bundle (`bundle.py`), whose names, sizes and checksums are verified on the way in. Object storage has no
+there, as a bundle (`bundle.py`), whose names, sizes and checksums are verified on the way in, and which can write no
+other entry. Object storage has no
 locks: machines that start at the same moment may compile the same, and send equal content. Storage that can't be
 reached costs a warning for each reason, and is counted, never an answer.
 """
@@ -93,7 +94,7 @@ class RemoteStore(Store):
                     self._write_failed(f"{self._url}: an entry of {size} bytes is larger than cache.limit_gb allows")
                     return
                 self._files.get_file(place, str(path))
-                moved = bundle.import_(self, path)
+                moved = bundle.import_(self, path, only=(kind, key))
             except FileNotFoundError:
                 return
             except Exception as error:
@@ -102,6 +103,8 @@ class RemoteStore(Store):
                 return
         if moved.problems:
             self._write_failed(f"{self._url} has a damaged entry: {moved.problems[0]}")
+        elif not moved.entries:
+            self._write_failed(f"{self._url} has an empty bundle in place of {kind} {key[:8]}")
         else:
             logger.info("Fetched %s %s from %s", kind, key[:8], self._url)
 
@@ -112,7 +115,7 @@ class RemoteStore(Store):
         with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as folder:
             path = Path(folder) / "entry.tar"
             try:
-                bundle.export(self, path, [key])
+                bundle.export(self, path, [key], kind=kind)
                 self._files.makedirs(place.rpartition("/")[0], exist_ok=True)
                 self._files.put_file(str(path), draft)
                 self._files.mv(draft, place)

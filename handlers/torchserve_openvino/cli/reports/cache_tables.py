@@ -84,7 +84,7 @@ def human(size: float) -> str:
 def _ago(moment: str) -> str:
     try:
         seconds = max(0.0, time.time() - datetime.fromisoformat(moment).timestamp())
-    except ValueError:
+    except (ValueError, OverflowError):
         return "-"
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:

@@ -1,6 +1,5 @@
 """Gets a compile report from TorchServe's management API or from a file."""
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +8,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from torchserve_openvino.config.spelling import nearest
+from torchserve_openvino.files.json_text import parse_json, read_json
 
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
@@ -45,7 +45,7 @@ def fetch(model: str, *, management: str, token: str | None, timeout: float) -> 
 
 def _from_file(path: Path) -> Found:
     try:
-        answer = json.loads(path.read_text(encoding="utf-8"))
+        answer = read_json(path, allow_nan=True)
     except OSError as error:
         raise ReportNotFoundError(f"{path} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:
@@ -157,7 +157,7 @@ def find_report(answer: Any) -> dict[str, Any] | None:
     """
     if isinstance(answer, str):
         try:
-            decoded = json.loads(answer)
+            decoded = parse_json(answer, allow_nan=True)
         except ValueError:
             return None
         return None if isinstance(decoded, str) else find_report(decoded)

@@ -241,7 +241,7 @@ def canonical_value(name: str, value: Any, problems: Problems, keys: KeyPath) ->
     if name == STREAMS and str(value).strip().upper() in _STREAM_WORDS.values():
         return True, str(value).strip().upper()
     if name in _INTEGERS or name == STREAMS:
-        if not re.fullmatch(r"-?[0-9]+(\.0)?", str(value)):
+        if not re.fullmatch(r"-?[0-9]{1,300}(\.0)?", str(value)):
             problems.add(keys, f"must be an integer, not {shown(value)}.")
             return False, None
         return True, int(float(value))

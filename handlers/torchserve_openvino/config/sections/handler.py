@@ -91,7 +91,7 @@ class WarmupSection(Section):
     """The model's inputs. Without them, those that the handler declares are used, if any."""
     batch_sizes: Sizes = "auto"
     """Batch sizes to run before READY. `auto`: every bucket up to `batchSize`."""
-    samples: list[str] = []
+    samples: Files = []
     """Files in the archive (`--extra-files`), one request body each: a photo, .npy, JSON. The handler answers them
     before READY; whatever reaches its models is compiled and verified."""
 

@@ -16,7 +16,7 @@ from torchserve_openvino.config.fields import (
 )
 
 # Immutable, without unknown keys; the docstring of a field is its help.
-SECTION = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+SECTION = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class TaskSection(BaseModel):

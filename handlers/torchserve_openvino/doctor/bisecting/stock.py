@@ -7,15 +7,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchserve_openvino.config import load_serving_config
-from torchserve_openvino.config.yaml_source import parse_yaml
-from torchserve_openvino.serving.loading.archive import MANIFEST
+from torchserve_openvino.packaging.archive import read_packed_config
 
 if TYPE_CHECKING:
     from torchserve_openvino.doctor.target import TargetSpec
@@ -167,6 +165,4 @@ def given_options(path: Path, config: Path | None) -> tuple[dict[str, Any] | Non
 def _config_of(path: Path) -> Mapping[str, Any] | None:
     if path.suffix != ".mar":
         return None
-    with zipfile.ZipFile(path) as archive:
-        name = json.loads(archive.read(MANIFEST))["model"].get("configFile")
-        return parse_yaml(archive.read(name).decode("utf-8"), name).data if name else None
+    return read_packed_config(path)[1].data

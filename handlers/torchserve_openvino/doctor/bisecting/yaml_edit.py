@@ -1,9 +1,6 @@
 """Writes the operators that a diagnosis found into a model-config.yaml, and leaves the rest of the file as it is."""
 
-import contextlib
 import difflib
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ from torchserve_openvino.config.pt2 import options_path
 from torchserve_openvino.config.vocabulary import OURS
 from torchserve_openvino.doctor.bisecting.splice import Addition, add
 from torchserve_openvino.errors import ConfigError
+from torchserve_openvino.files.atomic import AtomicFile
 
 _NEW_COMPILE = {"compile": {"enable": True, "backend": "openvino"}}
 
@@ -67,25 +65,14 @@ def _add(path: Path, addition_for: Callable[[ServingConfig], Addition]) -> str:
 
 def _replace(target: Path, text: str) -> None:
     """Replaces a file with a checked one, or leaves it unchanged."""
-    state = target.stat()
-    # In the same folder: a rename can't cross file systems, and relative paths in the file still resolve.
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".yaml", dir=target.parent)
-    new = Path(name)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(text.encode("utf-8"))
-            file.flush()
-            os.fsync(file.fileno())
+    # In the same folder, relative paths in the file still resolve while it is checked.
+    with AtomicFile(target, like=target.stat(), suffix=".yaml") as draft:
+        draft.file.write(text.encode("utf-8"))
+        draft.file.flush()
         try:
-            load_serving_config(new, check_device=False)
+            load_serving_config(draft.path, check_device=False)
         except ConfigError as error:
-            reason = str(error).replace(name, str(target))
+            reason = str(error).replace(str(draft.path), str(target))
             message = f"was not changed, since it would not be valid any more: {reason}"
             raise ConfigError(message, place=str(target)) from error
-        new.chmod(state.st_mode & 0o7777)
-        with contextlib.suppress(PermissionError):
-            # Only root may change the owner; a user who edits their own file stays its owner anyway.
-            os.chown(new, state.st_uid, state.st_gid)
-        new.replace(target)
-    finally:
-        new.unlink(missing_ok=True)
+        draft.commit()

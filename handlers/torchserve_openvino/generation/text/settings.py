@@ -1,6 +1,5 @@
 """What an engine is made of: a folder, settings, and what follows from them."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from torchserve_openvino.backend.runtime.build import device_capabilities
 from torchserve_openvino.config.sections.generate import GenerateSection
 from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.errors import ConfigError, ModelLoadError
+from torchserve_openvino.files.json_text import JsonError, read_json_object
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,14 @@ def end_tokens(folder: Path) -> frozenset[int]:
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         try:
-            found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
-        except (OSError, ValueError, AttributeError) as error:
+            found = read_json_object(path).get("eos_token_id") if path.is_file() else None
+        except (OSError, JsonError) as error:
             raise ModelLoadError(f"{path} cannot be read: {error}.") from error
         if found is not None:
-            return frozenset(found if isinstance(found, list) else [found])
+            tokens = found if isinstance(found, list) else [found]
+            if not all(type(token) is int for token in tokens):
+                raise ModelLoadError(
+                    f"{path}: eos_token_id is {found!r:.100}, not a number of a token or a list of them."
+                )
+            return frozenset(tokens)
     return frozenset()

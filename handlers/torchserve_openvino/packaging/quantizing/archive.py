@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.errors import PackagingError
+from torchserve_openvino.files.json_text import read_json_object
 from torchserve_openvino.packaging.quantizing import worker
 from torchserve_openvino.serving.loading.archive import MANIFEST, QUANTIZED, QUANTIZED_MODEL
 from torchserve_openvino.serving.loading.hub import hub_folder
@@ -43,7 +44,7 @@ def quantize(folder: Path, beside: Path, made: Path | None, log: Callable[[str],
 
 
 def _remove_f32(folder: Path) -> None:
-    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    manifest = read_json_object(folder / MANIFEST)
     model = manifest["model"]
     for key in ("modelFile", "serializedFile"):
         if name := model.pop(key, None):

@@ -1,6 +1,5 @@
 """Reads requests for calibration and evaluation, and finds out what a handler gives its model for each."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.errors import PackagingError
+from torchserve_openvino.files.json_text import read_json
+from torchserve_openvino.serving.loading.files import MAX_SAMPLE_BYTES
 from torchserve_openvino.serving.shapes.input_spec import Inputs
-
-# Far above any request that a worker would answer.
-_MOST_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -72,9 +70,9 @@ def read(path: Path, most: int, labels: Path | None, inputs_for: Callable[[bytes
 
 def _labels(path: Path, key: str) -> dict[str, int] | list[int]:
     try:
-        found: dict[str, int] | list[int] = json.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, int] | list[int] = read_json(path)
     except (OSError, ValueError) as error:
-        raise PackagingError(f"{key}.labels: {path} is no JSON file: {error}") from error
+        raise PackagingError(f"{key}.labels: {error}") from error
     values = found.values() if isinstance(found, dict) else found
     if not isinstance(found, (dict, list)) or not all(type(each) is int and each >= 0 for each in values):
         raise PackagingError(f"{key}.labels: {path} must hold numbers of classes, by file name or in a list.")
@@ -88,8 +86,8 @@ def _from_folder(
         raise PackagingError(f"{key}.labels: for a folder, classes are given by file name.")
     hashed, items = blake3(), []
     for path in sorted(each for each in folder.iterdir() if each.is_file() and not each.name.startswith("."))[:most]:
-        if path.stat().st_size > _MOST_BYTES:
-            raise PackagingError(f"{key}.data: {path} has more than {_MOST_BYTES >> 20} MiB, and is no request.")
+        if path.stat().st_size > MAX_SAMPLE_BYTES:
+            raise PackagingError(f"{key}.data: {path} has more than {MAX_SAMPLE_BYTES >> 20} MiB, and is no request.")
         if classes is not None and path.name not in classes:
             raise PackagingError(f"{key}.labels has no class for {path.name}.")
         body = path.read_bytes()

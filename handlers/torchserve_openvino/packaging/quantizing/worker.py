@@ -19,13 +19,15 @@ from torch.fx import GraphModule
 import torchserve_openvino as tov
 from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.config.sections.quantize import QuantizeSection
-from torchserve_openvino.errors import PackagingError
+from torchserve_openvino.config.yaml_source import read_yaml
+from torchserve_openvino.errors import ModelLoadError, PackagingError
 from torchserve_openvino.packaging.quantizing.accuracy import Judge
 from torchserve_openvino.packaging.quantizing.exporting import exported, quantised
 from torchserve_openvino.packaging.quantizing.gate import gated
 from torchserve_openvino.packaging.quantizing.samples import Caller, Samples, distinct_shapes, read
 from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.serving.loading.archive import QUANTIZED_MODEL, load_without_server, model_of
+from torchserve_openvino.serving.loading.exported_program import load_program
 
 # Prefixes of the line with the result, of the one with an error, and of those that tell how it goes on.
 RESULT, ERROR = "torchserve-openvino-quantized: ", "torchserve-openvino-refused: "
@@ -62,7 +64,7 @@ def _without_compilation(place: Path) -> QuantizeSection:
     """Lets the archive's handler answer in eager PyTorch; returns how its model is to be quantised."""
     path = place / str(model_of(place)["configFile"])
     section = load_serving_config(path, check_device=False).openvino.quantize
-    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    document = dict(read_yaml(path).data)
     document["pt2"] = {"compile": {"enable": False}}
     # A worker refuses an archive that should be quantised, and is not.
     del document["handler"]["openvino"]["quantize"]
@@ -115,10 +117,9 @@ def _quantise(
 
 def _read(path: Path) -> GraphModule:
     try:
-        return torch.export.load(path).module(check_guards=False)
-    except Exception as error:
-        # Of many classes: not a program, another version's, operators of a library that is not imported.
-        raise PackagingError(f"--from: torch.export.load could not read {path.name}: {error}") from error
+        return load_program(path).module(check_guards=False)
+    except ModelLoadError as error:
+        raise PackagingError(f"--from: {error}") from error
 
 
 def _classifies(served: Any) -> bool:

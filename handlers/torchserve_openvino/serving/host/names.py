@@ -1,12 +1,12 @@
 """Classes of a module, and labels of classes, as TorchServe finds them."""
 
 import inspect
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
 from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.files.json_text import JsonError, read_json
 
 LABELS = "index_to_name.json"
 
@@ -29,9 +29,9 @@ def read_labels(path: Path) -> dict[str, str] | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelLoadError(f"{path.name} is not valid JSON: {error}.") from error
+        found = read_json(path)
+    except JsonError as error:
+        raise ModelLoadError(f"{error}.") from error
     names = found.get("object_type_names") if isinstance(found, dict) else None
     if isinstance(names, list):
         found = dict(enumerate(names))

@@ -6,22 +6,55 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from torchserve_openvino.config import ServingConfig
+from torchserve_openvino.config.torchserve_keys import check_torchserve_keys
+from torchserve_openvino.config.yaml_source import Source, read_yaml
+from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.files.contained import OutsideError, contained
+from torchserve_openvino.files.json_text import JsonError, read_json_object
 
 # The file in which torch-model-archiver stores its arguments.
 MANIFEST = "MAR-INF/MANIFEST.json"
 # What `package --quantize` made and compared.
 QUANTIZED = "quantized.json"
 QUANTIZED_MODEL = "quantized.pt2"
+# Keys of a manifest that name files of the archive.
+_FILES = ("configFile", "handler", "modelFile", "serializedFile")
 # Prefix of the line with the report.
 RESULT = "torchserve-openvino-loaded: "
 
 
 def model_of(folder: Path) -> dict[str, Any]:
-    """Returns what an unpacked archive's manifest says about its model."""
-    model: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("model", {})
+    """Returns the section ``model`` of an unpacked archive's manifest.
+
+    Raises:
+        ModelLoadError: The manifest can't be read, or names files outside the archive.
+    """
+    try:
+        return named_files(read_json_object(folder / MANIFEST), folder)
+    except (OSError, JsonError) as error:
+        raise ModelLoadError(f"{MANIFEST} cannot be read: {error}.") from error
+
+
+def named_files(manifest: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns the section ``model`` of a manifest, whose files are in the folder, as far as they exist.
+
+    Raises:
+        ModelLoadError: There is no such section, or it names files outside the folder.
+    """
+    model = manifest.get("model", {})
+    if not isinstance(model, dict):
+        raise ModelLoadError(f"{MANIFEST}: model must be a JSON object, not {model!r:.100}.")
+    for key in ("modelName", *_FILES):
+        name = model.get(key)
+        if name is not None and not isinstance(name, str):
+            raise ModelLoadError(f"{MANIFEST}: model.{key} must be text, not {name!r:.100}.")
+        if name and key in _FILES:
+            try:
+                # A handler may be a file and a function in it.
+                contained(folder, name.partition(":")[0] if key == "handler" else name)
+            except OutsideError as error:
+                raise ModelLoadError(f"{MANIFEST}: model.{key}: {error}.") from error
     return model
 
 
@@ -47,9 +80,23 @@ def not_quantized(model_dir: Path, config: ServingConfig) -> str:
 
 
 def facts_of(model_dir: Path) -> dict[str, Any]:
-    """Returns what was made and compared when the archive was packaged."""
-    found: dict[str, Any] = json.loads((model_dir / QUANTIZED).read_text(encoding="utf-8"))
-    return found
+    """Returns what was made and compared when the archive was packaged.
+
+    Raises:
+        ModelLoadError: The file can't be read.
+    """
+    try:
+        return read_json_object(model_dir / QUANTIZED, allow_nan=True)
+    except (OSError, JsonError) as error:
+        raise ModelLoadError(f"{QUANTIZED} cannot be read: {error}.") from error
+
+
+def batch_size_of(source: Source) -> int:
+    """Returns the key ``batchSize`` of a model-config.yaml. Raises ConfigError for one that TorchServe would ignore."""
+    problems = source.problems()
+    batch_size = check_torchserve_keys(source.data, problems).get("batchSize", 1)
+    problems.raise_if_any(source.name)
+    return int(batch_size)
 
 
 def load_handler(place: Path) -> Any:
@@ -67,7 +114,7 @@ def load_handler(place: Path) -> Any:
     model = model_of(place)
     batch_size = 1
     if name := model.get("configFile"):
-        batch_size = int((yaml.safe_load((place / name).read_text(encoding="utf-8")) or {}).get("batchSize", 1))
+        batch_size = batch_size_of(read_yaml(place / name))
     sys.path.insert(0, str(place))
     handler = str(place / model["handler"]) if (place / model["handler"]).is_file() else model["handler"]
     service = ModelLoaderFactory.get_model_loader().load(model["modelName"], str(place), handler, None, batch_size)

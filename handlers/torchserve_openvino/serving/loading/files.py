@@ -10,7 +10,10 @@ import torch
 from torch import nn
 
 from torchserve_openvino.errors import ModelLoadError, TorchScriptModelError
+from torchserve_openvino.files.contained import OutsideError, contained
+from torchserve_openvino.files.zip_bounds import why_unbounded
 from torchserve_openvino.serving.host.names import own_classes
+from torchserve_openvino.serving.loading.exported_program import load_program
 
 TORCHSCRIPT_ADVICE = (
     "torch.compile can't trace TorchScript and would run it without OpenVINO. Package the model's class with "
@@ -18,6 +21,8 @@ TORCHSCRIPT_ADVICE = (
     "torch.export.save(torch.export.export(model, inputs), 'model.pt2') and package that."
 )
 
+# Far above any request that a worker would answer.
+MAX_SAMPLE_BYTES = 64 * 2**20
 
 # Keys under which training scripts store a state_dict beside what else they need.
 _NESTED = ("state_dict", "model_state_dict")
@@ -67,13 +72,23 @@ def is_exported(model: nn.Module) -> bool:
 
 
 def archive_kind(path: Path) -> str:
-    """Returns ``safetensors``, ``torchscript``, ``exported``, ``state_dict`` (other torch.save file) or ``unknown``."""
+    """Returns ``safetensors``, ``torchscript``, ``exported``, ``state_dict`` (other torch.save file) or ``unknown``.
+
+    Raises:
+        ModelLoadError: The file is damaged, or inflates to much more than it holds.
+    """
     if path.suffix == ".safetensors":
         return "safetensors"
     if not zipfile.is_zipfile(path):
         return "state_dict" if path.suffix in {".pt", ".pth", ".bin"} else "unknown"
-    with zipfile.ZipFile(path) as archive:
-        names = archive.namelist()
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            reason = why_unbounded(path, archive)
+    except zipfile.BadZipFile as error:
+        raise ModelLoadError(f"{path.name} is a damaged zip file: {error}.") from error
+    if reason is not None:
+        raise ModelLoadError(f"{path.name} is not read: {reason}.")
     # Each name begins with a root folder that is named after the file.
     inner = {name.split("/", 1)[-1] for name in names}
     if any(name.startswith("code/") for name in inner):
@@ -116,10 +131,7 @@ def load_without_class(path: Path) -> nn.Module:
             f"{path.name} holds {'weights only' if kind != 'unknown' else 'no model of a known format'}: "
             "package the model's class with --model-file model.py, or a torch.export program (.pt2)."
         )
-    try:
-        return ExportedModel(torch.export.load(path))
-    except Exception as error:
-        raise ModelLoadError(f"torch.export.load could not read {path.name}: {error}") from error
+    return ExportedModel(load_program(path))
 
 
 def load_class(model_dir: Path, model_file: str) -> nn.Module:
@@ -219,14 +231,22 @@ def read_samples(folder: Path, names: Sequence[str]) -> list[tuple[str, bytes]]:
     """Reads the files that ``handler.openvino.warmup.samples`` names.
 
     Raises:
-        ModelLoadError: One of them is not in the archive.
+        ModelLoadError: One of them is not in the archive, or leads out of it.
     """
     found = []
     for name in names:
-        if not (folder / name).is_file():
+        try:
+            path = contained(folder, name)
+        except OutsideError as error:
+            raise ModelLoadError(f"handler.openvino.warmup.samples: {error}; package a copy.") from error
+        if not path.is_file():
             raise ModelLoadError(
                 f"handler.openvino.warmup.samples names {name!r}, which is not in the archive; package it with "
                 "--extra-files."
             )
-        found.append((name, (folder / name).read_bytes()))
+        if (size := path.stat().st_size) > MAX_SAMPLE_BYTES:
+            raise ModelLoadError(
+                f"handler.openvino.warmup.samples: {name} has {size} bytes, more than a request may have."
+            )
+        found.append((name, path.read_bytes()))
     return found

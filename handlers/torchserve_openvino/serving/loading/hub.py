@@ -4,15 +4,16 @@ Nothing is downloaded.
 """
 
 import contextlib
-import json
 import os
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.files.contained import contained
+from torchserve_openvino.files.json_text import JsonError, read_json, read_json_object
 from torchserve_openvino.quantized.scheme import scheme_of
+from torchserve_openvino.serving.loading.hub_fields import check_fields
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,23 +52,22 @@ def read_object(path: Path) -> dict[str, Any]:
         ModelLoadError: The file can't be read, or holds no JSON object.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return read_json_object(path)
+    except (OSError, JsonError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}.") from error
-    if not isinstance(found, dict):
-        raise ModelLoadError(f"{path} holds no JSON object.")
-    return found
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Returns the content of config.json.
 
     Raises:
-        ModelLoadError: It is missing, or no JSON object.
+        ModelLoadError: It is missing, no JSON object, or a field that is read here has another type.
     """
     if not (folder / CONFIG).exists():
         raise ModelLoadError(f"{folder} has no {CONFIG}.")
-    return read_object(folder / CONFIG)
+    config = read_object(folder / CONFIG)
+    check_fields(config, folder / CONFIG)
+    return config
 
 
 def load_model(folder: Path, loader: str, may_lack: str = "") -> "nn.Module":
@@ -100,7 +100,10 @@ def load_model(folder: Path, loader: str, may_lack: str = "") -> "nn.Module":
                 from torchserve_openvino.serving.loading.packed import load_dequantized
 
                 model, info = load_dequantized(folder, scheme, load_config(folder), getattr(classes, loader), how)
-        except (OSError, ValueError, RuntimeError, ImportError, KeyError, pickle.UnpicklingError) as error:
+        except ModelLoadError:
+            raise
+        except Exception as error:
+            # Of any class: odd values in config.json go far into transformers.
             raise ModelLoadError(f"{loader} cannot load {folder.name}: {_first_line(error)}") from error
     missing = sorted(info.get("missing_keys", ()))
     if may_lack and any(name.startswith(f"{may_lack}.") for name in missing):
@@ -134,7 +137,8 @@ def without_weights(folder: Path, loader: str) -> "nn.Module":
     with offline(), torch.device("meta"):
         try:
             model: nn.Module = getattr(_transformers(), loader).from_config(config)
-        except (ValueError, KeyError, TypeError) as error:
+        except Exception as error:
+            # Of any class, as above.
             raise ModelLoadError(f"{loader} cannot make {folder.name}: {_first_line(error)}") from error
     for module in model.modules():
         module._parameters.clear()
@@ -154,7 +158,8 @@ def load_config(folder: Path) -> Any:
         classes = _transformers()
         try:
             return classes.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except Exception as error:
+            # Of any class, as above.
             raise ModelLoadError(
                 f"{folder / CONFIG} is of no model that can be loaded: {_first_line(error)}"
             ) from error
@@ -187,7 +192,8 @@ def load_tokenizer(folder: Path, *, fast: bool = True) -> Any:
             tokenizer = classes.AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False, use_fast=True
             )
-        except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+        except Exception as error:
+            # Of any class, as above.
             raise ModelLoadError(f"{folder.name} has no tokenizer that can be loaded: {_first_line(error)}") from error
     # Without files, transformers makes a tokenizer that knows no words.
     names = tuple(tokenizer.vocab_files_names.values())
@@ -210,7 +216,8 @@ def load_feature_extractor(folder: Path) -> Any:
         classes = _transformers()
         try:
             return classes.AutoFeatureExtractor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+        except Exception as error:
+            # Of any class, as above.
             raise ModelLoadError(
                 f"{folder.name} has no feature extractor that can be loaded (preprocessor_config.json): "
                 f"{_first_line(error)}"
@@ -234,7 +241,8 @@ def load_image_processor(folder: Path) -> Any:
             return classes.AutoImageProcessor.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False, backend="pil"
             )
-        except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+        except Exception as error:
+            # Of any class, as above.
             reason = _first_line(error)
     torchvision = "torchvision" in str(reason).lower()
     needs = "; it works with torchvision only, which this package does not use" if torchvision else ""
@@ -254,10 +262,12 @@ def pooling_of(folder: Path) -> tuple[str, bool, int | None]:
     if not path.is_file():
         return "mean", False, None
     try:
-        kinds = {entry["type"].rpartition(".")[2]: entry["path"] for entry in json.loads(path.read_text("utf-8"))}
-        pooling = json.loads((folder / kinds["Pooling"] / CONFIG).read_text("utf-8"))
+        kinds = {entry["type"].rpartition(".")[2]: entry["path"] for entry in read_json(path)}
+        pooling = read_json_object(contained(folder, kinds["Pooling"]) / CONFIG)
         limits = folder / "sentence_bert_config.json"
-        longest = json.loads(limits.read_text("utf-8")).get("max_seq_length") if limits.is_file() else None
+        longest = read_json_object(limits).get("max_seq_length") if limits.is_file() else None
+        if longest is not None and type(longest) is not int:
+            raise TypeError(f"max_seq_length is {longest!r:.100}, not a number of tokens")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"{path} does not say how tokens are pooled: {error}") from error
     unknown = sorted(kinds.keys() - {"Transformer", "Pooling", "Normalize"})

@@ -8,6 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from torchserve_openvino.config.sections.handler import OpenVINOSection
+from torchserve_openvino.errors import OpMappingError
+from torchserve_openvino.files.contained import OutsideError, contained
 from torchserve_openvino.ops.mappings import load_mappings
 
 logger = logging.getLogger(__name__)
@@ -23,10 +25,14 @@ def load_archived_mappings(model_dir: Path, document: Mapping[str, Any] | None) 
         document: The model-config.yaml as TorchServe read it; `load_serving_config` reports problems in it later.
 
     Raises:
-        OpMappingError: A file is missing or fails.
+        OpMappingError: A file is missing, leads out of the archive, or fails.
     """
     for name in mapping_files(document):
-        load_mappings(model_dir / name)
+        try:
+            file = contained(model_dir, name)
+        except OutsideError as error:
+            raise OpMappingError(f"handler.openvino.op_mappings: {error}.") from error
+        load_mappings(file)
         logger.info("Operator mappings loaded from %s", name)
 
 

@@ -5,7 +5,6 @@ A mismatch is two files, private to the user that the worker runs as: ``DIGEST.s
 """
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,10 @@ from typing import Any
 import safetensors.torch
 import torch
 
+from torchserve_openvino.cache.storage.directory import foreign
 from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.files.atomic import AtomicFile, write_atomically
+from torchserve_openvino.files.json_text import read_json_object
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 
 # Limits of a folder, for all workers that write to it together.
@@ -47,20 +49,27 @@ class MismatchFolder:
         folder: ``handler.openvino.verify.keep_mismatches``; created where it is missing.
 
     Raises:
-        ModelLoadError: The folder can't be created or written to.
+        ModelLoadError: The folder can't be created or written to, or others may write to it.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _write(folder / f".probe-{os.getpid()}", b"")
-            (folder / f".probe-{os.getpid()}").unlink()
+            who = foreign(folder.stat())
+            with AtomicFile(folder / ".probe"):
+                pass
         except OSError as error:
             raise ModelLoadError(
                 f"handler.openvino.verify.keep_mismatches: {folder} cannot be written to ({error.strerror}); name a "
                 "folder that this user may write to."
             ) from error
+        if who is not None:
+            # Requests of clients are in it; and whoever may write to it can plant a call that a person then reruns.
+            raise ModelLoadError(
+                f"handler.openvino.verify.keep_mismatches: {folder} is {who}. Name a folder in it, which is then "
+                f"created for this user alone (keep_mismatches: {folder / 'mismatches'}), or run `chmod go-w {folder}`."
+            )
 
     def keep(
         self,
@@ -86,8 +95,8 @@ class MismatchFolder:
             if reason := self._full(len(content)):
                 return reason
             plain = {**facts, "format": _FORMAT, "call": call, "answers": len(answer), "expected": len(expected)}
-            _write(self._folder / f"{digest}.safetensors", content)
-            _write(self._folder / f"{digest}.json", json.dumps(plain, indent=2).encode())
+            write_atomically(self._folder / f"{digest}.safetensors", content)
+            write_atomically(self._folder / f"{digest}.json", json.dumps(plain, indent=2).encode())
         except (OSError, TypeError, ValueError, KeyError) as error:
             # For example a full disk, or a dtype that safetensors does not support.
             return f"{type(error).__name__}: {error}"
@@ -108,7 +117,8 @@ def read_mismatch(path: Path) -> Mismatch:
     Args:
         path: Its ``.json``; the file with the tensors is in the same folder.
     """
-    plain = json.loads(path.read_text(encoding="utf-8"))
+    # A difference may be NaN.
+    plain = read_json_object(path, allow_nan=True)
     if plain.pop("format") != _FORMAT:
         raise ValueError(f"{path.name} was written by another version")
     tensors = safetensors.torch.load_file(path.with_suffix(".safetensors"))
@@ -116,20 +126,6 @@ def read_mismatch(path: Path) -> Mismatch:
     answer = [tensors[f"answer.{i}"] for i in range(plain.pop("answers"))]
     expected = [tensors[f"eager.{i}"] for i in range(plain.pop("expected"))]
     return Mismatch(args, kwargs, answer, expected, plain)
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Writes a file completely or not at all, readable only by its owner."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:

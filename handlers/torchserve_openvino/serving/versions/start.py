@@ -4,13 +4,14 @@ import json
 import logging
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.cache.identity.versions import source_digest
 from torchserve_openvino.errors import UntestedVersionError
+from torchserve_openvino.files.atomic import write_atomically
+from torchserve_openvino.files.json_text import read_json
 from torchserve_openvino.serving.versions.tested import described, installed, untested
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ def _remembered(path: Path | None) -> list[dict[str, Any]] | None:
     if path is None or not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         return [{"about": str(each["about"]), "error": str(each["error"])} for each in found]
     except (OSError, ValueError, TypeError, KeyError):
         logger.warning("%s can't be read: the probes run again", path)
@@ -86,9 +87,6 @@ def _remembered(path: Path | None) -> list[dict[str, Any]] | None:
 
 def _remember(path: Path, outcomes: list[dict[str, Any]]) -> None:
     try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".versions-")
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump(outcomes, file)
-        Path(name).replace(path)
+        write_atomically(path, json.dumps(outcomes).encode(), sync=False)
     except OSError as error:
         logger.warning("What the probes found is not remembered: %s", error)

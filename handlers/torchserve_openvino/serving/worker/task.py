@@ -26,7 +26,7 @@ class TaskWorker(Worker):
     @property
     def most_items(self) -> int | None:
         """The most items in one enveloped request, since all are decoded before any is answered."""
-        return self.handler._most_items  # type: ignore[no-any-return]
+        return self.handler._most_items
 
     @property
     def reads_samples(self) -> bool:

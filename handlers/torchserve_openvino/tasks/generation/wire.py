@@ -71,7 +71,7 @@ def checked_frontend(context: Any) -> dict[str, str]:
     except FrontendError as error:
         logger.warning("TorchServe's frontend was not checked: %s", error)
         return {"frontend": "unknown"}
-    if state == "faulty":
+    if state in ("faulty", "outdated"):
         logger.warning(
             "WARNING: with asyncCommunication: true this TorchServe sometimes loses a request, and all others with it, "
             "until it is started again. Run `%s`, and start TorchServe again.", COMMAND,

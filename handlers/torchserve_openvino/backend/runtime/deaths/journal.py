@@ -15,12 +15,14 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from torchserve_openvino.backend.runtime.deaths.subject import Subject
+from torchserve_openvino.files.atomic import AtomicFile, write_atomically
+from torchserve_openvino.files.json_text import parse_json
 
 try:
     import fcntl
@@ -40,7 +42,6 @@ _DRAFT_SECONDS = 3600.0
 _KEPT_FILES = 1000
 _MAX_BYTES = 1 << 16
 _MARKER, _VERDICT, _DRAFT = ".marker", ".verdict", ".tmp"
-_PRIVATE = os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)
 _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 # Distinguishes this process from an earlier one with the same id, which is common in containers.
 _PROCESS = secrets.token_hex(8)
@@ -104,11 +105,11 @@ class Journal:
             yield
         finally:
             if marker is not None:
-                path, descriptor = marker
+                path, file = marker
                 # In this order, so that nobody sees the marker without its lock.
                 with contextlib.suppress(OSError):
                     path.unlink()
-                os.close(descriptor)
+                file.close()
 
     def deaths(self, identity: str) -> list[Death]:
         """Returns the markers of processes that died while they compiled this."""
@@ -137,9 +138,8 @@ class Journal:
             if verdict is None:
                 path.unlink(missing_ok=True)
             else:
-                draft, descriptor = self._draft({**asdict(subject), "verdict": asdict(verdict)})
-                os.close(descriptor)
-                draft.replace(path)
+                facts = {**asdict(subject), "verdict": asdict(verdict)}
+                write_atomically(path, json.dumps(facts).encode(), sync=False)
             for death in deaths:
                 death.path.unlink(missing_ok=True)
         except OSError as error:
@@ -165,36 +165,20 @@ class Journal:
         """Returns the file of a verdict."""
         return self.folder / f"{identity}{_VERDICT}"
 
-    def _mark(self, subject: Subject, mode: Mode) -> tuple[Path, int] | None:
-        """Writes a marker, and returns its path and the descriptor that holds its lock; None if that fails."""
+    def _mark(self, subject: Subject, mode: Mode) -> tuple[Path, BinaryIO] | None:
+        """Writes a marker, and returns its path and the open file that holds its lock; None if that fails."""
         facts = {**asdict(subject), "mode": mode, "pid": os.getpid(), "boot": _boot(), "time": time.time()}
         path = self.folder / f"{subject.identity}.{os.getpid()}-{_PROCESS}.{secrets.token_hex(4)}{_MARKER}"
         try:
-            draft, descriptor = self._draft(facts)
+            with AtomicFile(path, sync=False, suffix=_DRAFT) as draft:
+                draft.file.write(json.dumps(facts).encode())
+                # The lock comes first: a marker without one counts as a death.
+                fcntl.lockf(draft.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                draft.commit()
+                return path, draft.keep_open()
         except OSError as error:
             self._complain(error)
             return None
-        try:
-            # The lock comes first: a marker without one counts as a death.
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            draft.rename(path)
-        except OSError as error:
-            self._complain(error)
-            os.close(descriptor)
-            draft.unlink(missing_ok=True)
-            return None
-        return path, descriptor
-
-    def _draft(self, facts: Mapping[str, Any]) -> tuple[Path, int]:
-        path = self.folder / f"{secrets.token_hex(8)}{_DRAFT}"
-        descriptor = os.open(path, _PRIVATE, 0o600)
-        try:
-            os.write(descriptor, json.dumps(facts).encode())
-        except OSError:
-            os.close(descriptor)
-            path.unlink(missing_ok=True)
-            raise
-        return path, descriptor
 
     def _names(self) -> list[str]:
         try:
@@ -241,7 +225,7 @@ def _death(path: Path) -> Death | None:
         if not os.fstat(descriptor).st_nlink:
             # Removed since it was opened: its process has finished.
             return None
-        facts = json.loads(os.read(descriptor, _MAX_BYTES))
+        facts = parse_json(os.read(descriptor, _MAX_BYTES))
         if facts["boot"] == _boot():
             return Death(path, int(facts["pid"]), facts["mode"])
         reason = "it is from another machine, or from before its restart"
@@ -260,7 +244,7 @@ def _death(path: Path) -> Death | None:
 def _read(path: Path) -> dict[str, Any]:
     descriptor = os.open(path, _READ)
     try:
-        facts = json.loads(os.read(descriptor, _MAX_BYTES))
+        facts = parse_json(os.read(descriptor, _MAX_BYTES))
     finally:
         os.close(descriptor)
     if not isinstance(facts, dict):
