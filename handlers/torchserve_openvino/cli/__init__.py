@@ -16,7 +16,7 @@ from torchserve_openvino.cli.ray import ray
 from torchserve_openvino.cli.report import report
 from torchserve_openvino.cli.selftest import selftest
 from torchserve_openvino.cli.tasks import tasks
-from torchserve_openvino.cli.why import why
+from torchserve_openvino.cli.why import ready, why
 
 app = typer.Typer(
     name="torchserve-openvino",
@@ -34,6 +34,7 @@ app.command("frontend")(frontend)
 app.command("handler-path")(handler_path)
 app.command("init")(init)
 app.command("package")(package)
+app.command("ready")(ready)
 app.command("report")(report)
 app.command("selftest")(selftest)
 app.command("tasks")(tasks)

@@ -11,6 +11,7 @@ from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.cache.open import CacheSettings
 from torchserve_openvino.config import ResolvedOptions, ServingConfig
 from torchserve_openvino.report import CompileReport, Tracker
+from torchserve_openvino.report.progress import begin_step, keep_report
 from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.streams import Streams
 from torchserve_openvino.serving.served import ServedModel
@@ -96,6 +97,7 @@ class Compilation:
             open_axes: Axes whose sizes one graph leaves open.
             cached: Whether to read and write the cache, and to record the compilation in the report; False for a trial.
         """
+        begin_step("preparing the compiler")
         pt2, mode = self._config.pt2, self._section.batching.mode
         if resolved is not None and not cached:
             resolved = replace(resolved, options=replace(resolved.options, model_caching=False))
@@ -116,6 +118,8 @@ class Compilation:
             ),
             tracker=self._tracker if cached else None,
         )
+        if cached:
+            keep_report(compiled.report)
         one = CompileSpec(dynamic=True, options=pt2.options or None, resolved=resolved)
         make = partial(compile_with, self._eager, one, tracker=compiled.report.tracker)
         bounded = BoundedShapes(compiled, make, self._section.batching.max_shapes)

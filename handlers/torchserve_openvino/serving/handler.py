@@ -10,8 +10,9 @@ from typing import Any
 from torchserve_openvino.cache.open import state_folder
 from torchserve_openvino.config import ServingConfig, load_serving_config
 from torchserve_openvino.config.sections.handler import WarmupInput
-from torchserve_openvino.errors import ItemError, ModelLoadError, NotExplainedError, TorchServeOpenVINOError
+from torchserve_openvino.errors import ItemError, ModelLoadError, NotExplainedError
 from torchserve_openvino.report import CompileReport, Tracker
+from torchserve_openvino.report.progress import begin_step
 from torchserve_openvino.serving.base import model_name
 from torchserve_openvino.serving.loading.archive import facts_of, is_quantized
 from torchserve_openvino.serving.loading.files import read_samples
@@ -20,6 +21,7 @@ from torchserve_openvino.serving.loading.op_mappings import load_archived_mappin
 from torchserve_openvino.serving.loading.wrapped import wrapped_class
 from torchserve_openvino.serving.metrics import MetricsEmitter
 from torchserve_openvino.serving.models import Models, prepare_models
+from torchserve_openvino.serving.observation.load import observed_load, save_report
 from torchserve_openvino.serving.observation.model_face import model_face
 from torchserve_openvino.serving.observation.observe import ROOT, Call, Seen
 from torchserve_openvino.serving.observation.own_code import OwnCode
@@ -94,19 +96,8 @@ class OpenVINOHandler(ArchiveLoading):
                 that class. TorchServe reports only a RuntimeError as a failed load instead of a crashed worker.
             Exception: Any other error, unchanged.
         """
-        try:
+        with observed_load(context):
             self._serve(context)
-        except Exception as error:
-            # TorchServe logs all output of a worker as INFO, so the line itself says ERROR. It is one line, before the
-            # traceback, so that it can be searched for (`torchserve-openvino why`).
-            text = " ".join(str(error).split())
-            logger.error("ERROR: %s is not served. %s: %s", model_name(context), type(error).__name__, text)
-            if not isinstance(error, TorchServeOpenVINOError):
-                raise
-            logger.debug("Where it was found", exc_info=True)
-            # The message says what is wrong; dozens of our own stack frames would only hide it.
-            refusal = error if isinstance(error, RuntimeError) else ModelLoadError(f"{type(error).__name__}: {error}")
-            raise refusal.with_traceback(None) from None
 
     def _serve(self, context: Any) -> None:
         start = time.perf_counter()
@@ -119,15 +110,18 @@ class OpenVINOHandler(ArchiveLoading):
             type(self).__init__(self)
             self._serve(context)
             return
+        begin_step("checking versions")
         news = admit_versions(lambda: state_folder(None))
         threads = plan_for(self.config, len(sibling_pids()))
         threads.apply()
+        begin_step("loading the model")
         self.find_weights(context)
         type(self).initialize(self, context)
         loaded = time.perf_counter() - start
         self.initialized = False
         self.context = context
         self.eager_model = self.model_to_serve()
+        begin_step("preparing")
         models = self._prepare(threads, int(context.system_properties.get("batch_size") or 1))
         if models is not None and models.needs_no_torch:
             threads = threads.settle()
@@ -152,6 +146,7 @@ class OpenVINOHandler(ArchiveLoading):
         self.state.emit(context)
         logger.info("%s: %s", model_name(context), self._summary(models))
         self.initialized = True
+        save_report(context, self.describe_handle())
 
     def _load_config(self, context: Any) -> ServingConfig:
         """Reads the configuration, from its file where there is one, so that errors name the line."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchserve_openvino.report.progress import begin_step
 from torchserve_openvino.serving.modes import SERVING, Modes
 from torchserve_openvino.serving.shapes.input_spec import Inputs, Signature
 from torchserve_openvino.serving.shapes.value_sets import ValueSet
@@ -84,6 +85,7 @@ def warm_up(compiled: Callable[..., Any], served: Callable[..., Any], cases: Seq
     """
     start = time.perf_counter()
     for position, case in enumerate(cases, 1):
+        begin_step(f"compiling and running shape ({case.name})", position, len(cases))
         for _ in range(ROUNDS):
             last = run_case(compiled, served, case)
         logger.info(
