@@ -74,6 +74,16 @@ def test_over_http_the_item_has_its_own_status(server) -> None:
     assert refused.status_code == 400 and refused.json()["code"] == 400
 
 
+def test_a_form_is_named_as_what_went_wrong(server) -> None:
+    running, *_ = server
+    for content in (b"I like this", GOOD, b"a=b&c=d", b"\xff\xd8\xff\xe0binary"):
+        kind = "application/x-www-form-urlencoded"
+        response = running.predict("linear", content, kind)
+        assert response.status_code == 400, response.text
+        assert "came as a form" in response.text and "curl -T FILE" in response.text and "\\u" not in response.text
+        assert "binary" not in response.json()["message"].replace("--data-binary", "")
+
+
 def test_over_grpc_a_refusal_is_no_prediction(server) -> None:
     _, port, _ = server
     assert b"1.0" in by_grpc(port, GOOD)

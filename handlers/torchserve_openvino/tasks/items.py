@@ -219,4 +219,10 @@ def body(item: Any) -> Any:
         value = item.get(name)
         if value is not None and not (isinstance(value, (bytes, bytearray, str, list)) and len(value) == 0):
             return value
-    raise InvalidInputError("the request has no body; send the input as body, or as the form field 'data'")
+    # TorchServe has split a form at & and =, decoded + and %, and left out what is empty: nothing of it can be told.
+    raise InvalidInputError(
+        "the request has no body, or one that came as a form (application/x-www-form-urlencoded, which curl -d and "
+        "--data-binary send unless told otherwise): send a text with -H 'content-type: text/plain', JSON with "
+        "-H 'content-type: application/json', a file with curl -T FILE, or anything as the form field 'data' "
+        "(curl -F data=@FILE)"
+    )
