@@ -1,6 +1,7 @@
 """Compiles a model for serving: freezes it, warms it up, and wraps it in the `ServedModel` that takes requests."""
 
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -143,7 +144,9 @@ class Compilation:
             beyond=None if dynamic else bounded,
         )
         if self._shapes.cases:
-            seconds = warm_up(compiled, served, self._shapes.cases)
+            # Where one graph is to serve all shapes, none of them may be compiled anew.
+            planned = nullcontext if dynamic or open_axes is not None else compiled.report.tracker.planned_compilation
+            seconds = warm_up(compiled, served, self._shapes.cases, planned)
             compiled.report.tracker.add_timing("warmup_seconds", seconds)
         return Prepared(served, compiled.report, self._shapes.cases, self._shapes.signatures, open_axes is not None)
 

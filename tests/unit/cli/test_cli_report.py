@@ -256,3 +256,23 @@ def test_every_worker_is_shown_where_there_are_several(run, tmp_path) -> None:
         assert word in text, text
     path.write_text(json.dumps({"schema": 1, "summary": {"coverage": 1.0}, "workers": workers[:1]}))
     assert "Workers" not in run(path).stdout
+
+
+def test_several_shapes_are_told_apart_in_few_rows(run, tmp_path) -> None:
+    tracker = Tracker()
+    for rows in (1, 2, 4, 8):
+        graph = tracker.add_graph(GraphRecord("0/0", "net.py:3 (forward)", "inference", 4, inputs=[f"[{rows}, 3]"]))
+        graph.partitions.append(PartitionRecord("p0", 4, compile_seconds=0.25, constants=2, constant_bytes=3_000_000))
+    tracker.graphs[2].partitions[0].runs_on = "eager"
+    tracker.graphs[3].dynamic = True
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(CompileReport(tracker).to_dict()), encoding="utf-8")
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in run(path).stdout.splitlines() if "│" in line]
+    assert [row[3] for row in lines if row[1:2] == ["net.py:3 (forward)"]] == [
+        "[1, 3]",
+        "[2, 3]",
+        "[4, 3]",
+        "[8, 3] (dynamic)",
+    ]
+    partitions = {row[0]: row for row in lines if len(row) > 1 and row[1] == "p0"}
+    assert partitions["0-1, 3"][7] == "0.75" and partitions["2"][2] == "eager"
