@@ -19,10 +19,13 @@ from torchserve_openvino.errors import (
     NotExplainedError,
     PayloadTooLargeError,
 )  # fmt: skip
+from torchserve_openvino.report.progress import begin_step
 from torchserve_openvino.serving.handler import OpenVINOHandler
+from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.requests.batch_answer import explains
 from torchserve_openvino.serving.requests.isolation import run_isolated, server_fault
 from torchserve_openvino.serving.requests.streams import Streams
+from torchserve_openvino.serving.threads import ThreadPlan
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +53,15 @@ class ItemHandler(OpenVINOHandler):
     def together(self, values: list[Any], context: Any) -> list[Any]:
         """Does what is faster for all decoded items of a batch at once; an item may become an `ItemError`."""
         return values
+
+    def warm_decoding(self) -> None:
+        """Runs, before READY, what makes the first request that is decoded slower than those that follow."""
+
+    def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
+        models = super()._prepare(threads, batch_size)
+        begin_step("warming the decoding of requests")
+        self.warm_decoding()
+        return models
 
     @abstractmethod
     def predict(self, values: list[Any]) -> list[Any]:
