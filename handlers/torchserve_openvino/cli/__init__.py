@@ -6,7 +6,7 @@ import typer
 
 from torchserve_openvino.cli.cache import cache
 from torchserve_openvino.cli.check import check
-from torchserve_openvino.cli.console import outlive_deaths
+from torchserve_openvino.cli.console import outlive_deaths, quiet_libraries
 from torchserve_openvino.cli.doctor import doctor
 from torchserve_openvino.cli.frontend import frontend
 from torchserve_openvino.cli.handler_path import handler_path
@@ -45,6 +45,7 @@ def main() -> None:
     """Entry point of the console script."""
     if sys.argv[1:2] == ["doctor"] and not {"-h", "--help"} & set(sys.argv):
         outlive_deaths()
+    quiet_libraries()
     app()
 
 

@@ -23,7 +23,7 @@ from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.quantizing.accuracy import Judge
 from torchserve_openvino.packaging.quantizing.exporting import exported, quantised
 from torchserve_openvino.packaging.quantizing.gate import gated
-from torchserve_openvino.packaging.quantizing.samples import Caller, Samples, distinct_shapes, read
+from torchserve_openvino.packaging.quantizing.samples import Caller, Samples, distinct_shapes, read, shared_items
 from torchserve_openvino.serving.loading.archive import QUANTIZED_MODEL, load_without_server, model_of
 
 # Prefixes of the line with the result, of the one with an error, and of those that tell how it goes on.
@@ -102,12 +102,14 @@ def _quantise(
     else:
         torch.export.save(exported(kept, used.items)[0], out / QUANTIZED_MODEL)
     calibrated = section.method != "int8_weights" and given is None
+    # Requests by which the model was quantised: what is measured on them alone flatters it.
+    shared = shared_items(evaluation, used) if calibrated else 0
     return {
         "method": section.method,
         "keeps_f32": section.keep_f32,
         "calibration": {"items": len(used), "digest": used.digest} if calibrated else None,
         "from": given.name if given is not None else None,
-        "evaluation": {"digest": evaluation.digest, **proof.to_dict()},
+        "evaluation": {"digest": evaluation.digest, "unseen": not shared, "shared": shared, **proof.to_dict()},
     }
 
 
