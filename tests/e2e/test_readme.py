@@ -69,6 +69,7 @@ def test_every_shell_command_is_covered_here() -> None:
         "torchserve-openvino tasks",  # tests/unit/cli/test_cli_tasks.py
         "curl ",  # those of docs/tasks.md: tests/unit/tasks/test_text_tasks.py
         "python scripts/example_files.py",
+        "python scripts/predict_grpc.py",  # test_statuses.py
         "python scripts/predict.py",  # test_hub.py
         "python scripts/op_conformance.py",  # tests/conformance
         "python scripts/fuzz_models.py",  # tests/conformance/test_fuzz_sample.py
@@ -179,6 +180,43 @@ def test_the_five_steps_run_as_they_are_copied(tmp_path: Path) -> None:
     for words in ("wrote net/model-config.yaml", "model-config.yaml: valid", "net.mar: valid", "net is served by 1"):
         assert words in output
     assert "Egyptian cat" in output and "100.0% (162 of 162" in output and "net is served; " in output
+
+
+def test_the_second_day(server, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(NETWORK)
+    save_weights(tmp_path / "weights.pth")
+    (tmp_path / "model-config.yaml").write_text(
+        "handler: {openvino: {warmup: {inputs: [{shape: [4]}]}}}\nmaxRetryTimeoutInSec: 1\n"
+    )
+    (tmp_path / "index_to_name.json").write_text("{}")
+    (tmp_path / "cat.jpg").write_text("[[1.0, 2.0, 3.0, 4.0]]")
+    (tmp_path / "model-store").symlink_to(server.model_store)
+    first = {"model_file": tmp_path / "model.py", "serialized_file": tmp_path / "weights.pth"}
+    load(server, "net", handler=handler_path("tensor"), config=(tmp_path / "model-config.yaml").read_text(), **first)
+    ports = server.ports
+
+    def sh(heading: str) -> str:
+        output = ""
+        for line in "".join(section_blocks("docs/operations.md", heading, "sh")).replace("\\\n", " ").splitlines():
+            # The model of this test takes tensors.
+            changed = line.replace("--handler image_classifier", "--handler tensor")
+            changed = changed.replace("8080", str(ports.inference)).replace("8081", str(ports.management))
+            if line.startswith("curl"):
+                changed += " --fail-with-body -s" + " -H 'content-type: application/json'" * ("-T" in line)
+            if line.startswith(("torchserve-openvino ready", "torchserve-openvino report")):
+                changed += f" --management {server.management_url}"
+            output += run(changed, tmp_path)
+        return output
+
+    try:
+        output = sh("A new version beside the old")
+        assert "net/2.0 is served by 1 worker(s)" in output and "Compile report of net/2.0" in output
+        versions = server.http.get(f"{server.management_url}/models/net/all").json()
+        assert [(each["modelVersion"], each["maxWorkers"]) for each in versions] == [("2.0", 1)]
+        sh("More workers")
+        assert len(server.http.get(f"{server.management_url}/models/net").json()[0]["workers"]) == 2
+    finally:
+        server.http.delete(f"{server.management_url}/models/net")
 
 
 def test_package_precompiled_and_tend_the_cache(tmp_path) -> None:

@@ -37,14 +37,14 @@ class ImageSection(TaskSection):
     max_pixels: Count = 89_478_485
     """Largest image to decode, in pixels. The default is Pillow's limit against decompression bombs."""
     max_bytes: Count = 32 * 1024 * 1024
-    """Largest image to accept, in bytes as sent."""
+    """Largest image to accept, in bytes as sent. TorchServe's own `max_request_size` (6.5 MB) holds besides."""
 
 
 class TensorSection(TaskSection):
     """Requests of the handler tensor."""
 
     max_bytes: Count = 64 * 1024 * 1024
-    """Largest request to accept, in bytes."""
+    """Largest request to accept, in bytes. TorchServe's own `max_request_size` (6.5 MB) holds besides."""
     concatenate: Boolean = True
     """Whether the requests of a batch are joined along dimension 0; otherwise each runs alone."""
 
@@ -75,7 +75,7 @@ class AudioSection(TaskSection):
     """Compiled lengths, in whole seconds; a recording is padded to the next one. `auto`: powers of two and the middles
     between them (1, 1.5, 2, 3, 4 ...), up to `max_seconds`. Whisper has one length, its window."""
     max_bytes: Count = 32 * 1024 * 1024
-    """Largest recording to accept, in bytes as sent."""
+    """Largest recording to accept, in bytes as sent. TorchServe's own `max_request_size` (6.5 MB) holds besides."""
 
 
 class ImageGenerationSection(TaskSection):
