@@ -81,7 +81,14 @@ BENCH = [
     "simpy>=4.1,<5",
 ]
 RAY = ["ray[serve]>=2.60,<3", "prometheus-client>=0.20", "starlette>=0.40"]
-KSERVE = ["kserve>=0.21,<0.22", "fastapi>=0.115", "grpc-interceptor>=0.15", "grpcio>=1.66", "starlette>=0.40"]
+KSERVE = [
+    "kserve>=0.21,<0.22",
+    "fastapi>=0.115",
+    "grpc-interceptor>=0.15",
+    "grpcio>=1.66",
+    "starlette>=0.40",
+    "uvicorn>=0.30",
+]
 # Caches in object storage; each kind of URL needs its own library: fsspec[s3].
 REMOTE = ["fsspec>=2024.6"]
 DOCTOR = ["jinja2>=3.1,<4"]

@@ -54,6 +54,12 @@ def commands() -> list[str]:
     return list(dict.fromkeys(line.strip() for text in joined for line in text.splitlines() if line.strip()))
 
 
+def section_blocks(page: str, heading: str, language: str) -> list[str]:
+    """The code blocks of one section of a page, in their order, as they are written."""
+    (text,) = re.findall(rf"^## {re.escape(heading)}$(.*?)(?=^## |\Z)", pages()[page], re.MULTILINE | re.DOTALL)
+    return [code for name, code in _FENCED.findall(text) if name == language]
+
+
 def task_examples() -> dict[str, tuple[str, Any]]:
     """Of each task in docs/tasks.md: its request, and the answer that is shown, parsed."""
     return {task: (request, json.loads(answer)) for request, task, _, answer in _examples()}

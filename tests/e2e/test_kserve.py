@@ -1,6 +1,7 @@
 """An archive made for TorchServe as a KServe predictor, asked by KServe's own clients."""
 
 import asyncio
+import ipaddress
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 import torch
 from network import NETWORK, make_network
@@ -74,6 +76,14 @@ def predictor(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     finally:
         process.terminate()
         process.wait(30)
+
+
+def test_it_listens_on_loopback_only(predictor: Predictor) -> None:
+    process = psutil.Process(predictor.process.pid)
+    pids = {each.pid for each in (process, *process.children(recursive=True))}
+    listening = [each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+    addresses = {each.laddr.ip for each in listening if each.pid in pids}
+    assert addresses and all(ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback for ip in addresses)
 
 
 def expected(rows: list[list[float]]) -> torch.Tensor:

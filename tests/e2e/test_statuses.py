@@ -1,6 +1,8 @@
 """Errors arrive as errors over HTTP and gRPC, and between the nodes of a workflow."""
 
+import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +10,9 @@ import grpc
 import pytest
 import torch
 from ports import free_ports
-from torchserve_process import TorchServeProcess, load, program, torchserve
+from torchserve_process import ROOT, TorchServeProcess, load, program, torchserve
+
+from documents import commands
 
 MODEL = """
 import torch
@@ -72,6 +76,34 @@ def test_over_http_the_item_has_its_own_status(server) -> None:
     assert running.predict("linear", GOOD).status_code == 200
     refused = running.predict("linear", BAD)
     assert refused.status_code == 400 and refused.json()["code"] == 400
+
+
+def test_a_form_is_named_as_what_went_wrong(server) -> None:
+    running, *_ = server
+    for content in (b"I like this", GOOD, b"a=b&c=d", b"\xff\xd8\xff\xe0binary"):
+        kind = "application/x-www-form-urlencoded"
+        response = running.predict("linear", content, kind)
+        assert response.status_code == 400, response.text
+        assert "came as a form" in response.text and "curl -T FILE" in response.text and "\\u" not in response.text
+        assert "binary" not in response.json()["message"].replace("--data-binary", "")
+
+
+def test_the_script_of_the_docs_answers_over_grpc(server, tmp_path: Path) -> None:
+    _, port, _ = server
+    (line,) = [each for each in commands() if each.startswith("python scripts/predict_grpc.py")]
+    # Longer than 127 bytes: its length takes two.
+    rows = [[1.0, 2.0, 3.0, 4.0]] * 30
+
+    def ask(body: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "cat.jpg").write_text(body)
+        arguments = line.replace(" net ", " linear ").replace("cat.jpg", str(tmp_path / "cat.jpg")).split()[1:]
+        command = [sys.executable, *arguments, "--address", f"127.0.0.1:{port}"]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+
+    done = ask(json.dumps(rows))
+    assert done.returncode == 0 and json.loads(done.stdout) == rows, done.stderr
+    refused = ask('[["no", "numbers"]]')
+    assert refused.returncode == 1 and "INVALID_ARGUMENT" in refused.stderr and "nested lists" in refused.stderr
 
 
 def test_over_grpc_a_refusal_is_no_prediction(server) -> None:

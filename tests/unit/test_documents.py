@@ -4,6 +4,7 @@ Shell commands run in tests/e2e/test_readme.py.
 """
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from torch import library, nn
 import torchserve_openvino as tov
 from documents import ROOT, Block, blocks, pages
 from torchserve_openvino.config import load_serving_config
+from torchserve_openvino.serving.loading.files import load_class
 from torchserve_openvino.serving.verification.mismatches import MismatchFolder
 
 PAGES = pages()
@@ -83,6 +85,19 @@ def test_own_handler() -> None:
     assert issubclass(space["Mine"], tov.OpenVINOHandler)
 
 
+def test_a_model_file_with_an_imported_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "x.py").write_text(
+        "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(4, 3)\n"
+    )
+    (tmp_path / "documented_model.py").write_text(python("from x import Net"))
+    try:
+        assert isinstance(load_class(tmp_path, "documented_model.py"), nn.Linear)
+    finally:
+        sys.modules.pop("x", None)
+        sys.modules.pop("documented_model", None)
+
+
 def test_a_kept_mismatch_is_run_again(tmp_path: Path) -> None:
     model, x = nn.Linear(4, 2).eval(), torch.ones(1, 4)
     answer = model(x).detach()
@@ -108,7 +123,7 @@ def test_the_recipe_of_openvinos_page(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_no_python_block_is_left_out() -> None:
     # Those of docs/tasks.md run in tests/unit/tasks.
-    assert len([block for block in blocks("python") if block.page != "docs/tasks.md"]) == 7
+    assert len([block for block in blocks("python") if block.page != "docs/tasks.md"]) == 8
 
 
 def test_the_worked_example_of_an_operator() -> None:

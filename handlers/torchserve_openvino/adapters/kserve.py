@@ -12,13 +12,18 @@ import json
 import uuid
 from http import HTTPStatus
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import grpc
+import uvicorn
 from fastapi import HTTPException
 from grpc import StatusCode
 from grpc_interceptor.exceptions import GrpcException
 from kserve import InferInput, InferOutput, InferRequest, InferResponse, Model, ModelServer, model_server
 from kserve.model_server import app
+from kserve.protocol.grpc import server as rpc
+from kserve.protocol.rest import server as rest
 
 from torchserve_openvino.adapters.batcher import Batcher
 from torchserve_openvino.adapters.core import Asked, Host, about
@@ -144,11 +149,37 @@ def _failure(status: int, found: Any, over_grpc: bool) -> Exception:
     return GrpcException(message, _GRPC.get(HTTPStatus(status), code))
 
 
+def listen_on(host: str) -> None:
+    """Makes KServe's servers listen on one address; KServe 0.21 has no option for it, and listens on all.
+
+    Args:
+        host: An IPv4 address or a name, for HTTP and gRPC.
+    """
+
+    class Config(uvicorn.Config):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "host": host})
+
+    class Aio:
+        """`grpc.aio` with a server that listens there."""
+
+        def server(self, *args: Any, **kwargs: Any) -> Any:
+            server = grpc.aio.server(*args, **kwargs)
+            add = server.add_insecure_port
+            server.add_insecure_port = lambda address: add(f"{host}:{address.rpartition(':')[2]}")
+            return server
+
+    rest.uvicorn = SimpleNamespace(**{**vars(uvicorn), "Config": Config})
+    rpc.aio = Aio()
+
+
 def main() -> None:
     """Serves the archive that the command line names."""
     parser = argparse.ArgumentParser(parents=[model_server.parser], description=__doc__, conflict_handler="resolve")
     parser.add_argument("--model", required=True, type=Path, help="the .mar, or a folder with one")
-    given: Path = parser.parse_args().model
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 in a container")
+    arguments = parser.parse_args()
+    given: Path = arguments.model
     found = sorted(given.glob("*.mar")) if given.is_dir() else [given]
     if len(found) != 1:
         parser.error(f"--model: {given} holds {len(found)} .mar files, and must hold one")
@@ -156,6 +187,7 @@ def main() -> None:
     archive.load()
     app.add_api_route(f"/v1/models/{archive.name}/report", archive.report, methods=["GET"])
     app.add_api_route("/openvino/alive", archive.alive, methods=["GET"])
+    listen_on(arguments.host)
     ModelServer().start([archive])
 
 

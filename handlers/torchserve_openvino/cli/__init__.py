@@ -6,7 +6,7 @@ import typer
 
 from torchserve_openvino.cli.cache import cache
 from torchserve_openvino.cli.check import check
-from torchserve_openvino.cli.console import outlive_deaths
+from torchserve_openvino.cli.console import outlive_deaths, quiet_libraries
 from torchserve_openvino.cli.doctor import doctor
 from torchserve_openvino.cli.frontend import frontend
 from torchserve_openvino.cli.handler_path import handler_path
@@ -16,7 +16,7 @@ from torchserve_openvino.cli.ray import ray
 from torchserve_openvino.cli.report import report
 from torchserve_openvino.cli.selftest import selftest
 from torchserve_openvino.cli.tasks import tasks
-from torchserve_openvino.cli.why import why
+from torchserve_openvino.cli.why import ready, why
 
 app = typer.Typer(
     name="torchserve-openvino",
@@ -34,6 +34,7 @@ app.command("frontend")(frontend)
 app.command("handler-path")(handler_path)
 app.command("init")(init)
 app.command("package")(package)
+app.command("ready")(ready)
 app.command("report")(report)
 app.command("selftest")(selftest)
 app.command("tasks")(tasks)
@@ -44,6 +45,7 @@ def main() -> None:
     """Entry point of the console script."""
     if sys.argv[1:2] == ["doctor"] and not {"-h", "--help"} & set(sys.argv):
         outlive_deaths()
+    quiet_libraries()
     app()
 
 

@@ -4,7 +4,7 @@ import json
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.table import Table
@@ -13,12 +13,18 @@ from rich.text import Text
 from torchserve_openvino.cli.console import fail, print_json, stdout
 from torchserve_openvino.errors import ConfigError, FrontendError, ModelLoadError, PackagingError
 
+if TYPE_CHECKING:
+    from torchserve_openvino.packaging.check import Checked
+
 
 def check(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="A model-config.yaml, or a model archive (.mar).", show_default=False)
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Show every setting, not only those that differ from the defaults.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every setting.")] = False,
     no_device_check: Annotated[
         bool,
         typer.Option(
@@ -27,11 +33,12 @@ def check(
         ),
     ] = False,
 ) -> None:
-    """Validate a model-config.yaml, or a whole archive, and print each effective value with its source.
+    """Validate a model-config.yaml, or a whole archive, and print what differs from the defaults, with its source.
 
     Exit code 0 if it is valid, 1 otherwise: every problem is reported with its
-    key, its line and the nearest valid name. For an archive, the handler, the
-    model file, the weights and the files that the configuration names are
+    key, its line and the nearest valid name. What is valid but implausible on
+    this machine is a warning. For an archive, the handler, the model file, what
+    they import, the weights and the files that the configuration names are
     checked as well; none of its code is run.
 
     Examples:
@@ -40,37 +47,52 @@ def check(
 
         torchserve-openvino check model-store/net.mar
 
+        torchserve-openvino check model-config.yaml --all
+
         torchserve-openvino check gpu.yaml --no-device-check
 
         torchserve-openvino check model-config.yaml --json | jq .settings
     """
     from torchserve_openvino.config import load_serving_config
     from torchserve_openvino.packaging.check import check_archive
+    from torchserve_openvino.packaging.plausibility import implausible, refused_cache
 
     try:
         if zipfile.is_zipfile(file):
             found = check_archive(file, check_device=not no_device_check)
             if found.problems:
-                _refuse_archive(file, found.problems, as_json)
+                _refuse_archive(file, found, as_json)
             config = found.config
         else:
             config = load_serving_config(file, check_device=not no_device_check)
+            if not no_device_check and (refusal := refused_cache(config)) is not None:
+                _refuse(file, f"{file}: {refusal}", [_sentence(refusal)], as_json)
     except ConfigError as error:
         _refuse(file, str(error), [_plain(each) for each in _all(error)], as_json)
     except (ModelLoadError, PackagingError) as error:
-        _refuse_archive(file, [str(error)], as_json)
+        _refuse(file, f"{file}: {error}", [_sentence(str(error))], as_json)
     notes = _notes(config.torchserve)
+    warnings = [] if no_device_check else list(implausible(config))
     if as_json:
-        print_json({"ok": True, "file": str(file), "settings": config.summary, "notes": notes})
+        settings = config.summary
+        print_json({"ok": True, "file": str(file), "settings": settings, "notes": notes, "warnings": warnings})
         return
+    rows = [row for row in config.effective() if show_all or row.source != "default"]
     table = Table("setting", "value", "source", title=Text(f"{file}: valid"), title_justify="left")
     table.columns[0].no_wrap = True
-    for row in config.effective():
+    for row in rows:
         # Dim the defaults: the values that were set matter more.
         style = "dim" if row.source == "default" else ""
         table.add_row(Text(row.key), Text(_shown(row.value)), Text(row.source), style=style)
     console = stdout()
-    console.print(table)
+    if rows:
+        console.print(table)
+    else:
+        console.print(f"{file}: valid")
+    if not show_all:
+        console.print("All other settings have their defaults; --all shows them.")
+    for warning in warnings:
+        console.print(f"warning: {warning}")
     if config.handler:
         console.print(f"Your handler's own settings, kept as they are: {', '.join(map(str, config.handler))}")
     for note in notes:
@@ -97,9 +119,14 @@ def _refuse(file: Path, text: str, problems: list[dict[str, Any]], as_json: bool
     fail(text)
 
 
-def _refuse_archive(file: Path, found: list[str], as_json: bool) -> NoReturn:
-    text = "\n  ".join([f"{file}: a worker would not serve it:", *(f"- {each}" for each in found)])
-    _refuse(file, text, [{"type": "PackagingError", "message": each} for each in found], as_json)
+def _refuse_archive(file: Path, found: "Checked", as_json: bool) -> NoReturn:
+    text = "\n  ".join([f"{file}: a worker would not serve it:", *(f"- {each}" for each in found.problems)])
+    others = found.problems[len(found.config_errors) :]
+    _refuse(file, text, [*map(_plain, found.config_errors), *map(_sentence, others)], as_json)
+
+
+def _sentence(text: str) -> dict[str, Any]:
+    return {"type": "PackagingError", "message": text}
 
 
 def _shown(value: Any) -> str:

@@ -1,6 +1,7 @@
 """`torchserve-openvino doctor MODEL`."""
 
 import contextlib
+import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -191,9 +192,12 @@ def _write_mapping(found: "Diagnosis", path: Path) -> str:
         return f"{path}: not written: no operator needs a mapping"
     test = path.with_name(f"test_{path.name}")
     path.write_text(mapping_file(drafts, path.stem), encoding="utf-8")
-    test.write_text(mapping_test(drafts, path.stem), encoding="utf-8")
     open_ones = [each.op for each in drafts if not each.body]
     rest = f"; fill in {', '.join(open_ones)}" if open_ones else ""
+    if importlib.util.find_spec("pytest") is None:
+        note = f"{test} is not written, as pytest is not installed (pip install pytest)"
+        return f"{path}: {len(drafts)} mapping(s){rest}; then doctor with --mapping {path}; {note}"
+    test.write_text(mapping_test(drafts, path.stem), encoding="utf-8")
     return f"{path}: {len(drafts)} mapping(s){rest}; then pytest {test}, and doctor with --mapping {path}"
 
 

@@ -1,7 +1,7 @@
 """`torchserve-openvino package`."""
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,8 +12,8 @@ from torchserve_openvino.cli.console import fail, print_json, stdout, steps
 from torchserve_openvino.cli.handler_path import handlers
 from torchserve_openvino.cli.reports.quantized import show_proof
 from torchserve_openvino.cli.reports.verdict import show
-from torchserve_openvino.config.fields import is_handler_file
 from torchserve_openvino.errors import ConfigError, ModelLoadError, PackagingError
+from torchserve_openvino.packaging.named_files import files_named_by
 from torchserve_openvino.packaging.starter import templates
 from torchserve_openvino.tasks.catalog import TASKS
 
@@ -85,7 +85,11 @@ def package(
         typer.Option(help="A sample request, for handler.openvino.warmup.samples; repeatable.", exists=True),
     ] = None,
     extra_files: Annotated[
-        list[Path] | None, typer.Option(help="Anything else the handler reads; repeatable.", exists=True)
+        list[str] | None,
+        typer.Option(
+            metavar="FILE[,FILE...]",
+            help="Anything else the handler reads: files and folders, separated by commas; repeatable.",
+        ),
     ] = None,
     requirements_file: Annotated[
         Path | None, typer.Option(help="pip requirements of the model.", exists=True, show_default=False)
@@ -165,7 +169,7 @@ def package(
         if check is not None:
             _check(check, as_json)
             return
-        named = _named(config_file) if config_file is not None else []
+        named = files_named_by(config_file) if config_file is not None else []
         if (timm is None) != (weights is None):
             raise typer.BadParameter("--timm and --weights belong together.")
         if timm is not None and weights is not None:
@@ -200,13 +204,15 @@ def package(
             ("--config-file", config_file),
         ):
             arguments += [option, str(path)] if path is not None else []
-        extra = [path for path in (index_to_name, *(sample or ()), *(extra_files or ())) if path is not None]
+        extra = [path for path in (index_to_name, *(sample or ()), *_paths(extra_files or [])) if path is not None]
         if index_to_name is not None and index_to_name.name != "index_to_name.json":
             raise typer.BadParameter(f"the handlers read index_to_name.json; rename {index_to_name.name}.")
         from torchserve_openvino.packaging.making import Quantising, Recipe, make
 
+        # The archive has one folder: what the command line names wins over a file beside the configuration.
+        names = {path.name for path in extra}
         recipe = Recipe(
-            model_name, arguments, [*extra, *(path for path in named if path not in extra)], requirements_file,
+            model_name, arguments, [*extra, *(path for path in named if path.name not in names)], requirements_file,
             bundle_package, precompile, level or [], pretrained,
             Quantising(quantize, calibration, made, config_file.parent if config_file else Path()),
         )  # fmt: skip
@@ -260,27 +266,13 @@ def _timm(name: str, weights: Path, config_file: Path | None, folder: Path) -> t
     return written.model, written.weights, written.config
 
 
-def _named(config_file: Path) -> list[Path]:
-    """Returns the files beside a configuration that it names, for the archive: ``op_mappings`` and ``wrap``."""
-    from torchserve_openvino.config.yaml_source import read_yaml
-    from torchserve_openvino.serving.loading.op_mappings import mapping_files
-
-    document = read_yaml(config_file).data
-    section: Any = document
-    for key in ("handler", "openvino"):
-        section = section.get(key) if isinstance(section, Mapping) else None
-    if not isinstance(section, Mapping):
-        # Whatever else is wrong with it is reported later.
-        return []
-    named = [("op_mappings", name) for name in mapping_files(document)]
-    wrapped = section.get("wrap")
-    named += [("wrap", wrapped)] if isinstance(wrapped, str) and is_handler_file(wrapped) else []
-    for key, name in named:
-        if not (config_file.parent / name).is_file():
-            raise PackagingError(
-                f"{config_file} names {name} in handler.openvino.{key}: file not found: {config_file.parent / name}."
-            )
-    return [config_file.parent / name for _, name in named]
+def _paths(options: Sequence[str]) -> list[Path]:
+    """Returns the files of `--extra-files`, which torch-model-archiver takes separated by commas."""
+    names = [name.strip() for option in options for name in option.split(",") if name.strip()]
+    for name in names:
+        if not Path(name).exists():
+            raise typer.BadParameter(f"--extra-files names {name}, which does not exist.")
+    return [Path(name) for name in names]
 
 
 def _handler(name: str) -> str:

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import signal
+import tempfile
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,12 @@ BUILDER = "torchserve_openvino.adapters.ray:app"
 HAPROXY, OPTIMIZED = "RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_THROUGHPUT_OPTIMIZED"
 # Seconds between two looks of Ray's controller at all replicas. With Ray's 0.1 it takes 3 % of a core from the models.
 CONTROL_LOOP, CONTROL_SECONDS = "RAY_SERVE_CONTROL_LOOP_INTERVAL_S", "0.5"
+
+# Whether nodes of one cluster talk to each other; if not, all of Ray's processes listen on loopback only.
+MORE_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+# Where Ray notes the cluster that `ray start` started on this machine, which `ray.init` joins by itself.
+_CURRENT_CLUSTER = Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster"
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 ray = typer.Typer(help="Serve archives on Ray Serve.", no_args_is_help=True)
 
@@ -52,7 +59,9 @@ def deploy(
     cpus: Cpus = 1,
     name: Name = "models",
     address: Annotated[str | None, typer.Option(help="The cluster; else RAY_ADDRESS, or a new local one.")] = None,
-    host: Annotated[str, typer.Option(help="Address that a new local one listens on.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address that a new local one listens on; with loopback, Ray's own ports do, too.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of a new local one.")] = 8000,
     haproxy: Annotated[
         bool,
@@ -81,6 +90,10 @@ def deploy(
         os.environ |= {HAPROXY: "1", OPTIMIZED: "1"}
         os.environ.setdefault(CONTROL_LOOP, CONTROL_SECONDS)
         address = "local"
+    if host in _LOOPBACK and not address and "RAY_ADDRESS" not in os.environ and not _CURRENT_CLUSTER.exists():
+        address = "local"
+    if host in _LOOPBACK and address == "local":
+        os.environ.setdefault(MORE_NODES, "0")
     try:
         args = _args(archives, replicas, max_replicas, cpus)
     except TorchServeOpenVINOError as error:

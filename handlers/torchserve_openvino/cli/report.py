@@ -27,12 +27,17 @@ def report(
             show_default=False,
         ),
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.", min=0.1)] = 60.0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds to wait for a worker that has saved no report on this machine.", min=0.1)
+    ] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Print the compile report of a served model: what ran on OpenVINO, what fell back and why.
 
-    Exit code 1 if the server is down, or the model is unknown or served by another handler.
+    While a worker is busy, loads or has ended, its last report is shown: workers
+    on this machine save it.
+
+    Exit code 1 if the model is not served, or served by another handler.
 
     Examples:
 
@@ -44,15 +49,23 @@ def report(
 
         torchserve-openvino report report.json
     """
-    from torchserve_openvino.cli.reports.source import ReportNotFoundError, fetch
+    from torchserve_openvino.cli.reports.source import ReportNotFoundError, fetch_or_saved
 
     try:
-        found = fetch(model, management=management, token=token, timeout=timeout)
+        found = fetch_or_saved(model, management=management, token=token, timeout=timeout)
     except ReportNotFoundError as error:
         fail(str(error))
     if as_json:
         print_json(found.report)
-        return
-    from torchserve_openvino.cli.reports.tables import print_report
+    else:
+        from torchserve_openvino.cli.reports.tables import print_report
 
-    print_report(found.report, found.title, stdout())
+        console = stdout()
+        if found.note:
+            console.print(found.note)
+        if "summary" in found.report:
+            print_report(found.report, found.title, console)
+        else:
+            console.print("Nothing was compiled.")
+    if not found.served:
+        raise typer.Exit(1)

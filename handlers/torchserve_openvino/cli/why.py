@@ -1,14 +1,24 @@
-"""`torchserve-openvino why NAME`."""
+"""`torchserve-openvino why NAME` and `torchserve-openvino ready NAME`."""
 
 import contextlib
 import os
+import time
+from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from torchserve_openvino.cli.console import fail, print_json, stdout
+from torchserve_openvino.cli.console import fail, print_json, stdout, steps
 from torchserve_openvino.cli.report import DEFAULT_MANAGEMENT
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from torchserve_openvino.cli.reports.worker_log import Cause
+
+_SECONDS_BETWEEN = 0.5
 
 
 def why(
@@ -29,6 +39,8 @@ def why(
 ) -> None:
     """Explain why a model is not served: query the server and read its logs.
 
+    A model that is still loading is shown with its current step.
+
     Exit code 0 if all its workers are READY, 1 otherwise. The logs are read
     even if the server is down.
 
@@ -39,18 +51,18 @@ def why(
         torchserve-openvino why net/1.0 --logs /var/log/torchserve --json
     """
     from torchserve_openvino.cli.reports.source import ReportNotFoundError, fetch, workers_of
-    from torchserve_openvino.cli.reports.worker_log import deaths_in, find_cause
+    from torchserve_openvino.cli.reports.worker_log import LogState, deaths_in, read_logs
 
-    state: dict[str, Any] = {"model": model, "workers": {}, "server": "", "cause": None, "died": []}
+    state: dict[str, Any] = {"model": model, "workers": {}, "server": "", "cause": None, "loading": None, "died": []}
     try:
         state["workers"] = workers_of(model, management=management, token=token, timeout=timeout)
     except ReportNotFoundError as error:
         state["server"] = str(error)
     served = bool(state["workers"]) and set(state["workers"].values()) == {"READY"}
-    folder = logs or Path(os.environ.get("LOG_LOCATION", "logs"))
-    cause = None if served else find_cause(folder, model)
-    if cause is not None:
-        state["cause"] = vars(cause)
+    folder = logs or log_folder()
+    log = LogState() if served else read_logs(folder, model)
+    state["cause"] = vars(log.cause) if log.cause is not None else None
+    state["loading"] = vars(log.loading) if log.loading is not None else None
     # A worker that is busy, or of another handler, gives no report.
     with contextlib.suppress(ReportNotFoundError):
         if served:
@@ -60,7 +72,7 @@ def why(
         raise typer.Exit(0 if served else 1)
     console = stdout()
     for worker, status in state["workers"].items():
-        console.print(f"worker {worker}: {status}")
+        console.print(f"worker {worker}: {shown_status(status)}")
     if served:
         console.print(f"{model} is served; `torchserve-openvino report {model}` shows what runs where.")
         for text in state["died"]:
@@ -68,11 +80,96 @@ def why(
         return
     if state["server"]:
         console.print(state["server"])
-    if cause is None:
-        fail(f"{folder} contains no cause for {model}. Is it TorchServe's log folder (--logs)?")
+    if log.loading is not None:
+        console.print(f"{model} {log.loading.text}")
+        console.print(f"logged at {log.loading.time} in {log.loading.file}")
+    elif log.cause is None:
+        _without_a_cause(model, state["workers"], folder)
+    if log.cause is not None:
+        _print_cause(console, log.cause, "an earlier start failed: " if log.loading is not None else "cause: ")
+    raise typer.Exit(1)
+
+
+def ready(
+    model: Annotated[str, typer.Argument(metavar="NAME", help="A model's name, or NAME/VERSION.", show_default=False)],
+    logs: Annotated[
+        Path | None,
+        typer.Option(help="TorchServe's log folder; by default LOG_LOCATION, else ./logs.", show_default=False),
+    ] = None,
+    management: Annotated[str, typer.Option(help="Address of TorchServe's management API.")] = DEFAULT_MANAGEMENT,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TORCHSERVE_MANAGEMENT_TOKEN", help="Management key, if the server requires one.", show_default=False
+        ),
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the workers.", min=0.1)] = 600.0,
+) -> None:
+    """Wait until a model is served, and show what its workers do until then.
+
+    Exit code 0 if all its workers are READY; 1 as soon as one of them refuses
+    the model, or after the timeout. The server may still be starting.
+
+    Examples:
+
+        torchserve-openvino ready net
+
+        torchserve-openvino ready net/2.0 --timeout 120
+    """
+    from torchserve_openvino.cli.reports.source import ReportNotFoundError, workers_of
+    from torchserve_openvino.cli.reports.worker_log import NOW, read_logs
+
+    folder, began, start = logs or log_folder(), datetime.now().strftime(NOW), time.monotonic()
+    shown, problem = "", ""
+    with steps(typer.echo) as show:
+        while True:
+            try:
+                workers = workers_of(model, management=management, token=token, timeout=min(timeout, 10.0))
+                problem = ""
+            except ReportNotFoundError as error:
+                workers, problem = {}, str(error)
+            if workers and set(workers.values()) == {"READY"}:
+                break
+            log = read_logs(folder, model)
+            if log.loading is not None and log.loading.text != shown:
+                shown = log.loading.text
+                show(f"{model} {shown}")
+            late = time.monotonic() - start > timeout
+            refused = log.cause is not None and log.cause.time >= began and log.cause.refused
+            if refused or late:
+                if log.cause is not None:
+                    _print_cause(stdout(), log.cause, "cause: ")
+                fail(
+                    f"{model} is not served. {problem}".strip()
+                    if refused
+                    else f"{model} is not served after {timeout:g} s (--timeout). {problem}".strip()
+                )
+            time.sleep(_SECONDS_BETWEEN)
+    typer.echo(f"{model} is served by {len(workers)} worker(s).")
+
+
+def _without_a_cause(model: str, workers: Mapping[str, str], folder: Path) -> NoReturn:
+    if workers and (folder / "model_log.log").is_file():
+        fail(
+            f"a worker of {model} is not READY, and {folder} contains no word from it yet: Python starts, or the "
+            "handler is not one of this package (--logs names another log folder)."
+        )
+    fail(f"{folder} contains no cause for {model}. Is it TorchServe's log folder (--logs)?")
+
+
+def _print_cause(console: "Console", cause: "Cause", title: str) -> None:
     again = f", {cause.times} times" if cause.times > 1 else ""
-    console.print(f"cause: {cause.text}")
+    console.print(f"{title}{cause.text}")
     if cause.fix:
         console.print(f"fix: {cause.fix}")
     console.print(f"logged at {cause.time}{again} in {cause.file}")
-    raise typer.Exit(1)
+
+
+def log_folder() -> Path:
+    """Returns TorchServe's log folder: LOG_LOCATION, else ``logs``."""
+    return Path(os.environ.get("LOG_LOCATION", "logs"))
+
+
+def shown_status(status: str) -> str:
+    """Returns a worker's status for the user: TorchServe calls every worker that is not READY ``UNLOADING``."""
+    return "not READY: it loads, or has ended" if status == "UNLOADING" else status

@@ -70,8 +70,8 @@ def parse_pt2(data: Mapping[Any, Any], problems: Problems) -> CompileConfig:
         return CompileConfig()
     problems = problems.at("pt2")
     if isinstance(value, str):
-        _check_backend(value, problems, ())
-        return CompileConfig(backend=value, form="string")
+        known = _check_backend(value, problems, ())
+        return CompileConfig(backend=value if known else "openvino", form="string")
     if not isinstance(value, Mapping):
         problems.add((), f"must be a backend's name or a mapping, not {shown(value)}.")
         return CompileConfig()
@@ -128,8 +128,9 @@ def _from_kwargs(given: Mapping[Any, Any], problems: Problems, *, form: Form, en
     elif not isinstance(backend, str):
         problems.add(("backend",), f"must be a backend's name, not {shown(backend)}.")
         backend = "openvino"
-    else:
-        _check_backend(backend, problems, ("backend",))
+    elif not _check_backend(backend, problems, ("backend",)):
+        # The rest is checked as if it were ours, so that the user sees all errors at once.
+        backend = "openvino"
     ours = backend in vocabulary.OURS
     options = given.get("options")
     # For our backends, `resolve_into` reports this; it would be reported twice otherwise.
@@ -184,21 +185,23 @@ def _mode(mode: Any, ours: bool, has_options: bool, problems: Problems) -> str |
     return str(mode)
 
 
-def _check_backend(backend: str, problems: Problems, keys: KeyPath) -> None:
+def _check_backend(backend: str, problems: Problems, keys: KeyPath) -> bool:
+    """Returns True if torch.compile has the backend; adds a problem otherwise."""
     if backend in vocabulary.OURS:
-        return
+        return True
     # A name close to one of ours is a typo: no need to import torch, which takes seconds.
     if nearest(backend, vocabulary.OURS, cutoff=0.8) is None:
         from torch._dynamo import list_backends
 
         known = list_backends(exclude_tags=())
         if backend in known:
-            return
+            return True
     else:
         known = []
     names = sorted({*known, *vocabulary.OURS})
     message = f"unknown torch.compile backend {backend!r}" + (f"; valid backends: {listed(names)}." if known else ".")
     problems.add(keys, message, suggestion=nearest(backend, names))
+    return False
 
 
 def _unknown_keys(

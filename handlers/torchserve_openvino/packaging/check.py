@@ -1,17 +1,20 @@
 """Finds what a worker would refuse in an archive, without running any of its code."""
 
 import ast
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchserve_openvino.config import ServingConfig, load_serving_config
+from torchserve_openvino.config import ConfigErrors, ServingConfig, load_serving_config
 from torchserve_openvino.config.fields import is_handler_file
 from torchserve_openvino.errors import ConfigError, ModelLoadError
 from torchserve_openvino.generation.text.exporting.weight_format import format_of
 from torchserve_openvino.packaging.archive import extract
+from torchserve_openvino.packaging.imports import missing_imports
+from torchserve_openvino.packaging.plausibility import refused_cache
 from torchserve_openvino.quantized.scheme import scheme_of
 from torchserve_openvino.serving.host.names import read_labels
 from torchserve_openvino.serving.loading.archive import has_f32, model_of, not_quantized
@@ -27,12 +30,14 @@ class Checked:
     """What `check_archive` found.
 
     Attributes:
-        config: The archive's settings; the defaults where it has no model-config.yaml.
+        config: The archive's settings; the defaults where it has no model-config.yaml, or one that is not valid.
         problems: One sentence each; empty if a worker would start to load it.
+        config_errors: What is wrong in model-config.yaml; also in `problems`.
     """
 
     config: ServingConfig
     problems: list[str] = field(default_factory=list)
+    config_errors: tuple[ConfigError, ...] = ()
 
 
 def check_archive(path: Path, *, check_device: bool) -> Checked:
@@ -44,7 +49,6 @@ def check_archive(path: Path, *, check_device: bool) -> Checked:
 
     Raises:
         PackagingError: It is not a model archive.
-        ConfigError: Its model-config.yaml is not valid.
     """
     with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
         folder = Path(scratch)
@@ -60,19 +64,40 @@ def check_folder(folder: Path, *, check_device: bool) -> Checked:
     model = model_of(folder)
     found: list[str] = []
     config = ServingConfig()
+    # The first of `found`, if there are any.
+    errors: tuple[ConfigError, ...] = ()
     if name := model.get("configFile"):
         if (folder / name).is_file():
-            config = load_serving_config(folder / name, check_device=check_device)
+            try:
+                config = load_serving_config(folder / name, check_device=check_device)
+            except ConfigError as error:
+                # The rest is checked all the same, so that the user sees all errors at once.
+                errors = error.problems if isinstance(error, ConfigErrors) else (error,)
+                found += [str(each).replace(f"{folder}{os.sep}", "") for each in errors]
         else:
             found.append(f"its configuration {name} is missing; package it with --config-file")
     found += _handler(folder, model)
     found += _model(folder, model, config)
-    found += _pretrained(folder, model, config)
-    found += _named(folder, config)
-    return Checked(config, found)
+    found += _imports(folder, model, config)
+    if not errors:
+        found += _pretrained(folder, model, config)
+        found += _named(folder, config)
+        found += filter(None, [refused_cache(config) if check_device else None])
+    return Checked(config, found, errors)
+
+
+def _imports(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> Iterator[str]:
+    if model.get("requirementsFile"):
+        # What these install has other names than what it imports as.
+        return
+    wrapped = config.openvino.wrap
+    names = [str(model.get("handler", "")).partition(":")[0], str(model.get("modelFile") or ""), str(wrapped or "")]
+    yield from missing_imports(folder, [name for name in names if name.endswith(".py") and (folder / name).is_file()])
 
 
 def _handler(folder: Path, model: Mapping[str, Any]) -> Iterator[str]:
+    from torchserve_openvino.serving.loading.files import one_class_advice
+
     name = str(model.get("handler", ""))
     path, _, function = name.partition(":")
     # A name without a file is one of TorchServe's own handlers.
@@ -88,8 +113,8 @@ def _handler(folder: Path, model: Mapping[str, Any]) -> Iterator[str]:
     if wanted not in functions and len(classes) != 1:
         names = ", ".join(classes) or "none"
         yield (
-            f"the handler {path} must define exactly one class of its own, or a function {wanted}; found {names}. Move "
-            "others into another file and package that with --extra-files"
+            f"the handler {path} must define exactly one class of its own, or a function {wanted}; found {names}. "
+            f"{one_class_advice(path, classes)}"
         )
 
 

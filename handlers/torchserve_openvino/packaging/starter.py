@@ -22,6 +22,11 @@ metrics_address=http://127.0.0.1:8082
 model_store=model-store
 metrics_mode=prometheus
 metrics_config={metrics}
+# TorchServe's own limits in bytes, below those of model-config.yaml; larger requests and answers fail.
+# max_request_size=6553500
+# max_response_size=6553500
+# Requests that may wait for each model unless its model-config.yaml has a jobQueueSize; further ones get 503.
+# job_queue_size=100
 """
 
 

@@ -78,7 +78,8 @@ def render(report: dict[str, Any]) -> str:
     for graph in report["graphs"]:
         shape = "dynamic" if graph["dynamic"] else "static"
         lines.append(
-            f"  graph {graph['index']} [{graph['compile_id']}] {graph['where']}: {graph['stage']}, {shape} shapes, "
+            f"  graph {graph['index']} [{graph['compile_id']}] {graph['where']}: {graph['stage']}, {shape} shapes"
+            f"{' ' + ' '.join(graph['inputs']) if graph.get('inputs') else ''}, "
             f"{graph['ops_on_openvino']}/{graph['ops_total']} ops on OpenVINO, "
             f"lowered in {graph['lower_seconds']:.2f} s"
         )

@@ -3,9 +3,10 @@
 The backend appends to these records; `CompileReport` reads them. Nothing here imports torch or OpenVINO.
 """
 
+import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -100,6 +101,7 @@ class GraphRecord:
         ops_total: Operators that do work in the lowered graph.
         index: Order of arrival.
         dynamic: Whether a size is symbolic.
+        inputs: Shapes of the tensors that are passed at each call, such as ``[1, 3, 224, 224]``.
         lower_seconds: From Dynamo's graph to the lowered, partitioned graph.
         left_out: Operators that stay in eager PyTorch: name to count.
         decomposed: Operators that were decomposed: name to ``count``, ``into`` (name to count) and ``where``.
@@ -115,6 +117,7 @@ class GraphRecord:
     partitions: list[PartitionRecord] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
     decomposed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    inputs: list[str] = field(default_factory=list)
 
     @property
     def ops_on_openvino(self) -> int:
@@ -169,6 +172,7 @@ class Tracker:
         self.notes_runs = False
         self.ran: set[int] = set()
         self.call = CallRecords()
+        self._planned = False
         self._kernels: dict[int, Callable[[], list[Kernel]]] = {}
 
     def add_graph(self, record: GraphRecord) -> GraphRecord:
@@ -273,10 +277,21 @@ class Tracker:
                 self.revision += 1
 
     def add_recompile(self, where: str, reason: str, compile_id: str) -> None:
-        """Records that Dynamo compiled a function once more, and which guard failed."""
+        """Records that Dynamo compiled a function once more, and which guard failed, unless that was planned."""
         with self._lock:
+            if self._planned:
+                return
             self.revision += 1
             self.recompiles.append(Recompile(where=where, reason=reason, compile_id=compile_id))
+
+    @contextlib.contextmanager
+    def planned_compilation(self) -> Iterator[None]:
+        """Counts no recompiles in the block: the first call of a declared shape compiles, as it should."""
+        before, self._planned = self._planned, True
+        try:
+            yield
+        finally:
+            self._planned = before
 
     def add_timing(self, name: str, seconds: float) -> None:
         """Adds seconds to a named phase."""

@@ -1,6 +1,7 @@
 """Compiles a model for serving: freezes it, warms it up, and wraps it in the `ServedModel` that takes requests."""
 
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.cache.open import CacheSettings
 from torchserve_openvino.config import ResolvedOptions, ServingConfig
 from torchserve_openvino.report import CompileReport, Tracker
+from torchserve_openvino.report.progress import begin_step, keep_report
 from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.streams import Streams
 from torchserve_openvino.serving.served import ServedModel
@@ -96,6 +98,7 @@ class Compilation:
             open_axes: Axes whose sizes one graph leaves open.
             cached: Whether to read and write the cache, and to record the compilation in the report; False for a trial.
         """
+        begin_step("preparing the compiler")
         pt2, mode = self._config.pt2, self._section.batching.mode
         if resolved is not None and not cached:
             resolved = replace(resolved, options=replace(resolved.options, model_caching=False))
@@ -116,6 +119,8 @@ class Compilation:
             ),
             tracker=self._tracker if cached else None,
         )
+        if cached:
+            keep_report(compiled.report)
         one = CompileSpec(dynamic=True, options=pt2.options or None, resolved=resolved)
         make = partial(compile_with, self._eager, one, tracker=compiled.report.tracker)
         bounded = BoundedShapes(compiled, make, self._section.batching.max_shapes)
@@ -139,7 +144,9 @@ class Compilation:
             beyond=None if dynamic else bounded,
         )
         if self._shapes.cases:
-            seconds = warm_up(served.run_exactly, served, self._shapes.cases)
+            # Where one graph is to serve all shapes, none of them may be compiled anew.
+            planned = nullcontext if dynamic or open_axes is not None else compiled.report.tracker.planned_compilation
+            seconds = warm_up(served.run_exactly, served, self._shapes.cases, planned)
             compiled.report.tracker.add_timing("warmup_seconds", seconds)
         return Prepared(served, compiled.report, self._shapes.cases, self._shapes.signatures, open_axes is not None)
 

@@ -15,6 +15,7 @@ from torchserve_openvino.cache.open import PACKAGED_FOLDER, open_cache
 from torchserve_openvino.config import ResolvedOptions, ServingConfig
 from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.report import Tracker
+from torchserve_openvino.report.progress import begin_step
 from torchserve_openvino.serving import precision
 from torchserve_openvino.serving.compilation import Compilation, Prepared
 from torchserve_openvino.serving.memory import release_weights, tidy
@@ -80,6 +81,7 @@ class Preparation:
         self._threads = threads
         self._freezes = freezes if self._section.freeze == "auto" else self._section.freeze
         self._model_dir = model_dir
+        begin_step("probing the model in eager PyTorch")
         self._shapes = shapes or shapes_of(
             eager, self._section, batch_size=batch_size, streams=threads.streams, declared=declared, samples=samples,
             learns=learns, modes_for=modes_for,
@@ -91,6 +93,7 @@ class Preparation:
             # Verification compares every compiled shape with eager; no need to do so twice.
             proves=bool(self._admission.skipped), part=part, tracker=tracker,
         )  # fmt: skip
+        begin_step("choosing what shapes share a graph")
         self._graph = one_graph.choose(eager, config, self._shapes, part)
         self._int8: Preparation | None = None
         if quantized is not None:

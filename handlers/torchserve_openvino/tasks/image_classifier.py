@@ -37,6 +37,10 @@ class ImageClassifier(ItemHandler):
         """Returns a photo as the model's input."""
         return (self.decode({"body": body}).unsqueeze(0),), {}
 
+    def warm_decoding(self) -> None:
+        """Decodes photos."""
+        images.warm(self.config.openvino.image)
+
     def decode(self, item: Any) -> torch.Tensor:
         """Converts a request's picture with `images.to_tensor`."""
         return images.to_tensor(body(item), self.config.openvino.image)

@@ -4,6 +4,7 @@ torchvision is not needed: its `Resize`, `CenterCrop`, `ToTensor` and `Normalize
 (torchvision 0.28, transforms/functional.py and _functional_pil.py), which are reproduced bit for bit.
 """
 
+import contextlib
 import io
 import math
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from torch import nn
 
 from torchserve_openvino.config.sections.tasks import ImageSection
 from torchserve_openvino.config.spelling import listed
-from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError, UnsupportedMediaTypeError
+from torchserve_openvino.errors import InvalidInputError, ItemError, PayloadTooLargeError, UnsupportedMediaTypeError
 from torchserve_openvino.serving.requests.nested_lists import array_of
 from torchserve_openvino.tasks.payloads import from_base64
 
@@ -25,6 +26,16 @@ FILTERS = {
     "bicubic": Image.Resampling.BICUBIC,
     "nearest": Image.Resampling.NEAREST,
 }
+
+
+def warm(section: ImageSection) -> None:
+    """Decodes a JPEG and a PNG, so that no request waits until Pillow has loaded its codecs and filters."""
+    for kind in ("JPEG", "PNG"):
+        buffer = io.BytesIO()
+        Image.linear_gradient("L").convert("RGB").resize((640, 480)).save(buffer, format=kind)
+        # The settings may refuse a format, or the size: the codec has run all the same.
+        with contextlib.suppress(ItemError):
+            to_tensor(buffer.getvalue(), section)
 
 
 def to_tensor(value: Any, section: ImageSection) -> torch.Tensor:

@@ -18,9 +18,12 @@ from torchserve_openvino.errors import (
     NonFiniteOutputError,
     NotExplainedError,
 )  # fmt: skip
+from torchserve_openvino.report.progress import begin_step
+from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.requests.batch_answer import explains
 from torchserve_openvino.serving.requests.isolation import isolated, run_isolated, server_fault
 from torchserve_openvino.serving.requests.streams import Streams
+from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.serving.worker.task import TaskHandler
 
 logger = logging.getLogger(__name__)
@@ -51,6 +54,15 @@ class ItemHandler(TaskHandler):
     def together(self, values: list[Any], context: Any) -> list[Any]:
         """Does what is faster for all decoded items of a batch at once; an item may become an `ItemError`."""
         return values
+
+    def warm_decoding(self) -> None:
+        """Runs, before READY, what makes the first request that is decoded slower than those that follow."""
+
+    def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
+        models = super()._prepare(threads, batch_size)
+        begin_step("warming the decoding of requests")
+        self.warm_decoding()
+        return models
 
     @abstractmethod
     def predict(self, values: list[Any]) -> list[Any]:
@@ -212,4 +224,10 @@ def body(item: Any) -> Any:
         value = item.get(name)
         if value is not None and not (isinstance(value, (bytes, bytearray, str, list)) and len(value) == 0):
             return value
-    raise InvalidInputError("the request has no body; send the input as body, or as the form field 'data'")
+    # TorchServe has split a form at & and =, decoded + and %, and left out what is empty: nothing of it can be told.
+    raise InvalidInputError(
+        "the request has no body, or one that came as a form (application/x-www-form-urlencoded, which curl -d and "
+        "--data-binary send unless told otherwise): send a text with -H 'content-type: text/plain', JSON with "
+        "-H 'content-type: application/json', a file with curl -T FILE, or anything as the form field 'data' "
+        "(curl -F data=@FILE)"
+    )

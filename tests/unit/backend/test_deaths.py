@@ -177,8 +177,8 @@ def test_where_the_journal_is(
     assert user == tmp_path / "state" / "torchserve-openvino" / "compiling"
     assert stat.S_IMODE(user.stat().st_mode) == 0o700
     assert state_folder(store, {**env, STATE_ENV: str(tmp_path / "named")}) == tmp_path / "named"
-    # Others may write to it.
-    user.chmod(0o777)
+    # A group may write to it.
+    user.chmod(0o770)
     elsewhere = state_folder(None, env)
     assert elsewhere is not None and elsewhere.parent == tmp_path / "tmp"
     assert state_folder(None, {STATE_ENV: str(user)}) is None

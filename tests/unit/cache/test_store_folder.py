@@ -16,8 +16,8 @@ from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.errors import CacheDirectoryError, ConfigError
 
 
-@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777, 0o1777, 0o720])
-def test_others_may_write(root, mode):
+@pytest.mark.parametrize("mode", [0o770, 0o720])
+def test_a_group_may_write(root, mode):
     root.mkdir()
     root.chmod(mode)
     with pytest.raises(CacheDirectoryError) as caught:
@@ -28,6 +28,41 @@ def test_others_may_write(root, mode):
         Store(root, writable=False)
     root.chmod(0o755)
     put(Store(root))
+
+
+@pytest.mark.parametrize("mode", [0o707, 0o777, 0o1777, 0o2777])
+def test_a_shared_folder_gets_a_private_subfolder(root, mode):
+    root.mkdir()
+    root.chmod(mode)
+    store = Store(root)
+    put(store)
+    assert store.root.parent == root and store.root.stat().st_mode & 0o777 == 0o700
+    assert content(Store(root, writable=False).get("partition", key(1))) == FILES
+    store.root.chmod(0o770)
+    with pytest.raises(CacheDirectoryError, match="chmod go-w"):
+        Store(root)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders away")
+def test_a_volume_of_another_owner_with_a_writable_group_gets_a_private_subfolder(root):
+    root.mkdir()
+    os.chown(root, 12345, -1)
+    root.chmod(0o2775)
+    assert Store(root).root.parent == root
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders away")
+def test_a_subfolder_that_another_user_prepared_is_refused(root):
+    root.mkdir()
+    root.chmod(0o1777)
+    inner = Store(root).root
+    os.chown(inner, 12345, -1)
+    with pytest.raises(CacheDirectoryError, match="owned by user 12345"):
+        Store(root)
+    shutil.rmtree(inner)
+    inner.symlink_to(root)
+    with pytest.raises(CacheDirectoryError, match="is a link"):
+        Store(root)
 
 
 @pytest.mark.parametrize("inner", ["entries", "objects", "locks", "tmp", "entries/partition", "objects/ab"])
@@ -90,7 +125,7 @@ def test_a_link_to_a_good_folder_and_to_a_bad_one(root, tmp_path):
     store = Store(root)
     put(store)
     assert store.root == tmp_path / "real"
-    (tmp_path / "real").chmod(0o777)
+    (tmp_path / "real").chmod(0o770)
     with pytest.raises(CacheDirectoryError):
         Store(root)
     shutil.rmtree(tmp_path / "real")

@@ -83,7 +83,7 @@ def test_a_folder_that_does_not_exist(run, tmp_path, args):
 
 
 def test_a_folder_that_is_refused(run, store):
-    store.root.chmod(0o777)
+    store.root.chmod(0o770)
     for args in (["ls"], ["verify"], ["prune"], ["clear", "--yes"], ["export", "x.tar"], ["import", "x.tar"]):
         result = run(*args)
         assert result.exit_code == 1 and f"chmod go-w {store.root}" in result.stderr

@@ -32,12 +32,19 @@ def write(tmp_path, monkeypatch):
     return _write
 
 
+def rows(output: str) -> dict[str, str]:
+    return {line.split("│")[1].strip(): line for line in output.splitlines() if line.startswith("│")}
+
+
 def test_a_valid_file_is_a_table_of_values_and_sources(run, write):
     path = write(GOOD)
     result = run("check", path)
     assert result.exit_code == 0
     assert "\x1b[" not in result.stdout
-    lines = {line.split("│")[1].strip(): line for line in result.stdout.splitlines() if line.startswith("│")}
+    lines = rows(result.stdout)
+    assert "net.yaml:1" in lines["batchSize"] and not any("default" in line for line in lines.values())
+    assert "--all shows them" in result.stdout
+    lines = rows(run("check", path, "--all").stdout)
     assert "default" in lines["pt2.compile.options.config.INFERENCE_PRECISION_HINT"]
     assert "net.yaml:1" in lines["batchSize"]
     assert "OPENVINO" not in lines["pt2.compile.options.device"]
@@ -78,6 +85,51 @@ def test_json_of_an_invalid_file(run, write):
         "message": "OpenVINO sees no device 'GPU' on this machine; available: CPU.",
         "suggestion": "CPU",
     }
+
+
+def test_a_misspelt_backend_hides_no_other_error(run, write):
+    options = "{device: GPU, config: {PERFORMANCE_HNT: LATENCY}}"
+    for pt2 in (f"{{compile: {{backend: openvno, options: {options}}}}}", f"{{backend: openvno, options: {options}}}"):
+        text = f"batchsize: 1\npt2: {pt2}\nhandler: {{openvino: {{wormup: 1, threads: none}}}}\n"
+        result = run("check", write(text), "--json")
+        keys = [problem["key"].rpartition(".")[2] for problem in json.loads(result.stdout)["problems"]]
+        assert sorted(keys) == ["PERFORMANCE_HNT", "backend", "batchsize", "device", "threads", "wormup"]
+
+
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        ("handler: {openvino: {threads: 64}}", "threads is 64, but this machine lets a process use 2 core(s)"),
+        ("maxWorkers: 2\nhandler: {openvino: {threads: 2}}", "threads is 2 for each of 2 workers"),
+        ("pt2: {backend: openvino, options: {config: {NUM_STREAMS: 9}}}", "NUM_STREAMS is 9"),
+        ("handler: {openvino: {warmup: {batch_sizes: [64]}}}", "batchSize is 1: each request with one item is padded"),
+        ("handler: {openvino: {warmup: {batch_sizes: [1, 64]}}}", "warmup.batch_sizes has 64, but batchSize is 1"),
+        ("batchSize: 4\nhandler: {openvino: {batching: {buckets: [2, 8]}}}", "batching.buckets has 8"),
+        ("batchSize: 200", "jobQueueSize is 100, less than the 200 requests"),
+    ],
+)
+def test_what_is_implausible_is_a_warning(run, write, monkeypatch, text, warning):
+    monkeypatch.setattr("torchserve_openvino.serving.threads.usable_cores", lambda: 2)
+    result = run("check", write(f"{text}\n"))
+    assert result.exit_code == 0 and warning in " ".join(result.stdout.split())
+    assert any(warning in each for each in json.loads(run("check", "net.yaml", "--json").stdout)["warnings"])
+
+
+@pytest.mark.parametrize("text", [GOOD, "batchSize: 8\nhandler: {openvino: {warmup: {batch_sizes: [1, 8]}}}\n"])
+def test_what_is_plausible_has_no_warning(run, write, text):
+    assert json.loads(run("check", write(text), "--json").stdout)["warnings"] == []
+
+
+def test_a_cache_folder_that_a_worker_refuses(run, write, tmp_path):
+    (tmp_path / "cache").mkdir()
+    options = f"{{model_caching: true, cache_dir: {tmp_path / 'cache'}}}"
+    path = write(f"pt2: {{backend: openvino, options: {options}}}\n")
+    for mode, code in ((0o1777, 0), (0o700, 0), (0o770, 1)):
+        (tmp_path / "cache").chmod(mode)
+        result = run("check", path)
+        assert result.exit_code == code
+    assert "pt2.compile.options.cache_dir" in result.stderr and "chmod go-w" in result.stderr
+    assert run("check", path, "--no-device-check").exit_code == 0
 
 
 def test_without_the_device_check(run, write):

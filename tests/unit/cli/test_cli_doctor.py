@@ -1,5 +1,6 @@
 """`torchserve-openvino doctor`: exit codes, output and written files."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -100,6 +101,14 @@ def test_pages_graphs_and_mappings_are_written(ill: Path, tmp_path: Path) -> Non
     assert '@tov.register_op("aten.hypot.default")' in mapping.read_text()
     assert "cli_ops.py" in (tmp_path / "test_cli_ops.py").read_text()
     assert "translate_hypot" in result.stdout and str(mapping) in result.stderr
+
+
+def test_no_test_is_written_where_pytest_is_missing(ill: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *more: None if name == "pytest" else find(name, *more))
+    result = doctor(ill, "--write-mapping", tmp_path / "cli_ops.py")
+    assert (tmp_path / "cli_ops.py").exists() and not (tmp_path / "test_cli_ops.py").exists()
+    assert "pytest is not installed" in result.stderr and "then pytest" not in result.stderr
 
 
 def test_no_mapping_is_written_where_none_is_needed(well: Path, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 from torchserve_openvino.cli import app
 from torchserve_openvino.cli.reports.source import find_report
 from torchserve_openvino.report import CompileReport
+from torchserve_openvino.report.saved import save
 from torchserve_openvino.report.tracker import GraphRecord, PartitionRecord, Tracker
 
 
@@ -42,7 +44,7 @@ class Server:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 outer.asked.append((self.path, self.headers.get("Authorization")))
-                known = outer.answers.get(self.path.partition("?")[0])
+                known = outer.answers.get(self.path) or outer.answers.get(self.path.partition("?")[0])
                 code, body = known or (404, {"code": 404, "type": "ModelNotFoundException", "message": "Not found."})
                 data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
                 self.send_response(code)
@@ -80,7 +82,7 @@ def test_by_name_in_every_wrapping(run, server, report, wrap):
     server.answers["/models/net"] = (200, described(wrap(report)))
     result = run("net", "--management", server.url)
     assert result.exit_code == 0, result.stderr
-    assert server.asked == [("/models/net?customized=true", None)]
+    assert server.asked == [("/models/net", None), ("/models/net?customized=true", None)]
     shown = result.stdout
     assert "Compile report of net 1.0" in shown
     assert "75.0% (3 of 4 operators on OpenVINO)" in shown
@@ -167,7 +169,41 @@ def test_a_handler_that_answers_something_else(run, server):
 
 def test_a_worker_that_is_not_ready(run, server):
     server.answers["/models/net"] = (200, described("", workers=[{"status": "UNLOADING"}]))
-    assert "READY" in run("net", "--management", server.url).stderr
+    error = run("net", "--management", server.url).stderr
+    assert "no worker of 'net' is READY" in error and "torchserve-openvino why net" in error
+    # No worker was asked, which would answer after its load.
+    assert [path for path, _ in server.asked] == ["/models/net"]
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch, report):
+    monkeypatch.setenv("TORCHSERVE_OPENVINO_STATE_DIR", str(tmp_path))
+    return lambda cause="": save(tmp_path, "net", "1.0", report, cause)
+
+
+def test_the_last_report_of_a_model_that_is_not_served(run, server, saved):
+    saved("VerificationError: answers differ")
+    server.answers["/models/net"] = (200, described("", workers=[{"status": "UNLOADING", "pid": 7}]))
+    result = run("net", "--management", server.url)
+    assert result.exit_code == 1 and "75.0%" in result.stdout
+    assert "refused the model: VerificationError: answers differ" in " ".join(result.stdout.split())
+    assert "torchserve-openvino why net" in result.stdout
+    server.close()
+    result = run("net", "--management", server.url, "--json")
+    assert result.exit_code == 1 and json.loads(result.stdout)["saved"]["cause"].startswith("VerificationError")
+
+
+def test_the_last_report_of_a_worker_that_does_not_answer(run, server, saved):
+    saved()
+    workers = [{"status": "READY", "pid": os.getpid()}]
+    server.answers["/models/net"] = (200, described("", workers=workers))
+    server.answers["/models/net?customized=true"] = (500, {"message": "Worker died."})
+    result = run("net", "--management", server.url)
+    assert result.exit_code == 0 and "75.0%" in result.stdout and "Worker died." in result.stdout
+    # Another server's worker of the same name.
+    workers[0]["pid"] = 7
+    result = run("net", "--management", server.url)
+    assert result.exit_code == 1 and "Worker died." in result.stderr and "why net" in result.stderr
 
 
 def test_a_token(run, server, report):
@@ -220,3 +256,23 @@ def test_every_worker_is_shown_where_there_are_several(run, tmp_path) -> None:
         assert word in text, text
     path.write_text(json.dumps({"schema": 1, "summary": {"coverage": 1.0}, "workers": workers[:1]}))
     assert "Workers" not in run(path).stdout
+
+
+def test_several_shapes_are_told_apart_in_few_rows(run, tmp_path) -> None:
+    tracker = Tracker()
+    for rows in (1, 2, 4, 8):
+        graph = tracker.add_graph(GraphRecord("0/0", "net.py:3 (forward)", "inference", 4, inputs=[f"[{rows}, 3]"]))
+        graph.partitions.append(PartitionRecord("p0", 4, compile_seconds=0.25, constants=2, constant_bytes=3_000_000))
+    tracker.graphs[2].partitions[0].runs_on = "eager"
+    tracker.graphs[3].dynamic = True
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(CompileReport(tracker).to_dict()), encoding="utf-8")
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in run(path).stdout.splitlines() if "│" in line]
+    assert [row[3] for row in lines if row[1:2] == ["net.py:3 (forward)"]] == [
+        "[1, 3]",
+        "[2, 3]",
+        "[4, 3]",
+        "[8, 3] (dynamic)",
+    ]
+    partitions = {row[0]: row for row in lines if len(row) > 1 and row[1] == "p0"}
+    assert partitions["0-1, 3"][7] == "0.75" and partitions["2"][2] == "eager"

@@ -94,3 +94,31 @@ def test_a_death_of_the_compiler_is_named_with_its_partition_and_signal(logs) ->
 def test_nothing_is_made_up(logs, lines, tmp_path: Path) -> None:
     text = why(tmp_path / "nowhere" if lines is None else logs(*lines), json_too=False)["text"]
     assert "contains no cause" in text and "--logs" in text
+
+
+LOADING = "LOADING: net has been loading for {} s: verifying shape 31 of 90"
+
+
+def test_a_worker_that_loads_is_shown_with_its_step(logs) -> None:
+    found = why(logs(AT.format(1, "net_1.0", REFUSED), AT.format(2, "net_1.0", LOADING.format(40))))
+    assert "net has been loading for 40 s: verifying shape 31 of 90" in found["text"]
+    assert "an earlier start failed: ConfigError" in found["text"]
+    assert found["loading"]["text"] == "has been loading for 40 s: verifying shape 31 of 90"
+
+
+def test_a_worker_that_ended_does_not_load(logs) -> None:
+    found = why(logs(AT.format(1, "net_1.0", LOADING.format(4)), AT.format(2, "net_1.0", REFUSED)))
+    assert found["loading"] is None and "cause: ConfigError" in found["text"]
+    found = why(logs(AT.format(1, "net_1.0", LOADING.format(4)), frontend=GONE))
+    assert found["loading"] is None and "process ended" in found["text"]
+
+
+def test_ready_ends_at_a_refusal_and_after_the_timeout(logs) -> None:
+    later = AT.replace("2026", "9026").format(1, "net_1.0", REFUSED)
+    options = ["--management", NOBODY, "--timeout", "1"]
+    result = CliRunner().invoke(app, ["ready", "net", "--logs", str(logs(later)), *options])
+    assert result.exit_code == 1 and "cause: ConfigError" in result.output and "after 1 s" not in result.output
+    old = logs(AT.format(1, "net_1.0", REFUSED), AT.format(2, "net_1.0", LOADING.format(40)))
+    result = CliRunner().invoke(app, ["ready", "net", "--logs", str(old), *options])
+    assert result.exit_code == 1 and "verifying shape 31 of 90" in result.output
+    assert "not served after 1 s (--timeout)" in result.output and "no server answers" in result.output

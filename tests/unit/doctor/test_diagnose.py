@@ -13,6 +13,7 @@ from torchserve_openvino.config import resolve_options
 from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.doctor.diagnose import diagnose
 from torchserve_openvino.doctor.diagnosis import Diagnosis
+from torchserve_openvino.doctor.measure import limit_to
 from torchserve_openvino.doctor.target import Call, Target, TargetSpec, load_target
 
 
@@ -136,3 +137,12 @@ def test_the_limits_are_those_of_the_configuration(max_abs: float | None, words:
     )
     verdict = diagnose(target).comparison["verdict"]
     assert words in verdict and bool(verdict) == bool(words)
+
+
+def test_times_of_parts_add_up_to_no_more_than_the_call() -> None:
+    parts = [{"a": 3.0, "b": 1.0}, {"c": 4.0}]
+    limit_to(parts, 4.0)
+    assert parts == [{"a": 1.5, "b": 0.5}, {"c": 2.0}]
+    limit_to(parts, 100.0)
+    assert parts == [{"a": 1.5, "b": 0.5}, {"c": 2.0}]
+    limit_to([], 1.0)

@@ -1,6 +1,7 @@
 """`check NAME.mar` and `package` find what a worker would refuse, before one is started."""
 
 import json
+import re
 import zipfile
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from typer.testing import CliRunner
 
 from torchserve_openvino.cli import app
 from torchserve_openvino.packaging.archive import run_archiver
+from torchserve_openvino.packaging.imports import missing_imports
+from torchserve_openvino.serving.loading.files import TORCHSCRIPT_ADVICE, load_weights, load_without_class
 
 NETWORK = "import torch\nclass Network(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(4, 3)\n"
 MINE = "from torchserve_openvino.tasks.tensor import TensorHandler\nclass Mine(TensorHandler):\n    pass\n"
@@ -66,6 +69,78 @@ def test_what_a_worker_would_refuse(made, change, message) -> None:
     assert message in run("check", path, code=1)
     found = json.loads(CliRunner().invoke(app, ["check", str(path), "--json"]).stdout)
     assert not found["ok"] and found["problems"]
+
+
+NETWORK_OF = "{}\n" + NETWORK
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "import absent_helper",
+            "model.py, line 1: imports absent_helper, which is neither in the archive nor installed",
+        ),
+        ("from absent_helper.layers import Block", "package absent_helper.py with --extra-files"),
+        ("from .layers import Block", "relative imports fail in a model archive"),
+        ("import left_beside", "imports left_beside, which is neither"),
+        ("import torch.nn, json, yaml, numpy as np", ""),
+        ("try:\n    import absent_helper\nexcept ImportError:\n    absent_helper = None", ""),
+        ("def later():\n    import absent_helper", ""),
+    ],
+)
+def test_what_a_model_file_imports_is_in_the_archive_or_installed(made, tmp_path, monkeypatch, line, message) -> None:
+    # A file beside the model's, where the archive is made, is not in the archive.
+    (tmp_path / "left_beside.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    assert message in run("check", made(model=NETWORK_OF.format(line)), code=1 if message else 0)
+
+
+def test_imports_of_extra_files_are_read_too(tmp_path: Path) -> None:
+    (tmp_path / "layers.py").write_text("import absent_helper\n")
+    (tmp_path / "model.py").write_text("from layers import Block\n")
+    assert "layers.py, line 1: imports absent_helper" in "".join(missing_imports(tmp_path, ["model.py"]))
+    (tmp_path / "absent_helper.py").write_text("import model\n")
+    assert list(missing_imports(tmp_path, ["model.py"])) == []
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").write_text("from . import inner\n")
+    (tmp_path / "model.py").write_text("import pack.inner\nfrom pack import inner\n")
+    (tmp_path / "pack" / "inner.py").write_text("import absent\n")
+    assert "pack/inner.py, line 1: imports absent" in "".join(missing_imports(tmp_path, ["model.py"]))
+
+
+def test_an_imported_class_is_no_class_of_the_file(made) -> None:
+    text = run("check", made(model="from torch.nn import Linear as Net\n"), code=1)
+    assert "found none" in text and "add `class Mine(Net): pass`" in text
+
+
+def test_errors_of_the_configuration_hide_no_others(made) -> None:
+    path = made(config="batchsize: 2\nhandler: {openvino: {wormup: 1}}\n", model=NETWORK + "class Other:\n    pass\n")
+    text = run("check", path, code=1)
+    assert "batchsize" in text and "wormup" in text and "exactly one class" in text
+    found = json.loads(CliRunner().invoke(app, ["check", str(path), "--json"]).stdout)["problems"]
+    assert [problem.get("key", "") for problem in found] == ["batchsize", "handler.openvino.wormup", ""]
+
+
+def test_package_reports_an_invalid_configuration(made, tmp_path: Path) -> None:
+    made(config="batchsize: 2\n")
+    arguments = ["--model-name", "net", "--model-file", tmp_path / "model.py", "--serialized-file", tmp_path / "w.pt"]
+    arguments += ["--config-file", tmp_path / "model-config.yaml", "--export-path", tmp_path / "store"]
+    assert "Did you mean 'batchSize'?" in run("package", *arguments, code=1)
+
+
+def test_the_advice_for_torchscript_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model, inputs = torch.nn.Linear(4, 3), (torch.ones(2, 4),)
+    torch.jit.script(model).save("model.pt")
+    weights, export = re.findall(r"torch\.(?:export\.)?save\(.*?'\)(?=, )", TORCHSCRIPT_ADVICE)
+    exec(weights, {"torch": torch})
+    fresh = torch.nn.Linear(4, 3)
+    load_weights(fresh, tmp_path / "weights.pth")
+    assert torch.equal(fresh(*inputs), model(*inputs))
+    exec(export, {"torch": torch, "model": model, "inputs": inputs})
+    assert torch.equal(load_without_class(tmp_path / "model.pt2")(*inputs), model(*inputs))
 
 
 def test_torchscript_is_told_with_the_way_out(made) -> None:

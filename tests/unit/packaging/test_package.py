@@ -63,6 +63,46 @@ def packed(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target / "small.mar"
 
 
+def names_in(archive: Path) -> set[str]:
+    with zipfile.ZipFile(archive) as content:
+        return set(content.namelist())
+
+
+def test_extra_files_are_separated_by_commas_as_for_the_archiver(sources: Path, tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt", "e.txt"):
+        (tmp_path / name).write_text(name)
+    extra = f"{tmp_path / 'a.txt'},{tmp_path / 'b.txt'}"
+    arguments = options(sources, tmp_path / "store")
+    result = package(*arguments, "--extra-files", extra, "--extra-files", tmp_path / "e.txt")
+    assert result.exit_code == 0, result.output
+    assert {"a.txt", "b.txt", "e.txt"} <= names_in(tmp_path / "store" / "small.mar")
+    result = package(*options(sources, tmp_path / "other"), "--extra-files", f"{tmp_path / 'a.txt'},absent.txt")
+    assert result.exit_code != 0 and "absent.txt" in result.output
+
+
+def test_samples_that_the_configuration_names_are_added(sources: Path, tmp_path: Path) -> None:
+    (tmp_path / "request.json").write_text("[[1, 2, 3, 4]]")
+    (tmp_path / "model-config.yaml").write_text(f"{CONFIG.rstrip()[:-1]}, samples: [request.json]}}\n")
+    arguments = options(sources, tmp_path / "store", config=tmp_path / "model-config.yaml")
+    result = package(*arguments)
+    assert result.exit_code == 0, result.output
+    assert "request.json" in names_in(tmp_path / "store" / "small.mar")
+    (tmp_path / "request.json").unlink()
+    result = package(*arguments, "--force")
+    assert result.exit_code == 1 and "names 'request.json': it is not in the archive" in result.output
+    elsewhere = tmp_path / "elsewhere" / "request.json"
+    elsewhere.parent.mkdir()
+    elsewhere.write_text("[[1, 2, 3, 4]]")
+    assert package(*arguments, "--force", "--sample", elsewhere).exit_code == 0
+
+
+@pytest.mark.parametrize("text", ["a: [", "handler: 3\n", "handler: {openvino: {warmup: {samples: 3}}}\n", "- 1\n"])
+def test_a_configuration_that_is_not_valid_is_refused(sources: Path, tmp_path: Path, text: str) -> None:
+    (tmp_path / "model-config.yaml").write_text(text)
+    result = package(*options(sources, tmp_path / "store", config=tmp_path / "model-config.yaml"))
+    assert result.exit_code == 1 and "error: " in result.output and "Traceback" not in result.output
+
+
 def repacked(packed: Path, folder: Path) -> Path:
     extract(packed, folder)
     return folder

@@ -1,22 +1,25 @@
 """Quantising and its proof, on a small network that is trained here on scikit-learn's digits."""
 
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 import torchserve_openvino as tov
 from digits import TRAINED, pictures, trained
+from torchserve_openvino.cli.reports.quantized import show_proof
 from torchserve_openvino.config.sections.quantize import QuantizeSection
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.quantizing.accuracy import Judge
 from torchserve_openvino.packaging.quantizing.exporting import exported, quantised
 from torchserve_openvino.packaging.quantizing.gate import gated
 from torchserve_openvino.packaging.quantizing.layers import layers_of, without
-from torchserve_openvino.packaging.quantizing.samples import Sample, Samples, read
+from torchserve_openvino.packaging.quantizing.samples import Sample, Samples, read, shared_items
 
 pytest.importorskip("nncf")
 
@@ -179,3 +182,31 @@ def test_a_model_of_tokens_becomes_small(method: str, tmp_path: Path) -> None:
         alone = without(made, {names[0]})
         assert layers_of(alone) == names[1:]
         torch.testing.assert_close(alone(ids), expected, rtol=0, atol=0.05 * scale)
+
+
+def test_requests_that_were_calibrated_on_are_counted(tmp_path: Path) -> None:
+    def items(*rows: int) -> Samples:
+        made = [Sample(str(row), ((torch.full((1, 3), float(row)),), {"mask": torch.ones(1, 3, dtype=torch.bool)}))
+                for row in rows]  # fmt: skip
+        return Samples(tuple(made), "")
+
+    assert shared_items(items(1, 2, 3), items(3, 4, 2)) == 2
+    assert shared_items(items(1), items(2)) == shared_items(items(), items(1)) == 0
+
+
+@pytest.mark.parametrize(
+    ("shared", "text"),
+    [
+        (0, "none of which it was"),
+        (2, "2 of them that it was"),
+        (3, "the very ones that it was"),
+        (None, "3 requests:"),
+    ],
+)
+def test_the_table_says_on_which_requests_it_was_measured(shared: int | None, text: str) -> None:
+    step = {"in_f32": 0, "added": [], "value": 0.9, "drop": 0.1, "milliseconds": 1.0}
+    proof = {"metric": "cosine", "items": 3, "f32": 1.0, "f32_milliseconds": 2.0, "steps": [step], "in_f32": []}
+    console = Console(file=io.StringIO(), width=300)
+    known = {"shared": shared} if shared is not None else {}
+    show_proof({"method": "int8", "evaluation": {**proof, **known}}, console)
+    assert text in console.file.getvalue()

@@ -119,3 +119,12 @@ def test_the_comparison_with_eager_fits_on_a_line() -> None:
     line = verify_line({"passed": True, "cases": 3, "problems": [], **figures})
     assert line == "passed, 3 case(s), max abs 7.21e-06, max rel 0.0032, cosine 0.99999"
     assert verify_line({"passed": False, "cases": 1, "problems": ["output 0 differs"]}).endswith("output 0 differs")
+
+
+def test_planned_compilations_are_no_recompiles() -> None:
+    tracker = Tracker()
+    with tracker.planned_compilation():
+        tracker.add_recompile("net.py:3", "size mismatch", "0/1")
+    assert CompileReport(tracker).summary.recompiles == 0
+    tracker.add_recompile("net.py:3", "size mismatch", "0/2")
+    assert CompileReport(tracker).summary.recompiles == 1

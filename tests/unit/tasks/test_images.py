@@ -2,6 +2,8 @@
 
 import base64
 import io
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -113,3 +115,19 @@ def test_a_picture_above_the_pixel_limit_is_not_decoded() -> None:
     section = ImageSection(max_pixels=10_000)
     with pytest.raises(PayloadTooLargeError, match=r"200 x 100 = 20000 pixels.*max_pixels 10000"):
         to_tensor(encoded(picture(200, 100)), section)
+
+
+def test_pillow_is_warm_before_the_first_photo() -> None:
+    code = (
+        "from PIL import Image, JpegImagePlugin\n"
+        "from torchserve_openvino.config.sections.tasks import ImageSection\n"
+        "from torchserve_openvino.tasks import images\n"
+        "decoded = []\n"
+        "load = JpegImagePlugin.JpegImageFile.load_prepare\n"
+        "JpegImagePlugin.JpegImageFile.load_prepare = lambda self: decoded.append(self.size) or load(self)\n"
+        "images.warm(ImageSection())\n"
+        "images.warm(ImageSection(max_bytes=1))\n"
+        "print(decoded, sorted({'JPEG', 'PNG'} & Image.OPEN.keys()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[(640, 480)] ['JPEG', 'PNG']"

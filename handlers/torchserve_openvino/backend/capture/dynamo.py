@@ -19,7 +19,7 @@ from torchserve_openvino.backend.capture.decomposed import decomposed_ops
 from torchserve_openvino.backend.capture.graph import CompiledGraph
 from torchserve_openvino.backend.lowering.empty_tensors import remove_empty_operands
 from torchserve_openvino.backend.lowering.redundant import drop_checks, drop_round_trips
-from torchserve_openvino.backend.partitioning.partition import is_dynamic
+from torchserve_openvino.backend.partitioning.partition import input_shapes, is_dynamic
 from torchserve_openvino.backend.partitioning.views import computed_views
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.upstream import _torch_kept, _torch_modes
@@ -123,7 +123,15 @@ class OpenVINOBackend:
         facts = private.GraphFacts() if stage == "backward" else private.graph_facts()
         decomposed = {name: dataclasses.asdict(each) for name, each in decomposed_ops(gm.graph).items()}
         record = self.settings.tracker.add_graph(
-            GraphRecord(compile_id, where, stage, ops_total=0, dynamic=is_dynamic(gm), decomposed=decomposed)
+            GraphRecord(
+                compile_id,
+                where,
+                stage,
+                ops_total=0,
+                dynamic=is_dynamic(gm),
+                decomposed=decomposed,
+                inputs=input_shapes(gm, facts.static),
+            )
         )
         try:
             compiled = CompiledGraph(gm, facts, self.settings, record)

@@ -26,6 +26,7 @@ from torchserve_openvino.backend.capture.module_state import AnswerShape, Watche
 from torchserve_openvino.backend.capture.reached_state import ReachedState
 from torchserve_openvino.backend.lowering.empty_tensors import remove_empty_operands
 from torchserve_openvino.backend.lowering.redundant import drop_checks, drop_round_trips
+from torchserve_openvino.backend.partitioning.partition import input_shapes
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.spec import is_plain
 from torchserve_openvino.backend.upstream import _torch_kept
@@ -172,7 +173,10 @@ class ExportedModel:
         drop_round_trips(gm.graph)
         remove_empty_operands(gm.graph)
         where = next((found for node in gm.graph.nodes if (found := where_of(node))), "")
-        record = tracker.add_graph(GraphRecord(f"export/{len(tracker.graphs)}", where, "inference", ops_total=0))
+        shapes = input_shapes(gm, binding.facts.static)
+        record = tracker.add_graph(
+            GraphRecord(f"export/{len(tracker.graphs)}", where, "inference", ops_total=0, inputs=shapes)
+        )
         graph = CompiledGraph(gm, binding.facts, self._settings, record)
         graph.report_left_out()
         record.lower_seconds = time.perf_counter() - start

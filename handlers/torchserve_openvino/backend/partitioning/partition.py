@@ -5,7 +5,7 @@ nodes stay in the outer graph and run in eager PyTorch.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,6 +130,18 @@ def partition(gm: GraphModule, refuse: Refuse, min_partition_us: float | None = 
             counts = Counter(op_name(n.target) for n in graph.graph.nodes if does_work(n))
             parts.append(Part(str(node.target), graph, tuple(node.args), counts))
     return Partitioned(fused, parts, left_out, ops_total)
+
+
+def input_shapes(gm: GraphModule, static: Collection[int] = ()) -> list[str]:
+    """Returns the shapes of a graph's tensor inputs, for the report.
+
+    Args:
+        gm: The graph.
+        static: Positions of inputs that are weights, which are left out.
+    """
+    values = [value_of(node) for node in gm.graph.find_nodes(op="placeholder")]
+    tensors = [value for i, value in enumerate(values) if i not in static and isinstance(value, torch.Tensor)]
+    return [f"[{', '.join(map(str, value.shape))}]" for value in tensors]
 
 
 def is_dynamic(gm: GraphModule) -> bool:

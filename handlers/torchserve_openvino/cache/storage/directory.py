@@ -21,6 +21,8 @@ Buffer = bytes | memoryview
 # Opening a named pipe must not block (O_NONBLOCK), and links must not be followed (O_NOFOLLOW).
 _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+# Used in a folder that other users may write to; the user's number follows.
+PRIVATE_SUBFOLDER = "torchserve-openvino"
 _WRITE_BYTES = 16 * 2**20
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -44,6 +46,8 @@ class Root(NamedTuple):
 def open_root(root: Path, *, writable: bool, private: bool = True) -> Root:
     """Checks a store's folder, and creates it (mode 0700) if it is to be written.
 
+    A folder that is shared by its nature, such as a mounted volume, gets a private subfolder, which is used instead.
+
     Unsafe parent folders are not refused: a user who can rename one can put another folder in this place, but not
     one that this user owns.
 
@@ -59,6 +63,9 @@ def open_root(root: Path, *, writable: bool, private: bool = True) -> Root:
     given, root = root, Path(os.path.realpath(root))
     if given.is_symlink() and not _there(root):
         raise CacheDirectoryError(f"{given} is a link to {root}, which does not exist; remove the link.")
+    if private and _is_shared(root):
+        root = root / f"{PRIVATE_SUBFOLDER}-{os.geteuid()}"
+        logger.info("Other users may write to %s, so the subfolder %s is used, which is this user's", given, root.name)
     why = None if writable else "it was opened for reading only"
     try:
         if writable and not _there(root):
@@ -75,6 +82,18 @@ def open_root(root: Path, *, writable: bool, private: bool = True) -> Root:
     if why is None and not os.access(root, os.R_OK | os.W_OK | os.X_OK):
         why = f"{root} cannot be written: permission denied, or a read-only file system"
     return Root(root, why)
+
+
+def _is_shared(path: Path) -> bool:
+    """Returns True for a folder that all may write, or the group of another owner: /tmp, and volumes of Kubernetes."""
+    if not hasattr(os, "geteuid"):
+        return False
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    by_group = bool(status.st_mode & stat.S_IWGRP) and status.st_uid != os.geteuid()
+    return stat.S_ISDIR(status.st_mode) and (bool(status.st_mode & stat.S_IWOTH) or by_group)
 
 
 def _there(path: Path) -> bool:

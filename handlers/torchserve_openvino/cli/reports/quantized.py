@@ -23,7 +23,21 @@ def show_proof(facts: dict[str, Any], console: Console) -> None:
             f"{step['in_f32']} layers" if step["in_f32"] else "none", f"{step['value']:.4f}", f"{step['drop']:.4f}",
             f"{taken:.2f}", f"{before / taken:.2f}" if taken else "",
         )  # fmt: skip
-    console.print(f"quantised by {facts['method']}, compared on {proof['items']} requests:")
+    console.print(f"quantised by {facts['method']}, compared on {proof['items']} requests{_which(proof)}:")
     console.print(table)
     if proof["in_f32"]:
         console.print(f"left in f32: {', '.join(proof['in_f32'])}")
+
+
+def _which(proof: dict[str, Any]) -> str:
+    """Says whether the requests are those of the calibration; archives of earlier versions don't tell."""
+    shared = proof.get("shared")
+    if shared is None:
+        return ""
+    if not shared:
+        return ", none of which it was calibrated on"
+    some = "the very ones" if shared == proof["items"] else f"{shared} of them"
+    return (
+        f", {some} that it was calibrated on: the loss on others may be larger; name others in "
+        "handler.openvino.quantize.evaluation.data"
+    )

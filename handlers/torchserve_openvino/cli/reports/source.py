@@ -1,16 +1,23 @@
 """Gets a compile report from TorchServe's management API or from a file."""
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import httpx
 
+from torchserve_openvino.cache.open import state_folder
 from torchserve_openvino.config.spelling import nearest
 from torchserve_openvino.files.json_text import parse_json, read_json
+from torchserve_openvino.report.saved import Saved, last_saved
 
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+# TorchServe's frontend knows its workers, and answers at once.
+_SECONDS_FOR_A_LIST = 5.0
+# A worker's report comes in a fraction of this, unless the worker is in the middle of a batch.
+_SECONDS_FOR_A_BUSY_WORKER = 0.5
 
 
 class ReportNotFoundError(Exception):
@@ -18,10 +25,19 @@ class ReportNotFoundError(Exception):
 
 
 class Found(NamedTuple):
-    """A report and a heading for it."""
+    """A report and a heading for it.
+
+    Attributes:
+        report: As the worker returned it, or saved it.
+        title: The heading.
+        note: Why it is a saved one, and what to do; empty for a worker's current report.
+        served: Whether the model is served.
+    """
 
     report: dict[str, Any]
     title: str
+    note: str = ""
+    served: bool = True
 
 
 def fetch(model: str, *, management: str, token: str | None, timeout: float) -> Found:
@@ -57,13 +73,7 @@ def _from_file(path: Path) -> Found:
 
 
 def _from_server(url: str, token: str | None, timeout: float) -> Found:
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ReportNotFoundError(f"{url!r} is not the URL of a model, such as http://127.0.0.1:8081/models/NAME.")
-    if "/models/" not in parts.path or parts.path.endswith("/models/"):
-        base = f"{parts.scheme}://{parts.netloc}"
-        raise ReportNotFoundError(f"{url!r} does not name a model; write {base}/models/NAME.")
-    name = parts.path.partition("/models/")[2].strip("/")
+    name = _name_in(url)
     response = _get(url, token, timeout)
     if response.status_code != httpx.codes.OK:
         raise ReportNotFoundError(_why(response, name, token, timeout))
@@ -75,19 +85,85 @@ def _from_server(url: str, token: str | None, timeout: float) -> Found:
     return Found(report, f"{name} {version}" if version and "/" not in name else name)
 
 
+def fetch_or_saved(model: str, *, management: str, token: str | None, timeout: float) -> Found:
+    """Gets a report without waiting for a worker that is busy, loads or has ended: its last one is in a file then.
+
+    Args:
+        model: Name, URL or path of a JSON file.
+        management: Address of the management API, for a name.
+        token: Management key, if the server requires one.
+        timeout: Seconds to wait for a worker of which no report is saved here.
+
+    Raises:
+        ReportNotFoundError: As `fetch`, and no report is saved.
+    """
+    if "://" not in model and (model.endswith(".json") or Path(model).expanduser().is_file()):
+        return _from_file(Path(model).expanduser())
+    url = model if "://" in model else f"{management.rstrip('/')}/models/{quote(model)}"
+    name = _name_in(url)
+    why = f"`torchserve-openvino why {name}` says more."
+    try:
+        workers = _workers_at(url, name, token, min(timeout, _SECONDS_FOR_A_LIST))
+    except ReportNotFoundError as error:
+        saved = _saved(name)
+        if saved is None:
+            raise
+        return _as_found(name, saved, f"{error} {why}", served=False)
+    pids = {int(worker["pid"]) for worker in workers if str(worker.get("pid")).isdecimal()}
+    if workers and not any(worker.get("status") == "READY" for worker in workers):
+        saved = _saved(name)
+        if saved is None:
+            raise ReportNotFoundError(f"no worker of {name!r} is READY, and no report of it is saved; {why}")
+        return _as_found(name, saved, f"No worker of {name} is READY; {why}", served=False)
+    saved = _saved(name, pids)
+    try:
+        return _from_server(url, token, timeout if saved is None else min(timeout, _SECONDS_FOR_A_BUSY_WORKER))
+    except ReportNotFoundError as error:
+        if saved is None:
+            raise ReportNotFoundError(f"{error} {why}") from error
+        return _as_found(name, saved, f"No current report: {error}", served=True)
+
+
+def _saved(name: str, pids: set[int] | None = None) -> Saved | None:
+    state = state_folder(None)
+    model, _, version = name.partition("/")
+    return last_saved(state, unquote(model), version, pids) if state is not None else None
+
+
+def _as_found(name: str, saved: Saved, note: str, *, served: bool) -> Found:
+    date = datetime.fromtimestamp(saved.time).strftime("%Y-%m-%d %H:%M:%S")
+    end = f" This worker refused the model: {saved.cause}" if saved.cause else ""
+    note = f"{note}\nBelow is what worker process {saved.pid} saved at {date}.{end}"
+    version = f" {saved.version}" if saved.version and "/" not in name else ""
+    return Found({**saved.report, "saved": {"time": date, "cause": saved.cause}}, f"{name}{version}", note, served)
+
+
+def _name_in(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ReportNotFoundError(f"{url!r} is not the URL of a model, such as http://127.0.0.1:8081/models/NAME.")
+    if "/models/" not in parts.path or parts.path.endswith("/models/"):
+        base = f"{parts.scheme}://{parts.netloc}"
+        raise ReportNotFoundError(f"{url!r} does not name a model; write {base}/models/NAME.")
+    return parts.path.partition("/models/")[2].strip("/")
+
+
 def workers_of(model: str, *, management: str, token: str | None, timeout: float) -> dict[str, str]:
     """Returns the status of each worker of a model by the worker's id.
 
     Raises:
         ReportNotFoundError: The server is down, or the model is not registered.
     """
-    url = f"{management.rstrip('/')}/models/{quote(model)}"
+    workers = _workers_at(f"{management.rstrip('/')}/models/{quote(model)}", model, token, timeout)
+    return {str(worker.get("id")): str(worker.get("status")) for worker in workers}
+
+
+def _workers_at(url: str, name: str, token: str | None, timeout: float) -> list[Mapping[str, Any]]:
     # Not customized: the handler's own part needs a READY worker.
     response = _get(url, token, timeout, customized=False)
     if response.status_code != httpx.codes.OK:
-        raise ReportNotFoundError(_why(response, model, token, timeout))
-    workers = [worker for entry in _entries(_json(response, url)) for worker in _entries(entry.get("workers") or [])]
-    return {str(worker.get("id")): str(worker.get("status")) for worker in workers}
+        raise ReportNotFoundError(_why(response, name, token, timeout))
+    return [worker for entry in _entries(_json(response, url)) for worker in _entries(entry.get("workers") or [])]
 
 
 def _json(response: httpx.Response, url: str) -> Any:

@@ -9,6 +9,8 @@ from rich.text import Text
 
 from torchserve_openvino.report.text import verify_line
 
+_MOST_SHAPES = 3
+
 Column = tuple[str, Callable[[Mapping[str, Any]], Any]]
 
 
@@ -23,6 +25,16 @@ def _of(entry: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _seconds(name: str) -> Callable[[Mapping[str, Any]], Any]:
     return lambda entry: f"{float(entry.get(name) or 0):.2f}"
+
+
+def _shapes_of(graph: Mapping[str, Any]) -> str:
+    """Returns the shapes of a graph's inputs; ``dynamic`` or ``static`` where the report does not have them."""
+    shapes = [str(shape) for shape in graph.get("inputs") or []]
+    kind = "dynamic" if graph.get("dynamic") else "static"
+    if not shapes:
+        return kind
+    more = [f"and {len(shapes) - _MOST_SHAPES} more"] if len(shapes) > _MOST_SHAPES else []
+    return " ".join([*shapes[:_MOST_SHAPES], *more, *(["(dynamic)"] if kind == "dynamic" else [])])
 
 
 # Reasons come last: they are the longest cells.
@@ -60,13 +72,13 @@ GRAPHS: tuple[Column, ...] = (
     ("graph", _field("index")),
     ("where", _field("where")),
     ("stage", _field("stage")),
-    ("shapes", lambda graph: "dynamic" if graph.get("dynamic") else "static"),
+    ("inputs", _shapes_of),
     ("ops", _field("ops_total")),
     ("on OpenVINO", _field("ops_on_openvino")),
     ("lower s", _seconds("lower_seconds")),
 )
 PARTITIONS: tuple[Column, ...] = (
-    ("graph", _field("graph")),
+    ("graphs", _field("graphs")),
     ("partition", _field("name")),
     ("runs on", lambda part: " ".join([str(part.get("runs_on")), *(part.get("execution_devices") or [])])),
     ("ops", _field("ops")),
@@ -90,14 +102,39 @@ def print_report(report: Mapping[str, Any], title: str, console: Console) -> Non
     if len(workers := report.get("workers") or []) > 1:
         _print(console, "Workers (the tables below describe the one that answered)", WORKERS, workers)
     graphs = [graph for graph in report.get("graphs") or [] if isinstance(graph, Mapping)]
-    parts = [{"graph": graph.get("index"), **part} for graph in graphs for part in graph.get("partitions") or []]
     _print(console, "Fallbacks", FALLBACKS, report.get("fallbacks") or [])
     _print(console, "Graph breaks", GRAPH_BREAKS, report.get("graph_breaks") or [])
     _print(console, "Recompiles", RECOMPILES, report.get("recompiles") or [])
     _print(console, "Graphs", GRAPHS, graphs)
-    _print(console, "Partitions", PARTITIONS, parts)
+    _print(console, "Partitions", PARTITIONS, _joined(graphs))
     for note in report.get("notes") or []:
         console.print(f"note: {note}")
+
+
+def _joined(graphs: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the partitions; one row for those that differ in nothing but their graph, with the sum of the seconds."""
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for graph in graphs:
+        for part in graph.get("partitions") or []:
+            devices = tuple(part.get("execution_devices") or ())
+            same = ("name", "runs_on", "ops", "constants", "constant_bytes", "from_cache")
+            row = rows.setdefault((*(part.get(name) for name in same), devices), {**part, "indices": []})
+            if row["indices"]:
+                for name in ("convert_seconds", "compile_seconds"):
+                    row[name] = (row.get(name) or 0) + (part.get(name) or 0)
+            row["indices"].append(graph.get("index"))
+    return [{**row, "graphs": _ranges(row["indices"])} for row in rows.values()]
+
+
+def _ranges(indices: list[Any]) -> str:
+    """Returns ``0-3, 7`` for 0, 1, 2, 3 and 7."""
+    ranges: list[list[Any]] = []
+    for index in indices:
+        if ranges and isinstance(index, int) and ranges[-1][1] == index - 1:
+            ranges[-1][1] = index
+        else:
+            ranges.append([index, index])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def _summary(report: Mapping[str, Any], title: str) -> Table:

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-# The format in which `OpenVINOHandler.initialize` logs it.
+# The formats in which `serving/observation/load.py` and `report/progress.py` log it.
 NOT_SERVED = re.compile(r"ERROR: (?P<model>\S+) is not served\. (?P<cause>.+)$")
+_LOADING = re.compile(r"LOADING: (?P<model>\S+) (?P<text>has been loading for .+)$")
 _WORKER = re.compile(
     r"^(?P<time>\S+) \[\w+ *\] W-\d+-(?P<model>.+)_(?P<version>[^_]+)-(?:stdout|stderr) MODEL_LOG - (?P<text>.*)$"
 )
@@ -23,6 +24,8 @@ _GONE = re.compile(r"backend worker process died\., startupTimeout")
 _DIED = re.compile(r"OpenVINO's compiler died.*")
 # Only the end of a large log is read: it contains the cause, because TorchServe keeps restarting a failed worker.
 _READ_BYTES = 16 * 1024 * 1024
+# As TorchServe writes times, without the milliseconds.
+NOW = "%Y-%m-%dT%H:%M:%S"
 
 
 _AFTER_A_DEATH = (
@@ -47,6 +50,7 @@ class Cause:
         time: When it was logged, as TorchServe writes times.
         file: The log file that contains it.
         times: How often it was logged.
+        refused: Whether this package refuses the model, so that another start changes nothing.
     """
 
     text: str
@@ -54,10 +58,39 @@ class Cause:
     time: str
     file: str
     times: int = 1
+    refused: bool = False
 
 
-def find_cause(folder: Path, model: str) -> Cause | None:
-    """Returns the last cause that the logs in a folder give for a model; None if they give none.
+@dataclass(frozen=True)
+class Loading:
+    """What a worker that loads does.
+
+    Attributes:
+        text: For how long it has been loading, and the current step.
+        time: When it was logged, as TorchServe writes times.
+        file: The log file that contains it.
+    """
+
+    text: str
+    time: str
+    file: str
+
+
+@dataclass(frozen=True)
+class LogState:
+    """What the logs say of a model that is not served.
+
+    Attributes:
+        cause: Why a worker ended, the last one; None if none did.
+        loading: What a worker does that started since; None if none did.
+    """
+
+    cause: Cause | None = None
+    loading: Loading | None = None
+
+
+def read_logs(folder: Path, model: str) -> LogState:
+    """Reads what the logs in a folder say of a model.
 
     Args:
         folder: TorchServe's log folder, with ``model_log.log`` and ``ts_log.log``.
@@ -67,9 +100,12 @@ def find_cause(folder: Path, model: str) -> Cause | None:
     ours: list[Cause] = []
     raised: list[Cause] = []
     died: list[Cause] = []
+    loading: Loading | None = None
     for time, text, file in _lines(folder / "model_log.log", _WORKER, name):
-        if (found := NOT_SERVED.search(text)) and found["model"] == name:
-            ours.append(Cause(found["cause"], "", time, file))
+        if (found := _LOADING.search(text)) and found["model"] == name:
+            loading = Loading(found["text"], time, file)
+        elif (found := NOT_SERVED.search(text)) and found["model"] == name:
+            ours.append(Cause(found["cause"], "", time, file, refused=True))
         elif found := _DIED.search(text):
             died.append(Cause(found[0], _AFTER_A_DEATH, time, file))
         elif found := _RAISED.match(text):
@@ -80,11 +116,20 @@ def find_cause(folder: Path, model: str) -> Cause | None:
             ended.append(Cause("the worker was not READY within startupTimeout", _AFTER_A_TIMEOUT, time, file))
         elif _GONE.search(text):
             ended.append(Cause("the worker's process ended, and its log does not say why", _AFTER_AN_END, time, file))
+    groups = [ours, died, raised, ended]
+    # A compiler that died while it was tried in a separate process ended no worker.
+    ends = [cause.time for group in (ours, raised, ended) for cause in group]
+    if loading is not None and any(time >= loading.time for time in ends):
+        loading = None
+    return LogState(_last_cause(groups), loading)
+
+
+def _last_cause(groups: Iterable[list[Cause]]) -> Cause | None:
     # Our own message says more than the traceback after it. The frontend comes last: it sees the end of each worker.
-    for group in (ours, died, raised, ended):
+    for group in groups:
         if group:
             last = group[-1]
-            return Cause(last.text, last.fix, last.time, last.file, sum(each.text == last.text for each in group))
+            return replace(last, times=sum(each.text == last.text for each in group))
     return None
 
 

@@ -49,7 +49,7 @@ class ImageSection(TaskSection):
     """Largest image that resizing may make, in pixels: before the crop, where one side is much longer than the other,
     and a label map or a depth map in the image's own size. Larger ones answer 413."""
     max_bytes: Count = 32 * 1024 * 1024
-    """Largest image to accept, in bytes as sent."""
+    """Largest image to accept, in bytes as sent. TorchServe's own `max_request_size` (6.5 MB) holds besides."""
     formats: ImageFormats = ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"]
     """Formats of images to accept, by Pillow's names; others answer 415. Further ones: AVIF, ICO, JPEG2000, PPM, TGA.
     Pillow opens no other, so that no decoder runs that you don't know of, as Ghostscript would for EPS."""
@@ -59,7 +59,7 @@ class TensorSection(TaskSection):
     """Requests of the handler tensor."""
 
     max_bytes: Count = 64 * 1024 * 1024
-    """Largest request to accept, in bytes."""
+    """Largest request to accept, in bytes. TorchServe's own `max_request_size` (6.5 MB) holds besides."""
     concatenate: Boolean = True
     """Whether the requests of a batch are joined along dimension 0; otherwise each runs alone."""
 
@@ -91,7 +91,7 @@ class AudioSection(TaskSection):
     """Compiled lengths, in whole seconds; a recording is padded to the next one. `auto`: powers of two and the middles
     between them (1, 1.5, 2, 3, 4 ...), up to `max_seconds`. Whisper has one length, its window."""
     max_bytes: Count = 32 * 1024 * 1024
-    """Largest recording to accept, in bytes as sent."""
+    """Largest recording to accept, in bytes as sent. TorchServe's own `max_request_size` (6.5 MB) holds besides."""
 
 
 class ImageGenerationSection(TaskSection):

@@ -15,6 +15,7 @@ from torchserve_openvino.backend.runtime.deaths.journal import Journal
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.generation.text.exporting.export import cache_argument
 from torchserve_openvino.generation.text.exporting.stateful import TOKENS
+from torchserve_openvino.report.progress import begin_step
 
 # Lengths of made-up prompts: shorter than a page of the cache, across one, several pages, several steps.
 LENGTHS = (3, 17, 40, 300)
@@ -129,7 +130,11 @@ def expect(model: nn.Module, prompts: Sequence[Sequence[int]], tokens: int) -> l
         prompts: Token ids.
         tokens: How many to generate.
     """
-    return [_generated(model, tuple(prompt), tokens) for prompt in prompts]
+    expected = []
+    for position, prompt in enumerate(prompts, 1):
+        begin_step("generating in eager PyTorch, prompt", position, len(prompts))
+        expected.append(_generated(model, tuple(prompt), tokens))
+    return expected
 
 
 def _generated(model: nn.Module, prompt: tuple[int, ...], count: int) -> Expected:
@@ -171,7 +176,8 @@ def nearness(
     """
     request = compile_as_is(exported, device, properties, journal, "language model").create_infer_request()
     pairs = []
-    for prompt in prompts:
+    for position, prompt in enumerate(prompts, 1):
+        begin_step("comparing logits with eager PyTorch's, prompt", position, len(prompts))
         request.reset_state()
         ids, half = np.array([prompt], dtype=np.int64), -(-len(prompt) // 2)
         parts = [logits(request, ids[:, :half])]

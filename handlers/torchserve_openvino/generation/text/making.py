@@ -30,6 +30,7 @@ from torchserve_openvino.generation.text.settings import EngineSettings, end_tok
 from torchserve_openvino.quantized.checkpoint import Checkpoint
 from torchserve_openvino.quantized.graph import formats_of, name_weights, pack_linears
 from torchserve_openvino.quantized.scheme import scheme_of
+from torchserve_openvino.report.progress import begin_step
 from torchserve_openvino.serving.loading.hub import load_config, load_model, read_config
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ class Making:
         with contextlib.ExitStack() as stack:
             if self.store is not None:
                 # The workers of a model start together: one makes it, the others wait.
+                begin_step("looking for the exported model in the cache, or waiting for another worker that makes it")
                 stack.enter_context(self.store.lock(artifact.KIND, self._key))
             found = self._stored(stack)
             self.model_from_cache = found is not None
@@ -115,7 +117,9 @@ class Making:
         # Refused before its weights are loaded.
         length_of(config, self.settings.section.max_length)
         eager = self._eager_model()
+        begin_step("exporting the model")
         exported = export(eager)
+        begin_step(f"writing the weights in {self.weights}")
         name_weights(exported.model, ((name, each.detach().numpy()) for name, each in eager.named_parameters()))
         if self._splits:
             split_gated_products(exported.model)
@@ -228,5 +232,6 @@ class Making:
 
     def _eager_model(self) -> nn.Module:
         if self._model is None:
+            begin_step("loading the weights into PyTorch")
             self._model = load_model(self.settings.folder, "AutoModelForCausalLM").float()
         return self._model

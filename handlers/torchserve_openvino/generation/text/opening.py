@@ -20,6 +20,7 @@ from torchserve_openvino.generation.text.genai.prompts import EngineLimits
 from torchserve_openvino.generation.text.making import Making
 from torchserve_openvino.generation.text.proof import AGAIN, Proof, prove
 from torchserve_openvino.generation.text.settings import EngineSettings, check_device, end_tokens, properties
+from torchserve_openvino.report.progress import begin_step
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ def open_engine(settings: EngineSettings, store: Store | None, making: Making | 
                 settings.device, properties(settings), pages, section.step_tokens, section.shares_prefixes,
                 section.prompt_lookup_tokens,
             )  # fmt: skip
+            begin_step("compiling the model in OpenVINO GenAI")
             link = child.load(folder, paged, eos)
     limits = EngineLimits(
         length, pages, section.max_waiting, facts.vocabulary, section.prompt_lookup_tokens, section.step_tokens
@@ -128,6 +130,7 @@ def _proven(engine: GenAIEngine, making: Making, settings: EngineSettings) -> tu
     forms = (making.rounded_to, used["INFERENCE_PRECISION_HINT"], used["KV_CACHE_PRECISION"])
     before = making.verdict()
     expected = [one.first(AGAIN) for one in making.expected] if before is not None else making.expected
+    begin_step("comparing generated tokens with eager PyTorch's")
     proof = prove(engine, expected, making.nearness, map(str, forms), settings.verify)
     if proof.passed:
         if before is None:

@@ -157,6 +157,24 @@ class Caller:
         return seen[0]
 
 
+def shared_items(one: Samples, other: Samples) -> int:
+    """Returns how many requests of the first have the same inputs as one of the second."""
+    known = {_digest(sample) for sample in other.items}
+    return sum(_digest(sample) in known for sample in one.items)
+
+
+def _digest(sample: Sample) -> str:
+    hashed = blake3()
+    for leaf in pytree.tree_leaves(sample.inputs):
+        if isinstance(leaf, torch.Tensor):
+            values = leaf.detach().contiguous().reshape(-1).view(torch.uint8)
+            hashed.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
+            hashed.update(values.numpy().tobytes())
+        else:
+            hashed.update(repr(leaf).encode())
+    return hashed.hexdigest()
+
+
 def distinct_shapes(samples: Sequence[Sample]) -> Iterator[Sample]:
     """Yields the first sample of each combination of shapes."""
     seen = set()

@@ -24,7 +24,7 @@ from torchserve_openvino.errors import ModelLoadError, PackagingError
 from torchserve_openvino.packaging.quantizing.accuracy import Judge
 from torchserve_openvino.packaging.quantizing.exporting import exported, quantised
 from torchserve_openvino.packaging.quantizing.gate import gated
-from torchserve_openvino.packaging.quantizing.samples import Caller, Samples, distinct_shapes, read
+from torchserve_openvino.packaging.quantizing.samples import Caller, Samples, distinct_shapes, read, shared_items
 from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.serving.loading.archive import QUANTIZED_MODEL, load_without_server, model_of
 from torchserve_openvino.serving.loading.exported_program import load_program
@@ -106,12 +106,14 @@ def _quantise(
     else:
         torch.export.save(exported(kept, used.items)[0], out / QUANTIZED_MODEL)
     calibrated = section.method != "int8_weights" and given is None
+    # Requests by which the model was quantised: what is measured on them alone flatters it.
+    shared = shared_items(evaluation, used) if calibrated else 0
     return {
         "method": section.method,
         "keeps_f32": section.keep_f32,
         "calibration": {"items": len(used), "digest": used.digest} if calibrated else None,
         "from": given.name if given is not None else None,
-        "evaluation": {"digest": evaluation.digest, **proof.to_dict()},
+        "evaluation": {"digest": evaluation.digest, "unseen": not shared, "shared": shared, **proof.to_dict()},
     }
 
 

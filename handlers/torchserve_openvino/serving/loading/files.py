@@ -16,9 +16,10 @@ from torchserve_openvino.serving.host.names import own_classes
 from torchserve_openvino.serving.loading.exported_program import load_program
 
 TORCHSCRIPT_ADVICE = (
-    "torch.compile can't trace TorchScript and would run it without OpenVINO. Package the model's class with "
-    "--model-file and its weights with --serialized-file (torch.save(model.state_dict(), 'w.pth')), or export it: "
-    "torch.export.save(torch.export.export(model, inputs), 'model.pt2') and package that."
+    "Neither torch.compile nor torch.export can trace TorchScript. Take its weights out of it: "
+    "torch.save(torch.jit.load('model.pt').state_dict(), 'weights.pth'), and package them with --serialized-file, with "
+    "the Python class that was scripted or traced in the file --model-file. Or export an instance of that class: "
+    "torch.export.save(torch.export.export(model.eval(), inputs), 'model.pt2'), and package that without --model-file."
 )
 
 # Far above any request that a worker would answer.
@@ -111,8 +112,21 @@ def exported_beside_class(path: Path) -> str:
 def not_one_class(model_file: str, names: Sequence[str]) -> str:
     """Returns the error message for a model file that defines these classes instead of one."""
     return (
-        f"{model_file} must define exactly one class of its own, the model; found {', '.join(names) or 'none'}. Move "
-        "helpers into another file and package that with --extra-files"
+        f"{model_file} must define exactly one class of its own, the model; found {', '.join(names) or 'none'}. "
+        f"{one_class_advice(model_file, names)}"
+    )
+
+
+def one_class_advice(file: str, names: Sequence[str]) -> str:
+    """Returns what to do with a file that defines these classes instead of one."""
+    if names:
+        return (
+            "TorchServe takes the only class of the file, and could not choose. Move the others into another file, "
+            "import them from there, and package that file with --extra-files"
+        )
+    return (
+        f"A class that {file} imports does not count: after `from x import Net`, add `class Mine(Net): pass`, and "
+        "package x.py with --extra-files"
     )
 
 

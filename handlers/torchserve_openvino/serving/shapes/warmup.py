@@ -4,9 +4,11 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from torchserve_openvino.report.progress import begin_step
 from torchserve_openvino.serving.modes import SERVING, Modes
 from torchserve_openvino.serving.shapes.input_spec import Inputs, Signature
 from torchserve_openvino.serving.shapes.value_sets import ValueSet
@@ -76,16 +78,29 @@ def run_case(compiled: Callable[..., Any], served: Callable[..., Any], case: Cas
     return time.perf_counter() - start
 
 
-def warm_up(compiled: Callable[..., Any], served: Callable[..., Any], cases: Sequence[Case]) -> float:
+def warm_up(
+    compiled: Callable[..., Any],
+    served: Callable[..., Any],
+    cases: Sequence[Case],
+    first_calls: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> float:
     """Calls the model with each case, as `run_case` does; the second call shows how long a request will take.
+
+    Args:
+        compiled: See `run_case`.
+        served: See `run_case`.
+        cases: The calls.
+        first_calls: Is entered around the first call of each case.
 
     Returns:
         Seconds in total.
     """
     start = time.perf_counter()
     for position, case in enumerate(cases, 1):
-        for _ in range(ROUNDS):
-            last = run_case(compiled, served, case)
+        begin_step(f"compiling and running shape ({case.name})", position, len(cases))
+        for number in range(ROUNDS):
+            with first_calls() if number == 0 else nullcontext():
+                last = run_case(compiled, served, case)
         logger.info(
             "Warm-up %d of %d: %s, %.1f s so far, %.1f ms a call",
             position, len(cases), case.name, time.perf_counter() - start, last * 1e3,

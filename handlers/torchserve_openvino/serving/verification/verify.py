@@ -11,6 +11,7 @@ import torch
 
 from torchserve_openvino.backend.runtime.compare import output_tensors, relative_tolerance, too_far, widened
 from torchserve_openvino.config.sections.handler import VerifySection
+from torchserve_openvino.report.progress import begin_step
 from torchserve_openvino.serving.shapes.value_sets import ValueSet
 from torchserve_openvino.serving.shapes.warmup import Case
 from torchserve_openvino.serving.verification.rounding import is_rounding
@@ -42,7 +43,8 @@ def compare(
         every case was compared on ``unseen`` values, which its compilation did not see.
     """
     found = _Comparison(compiled, eager, precision, section)
-    for case in cases:
+    for position, case in enumerate(cases, 1):
+        begin_step("verifying shape", position, len(cases))
         found.run(case)
     tolerance = f"{relative_tolerance(precision):g} of the largest value ({precision})"
     return {

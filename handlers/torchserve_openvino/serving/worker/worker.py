@@ -9,14 +9,16 @@ from typing import Any
 from torchserve_openvino.cache.open import state_folder
 from torchserve_openvino.config import ServingConfig, load_serving_config
 from torchserve_openvino.config.sections.handler import WarmupInput
-from torchserve_openvino.errors import ItemError, ModelLoadError, TorchServeOpenVINOError
+from torchserve_openvino.errors import ItemError, ModelLoadError
 from torchserve_openvino.report import CompileReport, Tracker
+from torchserve_openvino.report.progress import begin_step
 from torchserve_openvino.serving.base import model_name
 from torchserve_openvino.serving.loading.archive import facts_of, is_quantized
 from torchserve_openvino.serving.loading.files import read_samples
 from torchserve_openvino.serving.loading.op_mappings import load_archived_mappings
 from torchserve_openvino.serving.metrics import MetricsEmitter
 from torchserve_openvino.serving.models import Models, prepare_models
+from torchserve_openvino.serving.observation.load import observed_load, save_report
 from torchserve_openvino.serving.observation.model_face import model_face
 from torchserve_openvino.serving.observation.observe import ROOT, Call, Seen
 from torchserve_openvino.serving.observation.parts import part_at
@@ -140,19 +142,8 @@ class Worker(Answering):
                 that class. TorchServe reports only a RuntimeError as a failed load instead of a crashed worker.
             Exception: Any other error, unchanged.
         """
-        try:
+        with observed_load(context):
             self.serve(context)
-        except Exception as error:
-            # TorchServe logs all output of a worker as INFO, so the line itself says ERROR. It is one line, before the
-            # traceback, so that it can be searched for (`torchserve-openvino why`).
-            text = " ".join(str(error).split())
-            logger.error("ERROR: %s is not served. %s: %s", model_name(context), type(error).__name__, text)
-            if not isinstance(error, TorchServeOpenVINOError):
-                raise
-            logger.debug("Where it was found", exc_info=True)
-            # The message says what is wrong; dozens of our own stack frames would only hide it.
-            refusal = error if isinstance(error, RuntimeError) else ModelLoadError(f"{type(error).__name__}: {error}")
-            raise refusal.with_traceback(None) from None
         # By now another worker may be the handler's (`handler.openvino.wrap`).
         self.handler._openvino.started(context)
 
@@ -165,9 +156,11 @@ class Worker(Answering):
         if self.config.openvino.wrap is not None and self._replaces is not None:
             self._replaces(self.model_dir, self.config.openvino.wrap)
             return self.handler._openvino.serve(context)
+        begin_step("checking versions")
         news = admit_versions(lambda: state_folder(None))
         threads = plan_for(self.config, len(sibling_pids()))
         threads.apply()
+        begin_step("loading the model")
         self.find_weights(context)
         initialize = self.overrides.get("initialize")
         initialize(context) if initialize is not None else type(self.handler).initialize(self.handler, context)
@@ -175,6 +168,7 @@ class Worker(Answering):
         self.handler.initialized = False
         self.handler.context = context
         self.eager_model = self.model_to_serve()
+        begin_step("preparing")
         models = self.prepare(threads, int(context.system_properties.get("batch_size") or 1))
         if models is not None and models.needs_no_torch:
             threads = threads.settle()
@@ -192,6 +186,7 @@ class Worker(Answering):
         self.state.emit(context)
         logger.info("%s: %s", model_name(context), self.summary(models))
         self.handler.initialized = True
+        save_report(context, self.describe())
         return None
 
     def _ready(self, context: Any, models: Models | None) -> ReadyState:

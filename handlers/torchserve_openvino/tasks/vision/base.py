@@ -171,6 +171,10 @@ class VisionHandler(HubHandler):
             value = {"inputs": value["b64"], "parameters": value.get("parameters")}
         return super().ask(value, max_bytes, max_inputs)
 
+    def warm_decoding(self) -> None:
+        """Decodes photos."""
+        images.warm(self.config.openvino.image)
+
     def decode(self, item: Part) -> Picture:
         """Decodes one picture, and prepares it for the model."""
         return self.prepared(item, images.picture_of(item.input, self.config.openvino.image))
