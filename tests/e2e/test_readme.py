@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from ports import free_ports
 from skimage import data
 from torch import nn
 from torchserve_process import ROOT, handler_path, load
 
 from documents import commands
+from torchserve_openvino.bench.ports import free_ports
 
 EXAMPLE = ROOT / "scripts" / "examples" / "efficientnet_lite0"
 BIN = Path(sys.executable).parent

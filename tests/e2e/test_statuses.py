@@ -7,8 +7,9 @@ from pathlib import Path
 import grpc
 import pytest
 import torch
-from ports import free_ports
 from torchserve_process import TorchServeProcess, load, program, torchserve
+
+from torchserve_openvino.bench.ports import free_ports
 
 MODEL = """
 import torch
