@@ -108,9 +108,10 @@ def contrasts(rounds: np.ndarray, confidence: float = CONFIDENCE) -> list[Interv
         effects = np.nanmean(rounds - turns[:, None], axis=0)
     rest = rounds - effects - np.nanmean(rounds - effects, axis=1)[:, None]
     cells = int(np.isfinite(rest).sum())
-    freedom = max(1, cells - count - contenders + 1)
-    spread = math.sqrt(float(np.nansum(rest**2)) / freedom)
-    factor = float(stats.t.ppf(0.5 + confidence / 2, freedom))
+    freedom = cells - count - contenders + 1
+    # Without repeated measurements nothing is known of the noise.
+    spread = math.sqrt(float(np.nansum(rest**2)) / freedom) if freedom > 0 else math.inf
+    factor = float(stats.t.ppf(0.5 + confidence / 2, max(1, freedom)))
     best = int(np.nanargmax(effects))
     seen = np.isfinite(rounds).sum(axis=0)
     result = []

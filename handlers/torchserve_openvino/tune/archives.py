@@ -61,17 +61,19 @@ class Variants:
         section = ((self.config.get("handler") or {}).get("openvino") or {}).get("warmup") or {}
         return [self._folder / Path(name).name for name in section.get("samples", [])]
 
-    def make(self, changed: Mapping[KeyPath, Any]) -> Path:
+    def make(self, changed: Mapping[KeyPath, Any], config_file: Path | None = None) -> Path:
         """Writes the archive with some keys changed.
 
         Args:
             changed: Values by key path.
+            config_file: Another model-config.yaml to take instead of the archive's.
 
         Returns:
             Path of the .mar, in `store`.
         """
         # Comments don't matter here; `writing.py` keeps them in what the user gets.
-        config = with_changes(self.config, changed)
+        base = self.config if config_file is None else read_yaml(config_file).data
+        config = with_changes(base, changed)
         self._config_file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
         with tempfile.NamedTemporaryFile(dir=self._store, prefix=f"{self.name}-", suffix=".mar", delete=False) as file:
             target = Path(file.name)

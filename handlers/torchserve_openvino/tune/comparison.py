@@ -28,7 +28,8 @@ class Comparison:
     """The command ``bench``.
 
     Args:
-        targets: One or two: each a URL to which requests are posted, or a .mar, for which a server is started.
+        targets: One or two: each a URL to which requests are posted, or a .mar, for which a server is
+            started; the second one may also be a YAML, with which the first archive is served.
         bodies: The requests; None takes the first archive's warm-up samples.
         settings: Limit, rate and length of a window.
         rounds: How often each is measured.
@@ -79,12 +80,14 @@ class Comparison:
             yield target, None
             return
         with tempfile.TemporaryDirectory(prefix="torchserve-openvino-bench-") as scratch:
-            variants = Variants(Path(target), Path(scratch))
+            # A YAML is another configuration of the first archive.
+            other = Path(target) if target.endswith((".yaml", ".yml")) else None
+            variants = Variants(Path(self._targets[0] if other is not None else target), Path(scratch))
             if self._bodies is None:
                 self._bodies, warnings = requests_for(None, variants)
                 for warning in warnings:
                     self._tell(f"warning: {warning}")
-            archive = variants.make({})
+            archive = variants.make({}, other)
             with TorchServeProcess(variants.store, models={variants.name: archive.name}) as server:
                 server.wait_ready(variants.name, _READY_SECONDS)
                 yield f"{server.inference_url}/predictions/{variants.name}", server.group

@@ -113,7 +113,10 @@ class Search(Generic[C]):
 
     def so_far(self) -> Choice[C]:
         """Returns the choice by what is known when the search was interrupted, incomplete rounds included."""
-        return self._choose(self.standings, max((len(each.scores) for each in self.standings), default=0))
+        rounds = max((len(each.scores) for each in self.standings), default=0)
+        if rounds >= 2:
+            self._drop_worse(self.standings, rounds)
+        return self._choose(self.standings, rounds)
 
     def _affordable(self, racing: Sequence[Standing[C]], rounds: int) -> bool:
         if rounds >= 2 and not self.may_continue():

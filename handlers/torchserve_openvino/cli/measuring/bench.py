@@ -17,7 +17,10 @@ def bench(
         typer.Option(help="Folder with a request body in each file; by default an archive's warm-up samples."),
     ] = None,
     against: Annotated[
-        str | None, typer.Option(help="Another URL or archive, measured in turns with the first.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Another URL, archive, or YAML for the first archive; measured in turns.", show_default=False
+        ),
     ] = None,
     p99: Annotated[str | None, typer.Option(help="Limit of the 99th percentile, such as 50ms.")] = None,
     rate: Annotated[
