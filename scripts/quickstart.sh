@@ -71,7 +71,7 @@ SYSTEM_PYTHON=$(find_python) || exit 1
 
 # Check the ports before installing anything, which may take ten minutes.
 if [ "$PORTS" = auto ]; then
-  PORTS=$("$SYSTEM_PYTHON" "$ROOT/scripts/lib/ports.py" free 3 | tr ' ' ',')
+  PORTS=$("$SYSTEM_PYTHON" "$ROOT/handlers/torchserve_openvino/bench/ports.py" free 3 | tr ' ' ',')
 fi
 case $PORTS in
   *[!0-9,]* | *,*,*,* | ,* | *, | *,,*) die "--ports takes three numbers like 8080,8081,8082, or auto; not '$PORTS'." ;;
@@ -79,7 +79,7 @@ case $PORTS in
   *) die "--ports takes three numbers like 8080,8081,8082, or auto; not '$PORTS'." ;;
 esac
 # shellcheck disable=SC2086
-if ! TAKEN=$("$SYSTEM_PYTHON" "$ROOT/scripts/lib/ports.py" check ${PORTS//,/ }); then
+if ! TAKEN=$("$SYSTEM_PYTHON" "$ROOT/handlers/torchserve_openvino/bench/ports.py" check ${PORTS//,/ }); then
   HINT="Choose others with --ports 9080,9081,9082, or let free ones be chosen with --ports auto."
   if [ -f "$WORK/server.json" ]; then
     HINT="$HINT"$'\n'"       If it is the server that --keep left running: scripts/quickstart.sh --stop"

@@ -52,8 +52,9 @@ class Deployed:
 
     def __init__(self, archive: Path, cpus: float) -> None:
         import ray
-        from ports import HOST, free_ports
         from ray import serve
+
+        from torchserve_openvino.bench.ports import HOST, free_ports
 
         self._archive, self._cpus = str(archive), cpus
         (port,) = free_ports(1)

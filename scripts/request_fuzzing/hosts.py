@@ -19,10 +19,10 @@ import httpx
 import psutil
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "lib"))
-from ports import HOST, free_ports
 from server import TorchServeProcess, stop_group
 
 from request_fuzzing.payloads import Payload
+from torchserve_openvino.bench.ports import HOST, free_ports
 
 _READY_SECONDS = 180.0
 

@@ -12,11 +12,11 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from ports import free_ports
 from torch import nn
 from torchserve_process import ROOT, handler_path, load
 
 from documents import commands, section_blocks
+from torchserve_openvino.bench.ports import free_ports
 
 EXAMPLE = ROOT / "scripts" / "examples" / "efficientnet_lite0"
 BIN = Path(sys.executable).parent
@@ -66,6 +66,8 @@ def test_every_shell_command_is_covered_here() -> None:
         "torchserve-openvino report",
         "torchserve-openvino ray",  # test_ray_serve.py
         "python -m torchserve_openvino.adapters.kserve",  # test_kserve.py
+        "torchserve-openvino tune",  # test_tune.py
+        "torchserve-openvino bench",
         "torchserve-openvino tasks",  # tests/unit/cli/test_cli_tasks.py
         "curl ",  # those of docs/tasks.md: tests/unit/tasks/test_text_tasks.py
         "python scripts/example_files.py",

@@ -7,9 +7,10 @@ import sys
 
 import psutil
 import pytest
-from ports import free_ports, is_taken
 from server import group_members, stop_group, stop_recorded
 from torchserve_process import ROOT
+
+from torchserve_openvino.bench.ports import free_ports, is_taken
 
 LIB = ROOT / "scripts" / "lib"
 

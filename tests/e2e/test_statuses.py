@@ -9,10 +9,10 @@ from pathlib import Path
 import grpc
 import pytest
 import torch
-from ports import free_ports
 from torchserve_process import ROOT, TorchServeProcess, load, program, torchserve
 
 from documents import commands
+from torchserve_openvino.bench.ports import free_ports
 
 MODEL = """
 import torch

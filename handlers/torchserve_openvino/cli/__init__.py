@@ -11,6 +11,8 @@ from torchserve_openvino.cli.doctor import doctor
 from torchserve_openvino.cli.frontend import frontend
 from torchserve_openvino.cli.handler_path import handler_path
 from torchserve_openvino.cli.init import init
+from torchserve_openvino.cli.measuring.bench import bench
+from torchserve_openvino.cli.measuring.tune import tune
 from torchserve_openvino.cli.package import package
 from torchserve_openvino.cli.ray import ray
 from torchserve_openvino.cli.report import report
@@ -28,6 +30,7 @@ app = typer.Typer(
 )
 app.add_typer(cache, name="cache")
 app.add_typer(ray, name="ray")
+app.command("bench")(bench)
 app.command("check")(check)
 app.command("doctor")(doctor)
 app.command("frontend")(frontend)
@@ -38,6 +41,7 @@ app.command("ready")(ready)
 app.command("report")(report)
 app.command("selftest")(selftest)
 app.command("tasks")(tasks)
+app.command("tune")(tune)
 app.command("why")(why)
 
 

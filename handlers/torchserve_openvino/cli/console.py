@@ -90,3 +90,19 @@ def outlive_deaths() -> None:
             typer.echo(f"error: the process was ended by {name}", err=True)
             sys.exit(1)
         typer.echo(f"the process was ended by {name}; once more, to find out where", err=True)
+
+
+@contextlib.contextmanager
+def ending_on_signals() -> Iterator[None]:
+    """Ends the block by an exception on SIGTERM and SIGHUP too, so that servers and folders do not outlive it."""
+
+    def interrupt(signum: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + signum)
+
+    signals = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {each: signal.signal(each, interrupt) for each in signals}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -19,11 +19,11 @@ from typing import Any
 
 import httpx
 import yaml
-from ports import HOST, free_ports
 from server import TorchServeProcess, stop_group
 
 from benchmarks.servers import usage
 from build_efficientnet_mar import archiver_command, run_archiver
+from torchserve_openvino.bench.ports import HOST, free_ports
 
 HERE = Path(__file__).resolve().parent
 EAGER, TUNED = "torchserve-eager", "torchserve-eager-tuned"

@@ -46,6 +46,7 @@ def free_ports(count: int, host: str = HOST) -> list[int]:
 
 
 def main(arguments: list[str]) -> int:
+    """Runs the program; returns its exit code."""
     command, *values = arguments
     if command == "free":
         print(*free_ports(int(values[0])))

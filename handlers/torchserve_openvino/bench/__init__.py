@@ -1,0 +1,1 @@
+"""Measures servers under load: Poisson arrivals, latencies from the scheduled time, claims with their confidence."""

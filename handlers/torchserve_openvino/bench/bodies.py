@@ -1,0 +1,51 @@
+"""Request bodies from a folder."""
+
+import mimetypes
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchserve_openvino.errors import ConfigError
+
+# Python's table lacks these, or names others than TorchServe's clients send.
+_TYPES = {".npy": "application/octet-stream", ".json": "application/json", ".txt": "text/plain", ".webp": "image/webp"}
+_UNKNOWN = "application/octet-stream"
+
+
+@dataclass(frozen=True)
+class Body:
+    """One request.
+
+    Attributes:
+        path: The file whose content is sent.
+        content_type: Its type.
+    """
+
+    path: Path
+    content_type: str
+
+    @property
+    def data(self) -> bytes:
+        """The content."""
+        return self.path.read_bytes()
+
+
+def read_folder(folder: Path) -> list[Body]:
+    """Returns the files of a folder as requests, by name; the suffix decides the content type.
+
+    Raises:
+        ConfigError: The folder is missing or holds no file, or a file is empty.
+    """
+    if not folder.is_dir():
+        raise ConfigError("is no folder; give one with a request body in each file.", place=str(folder), key="requests")
+    paths = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    if not paths:
+        raise ConfigError("holds no file; put a request body into each.", place=str(folder), key="requests")
+    if empty := [path.name for path in paths if not path.stat().st_size]:
+        raise ConfigError(f"{empty[0]} is empty, and no request has an empty body.", place=str(folder), key="requests")
+    return [Body(path, content_type(path)) for path in paths]
+
+
+def content_type(path: Path) -> str:
+    """Returns the content type of a file by its suffix."""
+    suffix = path.suffix.lower()
+    return _TYPES.get(suffix) or mimetypes.types_map.get(suffix, _UNKNOWN)

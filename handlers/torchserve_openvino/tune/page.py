@@ -1,0 +1,199 @@
+"""Shows a run of the tuner as JSON and as one HTML page that opens offline."""
+
+import math
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from torchserve_openvino.errors import ConfigError
+from torchserve_openvino.tune.candidates import Candidate, Engine, KeyPath
+from torchserve_openvino.tune.search import Standing
+from torchserve_openvino.tune.session import Result
+from torchserve_openvino.tune.settings import Settings
+
+_UNITS = {"throughput": "requests/s", "latency": "1/p99 (1/s)", "cost": "requests/s per core"}
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 900, 380, 60, 340
+_PACKAGES = ("torchserve-openvino", "torch", "openvino", "torchserve")
+
+
+def as_json(
+    result: Result, name: str, settings: Settings, changed: Mapping[KeyPath, Any], warnings: list[str], cores: int
+) -> dict[str, Any]:
+    """Returns everything that a run measured, JSON-safe.
+
+    Args:
+        result: Of the run.
+        name: The model's name.
+        settings: Of the run.
+        changed: The keys that the choice changes.
+        warnings: What makes the result less certain.
+        cores: Cores that were used.
+    """
+    best = result.choice.best
+    return {
+        "model": name,
+        "choice": str(best.candidate) if best else None,
+        "present": str(result.present),
+        "reason": result.choice.reason,
+        "changed": {".".join(path): value for path, value in changed.items()},
+        "claim": str(result.claim) if result.claim else None,
+        "warnings": warnings,
+        "interrupted": result.interrupted,
+        "settings": settings.model_dump(),
+        "machine": machine(cores),
+        "seconds": round(result.seconds, 1),
+        "candidates": [_standing(each, result) for each in result.choice.standings],
+        "engines": [{"engine": str_of(e), "ms": t} for e, t in result.profile.times.items()],
+        "windows": sum(len(trial.windows) for _, trial in result.trials),
+        "disturbed": sum(trial.disturbed for _, trial in result.trials),
+        "rejected": [{"engine": str_of(e), "reason": reason} for e, reason in result.profile.rejected.items()],
+        "trials": [{"candidate": str(each), **vars(trial)} for each, trial in result.trials],
+    }
+
+
+def machine(cores: int) -> dict[str, Any]:
+    """Returns the machine, its cores and the versions that a result depends on."""
+    versions: dict[str, str | None] = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
+    return {"processor": _processor(), "cores": cores, "system": platform.platform(), "versions": versions}
+
+
+def to_html(facts: Mapping[str, Any]) -> str:
+    """Returns the page of a run.
+
+    Args:
+        facts: Result of `as_json`.
+
+    Raises:
+        ConfigError: jinja2 is not installed.
+    """
+    try:
+        import jinja2
+    except ImportError as error:
+        raise ConfigError("the page needs jinja2: pip install 'torchserve-openvino[tune]'.") from error
+    template = (Path(__file__).parent / "page.html.jinja").read_text(encoding="utf-8")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    sizes = sorted({int(size) for each in facts["engines"] for size in each["ms"]})
+    by_size = [{int(size): ms for size, ms in each["ms"].items()} for each in facts["engines"]]
+    choice = facts["choice"] or "none"
+    headline = f"{facts['reason'][:1].upper()}{facts['reason'][1:]}. Choice: {choice}. Present: {facts['present']}."
+    used = facts["machine"]
+    return environment.from_string(template).render(
+        name=facts["model"],
+        headline=headline,
+        facts=list(filter(None, (facts["claim"], *facts["warnings"], _effort(facts)))),
+        unit=_UNITS[facts["settings"]["goal"]],
+        plot=_plot(facts),
+        rows=[_row(each, facts) for each in facts["candidates"]],
+        sizes=sizes,
+        engines=[
+            {"name": each["engine"], "times": [f"{ms[size]:.1f}" if size in ms else "" for size in sizes]}
+            for each, ms in zip(facts["engines"], by_size, strict=True)
+        ],
+        rejected=[{"name": each["engine"], "reason": each["reason"]} for each in facts["rejected"]],
+        changed="\n".join(f"{key}: {value}" for key, value in facts["changed"].items()),
+        machine=f"{used['processor']}, {used['cores']} core(s), {used['system']}; "
+        + ", ".join(f"{name} {number}" for name, number in used["versions"].items()),
+    )
+
+
+def _effort(facts: Mapping[str, Any]) -> str:
+    return f"Measured for {facts['seconds']:.0f} s: {facts['windows']} windows, {facts['disturbed']} of them disturbed."
+
+
+def str_of(engine: Engine) -> str:
+    """Returns an engine as tables name it."""
+    return f"{engine.precision}, {engine.threads}, {engine.streams}"
+
+
+def _standing(standing: Standing[Candidate], result: Result) -> dict[str, Any]:
+    trials = [trial for each, trial in result.trials if each == standing.candidate]
+    p99s = sorted(trial.p99_ms for trial in trials if math.isfinite(trial.p99_ms))
+    predicted = result.predicted.get(standing.candidate)
+    return {
+        "candidate": str(standing.candidate),
+        "score": standing.score if math.isfinite(standing.score) else None,
+        "scores": [score if math.isfinite(score) else None for score in standing.scores],
+        "ratio": vars(standing.ratio) if standing.ratio else None,
+        "left": standing.left,
+        "p99_ms": p99s[len(p99s) // 2] if p99s else None,
+        "memory": max((trial.memory for trial in trials), default=0),
+        "predicted": predicted,
+    }
+
+
+def _row(each: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    kind = (
+        "best" if each["candidate"] == facts["choice"] else "present" if each["candidate"] == facts["present"] else ""
+    )
+    ratio = each["ratio"]
+    return {
+        "name": each["candidate"],
+        "kind": kind,
+        "score": f"{each['score']:.1f}" if each["score"] else "",
+        "ratio": f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else "",
+        "p99": f"{each['p99_ms']:.0f}" if each["p99_ms"] else "",
+        "memory": f"{each['memory'] / 1e6:.0f}" if each["memory"] else "",
+        "predicted": f"{each['predicted']:.1f}" if each["predicted"] else "",
+        "result": each["left"] or ("chosen" if kind == "best" else ""),
+    }
+
+
+def _kind(candidate: str, facts: Mapping[str, Any], other: str) -> str:
+    return "best" if candidate == facts["choice"] else "present" if candidate == facts["present"] else other
+
+
+def _plot(facts: Mapping[str, Any]) -> dict[str, Any]:
+    points = [
+        (trial["candidate"], window)
+        for trial in facts["trials"]
+        for window in trial["windows"]
+        if window["p99"] is not None
+    ]
+    limit = facts["settings"]["p99"]
+    right = max((window["rate"] for _, window in points), default=1.0) * 1.05
+    top = min(max((window["p99"] for _, window in points), default=1.0), 3 * limit if limit else math.inf) * 1.05
+
+    def x(rate: float) -> float:
+        return round(_LEFT + (_WIDTH - _LEFT - 10) * rate / right, 1)
+
+    def y(latency: float) -> float:
+        return round(_BOTTOM - (_BOTTOM - 10) * min(latency, top) / top, 1)
+
+    # Of all windows that held: none has both a higher rate and a lower latency.
+    front: list[tuple[float, float]] = []
+    for _, window in sorted(points, key=lambda each: (-each[1]["rate"], each[1]["p99"])):
+        if window["held"] and (not front or window["p99"] < front[-1][1]):
+            front.append((window["rate"], window["p99"]))
+    return {
+        "width": _WIDTH,
+        "height": _HEIGHT,
+        "left": _LEFT,
+        "bottom": _BOTTOM,
+        "x_ticks": [{"at": x(right * part / 5), "text": f"{right * part / 5:.3g}"} for part in range(6)],
+        "y_ticks": [{"at": y(top * part / 4), "text": f"{top * part / 4:.3g}"} for part in range(5)],
+        "limit": y(limit) if limit and limit < top else None,
+        "front": " ".join(f"{x(rate)},{y(latency)}" for rate, latency in front),
+        "points": [
+            {
+                "x": x(window["rate"]), "y": y(window["p99"]), "held": window["held"] and not window["disturbed"],
+                "kind": _kind(candidate, facts, "other"),
+                "title": f"{candidate}: {window['rate']:.1f} requests/s, p99 {window['p99']:.0f} ms",
+            }
+            for candidate, window in points
+        ],
+    }  # fmt: skip
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -1,0 +1,132 @@
+"""Compares answers with those of eager PyTorch, whatever a task's answers look like."""
+
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+# Of numbers in answers, relative to the largest number beside them; f32 is what `verify` demands by default.
+TOLERANCES = {"f32": 1e-3, "bf16": 3e-2, "f16": 1e-2}
+_ARRAYS = (b"\x93NUMPY",)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer.
+
+    Attributes:
+        status: HTTP status.
+        content_type: Its type.
+        body: Its bytes.
+    """
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+def difference(expected: Answer, answer: Answer, precision: str) -> str | None:
+    """Returns in what an answer differs from the expected one beyond the tolerance of a precision; None if in nothing.
+
+    Numbers are compared with those beside them as the scale. Labels with scores must have the same first label, unless
+    its lead is within the tolerance; labels at the end of a ranking may change places within it.
+
+    Args:
+        expected: What eager PyTorch answers.
+        answer: What the candidate answers.
+        precision: The candidate's.
+    """
+    if expected.status != answer.status:
+        return f"status {answer.status} instead of {expected.status}: {answer.body[:200].decode(errors='replace')}"
+    tolerance = TOLERANCES.get(precision, TOLERANCES["f32"])
+    try:
+        before, after = _content(expected), _content(answer)
+    except (ValueError, OSError) as error:
+        return f"an answer that cannot be read: {error}"
+    return _compare(before, after, tolerance, "answer")
+
+
+def _content(answer: Answer) -> Any:
+    if answer.body.startswith(_ARRAYS):
+        return np.load(io.BytesIO(answer.body), allow_pickle=False)
+    if answer.content_type.startswith("image/"):
+        return np.asarray(Image.open(io.BytesIO(answer.body), formats=("PNG", "JPEG", "WEBP"))).astype(np.float32)
+    try:
+        return json.loads(answer.body)
+    except ValueError:
+        return answer.body
+
+
+def _compare(before: Any, after: Any, tolerance: float, path: str) -> str | None:
+    if isinstance(before, np.ndarray) or _is_numbers(before):
+        return _compare_numbers(before, after, tolerance, path)
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        if before and all(_is_number(value) for value in (*before.values(), *after.values())):
+            return _compare_scores(before, after, tolerance, path)
+        if before.keys() != after.keys():
+            return f"{path} has the keys {sorted(after)[:8]} instead of {sorted(before)[:8]}"
+        parts = ((f"{path}.{key}", before[key], after[key]) for key in before)
+    elif isinstance(before, list) and isinstance(after, list):
+        if len(before) != len(after):
+            return f"{path} has {len(after)} entries instead of {len(before)}"
+        parts = ((f"{path}[{place}]", *pair) for place, pair in enumerate(zip(before, after, strict=True)))
+    elif _is_number(before):
+        return _compare_numbers([before], [after], tolerance, path)
+    else:
+        return None if before == after else f"{path} is {str(after)[:80]!r} instead of {str(before)[:80]!r}"
+    return next((found for name, a, b in parts if (found := _compare(a, b, tolerance, name))), None)
+
+
+def _compare_numbers(before: Any, after: Any, tolerance: float, path: str) -> str | None:
+    try:
+        one, other = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
+    except (TypeError, ValueError):
+        return f"{path} is {str(after)[:80]!r} instead of numbers"
+    if one.shape != other.shape:
+        return f"{path} has the shape {list(other.shape)} instead of {list(one.shape)}"
+    if not one.size:
+        return None
+    known = np.isfinite(one)
+    if not np.array_equal(known, np.isfinite(other)):
+        return f"{path} has NaN or infinity where there was none, or the reverse"
+    scale = max(1.0, float(np.abs(one[known]).max(initial=0.0)))
+    worst = float(np.abs(one[known] - other[known]).max(initial=0.0))
+    return f"{path} differs by {worst:.2g}, more than {tolerance * scale:.2g}" if worst > tolerance * scale else None
+
+
+def _compare_scores(before: Mapping[str, float], after: Mapping[str, float], tolerance: float, path: str) -> str | None:
+    first = max(before, key=lambda key: before[key])
+    chosen = max(after, key=lambda key: after[key])
+    scale = max(1.0, *map(abs, before.values()))
+    lead = before[first] - before.get(chosen, -math.inf)
+    if first != chosen and not lead <= tolerance * scale:
+        return f"{path} names {chosen!r} first instead of {first!r}"
+    for names, others in ((before, after), (after, before)):
+        for name, score in names.items():
+            # A label that a ranking cut off had at most the score of its last one.
+            rival = others.get(name, min(others.values(), default=0.0))
+            off = abs(score - rival) if name in others else score - rival
+            if off > tolerance * scale:
+                return f"{path}.{name} differs by {off:.2g}, more than {tolerance * scale:.2g}"
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_numbers(value: Any) -> bool:
+    """Returns True for a nested list of floats; lists of integers (tokens, pixels) have to be equal."""
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        flat = value[0] if value else None
+        if isinstance(flat, list):
+            return all(_is_numbers(each) for each in value)
+        return (
+            bool(value) and all(_is_number(each) for each in value) and any(isinstance(each, float) for each in value)
+        )
+    return False

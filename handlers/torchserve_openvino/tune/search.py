@@ -1,0 +1,193 @@
+"""Chooses among a few candidates by measuring them in turns, until the rest is shown to be worse or the budget ends."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from torchserve_openvino.bench.statistics import Interval, contrasts
+
+C = TypeVar("C")
+
+# Of the intervals that decide. A wrong choice between neighbors costs little, a round of all takes minutes.
+_CONFIDENCE = 0.95
+
+
+class RejectedError(Exception):
+    """A candidate that leaves the search whatever its speed; the message is the reason."""
+
+
+@dataclass
+class Standing(Generic[C]):
+    """A candidate and what is known of it.
+
+    Attributes:
+        candidate: The configuration.
+        scores: The score of each round, higher is better; NaN where it was not measured.
+        left: Why it left the search; empty while it is in.
+        ratio: Its score relative to the winner's, with an interval; None before two rounds.
+    """
+
+    candidate: C
+    scores: list[float] = field(default_factory=list)
+    left: str = ""
+    ratio: Interval | None = None
+
+    @property
+    def score(self) -> float:
+        """The median of its scores; NaN without any."""
+        known = [score for score in self.scores if math.isfinite(score)]
+        return float(np.median(known)) if known else math.nan
+
+
+@dataclass(frozen=True)
+class Choice(Generic[C]):
+    """The result of a search.
+
+    Attributes:
+        standings: All candidates, in the order in which they came; the present one is the first.
+        best: The winner: the present candidate unless another one is better beyond the interval.
+        reason: Why this one, in a sentence.
+        trials: Measurements made.
+    """
+
+    standings: list[Standing[C]]
+    best: Standing[C] | None
+    reason: str
+    trials: int
+
+
+@dataclass
+class Search(Generic[C]):
+    """Measures candidates in rounds of random order; halves their number by rank, and drops those that are worse.
+
+    Each round measures all candidates that are left, the present one included, within the same minutes. A candidate
+    leaves where its confidence interval lies below the best one's, and the lower half leaves after each of the first
+    rounds (successive halving: Karnin, Koren, Somekh 2013), so that the budget is spent where it decides.
+
+    Args:
+        measure: Returns a candidate's score, higher is better, 0 if it can't serve.
+        budget: Most measurements.
+        rng: Draws the order within each round.
+        tick: Is called after each measurement.
+        smallest_gain: The least relative gain for which the present configuration is changed.
+        may_continue: Whether another round may begin; the first two always do.
+    """
+
+    measure: Callable[[C], float]
+    budget: int
+    rng: random.Random
+    tick: Callable[[list[Standing[C]]], None] = lambda standings: None
+    smallest_gain: float = 0.02
+    may_continue: Callable[[], bool] = lambda: True
+    trials: int = 0
+    standings: list[Standing[C]] = field(default_factory=list)
+
+    def run(self, present: C, others: Sequence[C]) -> Choice[C]:
+        """Runs the search.
+
+        Args:
+            present: The configuration in use; it takes part in each round.
+            others: Further candidates, the most promising ones first.
+        """
+        standings = self.standings = [Standing(each) for each in (present, *others)]
+        racing = list(standings)
+        rounds = 0
+        while self._affordable(racing, rounds):
+            for standing in self.rng.sample(racing, len(racing)):
+                self._measure(standing, rounds)
+                self.tick(standings)
+            rounds += 1
+            racing = [each for each in racing if not each.left]
+            if rounds >= 2:
+                self._drop_worse(standings, rounds)
+            self._halve(standings[0], racing, rounds)
+            racing = [each for each in racing if not each.left]
+            # Without a rival, further rounds of the present one say nothing.
+            if len(racing) < 2:
+                break
+        return self._choose(standings, rounds)
+
+    def so_far(self) -> Choice[C]:
+        """Returns the choice by what is known when the search was interrupted, incomplete rounds included."""
+        rounds = max((len(each.scores) for each in self.standings), default=0)
+        if rounds >= 2:
+            self._drop_worse(self.standings, rounds)
+        return self._choose(self.standings, rounds)
+
+    def _affordable(self, racing: Sequence[Standing[C]], rounds: int) -> bool:
+        if rounds >= 2 and not self.may_continue():
+            return False
+        return bool(racing) and (self.trials + len(racing) <= self.budget or not rounds)
+
+    def _measure(self, standing: Standing[C], rounds: int) -> None:
+        standing.scores += [math.nan] * (rounds - len(standing.scores))
+        self.trials += 1
+        try:
+            score = self.measure(standing.candidate)
+        except RejectedError as error:
+            standing.left = str(error)
+            return
+        if score <= 0:
+            standing.left = "no rate at which the limit holds"
+            return
+        standing.scores.append(score)
+
+    def _drop_worse(self, standings: Sequence[Standing[C]], rounds: int) -> None:
+        able = [each for each in standings if math.isfinite(each.score)]
+        if len(able) < 2:
+            return
+        for standing, ratio in zip(able, contrasts(_table(able, rounds), _CONFIDENCE), strict=True):
+            standing.ratio = ratio
+            if ratio.high < 1 and not standing.left:
+                standing.left = f"slower than the best: {ratio}"
+
+    def _halve(self, present: Standing[C], racing: Sequence[Standing[C]], rounds: int) -> None:
+        """Drops the lower half as long as the budget does not allow three more rounds of all."""
+        left = [each for each in racing if not each.left]
+        while len(left) > 2 and self.trials + 3 * len(left) > self.budget:
+            ranked = sorted(left, key=lambda each: each.score, reverse=True)
+            keep = ranked[: max(2, (len(ranked) + 1) // 2)]
+            for standing in ranked:
+                if standing not in keep and standing is not present:
+                    standing.left = f"in the lower half after {rounds} rounds"
+            shorter = [each for each in left if not each.left]
+            if len(shorter) == len(left):
+                break
+            left = shorter
+
+    def _choose(self, standings: list[Standing[C]], rounds: int) -> Choice[C]:
+        present = standings[0]
+        able = [each for each in standings if math.isfinite(each.score)]
+        if not able:
+            return Choice(standings, None, "no candidate serves the requests within the limits", self.trials)
+        if present in able and rounds < 2:
+            return Choice(standings, present, "nothing better than the present configuration was found", self.trials)
+        best = max((each for each in able if not each.left or each is present), key=_ratio_or_score)
+        if present not in able:
+            return Choice(standings, best, f"the present configuration is out: {present.left}", self.trials)
+        if best is present or present.ratio is None or best.ratio is None:
+            return Choice(standings, present, "nothing better than the present configuration was found", self.trials)
+        if present.ratio.high >= 1 or present.ratio.value * (1 + self.smallest_gain) > best.ratio.value:
+            reason = "nothing is better than the present configuration beyond the interval"
+            return Choice(standings, present, reason, self.trials)
+        bounds = (present.ratio.value, present.ratio.high, present.ratio.low)
+        gain = Interval(*(best.ratio.value / bound for bound in bounds))
+        return Choice(standings, best, f"better than the present configuration: {gain} times", self.trials)
+
+
+def _ratio_or_score(standing: Standing[C]) -> float:
+    """Ranks by the ratio, from which the effect of slow minutes is removed."""
+    return standing.ratio.value if standing.ratio is not None else standing.score
+
+
+def _table(standings: Sequence[Standing[C]], rounds: int) -> np.ndarray:
+    """Returns ``[rounds, candidates]`` logarithms of the scores, NaN where there is none."""
+    table = np.full((rounds, len(standings)), np.nan)
+    for column, standing in enumerate(standings):
+        scores = np.asarray(standing.scores[:rounds])
+        table[: len(scores), column] = np.log(scores)
+    return table

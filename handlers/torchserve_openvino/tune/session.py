@@ -1,0 +1,283 @@
+"""One run of the tuner: plan, first stage, search on real servers, confirmation, and what is written."""
+
+import hashlib
+import json
+import math
+import random
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchserve_openvino.bench.bodies import Body, content_type
+from torchserve_openvino.bench.server import TorchServeError
+from torchserve_openvino.bench.statistics import QuantileClaim, claim_quantile
+from torchserve_openvino.errors import ConfigError
+from torchserve_openvino.serving.threads import usable_cores
+from torchserve_openvino.tune import candidates
+from torchserve_openvino.tune.archives import EAGER, Variants
+from torchserve_openvino.tune.candidates import Candidate, Engine
+from torchserve_openvino.tune.profile import Process, Profile, WorkerFailedError, profile
+from torchserve_openvino.tune.proof import Answer
+from torchserve_openvino.tune.search import Choice, RejectedError, Search, Standing
+from torchserve_openvino.tune.settings import Settings
+from torchserve_openvino.tune.trial import Bench, Trial, environment_for
+
+# Real servers are measured for the present configuration and so many others.
+_RIVALS = 4
+_SIZES = (1, 2, 4, 8, 16, 32)
+
+
+@dataclass
+class Result:
+    """What a run of the tuner found.
+
+    Attributes:
+        choice: All candidates with their scores, and the winner.
+        present: The configuration of the archive.
+        profile: What the first stage knows.
+        predicted: Rates in requests/s that the queueing model predicts.
+        trials: All measurements of real servers, in order, each with its candidate.
+        claim: What the confirmation says about the p99; None without a limit or a winner.
+        seconds: How long all of it took.
+        interrupted: Whether the user ended it early.
+    """
+
+    choice: Choice[Candidate]
+    present: Candidate
+    profile: Profile
+    predicted: dict[Candidate, float]
+    trials: list[tuple[Candidate, Trial]]
+    claim: QuantileClaim | None = None
+    seconds: float = 0.0
+    interrupted: bool = False
+
+
+@dataclass
+class Session:
+    """A run of the tuner.
+
+    Args:
+        archive: The .mar.
+        requests: Folder of request bodies; None takes the archive's warm-up samples.
+        settings: Limits and effort.
+        state: File in which trials are kept, so that an interrupted run goes on.
+        tell: Gets a line of progress.
+
+    Attributes:
+        warnings: What makes the result less certain.
+    """
+
+    archive: Path
+    requests: Sequence[Body]
+    settings: Settings
+    state: Path
+    tell: Callable[[str], None]
+    warnings: list[str] = field(default_factory=list)
+
+    def plan(self, variants: Variants) -> str:
+        """Returns what will be done, in a few lines."""
+        present = self._present(variants)
+        engines = candidates.engines(present, self.cores, self._precisions())
+        return (
+            f"{variants.name} on {self.cores} core(s), {len(self.requests)} different requests.\n"
+            f"Present: {present}.\n"
+            f"1. {len(engines)} ways to compute are proven against eager PyTorch and timed in turns.\n"
+            f"2. The present configuration and the {_RIVALS} most promising others are measured on real servers, in "
+            f"rounds, at most {self.settings.trials} starts, about {self.settings.minutes:g} minutes."
+        )
+
+    def run(self, variants: Variants, scratch: Path) -> Result:
+        """Runs all stages.
+
+        Args:
+            variants: The archive.
+            scratch: Folder for caches.
+
+        Raises:
+            ConfigError: No request is answered, or eager PyTorch does not load.
+        """
+        begin = time.monotonic()
+        present = self._present(variants)
+        environment = environment_for(scratch / "cache")
+        expected = self._expected(variants, environment)
+        engines = candidates.engines(present, self.cores, self._precisions())
+        archives = {engine: variants.make(self._engine_changes(engine, present, variants)) for engine in engines}
+        sizes = self.settings.batch_sizes or list(_SIZES)
+        known = profile(archives, expected, self.requests, sizes, environment, self.tell)
+        for path in archives.values():
+            path.unlink()
+        rivals = candidates.ranked(present, known.times, self.settings, self.cores, _RIVALS)
+        predicted = dict(rivals)
+        bench = Bench(variants.store, variants.name, self.requests, expected, self.settings, environment, self.tell)
+        trials = _Trials(bench, variants, present, predicted, self.state, self._fingerprint(variants), self.settings)
+        deadline = begin + self.settings.minutes * 60
+        search: Search[Candidate] = Search(
+            trials.score, self.settings.trials, random.Random(self.settings.seed), tick=self._show,
+            may_continue=lambda: time.monotonic() < deadline,
+        )  # fmt: skip
+        interrupted = False
+        choice: Choice[Candidate]
+        try:
+            choice = search.run(present, [candidate for candidate, _ in rivals])
+        except KeyboardInterrupt:
+            interrupted = True
+            choice = search.so_far()
+        result = Result(choice, present, known, predicted, trials.done, interrupted=interrupted)
+        result.claim = trials.claim(choice.best.candidate) if choice.best is not None else None
+        result.seconds = time.monotonic() - begin
+        return result
+
+    @property
+    def cores(self) -> int:
+        """Cores that all workers share."""
+        return min(self.settings.cores or usable_cores(), usable_cores())
+
+    def _present(self, variants: Variants) -> Candidate:
+        return candidates.present_of(variants.config, self.cores)
+
+    def _precisions(self) -> list[str]:
+        if self.settings.precisions is not None:
+            return list(self.settings.precisions)
+        import torch
+
+        return ["f32", "bf16"] if torch.cpu._is_avx512_bf16_supported() else ["f32"]
+
+    def _engine_changes(self, engine: Engine, present: Candidate, variants: Variants) -> dict[candidates.KeyPath, Any]:
+        # One worker: each process of the first stage stands for one.
+        alone = Candidate(engine, 1, max(self.settings.batch_sizes or _SIZES), present.delay_ms)
+        changed = candidates.changes(alone, present, variants.config)
+        return {**changed, (*candidates.OPENVINO, "threads"): engine.threads, ("batchSize",): alone.batch_size}
+
+    def _expected(self, variants: Variants, environment: dict[str, str]) -> list[Answer]:
+        self.tell("what eager PyTorch answers")
+        archive = variants.make(EAGER)
+        try:
+            with Process(archive, self.requests, environment) as process:
+                answers = process.answers()
+        except WorkerFailedError as error:
+            raise ConfigError(f"eager PyTorch cannot serve it: {error}", place=str(self.archive)) from error
+        finally:
+            archive.unlink()
+        for body, answer in zip(self.requests, answers, strict=True):
+            if answer.status != 200:
+                text = answer.body[:300].decode(errors="replace")
+                raise ConfigError(f"is answered {answer.status} by eager PyTorch: {text}", place=str(body.path))
+        return answers
+
+    def _fingerprint(self, variants: Variants) -> str:
+        parts = [variants.text, self.settings.model_dump_json(), *(str(body.path) for body in self.requests)]
+        parts.append(str(self.archive.stat().st_size))
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+    def _show(self, standings: list[Standing[Candidate]]) -> None:
+        able = [each for each in standings if math.isfinite(each.score)]
+        if able:
+            best = max(able, key=lambda each: each.score)
+            self.tell(f"best so far: {best.candidate} with {best.score:.1f}")
+
+
+def requests_for(folder: list[Body] | None, variants: Variants) -> tuple[list[Body], list[str]]:
+    """Returns the requests to send and a warning about them, if any.
+
+    Args:
+        folder: What the user gave.
+        variants: The archive, whose warm-up samples are taken otherwise.
+
+    Raises:
+        ConfigError: There are neither.
+    """
+    if folder is not None:
+        return folder, []
+    samples = [path for path in variants.samples() if path.is_file()]
+    if not samples:
+        raise ConfigError(
+            "has no warmup.samples, so there is nothing to send; give requests: --requests FOLDER.",
+            place=variants.name, key="requests",
+        )  # fmt: skip
+    warning = (
+        f"only the archive's {len(samples)} warm-up sample(s) are sent. A few repeated inputs mislead where the time "
+        "depends on the input; give real ones: --requests FOLDER."
+    )
+    return [Body(path, content_type(path)) for path in samples], [warning]
+
+
+class _Trials:
+    """Measures candidates, remembers each trial in a file, and repeats none that is there."""
+
+    def __init__(
+        self, bench: Bench, variants: Variants, present: Candidate, predicted: dict[Candidate, float], state: Path,
+        fingerprint: str, settings: Settings,
+    ) -> None:  # fmt: skip
+        self._bench, self._variants, self._present = bench, variants, present
+        self._predicted, self._state, self._fingerprint, self._settings = predicted, state, fingerprint, settings
+        self._known = self._read()
+        self.done: list[tuple[Candidate, Trial]] = []
+        self._rounds: dict[Candidate, int] = {}
+
+    def score(self, candidate: Candidate) -> float:
+        """Measures a candidate; a trial of an earlier run counts as it is.
+
+        Raises:
+            RejectedError: The candidate can't serve.
+        """
+        turn = self._rounds[candidate] = self._rounds.get(candidate, 0) + 1
+        key = f"{candidate}#{turn}"
+        record = self._known.get(key)
+        if record is None:
+            record = self._measure(candidate, turn)
+            self._known[key] = record
+            self._write()
+        if record.get("rejected"):
+            raise RejectedError(record["rejected"])
+        trial = Trial(**record["trial"])
+        self.done.append((candidate, trial))
+        return trial.score(self._settings.goal)
+
+    def claim(self, candidate: Candidate) -> QuantileClaim | None:
+        """Returns what the windows at the winner's rate say about its p99, taken together."""
+        if self._settings.p99 is None:
+            return None
+        rates = [trial.rate for each, trial in self.done if each == candidate and trial.rate]
+        lowest = min(rates, default=0.0)
+        windows = [
+            window for each, trial in self.done if each == candidate for window in trial.windows
+            if window["rate"] <= lowest and not window["disturbed"]
+        ]  # fmt: skip
+        return claim_quantile(sum(window["requests"] for window in windows), sum(window["late"] for window in windows))
+
+    def _measure(self, candidate: Candidate, turn: int) -> dict[str, Any]:
+        self._bench.tell(f"{candidate}, round {turn}")
+        archive = self._variants.make(candidates.changes(candidate, self._present, self._variants.config))
+        earlier = [trial.rate for each, trial in self.done if each == candidate and trial.rate]
+        start = earlier[-1] if earlier else self._predicted.get(candidate, 0.0)
+        reason = ""
+        try:
+            # A server that dies once may be the machine's fault.
+            for _ in range(2):
+                try:
+                    return {"trial": asdict(self._bench.run(archive, candidate.engine.precision, start, turn))}
+                except TorchServeError as error:
+                    reason = f"its server died twice: {str(error).splitlines()[0]}"
+                except RejectedError as error:
+                    return {"rejected": str(error)}
+        finally:
+            archive.unlink(missing_ok=True)
+        return {"rejected": reason}
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            stored = json.loads(self._state.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        same = isinstance(stored, dict) and stored.get("fingerprint") == self._fingerprint
+        return dict(stored["trials"]) if same else {}
+
+    def _write(self) -> None:
+        text = json.dumps({"fingerprint": self._fingerprint, "trials": self._known}, indent=1)
+        self._state.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=self._state.parent, prefix=".trials-", delete=False) as file:
+            file.write(text)
+        Path(file.name).replace(self._state)

@@ -1,0 +1,214 @@
+"""Second stage: one candidate on a real TorchServe, under Poisson load."""
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from torchserve_openvino.bench.bodies import Body
+from torchserve_openvino.bench.client import Plan
+from torchserve_openvino.bench.rate import RateSearch
+from torchserve_openvino.bench.server import TorchServeError, TorchServeProcess
+from torchserve_openvino.bench.window import MeasuredWindow, measure
+from torchserve_openvino.tune.profile import wrong_answer
+from torchserve_openvino.tune.proof import Answer
+from torchserve_openvino.tune.search import RejectedError
+from torchserve_openvino.tune.settings import Settings
+
+_READY_SECONDS = 600.0
+# Before a window counts: connections, and batches of all sizes.
+_SETTLE = 1.0
+_WARM_CLIENTS = 16
+
+
+@dataclass
+class Trial:
+    """What one start of a server showed.
+
+    Attributes:
+        rate: Highest rate in requests/s at which the limits held; 0 if none did.
+        p99_ms: 99th percentile at that rate; NaN if none held.
+        memory: Bytes of the server's processes at the end.
+        cores: Cores that the server took at that rate.
+        ready_seconds: From the start until the model was READY.
+        windows: All windows, JSON-safe.
+        disturbed: Windows that did not count.
+    """
+
+    rate: float = 0.0
+    p99_ms: float = math.nan
+    memory: int = 0
+    cores: float = 0.0
+    ready_seconds: float = 0.0
+    windows: list[dict[str, Any]] = field(default_factory=list)
+    disturbed: int = 0
+
+    def score(self, goal: str) -> float:
+        """Returns what the goal compares, higher is better; 0 if the candidate can't serve."""
+        if goal == "latency":
+            return 1e3 / self.p99_ms if self.rate and self.p99_ms > 0 else 0.0
+        if goal == "cost":
+            return self.rate / max(self.cores, 0.05)
+        return self.rate
+
+
+@dataclass
+class Bench:
+    """Starts servers for candidates and measures them.
+
+    Args:
+        store: Folder of the archives.
+        name: The model's name.
+        bodies: The requests.
+        expected: Eager PyTorch's answers to them.
+        settings: Limits and effort.
+        environment: Of each server and its workers.
+        tell: Gets a line of progress.
+    """
+
+    store: Path
+    name: str
+    bodies: Sequence[Body]
+    expected: Sequence[Answer]
+    settings: Settings
+    environment: Mapping[str, str]
+    tell: Callable[[str], None]
+
+    def run(self, archive: Path, precision: str, start: float, seed: int) -> Trial:
+        """Measures a candidate once.
+
+        Args:
+            archive: Its archive, in `store`.
+            precision: Its precision, for the tolerance of its answers.
+            start: A first rate to try, in requests/s.
+            seed: Of the arrivals; equal ones for all candidates of a round.
+
+        Raises:
+            RejectedError: It does not become READY, answers wrongly, or does what it must not.
+            TorchServeError: The server died.
+        """
+        begin = time.monotonic()
+        properties = {"default_response_timeout": "120", "max_request_size": str(64 * 2**20)}
+        server = TorchServeProcess(
+            self.store, models={self.name: archive.name}, properties=properties, environment=self.environment
+        )
+        with contextlib.ExitStack() as stack:
+            with on_cores(self.settings.cores):
+                stack.enter_context(server)
+            try:
+                server.wait_ready(self.name, _READY_SECONDS)
+            except TorchServeError as error:
+                raise RejectedError(f"it did not become READY: {_cause(str(error))}") from error
+            trial = Trial(ready_seconds=time.monotonic() - begin)
+            self._prove(server, precision)
+            self._measure(server, trial, start, seed)
+            _check_report(server, self.name)
+        if self.settings.memory is not None and trial.memory > self.settings.memory:
+            raise RejectedError(f"it takes {trial.memory / 1e6:.0f} MB, more than {self.settings.memory / 1e6:.0f}")
+        return trial
+
+    def windows_at(self, server: TorchServeProcess, rate: float, seconds: float, seed: int) -> MeasuredWindow:
+        """Measures one window at a rate."""
+        plan = Plan(
+            url=f"{server.inference_url}/predictions/{self.name}",
+            bodies=[(str(body.path), body.content_type) for body in self.bodies],
+            rate=rate, seconds=seconds, settle=_SETTLE, seed=seed, streamed=self.settings.ttft is not None,
+        )  # fmt: skip
+        return measure(plan, self.settings.limit, server.group)
+
+    def _measure(self, server: TorchServeProcess, trial: Trial, start: float, seed: int) -> None:
+        warm = Plan(
+            url=f"{server.inference_url}/predictions/{self.name}",
+            bodies=[(str(body.path), body.content_type) for body in self.bodies],
+            rate=0.0, clients=_WARM_CLIENTS, seconds=max(1.0, self.settings.window / 2), seed=seed,
+        )  # fmt: skip
+        ceiling = measure(warm, self.settings.limit, server.group)
+        if ceiling.failures:
+            raise RejectedError(f"requests failed: {dict(ceiling.failures)} {ceiling.examples[:1]}")
+        seeds = iter(range(seed * 1000, seed * 1000 + 999))
+
+        def window_at(rate: float) -> MeasuredWindow:
+            window = self.windows_at(server, rate, self.settings.window, next(seeds))
+            held = "held" if window.held else "missed"
+            self.tell(f"{rate:.1f} requests/s: {held}, p99 {window.percentile(0.99):.0f} ms {window.disturbed}")
+            trial.windows.append(window.as_json())
+            trial.disturbed += bool(window.disturbed)
+            trial.memory = window.memory
+            return window
+
+        if self.settings.goal == "latency" and self.settings.rate is not None:
+            windows = [window_at(self.settings.rate) for _ in range(3)]
+            if all(window.held for window in windows):
+                self._take(trial, self.settings.rate, sorted(windows, key=lambda each: each.percentile(0.99))[1])
+            return
+        # No more than the closed loop reaches; the first guess is near it.
+        first = min(start, 0.85 * ceiling.rate) if start else 0.7 * ceiling.rate
+        search = RateSearch(window_at, max(first, 0.2), windows=6)
+        rate = search.run()
+        if self.settings.rate is not None and rate < self.settings.rate:
+            raise RejectedError(f"it holds {rate:.1f} requests/s, fewer than {self.settings.rate:g}")
+        for tried, window in search.history:
+            if tried == rate and isinstance(window, MeasuredWindow) and window.held:
+                self._take(trial, rate, window)
+
+    @staticmethod
+    def _take(trial: Trial, rate: float, window: MeasuredWindow) -> None:
+        trial.rate, trial.p99_ms, trial.cores = rate, window.percentile(0.99), window.server_cores
+
+    def _prove(self, server: TorchServeProcess, precision: str) -> None:
+        answers = []
+        for body in self.bodies:
+            try:
+                reply = server.predict(self.name, body.data, body.content_type)
+            except httpx.HTTPError as error:
+                raise RejectedError(f"{body.path.name} got no answer: {error}") from error
+            answers.append(Answer(reply.status_code, reply.headers.get("content-type", ""), reply.content))
+        if wrong := wrong_answer(self.expected, answers, precision, self.bodies):
+            raise RejectedError(wrong)
+
+
+def _check_report(server: TorchServeProcess, name: str) -> None:
+    """Rejects what runs outside OpenVINO against the policy, or compiles after READY.
+
+    Raises:
+        RejectedError: It does.
+    """
+    try:
+        report = server.describe(name)
+    except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
+        raise RejectedError(f"its report can't be read: {error}") from error
+    serving = report.get("serving") or {}
+    if violations := serving.get("policy", {}).get("violations"):
+        raise RejectedError(f"it violates the policy: {violations[0]}")
+    if compiled := serving.get("compiles_after_ready", 0):
+        raise RejectedError(f"it compiled {compiled} times after READY")
+
+
+def _cause(text: str) -> str:
+    lines = [line for line in text.splitlines() if "ERROR:" in line]
+    return (lines[0].split("ERROR:", 1)[1] if lines else text.splitlines()[0]).strip()[:300]
+
+
+def environment_for(cache: Path) -> dict[str, str]:
+    """Returns the environment of servers and processes: this one's, with a cache of the tuner."""
+    return {**os.environ, "OPENVINO_TORCH_CACHE_DIR": str(cache), "OPENVINO_TORCH_MODEL_CACHING": "true"}
+
+
+@contextlib.contextmanager
+def on_cores(cores: int | None) -> Iterator[None]:
+    """Restricts what is started within to some of this process's cores; None: to all of them."""
+    if cores is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[:cores])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

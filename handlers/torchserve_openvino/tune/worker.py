@@ -1,0 +1,87 @@
+"""A process with one loaded archive, as a worker has it: answers requests and says how long each call took.
+
+Reads one JSON line per command, writes one JSON line per answer, on a descriptor of its own: handlers may print.
+"""
+
+import base64
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from torchserve_openvino.adapters.core import Asked, Host, row_of
+from torchserve_openvino.errors import TorchServeOpenVINOError
+
+
+class Worker:
+    """The loaded archive.
+
+    Args:
+        archive: The .mar.
+        bodies: File and content type of each request.
+    """
+
+    def __init__(self, archive: Path, bodies: list[tuple[str, str]]) -> None:
+        self._host = Host(archive, lambda *_: None)
+        self._asked = [
+            Asked(row_of(Path(path).read_bytes(), kind, {}), {"content-type": kind}) for path, kind in bodies
+        ]
+        self._next = 0
+
+    def report(self) -> dict[str, Any]:
+        """Returns the model's report."""
+        return self._host.describe()
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Answers each request by itself."""
+        result = []
+        for asked in self._asked:
+            (answer,) = self._host.answer([asked], lambda *_: None)
+            body = base64.b64encode(answer.body).decode()
+            result.append({"status": int(answer.status), "content_type": answer.content_type, "body": body})
+        return result
+
+    def call(self, size: int) -> float:
+        """Returns the milliseconds of one call with so many requests, which are taken in turn."""
+        batch = [self._asked[(self._next + place) % len(self._asked)] for place in range(size)]
+        self._next += size
+        start = time.perf_counter()
+        answers = self._host.answer(batch, lambda *_: None)
+        elapsed = (time.perf_counter() - start) * 1e3
+        if refused := [answer for answer in answers if answer.status != 200]:
+            raise TorchServeOpenVINOError(f"a request was answered {refused[0].status}: {refused[0].body[:200]!r}")
+        return elapsed
+
+
+def main() -> None:
+    """Serves commands until stdin ends."""
+    replies = os.fdopen(os.dup(1), "w")
+    # What a handler prints must not end up among the replies.
+    os.dup2(2, 1)
+    order = json.loads(sys.stdin.readline())
+    worker = None
+    try:
+        worker = Worker(Path(order["archive"]), [(path, kind) for path, kind in order["bodies"]])
+        reply: dict[str, Any] = {"report": worker.report()}
+    except Exception as error:
+        # Whatever an archive raises is the reason why its candidates are out.
+        reply = {"error": f"{type(error).__name__}: {error}"}
+    print(json.dumps(reply, default=str), file=replies, flush=True)
+    if worker is None:
+        return
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            if command["do"] == "answers":
+                reply = {"answers": worker.answers()}
+            else:
+                reply = {"ms": [worker.call(command["size"]) for _ in range(command["calls"])]}
+        except TorchServeOpenVINOError as error:
+            reply = {"error": str(error)}
+        print(json.dumps(reply), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""The tuner and `bench` on a small archive, as docs/tuning.md has them."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from commands import run
+from network import NETWORK
+from torchserve_process import handler_path
+
+from documents import commands
+from torchserve_openvino.config import load_serving_config
+
+CONFIG = """
+# The service of numbers.
+minWorkers: 1
+maxWorkers: 1
+batchSize: 1      # one at a time
+maxBatchDelay: 1
+pt2: {compile: {enable: true, backend: openvino}}
+handler:
+  openvino:
+    warmup: {inputs: [{shape: [4], dtype: float32}]}
+"""
+# Few trials, short windows: the figures mean nothing, the way is the same.
+EFFORT = "{trials: 4, window: 0.5, minutes: 1, precisions: [f32], batch_sizes: [1, 4], delays: [1]}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, network: torch.nn.Module) -> Iterator[Path]:
+    torch.save(network.state_dict(), tmp_path / "weights.pth")
+    (tmp_path / "network.py").write_text(NETWORK)
+    (tmp_path / "model-config.yaml").write_text(CONFIG)
+    command = [sys.executable, "-m", "model_archiver.model_packaging", "--model-name", "net", "--version", "1.0"]
+    command += ["--model-file", "network.py", "--serialized-file", "weights.pth", "--handler", handler_path("tensor")]
+    command += ["--config-file", "model-config.yaml", "--export-path", "."]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / "requests").mkdir()
+    for number in range(3):
+        row = [number, 0.5, -1.0, 2.0]
+        (tmp_path / "requests" / f"{number}.json").write_text(json.dumps({"inputs": [row]}))
+    (tmp_path / "tune.yaml").write_text(EFFORT)
+    before = {process.pid for process in psutil.process_iter()}
+    yield tmp_path
+    left = [each for each in psutil.process_iter() if each.pid not in before and "ts.model_server" in each.cmdline()]
+    assert not left, "a server is left behind"
+
+
+def documented(start: str) -> list[str]:
+    return [line for line in commands() if line.startswith(start)]
+
+
+@pytest.mark.slow
+def test_the_tuner_writes_a_valid_yaml_with_its_evidence(folder: Path) -> None:
+    (command,) = documented("torchserve-openvino tune")
+    done = run(command, folder, "--settings", "tune.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert "ways to compute" in done.stderr
+    assert facts["choice"] and facts["trials"] and not facts["rejected"]
+    assert all(window["requests"] for trial in facts["trials"] for window in trial["windows"])
+    tuned = folder / "net-tuned" / "model-config.yaml"
+    load_serving_config(tuned)
+    assert "# The service of numbers." in tuned.read_text()
+    page = (folder / "net-tuned" / "tune.html").read_text()
+    assert "<svg" in page and not re.search(r"(src|href)=", page)
+    assert json.loads((folder / "net-tuned" / "tune.json").read_text()) == facts
+    # All trials are there: a second run starts no server.
+    again = json.loads(run(command, folder, "--settings", "tune.yaml", "--json").stdout)
+    assert [trial["windows"] for trial in again["trials"]] == [trial["windows"] for trial in facts["trials"]]
+
+    for line in documented("torchserve-openvino bench"):
+        done = run(line, folder, "--seconds", "0.5", "--rounds", "2", "--json")
+        measured = json.loads(done.stdout)
+        assert all(target["requests"] for target in measured["targets"]), done.stderr
+        assert bool(measured["verdict"]) == ("--against" in line)
+
+
+def test_what_cannot_be_tuned_is_said(folder: Path) -> None:
+    for options, message in [
+        ("net.mar --requests absent", "absent: requests: is no folder"),
+        ("net.mar", "has no warmup.samples"),
+        ("net.mar --requests requests --p99 fast", "p99.*not a time such as 50ms"),
+        ("net.mar --requests requests --goal latency", "needs a rate"),
+        ("tune.yaml --requests requests", "cannot be read as a .mar"),
+    ]:
+        done = run(f"torchserve-openvino tune {options}", folder)
+        assert done.returncode == 1
+        assert re.search(message, done.stderr), done.stderr
+        assert "Traceback" not in done.stderr
+    (folder / "requests" / "0.json").write_text('{"inputs": [[1.0]]}')
+    done = run("torchserve-openvino tune net.mar --requests requests", folder)
+    assert done.returncode == 1
+    assert re.search(r"0\.json.*is answered 400 by eager PyTorch", done.stderr), done.stderr

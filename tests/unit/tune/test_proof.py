@@ -1,0 +1,72 @@
+"""Which answers count as right."""
+
+import io
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from torchserve_openvino.tune.proof import Answer, difference
+
+
+def answer(value: Any, status: int = 200) -> Answer:
+    return Answer(status, "application/json", json.dumps(value).encode())
+
+
+def array(values: np.ndarray) -> Answer:
+    file = io.BytesIO()
+    np.save(file, values)
+    return Answer(200, "application/octet-stream", file.getvalue())
+
+
+RIGHT = [
+    ({"cat": 0.7, "dog": 0.2}, {"cat": 0.7005, "dog": 0.1996}, "f32"),
+    # The last labels of a ranking change places within the tolerance.
+    ({"cat": 0.7, "dog": 0.101, "fox": 0.100}, {"cat": 0.69, "dog": 0.11, "owl": 0.11}, "bf16"),
+    # A lead within the tolerance is no lead.
+    ({"cat": 0.41, "dog": 0.40}, {"dog": 0.405, "cat": 0.403}, "bf16"),
+    ([[0.1, -3.0], [200.0, 0.5]], [[0.15, -3.0], [200.1, 0.5]], "f32"),
+    ({"tokens": [1, 2], "text": "a", "score": 0.5}, {"tokens": [1, 2], "text": "a", "score": 0.51}, "bf16"),
+    ([], [], "f32"),
+    (None, None, "f32"),
+]
+WRONG = [
+    ({"cat": 0.7, "dog": 0.2}, {"dog": 0.7, "cat": 0.2}, "bf16", "names 'dog' first"),
+    ({"cat": 0.7, "dog": 0.2}, {"cat": 0.75, "dog": 0.2}, "bf16", r"answer\.cat differs by 0.05"),
+    ({"cat": 0.7, "dog": 0.2}, {"cat": 0.7, "fox": 0.2, "owl": 0.1}, "f32", "differs"),
+    ([0.5, 0.5], [0.5, 0.52], "f32", "differs by 0.02"),
+    ([0.5, 0.5], [0.5], "f32", "shape"),
+    ([0.5, 0.5], [0.5, float("nan")], "f32", "NaN"),
+    # Tokens and pixels are equal or wrong.
+    ({"tokens": [1, 2]}, {"tokens": [1, 3]}, "bf16", "differs"),
+    ({"text": "a"}, {"text": "b"}, "bf16", "'b' instead of 'a'"),
+    ({"text": "a"}, {"words": "a"}, "f32", "keys"),
+    ([{"a": "x"}], [], "f32", "0 entries instead of 1"),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "precision"), RIGHT)
+def test_what_is_right(before: Any, after: Any, precision: str) -> None:
+    assert difference(answer(before), answer(after), precision) is None
+
+
+@pytest.mark.parametrize(("before", "after", "precision", "reason"), WRONG)
+def test_what_is_wrong(before: Any, after: Any, precision: str, reason: str) -> None:
+    found = difference(answer(before), answer(after), precision)
+    assert found is not None
+    assert re.search(reason, found), found
+
+
+def test_failures_answered_fast_are_wrong() -> None:
+    found = difference(answer([0.5]), Answer(503, "text/plain", b"busy"), "f32")
+    assert found == "status 503 instead of 200: busy"
+
+
+def test_arrays_and_bytes() -> None:
+    values = np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)
+    assert difference(array(values), array(values + 1e-5), "f32") is None
+    assert "differs" in str(difference(array(values), array(values + 0.1), "bf16"))
+    assert "shape" in str(difference(array(values), array(values.T), "f32"))
+    assert "instead of" in str(difference(Answer(200, "x/y", b"\xff\x00"), Answer(200, "x/y", b"\xff\x01"), "f32"))

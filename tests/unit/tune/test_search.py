@@ -1,0 +1,110 @@
+"""The search, on machines whose best configuration is known."""
+
+import math
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from torchserve_openvino.tune.search import Choice, RejectedError, Search
+
+BUDGET = 20
+
+
+def machine(rates: list[float], rng: random.Random) -> Callable[[int], float]:
+    """A machine whose speed drifts; each trial is the median of five windows, one in five of which is disturbed."""
+    trials = 0
+
+    def measure(candidate: int) -> float:
+        nonlocal trials
+        trials += 1
+        drift = 1 + 0.15 * math.sin(trials / 7)
+        windows = []
+        for _ in range(5):
+            rate = rates[candidate] * drift * math.exp(rng.gauss(0, 0.03))
+            windows.append(rate * rng.uniform(0.5, 0.9) if rng.random() < 0.2 else rate)
+        return float(np.median(windows))
+
+    return measure
+
+
+def searched(rates: list[float], seed: int) -> Choice[int]:
+    rng = random.Random(seed)
+    return Search(machine(rates, rng), BUDGET, rng).run(0, range(1, len(rates)))
+
+
+def test_the_best_of_five_is_found_within_twenty_trials() -> None:
+    right = 0
+    for seed in range(100):
+        rng = random.Random(1000 + seed)
+        rates = [100 * (1 - rng.uniform(0.1, 0.4)) for _ in range(5)]
+        best = rng.randrange(5)
+        rates[best] = 100.0
+        choice = searched(rates, seed)
+        right += choice.best is not None and choice.best.candidate == best
+        assert choice.trials <= BUDGET
+    assert right >= 95
+
+
+def test_nobody_wins_by_less_than_the_interval() -> None:
+    changed = sum(searched([100.0] * 4, seed).best.candidate != 0 for seed in range(100))
+    assert changed <= 10
+
+
+def test_the_present_one_stays_where_it_is_the_best() -> None:
+    choice = searched([100.0, 70.0, 60.0], 1)
+    assert choice.best is choice.standings[0]
+    assert "nothing better" in choice.reason
+    assert "slower than the best" in choice.standings[2].left or "lower half" in choice.standings[2].left
+
+
+def test_a_gain_is_stated_with_its_interval() -> None:
+    choice = searched([50.0, 100.0, 60.0], 2)
+    assert choice.best.candidate == 1
+    assert "better than the present configuration: 2" in choice.reason
+    assert choice.standings[0].ratio.high < 0.7
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_rejected_candidate_is_out_whatever_its_speed(bad: int) -> None:
+    def measure(candidate: int) -> float:
+        if candidate == bad:
+            raise RejectedError("wrong answer to a.jpg")
+        return 100.0 - candidate
+
+    choice = Search(measure, BUDGET, random.Random(0)).run(0, [1, 2])
+    assert choice.standings[bad].left == "wrong answer to a.jpg"
+    assert choice.best.candidate != bad
+    if bad == 0:
+        assert choice.reason == "the present configuration is out: wrong answer to a.jpg"
+
+
+def test_no_candidate_that_serves_is_said() -> None:
+    choice = Search(lambda candidate: 0.0, BUDGET, random.Random(0)).run(0, [1])
+    assert choice.best is None
+    assert "no candidate" in choice.reason
+    assert choice.standings[1].left == "no rate at which the limit holds"
+
+
+def test_an_interrupted_search_has_a_choice() -> None:
+    calls = 0
+
+    def measure(candidate: int) -> float:
+        nonlocal calls
+        calls += 1
+        if calls > 5:
+            raise KeyboardInterrupt
+        return 100.0 + 5 * candidate + calls % 2
+
+    search = Search(measure, BUDGET, random.Random(0))
+    with pytest.raises(KeyboardInterrupt):
+        search.run(0, [1])
+    choice = search.so_far()
+    assert choice.trials == 6
+    assert choice.best is not None and math.isfinite(choice.best.score)
+
+
+def test_time_ends_the_search_after_two_rounds() -> None:
+    search = Search(lambda candidate: 100.0 + candidate, BUDGET, random.Random(0), may_continue=lambda: False)
+    assert search.run(0, [1, 2]).trials == 6
