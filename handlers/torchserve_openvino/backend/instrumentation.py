@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from torchserve_openvino.backend.partitioning.partition import Partitioned
     from torchserve_openvino.backend.runtime.execute import GuardedPartition
-    from torchserve_openvino.report.tracker import GraphRecord
+    from torchserve_openvino.report.records import GraphRecord
 
 
 @dataclass(frozen=True)

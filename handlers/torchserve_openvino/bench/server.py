@@ -5,12 +5,10 @@ Nothing here looks for, stops or shares a TorchServe that was started elsewhere.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +22,7 @@ import httpx
 import psutil
 
 from torchserve_openvino.bench.ports import HOST, free_ports
+from torchserve_openvino.bench.processes import STOP_SECONDS, stop_group
 from torchserve_openvino.errors import TorchServeOpenVINOError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -31,7 +30,6 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 METRICS_YAML = next(
     (path for path in (_PACKAGE / "templates", _PACKAGE.parents[1] / "model-config") if path.is_dir()), _PACKAGE
 ).joinpath("metrics.yaml")
-STOP_SECONDS = 15.0
 LOG_FILES = ("console.log", "model_log.log")
 # Left out of the console's tail: lines that model_log.log has too, and the access line of each poll.
 NOISE = re.compile(r"ACCESS_LOG|TS_METRICS|MODEL_METRICS|MODEL_LOG|\[METRICS\]|\[DEBUG\]|[Bb]ackend response|jobId")
@@ -313,44 +311,3 @@ def mended_package(home: Path) -> Path | None:
     shutil.copytree(package, copied, ignore=shutil.ignore_patterns("__pycache__"))
     Frontend(copied / installed.path.relative_to(package)).mend()
     return copied.parent
-
-
-def group_members(group: int) -> list[psutil.Process]:
-    """The living processes of a group. Zombies, which a container without an init keeps, don't count."""
-    members = []
-    for process in psutil.process_iter(["status"]):
-        try:
-            if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:
-                members.append(process)
-        except (ProcessLookupError, PermissionError):
-            continue
-    return members
-
-
-def stop_group(group: int, timeout: float = STOP_SECONDS) -> None:
-    """Sends SIGTERM to a process group, and SIGKILL to what is left of it after `timeout` seconds."""
-    for signum, patience in ((signal.SIGTERM, timeout), (signal.SIGKILL, 5.0)):
-        if not group_members(group):
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, signum)
-        end = time.monotonic() + patience
-        while group_members(group) and time.monotonic() < end:
-            time.sleep(0.1)
-
-
-def is_recorded_alive(record: Mapping[str, Any]) -> bool:
-    """Whether the recorded server still runs, and its pid was not reused."""
-    try:
-        return abs(psutil.Process(record["group"]).create_time() - record["started"]) < 1.0
-    except psutil.Error:
-        return False
-
-
-def stop_recorded(record: Mapping[str, Any]) -> bool:
-    """Ends the server of `TorchServeProcess.record`; False when it no longer runs."""
-    alive = is_recorded_alive(record)
-    if alive:
-        stop_group(record["group"])
-    shutil.rmtree(record["home"], ignore_errors=True)
-    return alive

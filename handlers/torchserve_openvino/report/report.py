@@ -9,7 +9,8 @@ from torchserve_openvino.report import text
 from torchserve_openvino.report.cache_record import CacheRecord
 from torchserve_openvino.report.environment import environment
 from torchserve_openvino.report.kernel_record import Kernel, by_kind, kept_in_floats, precisions, quantizes
-from torchserve_openvino.report.tracker import Fallback, Tracker
+from torchserve_openvino.report.records import Fallback
+from torchserve_openvino.report.tracker import Tracker
 
 SCHEMA = 1
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torchserve_openvino.config.sections.handler import FallbackSection
 from torchserve_openvino.errors import ForbiddenFallbackError, PolicyViolationError
 from torchserve_openvino.report import CompileReport
-from torchserve_openvino.report.tracker import Fallback
+from torchserve_openvino.report.records import Fallback
 
 logger = logging.getLogger(__name__)
 

@@ -114,7 +114,7 @@ def str_of(engine: Engine) -> str:
 
 def _standing(standing: Standing[Candidate], result: Result) -> dict[str, Any]:
     trials = [trial for each, trial in result.trials if each == standing.candidate]
-    p99s = sorted(trial.p99_ms for trial in trials if math.isfinite(trial.p99_ms))
+    p99s = sorted(trial.p99_ms for trial in trials if trial.p99_ms is not None)
     predicted = result.predicted.get(standing.candidate)
     return {
         "candidate": str(standing.candidate),

@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import random
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,6 +14,8 @@ from torchserve_openvino.bench.bodies import Body, content_type
 from torchserve_openvino.bench.server import TorchServeError
 from torchserve_openvino.bench.statistics import QuantileClaim, claim_quantile
 from torchserve_openvino.errors import ConfigError
+from torchserve_openvino.files.atomic import write_atomically
+from torchserve_openvino.files.json_text import read_json
 from torchserve_openvino.serving.threads import usable_cores
 from torchserve_openvino.tune import candidates
 from torchserve_openvino.tune.archives import EAGER, Variants
@@ -269,7 +270,7 @@ class _Trials:
 
     def _read(self) -> dict[str, Any]:
         try:
-            stored = json.loads(self._state.read_text(encoding="utf-8"))
+            stored = read_json(self._state)
         except (OSError, ValueError):
             return {}
         same = isinstance(stored, dict) and stored.get("fingerprint") == self._fingerprint
@@ -278,6 +279,4 @@ class _Trials:
     def _write(self) -> None:
         text = json.dumps({"fingerprint": self._fingerprint, "trials": self._known}, indent=1)
         self._state.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=self._state.parent, prefix=".trials-", delete=False) as file:
-            file.write(text)
-        Path(file.name).replace(self._state)
+        write_atomically(self._state, text.encode(), sync=False)

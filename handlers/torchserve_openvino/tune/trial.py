@@ -1,7 +1,6 @@
 """Second stage: one candidate on a real TorchServe, under Poisson load."""
 
 import contextlib
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ class Trial:
 
     Attributes:
         rate: Highest rate in requests/s at which the limits held; 0 if none did.
-        p99_ms: 99th percentile at that rate; NaN if none held.
+        p99_ms: 99th percentile at that rate; None if none held.
         memory: Bytes of the server's processes at the end.
         cores: Cores that the server took at that rate.
         ready_seconds: From the start until the model was READY.
@@ -42,7 +41,7 @@ class Trial:
     """
 
     rate: float = 0.0
-    p99_ms: float = math.nan
+    p99_ms: float | None = None
     memory: int = 0
     cores: float = 0.0
     ready_seconds: float = 0.0
@@ -52,7 +51,7 @@ class Trial:
     def score(self, goal: str) -> float:
         """Returns what the goal compares, higher is better; 0 if the candidate can't serve."""
         if goal == "latency":
-            return 1e3 / self.p99_ms if self.rate and self.p99_ms > 0 else 0.0
+            return 1e3 / self.p99_ms if self.rate and self.p99_ms else 0.0
         if goal == "cost":
             return self.rate / max(self.cores, 0.05)
         return self.rate

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 from torchserve_openvino.cli import app
 from torchserve_openvino.cli.reports.source import find_report
 from torchserve_openvino.report import CompileReport
+from torchserve_openvino.report.records import GraphRecord, PartitionRecord
 from torchserve_openvino.report.saved import save
-from torchserve_openvino.report.tracker import GraphRecord, PartitionRecord, Tracker
+from torchserve_openvino.report.tracker import Tracker
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import json
 import threading
 
 from torchserve_openvino.report import FALLBACK_KINDS, CompileReport, Tracker
-from torchserve_openvino.report.tracker import GraphRecord, PartitionRecord
+from torchserve_openvino.report.records import GraphRecord, PartitionRecord
 
 
 def example() -> Tracker:

@@ -21,9 +21,11 @@ from torchserve_openvino.backend.upstream._torch_private import (
     LostFrame,
     changed_object,
 )
+from torchserve_openvino.config.vocabulary import FallbackKind
 from torchserve_openvino.ops.names import op_name
 from torchserve_openvino.ops.registry import computes
-from torchserve_openvino.report.tracker import FallbackKind, GraphRecord, PartitionRecord, Tracker
+from torchserve_openvino.report.records import GraphRecord, PartitionRecord
+from torchserve_openvino.report.tracker import Tracker
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.cache.identity.key import make_key
 from torchserve_openvino.errors import CompileDiedError
 from torchserve_openvino.ops import Refusal, op_name
-from torchserve_openvino.report.tracker import GraphRecord, PartitionRecord
+from torchserve_openvino.report.records import GraphRecord, PartitionRecord
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from torchserve_openvino.ops.kept import STAND_INS, restore
 from torchserve_openvino.ops.memory_order import without_base
 from torchserve_openvino.ops.padded_encoders import last_layers, zero_padding
 from torchserve_openvino.ops.rules.complex_numbers import join_pairs
-from torchserve_openvino.report.tracker import GraphRecord
+from torchserve_openvino.report.records import GraphRecord
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from torchserve_openvino.backend.upstream import _torch_private as private
 from torchserve_openvino.ops import where_of
 from torchserve_openvino.ops.kept import STAND_INS, restore
 from torchserve_openvino.ops.rules.complex_numbers import join_pairs
-from torchserve_openvino.report.tracker import GraphRecord
+from torchserve_openvino.report.records import GraphRecord
 
 logger = logging.getLogger(__name__)
 

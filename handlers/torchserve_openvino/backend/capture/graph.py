@@ -23,7 +23,7 @@ from torchserve_openvino.backend.runtime.weights import WeightWatch, can_watch
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.upstream._torch_private import GraphFacts, reads_values
 from torchserve_openvino.errors import TorchServeOpenVINOError
-from torchserve_openvino.report.tracker import GraphRecord
+from torchserve_openvino.report.records import GraphRecord
 
 logger = logging.getLogger(__name__)
 

@@ -42,7 +42,7 @@ from torchserve_openvino.cache.identity.tensors import named_weights, tensor_dig
 from torchserve_openvino.cache.identity.torch_state import torch_state
 from torchserve_openvino.cache.identity.versions import python_version, versions
 from torchserve_openvino.config.options import json_safe
-from torchserve_openvino.report.tracker import GraphRecord
+from torchserve_openvino.report.records import GraphRecord
 
 if TYPE_CHECKING:
     from torchserve_openvino.backend.routes.call_entry import StoredCall

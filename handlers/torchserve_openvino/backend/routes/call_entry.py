@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, model_validator
 
-from torchserve_openvino.report.tracker import FallbackKind, GraphRecord, PartitionRecord
+from torchserve_openvino.config.vocabulary import FallbackKind
+from torchserve_openvino.report.records import GraphRecord, PartitionRecord
 
 
 class _Stored(BaseModel):

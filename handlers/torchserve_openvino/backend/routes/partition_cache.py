@@ -35,7 +35,8 @@ from torchserve_openvino.cache.identity.tensors import tensor_digest
 from torchserve_openvino.cache.identity.versions import versions
 from torchserve_openvino.errors import CompileDiedError, DamagedEntryError
 from torchserve_openvino.report.cache_record import CacheRecord
-from torchserve_openvino.report.tracker import PartitionRecord, Tracker
+from torchserve_openvino.report.records import PartitionRecord
+from torchserve_openvino.report.tracker import Tracker
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ import torch
 
 from torchserve_openvino.backend.routes.serialized_graph import PlainGraph, encode
 from torchserve_openvino.backend.runtime.assemble import SinglePartition
-from torchserve_openvino.report.tracker import GraphRecord
+from torchserve_openvino.report.records import GraphRecord
 
 if TYPE_CHECKING:
     from torchserve_openvino.backend.partitioning.partition import RefusedNode

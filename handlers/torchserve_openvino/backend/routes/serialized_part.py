@@ -14,7 +14,7 @@ from torchserve_openvino.cache.identity.fingerprint import fingerprint
 from torchserve_openvino.cache.identity.tensors import tensor_digest
 from torchserve_openvino.ops.mappings import MODULES
 from torchserve_openvino.ops.names import value_of
-from torchserve_openvino.report.tracker import GraphRecord
+from torchserve_openvino.report.records import GraphRecord
 
 
 @dataclass

@@ -26,7 +26,8 @@ from torchserve_openvino.backend.spec import Interface
 from torchserve_openvino.backend.upstream._openvino_private import core
 from torchserve_openvino.ops.mappings import registered
 from torchserve_openvino.report.kernel_record import quantizes
-from torchserve_openvino.report.tracker import PartitionRecord, Tracker
+from torchserve_openvino.report.records import PartitionRecord
+from torchserve_openvino.report.tracker import Tracker
 
 # With symbolic sizes, the CPU plugin caches the kernels that it made for each size: by default up to 5000 per compiled
 # model, about 1 MB each. Making one again is cheap, because oneDNN below it caches its last 1024 in a fifth of that

@@ -24,7 +24,7 @@ from torchserve_openvino.generation.text.rules import Rules
 from torchserve_openvino.generation.text.settings import EngineSettings, end_tokens, properties
 from torchserve_openvino.quantized.scheme import scheme_of
 from torchserve_openvino.report import Tracker
-from torchserve_openvino.report.tracker import GraphRecord, PartitionRecord
+from torchserve_openvino.report.records import GraphRecord, PartitionRecord
 from torchserve_openvino.serving.loading.hub import load_config, read_config
 from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.tasks.generation.compiling import open_compiled
