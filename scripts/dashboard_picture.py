@@ -22,9 +22,10 @@ from typing import Annotated, Any
 import httpx
 import typer
 import yaml
-from lib.ports import free_ports
 from rich.console import Console
 from rich.progress import track
+
+from torchserve_openvino.bench.ports import free_ports
 
 DASHBOARD = Path(__file__).resolve().parent / "deploy" / "grafana.json"
 STEP = 2

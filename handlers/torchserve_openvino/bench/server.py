@@ -24,6 +24,7 @@ import psutil
 from torchserve_openvino.bench.ports import HOST, free_ports
 from torchserve_openvino.bench.processes import STOP_SECONDS, stop_group
 from torchserve_openvino.errors import TorchServeOpenVINOError
+from torchserve_openvino.frontend import Frontend
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # In a wheel, and in a source tree.
@@ -300,9 +301,6 @@ class TorchServeProcess:
 
 def mended_package(home: Path) -> Path | None:
     """A folder with a copy of TorchServe whose frontend is mended; None if the installed one is."""
-    # Imported here: quickstart.sh reads this file before the package is installed.
-    from torchserve_openvino.frontend import Frontend
-
     installed = Frontend.installed()
     if installed.state == "mended":
         return None

@@ -26,3 +26,7 @@ OURS = (*COMPILING, "auto", "openvino_serving")
 def canonical(name: str) -> str:
     """Resolves the alias ``openvino_serving``, the name under which Dynamo lists ``openvino``."""
     return "openvino" if name == "openvino_serving" else name
+
+
+# In whatever unit: multiplied by a billion, it is still a number.
+MAX_NUMBER = 1e100

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from torchserve_openvino.bench.bodies import Body, content_type
 from torchserve_openvino.bench.server import TorchServeError
 from torchserve_openvino.bench.statistics import QuantileClaim, claim_quantile
@@ -142,8 +144,6 @@ class Session:
     def _precisions(self) -> list[str]:
         if self.settings.precisions is not None:
             return list(self.settings.precisions)
-        import torch
-
         return ["f32", "bf16"] if torch.cpu._is_avx512_bf16_supported() else ["f32"]
 
     def _engine_changes(self, engine: Engine, present: Candidate, variants: Variants) -> dict[candidates.KeyPath, Any]:
