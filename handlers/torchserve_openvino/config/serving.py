@@ -203,17 +203,17 @@ def _check_precision(backend: ResolvedOptions, section: OpenVINOSection, options
     stated = [("config", config)] + [
         (f"config.{DEVICE_PROPERTIES}.{device}", values) for device, values in nested.items()
     ]
-    found = False
+    is_stated = False
     for path, values in stated:
         for name in {PRECISION, EXECUTION_MODE} & set(values):
-            found = True
+            is_stated = True
             if _PRECISION_OF.get(values[name], values[name]) != section.precision:
                 problems.add(
                     _PRECISION_KEY,
                     f"is {section.precision}, but {options}.{path}.{name} is {values[name]}, which OpenVINO would "
                     f"follow instead; remove {name} (this key sets it), or remove this key.",
                 )
-    if not found and backend.sources.get(f"config.{PRECISION}") != "default":
+    if not is_stated and backend.sources.get(f"config.{PRECISION}") != "default":
         device = backend.options.device
         problems.add(
             _PRECISION_KEY,

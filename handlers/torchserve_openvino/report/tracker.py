@@ -17,6 +17,10 @@ from torchserve_openvino.report.kernel_record import Kernel
 from torchserve_openvino.report.records import Fallback, GraphBreak, GraphRecord, PartitionRecord, Recompile
 from torchserve_openvino.report.verify_record import VerifyRecord
 
+# Most entries of one operator at one place: a reason may quote a value of a request, and requests have many.
+_MOST_REASONS = 32
+_OTHERS = f"another reason than the {_MOST_REASONS} above"
+
 
 class Tracker:
     """The records of one compiled model; safe to use from several threads.
@@ -80,8 +84,10 @@ class Tracker:
             self.revision += 1
             if kind == "graph_break":
                 self._count_break(reason, where, count)
-            key = (kind, op, to, reason, where)
-            known = next((f for f in self.fallbacks if (f.kind, f.op, f.to, f.reason, f.where) == key), None)
+            alike = [f for f in self.fallbacks if (f.kind, f.op, f.to, f.where) == (kind, op, to, where)]
+            if len(alike) >= _MOST_REASONS and not any(f.reason == reason for f in alike):
+                reason = f"{_OTHERS}, of a request's values" if caused_by_request else _OTHERS
+            known = next((f for f in alike if f.reason == reason), None)
             entry = known or Fallback(kind, op, to, reason, where, 0, caused_by_request)
             if known is None:
                 self.fallbacks.append(entry)

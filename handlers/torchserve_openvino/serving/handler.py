@@ -43,11 +43,11 @@ class OpenVINOHandler(BaseHandler, metaclass=_HandlerType):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Sets up the worker before any `__init__`, which a user's class may not pass on."""
-        made = super().__new__(cls)
-        _attach(made, wraps=False)
+        handler = super().__new__(cls)
+        _attach(handler, wraps=False)
         # TorchServe wraps this handler in an envelope next, before it calls `initialize`.
         take_over()
-        return made
+        return handler
 
     def initialize(self, context: Any) -> None:
         """Loads the model; a subclass may call this, and set up what else it needs before or after.
@@ -101,12 +101,12 @@ def _attach(handler: Any, *, wraps: bool) -> None:
     """
     kind = type(handler)
     worker = kind._openvino_worker(handler, OpenVINOHandler, None if wraps else partial(_become, handler))
-    own: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "_openvino": worker, "initialize": worker.until_ready, **worker.own_code.watched_steps(),
     }  # fmt: skip
     if kind.handle is not OpenVINOHandler.handle and not worker.is_task:
-        own["handle"] = types.MethodType(OpenVINOHandler.handle, handler)
-    for name, value in own.items():
+        attributes["handle"] = types.MethodType(OpenVINOHandler.handle, handler)
+    for name, value in attributes.items():
         object.__setattr__(handler, name, value)
 
 

@@ -102,8 +102,11 @@ class PolicyWatch:
         self._look()
         self._report.tracker.ran.clear()
 
-    def check(self) -> None:
+    def check(self, request: str = "") -> None:
         """Checks what a call added to the report; cheap if it added nothing.
+
+        Args:
+            request: Whose call it was, for the log: TorchServe's id of a request.
 
         Raises:
             ForbiddenFallbackError: The call fell back in a way that is not allowed, and ``on_violation`` is ``refuse``.
@@ -116,6 +119,7 @@ class PolicyWatch:
         if self._policy.on_violation != "refuse" or not sentences:
             self._passed = True
             return
+        logger.warning("handler.openvino.fallback: %s is refused: %s", request or "a batch", "; ".join(sentences))
         self._failed |= not by_request and bool(kinds & _FAILURES)
         raise ForbiddenFallbackError("; ".join(dict.fromkeys(sentences)), by_request=by_request)
 

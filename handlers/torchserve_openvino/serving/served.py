@@ -236,8 +236,8 @@ class ServedModel:
 def rejection_in(error: BaseException | None) -> str | None:
     """Returns with which message eager PyTorch rejects the call that led to an error; None if it does not."""
     while error is not None:
-        if (found := vars(error).get(_REJECTION)) is not None:
-            return str(found)
+        if (message := vars(error).get(_REJECTION)) is not None:
+            return str(message)
         error = error.__cause__ or error.__context__
     return None
 

@@ -325,6 +325,24 @@ def test_torchserves_densenet_handler_keeps_its_methods(archive) -> None:
     proven(handler)
 
 
+PROPERTY = f"""{STEPS}
+    @property
+    def model(self):
+        return self.__dict__.get("_theirs")
+
+    @model.setter
+    def model(self, value):
+        self._theirs = value
+"""
+
+
+@pytest.mark.parametrize("by", ["mixin", "wrap"])
+def test_the_model_may_be_a_property(archive, by) -> None:
+    made, handler = serve(archive, by, PROPERTY)
+    right(made.handle(handler, BODY)[0])
+    proven(handler)
+
+
 def test_an_init_that_passes_nothing_on_is_enough(archive) -> None:
     made, handler = serve(archive, "mixin", f"{STEPS}\n    def __init__(self):\n        self.device = None\n")
     right(made.handle(handler, BODY)[0])

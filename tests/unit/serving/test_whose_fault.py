@@ -149,6 +149,22 @@ def test_what_a_failed_call_computed_outside_is_no_fallback(archive) -> None:
     assert made.status(0) == 200
 
 
+def test_requests_cannot_fill_the_report(archive) -> None:
+    source = NETWORK.replace("def forward(self, x):", "def forward(self, x):\n        return x + x + x + x")
+    section = {"warmup": {"inputs": [{"shape": [2], "dtype": "int64"}]}, "fallback": REFUSE}
+    made = archive({"handler": {"openvino": section}}, model_file=source, weights=save_weights)
+    handler = TensorHandler()
+    handler.initialize(made.context)
+    for number in range(60):
+        made.handle(handler, [[2**40 + number, 1]])
+        assert made.status(0) == 422
+    report = handler.describe_handle()
+    assert len(report["fallbacks"]) <= 33 and sum(f["count"] for f in report["fallbacks"]) == 60
+    assert len(report["serving"]["policy"]["violations"]) <= 33
+    made.handle(handler, [[1, 2]])
+    assert made.status(0) == 200
+
+
 class Picky(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -185,22 +185,20 @@ def load_weights(model: nn.Module, path: Path) -> None:
     stored = _read_state(path, kind)
     if not isinstance(stored, dict) and type(model).load_state_dict is nn.Module.load_state_dict:
         raise ModelLoadError(f"{path.name} holds a {type(stored).__name__}, not a state_dict: save model.state_dict().")
-    # Lightning and many training scripts put the weights under one of these. A class may take such a file as it is.
+    # Lightning and many training scripts put the weights under one of these. They come first: a class that ignores
+    # what it does not know would load nothing from the file as a whole, and another one takes that instead.
     inner = [stored[key] for key in _NESTED if isinstance(stored, dict) and isinstance(stored.get(key), dict)][:1]
-    refusal: Exception | None = None
-    for state in [stored, *inner]:
+    refusals: list[Exception] = []
+    for state in [*inner, stored]:
         try:
             model.load_state_dict(state)
         except Exception as error:
             # Of any class, as hooks and overrides are the user's code.
-            refusal = error
+            refusals.append(error)
         else:
             return
-    assert refusal is not None
-    state = inner[0] if inner else stored
-    raise ModelLoadError(
-        f"{path.name} does not fit {type(model).__name__}: {_misfit(model, state, refusal)}"
-    ) from refusal
+    reason = _misfit(model, inner[0] if inner else stored, refusals[0])
+    raise ModelLoadError(f"{path.name} does not fit {type(model).__name__}: {reason}") from refusals[0]
 
 
 def _misfit(model: nn.Module, state: Any, error: Exception) -> str:
@@ -211,8 +209,8 @@ def _misfit(model: nn.Module, state: Any, error: Exception) -> str:
     # torch lists every key, which takes screens for a large model.
     keys = {str(key) for key in state} if isinstance(state, dict) else set()
     own = set(model.state_dict())
-    missing = sorted(key for key in own - keys if key in text)
-    unexpected = sorted(key for key in keys - own if key in text)
+    missing = sorted(key for key in own - keys if f'"{key}"' in text)
+    unexpected = sorted(key for key in keys - own if f'"{key}"' in text)
     if not missing and not unexpected:
         return text
     return (

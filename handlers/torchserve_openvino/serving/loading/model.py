@@ -70,26 +70,26 @@ class ArchiveLoading:
         Without a model file, BaseHandler goes by the suffix: for ``.pt`` it calls `_load_torchscript_model`, which here
         looks into the file. A handler's own method of that name gets the real path.
         """
-        handler, given = self.handler, context.manifest
+        handler, manifest = self.handler, context.manifest
         path = str(self._serialized) if self._serialized else None
-        model = dict((given or {}).get("model", {}))
+        model = dict((manifest or {}).get("model", {}))
         if hides := not model.get("modelFile"):
             model["serializedFile"] = "model.pt"
             load = handler._load_torchscript_model
 
             def load_real(_: str) -> Any:
-                context.manifest = handler.manifest = given
+                context.manifest = handler.manifest = manifest
                 handler.model_pt_path = path
                 return load(path)
 
             vars(handler)[_LOAD] = load_real
-        context.manifest = {**(given or {}), "model": model}
+        context.manifest = {**(manifest or {}), "model": model}
         try:
             yield
         finally:
             if hides:
                 vars(handler).pop(_LOAD, None)
-            context.manifest = handler.manifest = given
+            context.manifest = handler.manifest = manifest
             handler.model_pt_path = path
 
     def servable(self, model: Any) -> Any:

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 ROOT = "model"
 # A part may call others that are not known yet; each round records the calls of those that the previous round found.
 _ROUNDS = 3
+_ABSENT: Any = object()
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class Observer:
             return record
 
         # A handler that loads other models may have no attribute of this name.
-        before = {name: value for name, value in vars(self._handler).items() if name == ROOT}
+        before = getattr(self._handler, ROOT, _ABSENT)
         parts = self.seen.parts.items()
         redirected = [Redirected(module, recorder(path, module._call_impl)) for path, module in parts]
         if self._root is not None:
@@ -141,8 +142,10 @@ class Observer:
         finally:
             for each in redirected:
                 each.undo()
-            vars(self._handler).pop(ROOT, None)
-            vars(self._handler).update(before)
+            if before is not _ABSENT:
+                self._handler.model = before
+            else:
+                vars(self._handler).pop(ROOT, None)
 
     def _write(self, calls: dict[str, list[Call]], path: str, name: str, args: Any, kwargs: Any) -> str:
         """Records a call; returns why it can't be repeated, if so."""

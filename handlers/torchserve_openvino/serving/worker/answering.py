@@ -142,7 +142,8 @@ class Answering(ArchiveLoading):
         except BaseException:
             self.state.watch.skip()
             raise
-        self.state.watch.check()
+        ids = list((getattr(self.handler.context, "request_ids", None) or {}).values())
+        self.state.watch.check(f"request {ids[0]}" if len(ids) == 1 else "")
         return result
 
     def describe(self) -> dict[str, Any]:
