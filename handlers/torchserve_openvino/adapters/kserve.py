@@ -113,7 +113,8 @@ def _input(given: InferInput) -> dict[str, Any]:
         InvalidInputError: Binary data is not of its type and shape.
     """
     data = given.data
-    if not isinstance(data, list):
+    if not isinstance(data, list) or not data:
+        # Binary data, of which there is no list.
         try:
             data = given.as_numpy().reshape(-1).tolist()
         except Exception as error:

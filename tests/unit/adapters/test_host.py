@@ -331,7 +331,17 @@ def test_bodies_reach_the_handler_as_from_torchserve(body: bytes, kind: str, val
     assert row_of(body, kind, {"k": "3"}) == {"k": "3", "body": value}
 
 
-@pytest.mark.parametrize(("body", "kind"), [(b"{", "application/json"), (b"\xff", "text/plain")])
-def test_a_body_that_is_not_of_its_type(body: bytes, kind: str) -> None:
-    with pytest.raises(InvalidInputError, match=r"not valid (JSON|text/plain)"):
+@pytest.mark.parametrize(
+    ("body", "kind", "message"),
+    [
+        (b"{", "application/json", "not valid JSON"),
+        (b"9" * 5000, "application/json", "thousands of digits"),
+        (b"[" * 100_000, "application/json", "nested too deep"),
+        (b"\xff", "application/json", "not UTF-8"),
+        (b"\xff", "text/plain", "not valid text/plain"),
+    ],
+    ids=range(5),
+)
+def test_a_body_that_is_not_of_its_type(body: bytes, kind: str, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
         row_of(body, kind, {})
