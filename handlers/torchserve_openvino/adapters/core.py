@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.config.yaml_source import Source, read_yaml
-from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError
+from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError, PackagingError
 from torchserve_openvino.files.json_text import read_json_object
 from torchserve_openvino.packaging.archive import extract, read_packed_config
 from torchserve_openvino.serving.base import missing_torchserve, worker_of
@@ -234,4 +234,6 @@ def about(archive: Path) -> tuple[str, dict[str, Any]]:
         ConfigError: Its YAML is not valid.
     """
     model, source = read_packed_config(archive)
+    if "modelName" not in model:
+        raise PackagingError(f"{archive}: {MANIFEST} names no model.")
     return str(model["modelName"]), dict(source.data)

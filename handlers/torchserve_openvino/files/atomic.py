@@ -72,7 +72,7 @@ class AtomicFile:
                 os.fchown(descriptor, self._like.st_uid, self._like.st_gid)
         mode = self._mode if self._like is None else self._like.st_mode & 0o7777
         if mode != 0o600:
-            self.path.chmod(mode)
+            os.chmod(descriptor if os.chmod in os.supports_fd else self.path, mode)  # noqa: PTH101 (of the open file)
         if self._sync:
             os.fsync(descriptor)
         self.path.replace(self._target)

@@ -4,26 +4,28 @@ import json
 from pathlib import Path
 from typing import Any
 
-# Far above any configuration, index of weights or tokenizer.
-MAX_BYTES = 256 * 2**20
+# Far above any configuration or index of weights; parsed, it may take thirty times as much memory.
+MAX_BYTES = 64 * 2**20
 
 
 class JsonError(ValueError):
     """Text that is not JSON, or that is nested too deeply, has too many digits, holds NaN, or is too long."""
 
 
-def parse_json(text: str | bytes, *, allow_nan: bool = False) -> Any:
+def parse_json(text: str | bytes, *, allow_nan: bool = False, most: int | None = None) -> Any:
     """Parses JSON.
 
     Args:
         text: The text, or its UTF-8.
         allow_nan: Whether NaN is accepted, which equals nothing. ``Infinity``, which Python's own writer makes, is.
+        most: Largest size in bytes; `MAX_BYTES` if None.
 
     Raises:
         JsonError: It is not valid; the message says why, without the text.
     """
-    if len(text) > MAX_BYTES:
-        raise JsonError(f"it has {len(text)} bytes, more than {MAX_BYTES}")
+    most = MAX_BYTES if most is None else most
+    if len(text) > most:
+        raise JsonError(f"it has {len(text)} bytes, more than {most}")
     try:
         return json.loads(text, parse_constant=float if allow_nan else _without_nan)
     except JsonError:

@@ -37,6 +37,17 @@ def why_unbounded(path: Path, archive: zipfile.ZipFile) -> str | None:
     return None
 
 
+def why_unbounded_file(path: Path) -> str | None:
+    """Returns why a file must not be read; None if it may, or is no zip file."""
+    if not zipfile.is_zipfile(path):
+        return None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return why_unbounded(path, archive)
+    except zipfile.BadZipFile as error:
+        return f"it is a damaged zip file ({error})"
+
+
 def why_no_room(archive: zipfile.ZipFile, folder: Path) -> str | None:
     """Returns why a zip file can't be unpacked into a folder; None if there is room."""
     total, free = sum(member.file_size for member in archive.infolist()), shutil.disk_usage(folder).free

@@ -94,8 +94,6 @@ def read_packed_config(path: Path) -> tuple[dict[str, Any], Source]:
                 raise JsonError(f"{MANIFEST} must hold a JSON object")
             # No file is there: its names are checked as if they were.
             model = named_files(manifest, path.parent / path.stem)
-            if "modelName" not in model:
-                raise JsonError(f"{MANIFEST} names no model")
             name = model.get("configFile")
             text = read_member(archive, name).decode("utf-8") if name else ""
     except (KeyError, ValueError, ModelLoadError, *_UNREADABLE) as error:

@@ -117,10 +117,10 @@ def _checked(folder: Path, files: Iterable[Path]) -> tuple[Path, ...]:
     """
     real, files = folder.resolve(), tuple(files)
     # The hub's client keeps contents by their digest, and links to them: models--OWNER--NAME/snapshots/COMMIT/FILE.
-    cached = real.parent.name == "snapshots" and real.parents[1].name.startswith("models--")
+    cached = [each.parent for each in real.parents if each.name == "snapshots" and each.parent.name[:8] == "models--"]
     for name in files:
         try:
-            contained(folder, str(name), [real.parents[1] / "blobs"] if cached else [])
+            contained(folder, str(name), [each / "blobs" for each in cached])
         except OutsideError as error:
             raise PackagingError(
                 f"--hf {folder}: {error}, to {(folder / name).resolve()}, which is not part of the model. If it "

@@ -14,6 +14,7 @@ from torchserve_openvino.cli import app
 from torchserve_openvino.errors import ModelLoadError, PackagingError
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.serving.loading.files import archive_kind, read_samples
+from torchserve_openvino.serving.loading.hub import load_model
 
 DEEP, DIGITS, NAN = "[" * 50_000 + "]" * 50_000, "9" * 5_000, "NaN"
 MODEL = {"modelName": "net", "modelFile": "model.py", "handler": "tensor.py", "configFile": "model-config.yaml"}
@@ -66,6 +67,10 @@ def test_weights_that_inflate_too_much_are_not_read(tmp_path: Path) -> None:
         archive.writestr("weights/data/0", ZEROS)
     with pytest.raises(ModelLoadError, match=r"weights\.pt is not read: 'weights/data/0' inflates"):
         archive_kind(path)
+    path.rename(tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match=r"pytorch_model\.bin is not read: 'weights/data/0' inflates"):
+        load_model(tmp_path, "AutoModel")
 
 
 def test_zeros_that_are_stored_are_fine(tmp_path: Path) -> None:

@@ -188,6 +188,10 @@ def test_links_of_the_hubs_own_cache_are_followed(saved: Path, tmp_path: Path) -
     for path in (repository / "blobs").iterdir():
         (snapshot / path.name).symlink_to(Path("../../blobs") / path.name)
     assert Path("model.safetensors") in hub_model(snapshot, None).files
+    (snapshot / "part").mkdir()
+    for path in (repository / "blobs").iterdir():
+        (snapshot / "part" / path.name).symlink_to(Path("../../../blobs") / path.name)
+    assert Path("model.safetensors") in hub_model(snapshot / "part", None).files
     other = tmp_path / "models--you--ner" / "blobs"
     shutil.copytree(saved, other)
     (snapshot / "vocab.txt").unlink(missing_ok=True)

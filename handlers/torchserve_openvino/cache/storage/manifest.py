@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, get_args
 
 from blake3 import blake3
 
@@ -188,10 +188,15 @@ def _checked(data: bytes) -> dict[str, Any]:
     if not data.startswith(_HEAD) or comma != b'",' or digest.hexdigest().encode() != stated:
         raise DamagedEntryError("the manifest does not match its checksum")
     try:
-        record = json.loads(b"{" + data[_HEAD_BYTES:])
+        # What can't be written again, as NaN and Infinity can't, is not read either.
+        record = json.loads(b"{" + data[_HEAD_BYTES:], parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise DamagedEntryError(f"the manifest is not valid JSON: {error}") from error
     return record
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"it holds {constant}")
 
 
 def _files(value: Any) -> dict[str, FileRef]:

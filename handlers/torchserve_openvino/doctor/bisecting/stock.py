@@ -165,4 +165,5 @@ def given_options(path: Path, config: Path | None) -> tuple[dict[str, Any] | Non
 def _config_of(path: Path) -> Mapping[str, Any] | None:
     if path.suffix != ".mar":
         return None
-    return read_packed_config(path)[1].data
+    model, source = read_packed_config(path)
+    return source.data if model.get("configFile") else None

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.files.json_text import read_json
+from torchserve_openvino.files.zip_bounds import why_unbounded_file
 from torchserve_openvino.serving.loading.files import MAX_SAMPLE_BYTES
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 
@@ -103,6 +104,8 @@ def _from_folder(
 def _from_arrays(path: Path, most: int, classes: Any, key: str) -> tuple[list[Sample], str]:
     if isinstance(classes, dict):
         raise PackagingError(f"{key}.labels: for a .npz file, classes are a list.")
+    if (reason := why_unbounded_file(path)) is not None:
+        raise PackagingError(f"{key}.data: {path} is not read: {reason}.")
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: torch.from_numpy(file[name]) for name in file.files}

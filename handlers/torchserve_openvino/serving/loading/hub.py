@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.files.contained import contained
 from torchserve_openvino.files.json_text import JsonError, read_json, read_json_object
+from torchserve_openvino.files.zip_bounds import why_unbounded_file
 from torchserve_openvino.quantized.scheme import scheme_of
 from torchserve_openvino.serving.loading.hub_fields import check_fields
 
@@ -85,6 +86,9 @@ def load_model(folder: Path, loader: str, may_lack: str = "") -> "nn.Module":
             are quantized in a way that is not supported.
     """
     scheme = scheme_of(read_config(folder))
+    for path in folder.glob("*.bin"):
+        if (reason := why_unbounded_file(path)) is not None:
+            raise ModelLoadError(f"{path.name} is not read: {reason}.")
     with offline():
         classes = _transformers()
         safe = any(folder.glob("*.safetensors"))

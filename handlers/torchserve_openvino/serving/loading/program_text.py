@@ -16,6 +16,8 @@ from torchserve_openvino.files.json_text import JsonError, parse_json
 # Without brackets, quotes, commas, backslashes and line breaks, no text calls anything, wherever it is put.
 _NAME = re.compile(r"[\w.:<>=+\-*/|!?~^%& ]*")
 _EXPRESSION_CHARACTERS = 100_000
+# The graph of a large model, with notes on where each operator comes from.
+_PROGRAM_BYTES = 2**30
 
 _OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)(\.\w+)?|#\w+:[\w.]+")
 # What torch calls on sizes, and what it puts around parts of a graph for autograd, autocast and vmap.
@@ -93,7 +95,7 @@ def check_name(name: str) -> None:
 def _parsed(text: bytes | str) -> Any:
     try:
         # torch writes constants of NaN as such.
-        return parse_json(text, allow_nan=True)
+        return parse_json(text, allow_nan=True, most=_PROGRAM_BYTES)
     except JsonError as error:
         raise ModelLoadError(f"the program is not valid JSON: {error}.") from error
 
