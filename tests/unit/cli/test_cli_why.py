@@ -1,6 +1,7 @@
 """`torchserve-openvino why`: finds the cause in the logs, even without a server."""
 
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -126,7 +127,8 @@ def test_ready_ends_at_a_refusal_and_after_the_timeout(logs) -> None:
 
 
 def test_ready_does_not_wait_for_a_server_that_does_not_start(logs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchserve_openvino.cli.why._SECONDS_FOR_A_SERVER", 0.5)
+    # The package has the command under the module's name.
+    monkeypatch.setattr(sys.modules["torchserve_openvino.cli.why"], "_SECONDS_FOR_A_SERVER", 0.5)
     start = time.monotonic()
     result = CliRunner().invoke(app, ["ready", "net", "--logs", str(logs()), "--management", NOBODY])
     assert result.exit_code == 1 and "no server answers" in result.output and time.monotonic() - start < 20
