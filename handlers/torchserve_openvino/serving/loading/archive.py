@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from torchserve_openvino.config import ServingConfig
+from torchserve_openvino.report.quiet import quiet_libraries
 
 # The file in which torch-model-archiver stores its arguments.
 MANIFEST = "MAR-INF/MANIFEST.json"
@@ -103,6 +104,7 @@ def main(folder: str) -> None:
     Raises:
         SystemExit: The archive's handler is not one of this package's.
     """
+    quiet_libraries()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stdout)
     describe = getattr(load_handler(Path(folder)), "describe_handle", None)
     report = describe() if describe is not None else {}
