@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from commands import run
 from torchserve_process import TorchServeError, handler_path, load
 
 LIMITS = "minWorkers: 1\nmaxWorkers: 1\nmaxRetryTimeoutInSec: 1\nstartupTimeout: 120\n"
@@ -64,3 +65,10 @@ def test_a_strict_model_with_an_unsupported_op_is_refused(server):
     log = refusal(server, "strict", config=config, model_file=DIGAMMA)
     assert "PolicyViolationError" in log
     assert "aten.digamma.default" in log
+    # The report tells what ran where all the same, and leads to the cause.
+    options = ["--management", server.management_url]
+    report = run("torchserve-openvino report strict", server.logs, *options)
+    assert report.returncode == 1 and "aten.digamma.default" in report.stdout, report.stderr
+    assert "PolicyViolationError" in report.stdout and "why strict" in report.stdout
+    why = run("torchserve-openvino why strict --logs .", server.logs, *options)
+    assert why.returncode == 1 and "cause: PolicyViolationError" in why.stdout

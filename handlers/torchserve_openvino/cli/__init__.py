@@ -6,7 +6,7 @@ import typer
 
 from torchserve_openvino.cli.cache import cache
 from torchserve_openvino.cli.check import check
-from torchserve_openvino.cli.console import outlive_deaths, quiet_libraries
+from torchserve_openvino.cli.console import outlive_deaths
 from torchserve_openvino.cli.doctor import doctor
 from torchserve_openvino.cli.frontend import frontend
 from torchserve_openvino.cli.handler_path import handler_path
@@ -19,6 +19,7 @@ from torchserve_openvino.cli.report import report
 from torchserve_openvino.cli.selftest import selftest
 from torchserve_openvino.cli.tasks import tasks
 from torchserve_openvino.cli.why import ready, why
+from torchserve_openvino.report.quiet import quiet_libraries
 
 app = typer.Typer(
     name="torchserve-openvino",

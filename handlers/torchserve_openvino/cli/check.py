@@ -21,9 +21,7 @@ def check(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="A model-config.yaml, or a model archive (.mar).", show_default=False)
     ],
-    show_all: Annotated[
-        bool, typer.Option("--all", help="Show every setting, not only those that differ from the defaults.")
-    ] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="Show every setting, not only those that are set.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every setting.")] = False,
     no_device_check: Annotated[
         bool,
@@ -33,7 +31,7 @@ def check(
         ),
     ] = False,
 ) -> None:
-    """Validate a model-config.yaml, or a whole archive, and print what differs from the defaults, with its source.
+    """Validate a model-config.yaml, or a whole archive, and print what is set in it or by the environment.
 
     Exit code 0 if it is valid, 1 otherwise: every problem is reported with its
     key, its line and the nearest valid name. What is valid but implausible on

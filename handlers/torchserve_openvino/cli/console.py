@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import logging
 import os
 import signal
 import sys
@@ -17,8 +16,6 @@ from rich.console import Console
 _RUNS = 3
 # Wide enough that a table in a file or a pipe is not cut at the 80 columns that rich assumes there.
 _PIPE_WIDTH = 160
-# Loggers of libraries that warn at import.
-_NOISY = ("torchao", "torch.utils._pytree")
 
 
 def stdout() -> Console:
@@ -54,15 +51,6 @@ def steps(elsewhere: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     with console.status("starting") as status:
         yield lambda text: status.update(text[: max(20, console.width - 4)])
-
-
-def quiet_libraries() -> None:
-    """Keeps lines off the screen that other libraries log while they are imported, and that say nothing of a model.
-
-    torchao, which transformers and NNCF import, names each of its GPU extensions that does not load.
-    """
-    for name in _NOISY:
-        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def outlive_deaths() -> None:

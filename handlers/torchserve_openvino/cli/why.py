@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from torchserve_openvino.cli.reports.worker_log import Cause
 
 _SECONDS_BETWEEN = 0.5
+# A server that starts answers much earlier, and knows the models that it starts with.
+_SECONDS_FOR_A_SERVER = 60.0
 
 
 def why(
@@ -108,7 +110,8 @@ def ready(
     """Wait until a model is served, and show what its workers do until then.
 
     Exit code 0 if all its workers are READY; 1 as soon as one of them refuses
-    the model, or after the timeout. The server may still be starting.
+    the model, or after the timeout. The server may still be starting: it has a
+    minute to answer, and to know the model.
 
     Examples:
 
@@ -120,12 +123,12 @@ def ready(
     from torchserve_openvino.cli.reports.worker_log import NOW, read_logs
 
     folder, began, start = logs or log_folder(), datetime.now().strftime(NOW), time.monotonic()
-    shown, problem = "", ""
+    shown, problem, known = "", "", start
     with steps(typer.echo) as show:
         while True:
             try:
                 workers = workers_of(model, management=management, token=token, timeout=min(timeout, 10.0))
-                problem = ""
+                problem, known = "", time.monotonic()
             except ReportNotFoundError as error:
                 workers, problem = {}, str(error)
             if workers and set(workers.values()) == {"READY"}:
@@ -134,7 +137,7 @@ def ready(
             if log.loading is not None and log.loading.text != shown:
                 shown = log.loading.text
                 show(f"{model} {shown}")
-            late = time.monotonic() - start > timeout
+            late = time.monotonic() - start > timeout or time.monotonic() - known > _SECONDS_FOR_A_SERVER
             refused = log.cause is not None and log.cause.time >= began and log.cause.refused
             if refused or late:
                 if log.cause is not None:
@@ -142,7 +145,7 @@ def ready(
                 fail(
                     f"{model} is not served. {problem}".strip()
                     if refused
-                    else f"{model} is not served after {timeout:g} s (--timeout). {problem}".strip()
+                    else f"{model} is not served after {time.monotonic() - start:.0f} s. {problem}".strip()
                 )
             time.sleep(_SECONDS_BETWEEN)
     typer.echo(f"{model} is served by {len(workers)} worker(s).")

@@ -4,7 +4,7 @@ import ast
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def check_folder(folder: Path, *, check_device: bool) -> Checked:
     if name := model.get("configFile"):
         if (folder / name).is_file():
             try:
-                config = load_serving_config(folder / name, check_device=check_device)
+                config = _relative(load_serving_config(folder / name, check_device=check_device), folder)
             except ConfigError as error:
                 # The rest is checked all the same, so that the user sees all errors at once.
                 errors = error.problems if isinstance(error, ConfigErrors) else (error,)
@@ -84,6 +84,18 @@ def check_folder(folder: Path, *, check_device: bool) -> Checked:
         found += _named(folder, config)
         found += filter(None, [refused_cache(config) if check_device else None])
     return Checked(config, found, errors)
+
+
+def _relative(config: ServingConfig, folder: Path) -> ServingConfig:
+    """Returns the settings with sources relative to the archive: where that was unpacked means nothing to the user."""
+
+    def shorter(sources: Mapping[str, str]) -> dict[str, str]:
+        return {key: source.replace(f"{folder}{os.sep}", "") for key, source in sources.items()}
+
+    backend = config.backend
+    if backend is not None:
+        backend = replace(backend, sources=shorter(backend.sources))
+    return config.model_copy(update={"sources": shorter(config.sources), "backend": backend})
 
 
 def _imports(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> Iterator[str]:

@@ -17,7 +17,7 @@ from torchserve_openvino.report.report import CompileReport
 logger = logging.getLogger(__name__)
 
 # Less than the five seconds that the log promises: the thread may wait for Python's lock.
-SECONDS_BETWEEN = 4.0
+SECONDS_BETWEEN = 3.0
 
 
 class Load:

@@ -194,6 +194,14 @@ def test_the_last_report_of_a_model_that_is_not_served(run, server, saved):
     assert result.exit_code == 1 and json.loads(result.stdout)["saved"]["cause"].startswith("VerificationError")
 
 
+def test_the_last_report_of_a_model_without_workers(run, server, saved):
+    saved("VerificationError: answers differ")
+    server.answers["/models/net"] = (200, described("", workers=[]))
+    server.answers["/models/net?customized=true"] = (503, {"message": "no worker to serve describe request."})
+    result = run("net", "--management", server.url)
+    assert result.exit_code == 1 and "75.0%" in result.stdout and "why net" in result.stdout
+
+
 def test_the_last_report_of_a_worker_that_does_not_answer(run, server, saved):
     saved()
     workers = [{"status": "READY", "pid": os.getpid()}]

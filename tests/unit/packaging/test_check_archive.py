@@ -47,7 +47,7 @@ def made(tmp_path: Path):
 def test_a_good_archive_shows_its_settings(made) -> None:
     assert "net.mar: valid" in run("check", made(), code=0)
     found = json.loads(CliRunner().invoke(app, ["check", str(made()), "--json"]).stdout)
-    assert found["ok"] and found["settings"]
+    assert found["ok"] and found["settings"]["batchSize"] == {"value": 2, "source": "model-config.yaml:1"}
 
 
 @pytest.mark.parametrize(

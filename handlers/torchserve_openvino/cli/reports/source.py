@@ -115,13 +115,15 @@ def fetch_or_saved(model: str, *, management: str, token: str | None, timeout: f
         if saved is None:
             raise ReportNotFoundError(f"no worker of {name!r} is READY, and no report of it is saved; {why}")
         return _as_found(name, saved, f"No worker of {name} is READY; {why}", served=False)
-    saved = _saved(name, pids)
+    # Without workers, the model was refused so often that TorchServe gave up: the last of them counts.
+    saved = _saved(name, pids if workers else None)
     try:
         return _from_server(url, token, timeout if saved is None else min(timeout, _SECONDS_FOR_A_BUSY_WORKER))
     except ReportNotFoundError as error:
         if saved is None:
             raise ReportNotFoundError(f"{error} {why}") from error
-        return _as_found(name, saved, f"No current report: {error}", served=True)
+        served = bool(workers)
+        return _as_found(name, saved, f"No current report: {error}{'' if served else f' {why}'}", served=served)
 
 
 def _saved(name: str, pids: set[int] | None = None) -> Saved | None:

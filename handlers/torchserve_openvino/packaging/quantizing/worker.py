@@ -25,6 +25,7 @@ from torchserve_openvino.packaging.quantizing.accuracy import Judge
 from torchserve_openvino.packaging.quantizing.exporting import exported, quantised
 from torchserve_openvino.packaging.quantizing.gate import gated
 from torchserve_openvino.packaging.quantizing.samples import Caller, Samples, distinct_shapes, read, shared_items
+from torchserve_openvino.report.quiet import quiet_libraries
 from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.serving.loading.archive import QUANTIZED_MODEL, load_without_server, model_of
 from torchserve_openvino.serving.loading.exported_program import load_program
@@ -129,6 +130,7 @@ def _classifies(served: Any) -> bool:
 
 
 if __name__ == "__main__":
+    quiet_libraries()
     shown = logging.StreamHandler(sys.stdout)
     shown.setFormatter(logging.Formatter(f"{STEP}%(message)s"))
     steps = logging.getLogger("torchserve_openvino.packaging.quantizing")

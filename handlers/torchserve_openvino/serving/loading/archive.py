@@ -12,6 +12,7 @@ from torchserve_openvino.config.yaml_source import Source, read_yaml
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.files.contained import OutsideError, contained
 from torchserve_openvino.files.json_text import JsonError, read_json_object
+from torchserve_openvino.report.quiet import quiet_libraries
 
 # The file in which torch-model-archiver stores its arguments.
 MANIFEST = "MAR-INF/MANIFEST.json"
@@ -150,6 +151,7 @@ def main(folder: str) -> None:
     Raises:
         SystemExit: The archive's handler is not one of this package's.
     """
+    quiet_libraries()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stdout)
     describe = getattr(load_handler(Path(folder)), "describe_handle", None)
     report = describe() if describe is not None else {}

@@ -9,6 +9,7 @@ from typing import Any
 from torchserve_openvino.cache.open import PRECOMPILE_ENV, state_folder
 from torchserve_openvino.errors import ModelLoadError, TorchServeOpenVINOError
 from torchserve_openvino.report.progress import Load, loading
+from torchserve_openvino.report.quiet import quiet_libraries
 from torchserve_openvino.report.saved import save
 from torchserve_openvino.serving.base import model_name
 
@@ -27,6 +28,7 @@ def observed_load(context: Any) -> Iterator[Load]:
         Exception: Any other error, unchanged.
     """
     name_levels()
+    quiet_libraries()
     with loading(model_name(context)) as load:
         try:
             yield load

@@ -1,0 +1,13 @@
+"""Keeps lines out of the log that other libraries write while they are imported, and that say nothing of a model."""
+
+import logging
+
+# torchao, which transformers and NNCF import, names each of its GPU extensions that does not load; torch warns about
+# how torchao registers its types.
+_NOISY = ("torchao", "torch.utils._pytree")
+
+
+def quiet_libraries() -> None:
+    """Lets them log errors only; imports nothing."""
+    for name in _NOISY:
+        logging.getLogger(name).setLevel(logging.ERROR)
