@@ -41,9 +41,9 @@ def test_a_part_of_op_db_is_right_and_as_the_table_says(outcomes: table.Table) -
         f"{name} {entry}" for name, es in outcomes.items() for entry in es.values() if outcome_name(entry) in FAILURES
     ]
     assert not failed, RUN_ALL
-    # Fewer samples than the table's cause fewer fallbacks, never more.
+    # Fewer samples than the table's cause fewer fallbacks, never more; those of a mixed operator may all fall back.
     worse, _ = table.compare(outcomes, KNOWN)
-    assert not worse, RUN_ALL
+    assert not [line for line in worse if not line.endswith("(was mixed)")], RUN_ALL
 
 
 # One or two of each family; OpenVINO lost digits, or was wrong at these sizes, in several.
