@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainValidator
 
 from torchserve_openvino.config.spelling import listed, nearest, shown
-from torchserve_openvino.config.vocabulary import FALLBACK_KINDS, FallbackKind
+from torchserve_openvino.config.vocabulary import FALLBACK_KINDS, MAX_NUMBER, FallbackKind
 
 # Path from a handler to a module: attribute names and list indices.
 _PATH = re.compile(r"(self\.)?[A-Za-z_]\w*(\.\w+|\[\d+\])*")
@@ -35,8 +35,6 @@ TORCHSERVE_HANDLERS = ("image_classifier", "image_segmenter", "object_detector",
 # More than any machine has or any batch needs: a larger number is a typo, and would crash the worker.
 MAX_THREADS = 1024
 MAX_BATCH = 65_536
-# In whatever unit: multiplied by a billion, it is still a number.
-MAX_NUMBER = 1e100
 
 
 class Misspelt(ValueError):

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from torchserve_openvino.config.cache_root import cache_root
-from torchserve_openvino.config.fields import MAX_NUMBER
 from torchserve_openvino.config.op_names import check_operators
 from torchserve_openvino.config.openvino.devices import (
     DeviceCatalog,
@@ -20,6 +19,7 @@ from torchserve_openvino.config.openvino.devices import (
 from torchserve_openvino.config.openvino.properties import check_properties, with_default_precision
 from torchserve_openvino.config.problems import Problems
 from torchserve_openvino.config.spelling import listed, nearest, parse_bool, shown
+from torchserve_openvino.config.vocabulary import MAX_NUMBER
 
 ENV_DEVICE = "OPENVINO_TORCH_BACKEND_DEVICE"
 ENV_MODEL_CACHING = "OPENVINO_TORCH_MODEL_CACHING"
