@@ -21,6 +21,8 @@ COMPILING = ("openvino", "openvino_ts", "export")
 # Backends that capture with Dynamo, whose graphs may have symbolic sizes.
 BY_DYNAMO = frozenset({"openvino", "openvino_ts"})
 OURS = (*COMPILING, "auto", "openvino_serving")
+# Of any number in a configuration, in whatever unit: multiplied by a billion, it is still a number.
+MAX_NUMBER = 1e100
 
 
 def canonical(name: str) -> str:

@@ -166,6 +166,7 @@ def _pretrained(folder: Path, model: Mapping[str, Any], config: ServingConfig) -
 
 
 def _weights(path: Path, *, has_class: bool, config: ServingConfig) -> Iterator[str]:
+    from torchserve_openvino.serving.loading.exported_program import check_exported
     from torchserve_openvino.serving.loading.files import archive_kind, exported_beside_class, is_torchscript
 
     if not path.is_file():
@@ -180,6 +181,11 @@ def _weights(path: Path, *, has_class: bool, config: ServingConfig) -> Iterator[
         yield is_torchscript(path)
     elif kind == "exported" and has_class:
         yield exported_beside_class(path)
+    elif kind == "exported":
+        try:
+            check_exported(path)
+        except ModelLoadError as error:
+            yield str(error).removesuffix(".")
     elif kind == "state_dict" and path.stat().st_size == 0:
         yield f"the weights {path.name} are empty"
 

@@ -73,6 +73,16 @@ def test_weights_that_inflate_too_much_are_not_read(tmp_path: Path) -> None:
         load_model(tmp_path, "AutoModel")
 
 
+def test_a_program_that_a_worker_refuses_is_named(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "net.pt2", "w") as archive:
+        for name in ("archive_format", "models/model.json", "data/aotinductor/model/net.so"):
+            archive.writestr(f"net/{name}", "pt2")
+        archive.writestr("net/.data/version", "6\n")
+    model = json.dumps({"model": {"modelName": "net", "handler": "tensor.py", "serializedFile": "net.pt2"}})
+    path = packed(tmp_path / "net.mar", {MANIFEST: model, "net.pt2": (tmp_path / "net.pt2").read_bytes()})
+    assert "net.pt2: it holds 'data/aotinductor/model/net.so'" in check(path)
+
+
 def test_zeros_that_are_stored_are_fine(tmp_path: Path) -> None:
     path = packed(tmp_path / "net.mar", {})
     with zipfile.ZipFile(path, "a") as archive:

@@ -42,13 +42,26 @@ def load_program(path: Path) -> "ExportedProgram":
     Raises:
         ModelLoadError: It holds something else than a program and tensors, or torch can't read it.
     """
+    check_exported(path)
+    try:
+        return torch.export.load(path)
+    except Exception as error:
+        # Of many classes: another version's, operators of a library that is not imported.
+        raise ModelLoadError(f"torch.export.load could not read {path.name}: {error}") from error
+
+
+def check_exported(path: Path) -> None:
+    """Checks that a file holds a program and tensors only, without loading it.
+
+    Raises:
+        ModelLoadError: It holds something else, or can't be read.
+    """
     try:
         _check(path)
-        return torch.export.load(path)
     except ModelLoadError as error:
         raise ModelLoadError(f"{path.name}: {error}") from error
     except Exception as error:
-        # Of many classes: another version's, operators of a library that is not imported.
+        # Of many classes: torch's reader and Python's find different things wrong with a damaged file.
         raise ModelLoadError(f"torch.export.load could not read {path.name}: {error}") from error
 
 
