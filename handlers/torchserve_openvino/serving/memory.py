@@ -16,6 +16,9 @@ from torchserve_openvino.serving.shapes.warmup import Case
 
 logger = logging.getLogger(__name__)
 
+# By how much a worker's memory may exceed what is in use before the rest is given back.
+_RESIDENT_SHARE = 1.03
+
 
 def memory() -> dict[str, int]:
     """Returns this process's memory in bytes: ``rss``, resident, and ``uss``, not shared with other processes."""
@@ -61,6 +64,21 @@ def tidy(compiled: object) -> None:
     if isinstance(compiled, CompiledModule):
         compiled.give_memory_back()
     _trim()
+
+
+class FreedMemory:
+    """Gives freed memory back to the operating system, where requests have left much of it: glibc would keep it."""
+
+    def __init__(self) -> None:
+        self._most = 0
+
+    def give_back(self) -> None:
+        """Gives it back if more is resident than at the first call, or than what was in use at the last time."""
+        resident = psutil.Process().memory_info().rss
+        if self._most and resident > self._most:
+            _trim()
+            resident = psutil.Process().memory_info().rss
+        self._most = max(self._most, int(resident * _RESIDENT_SHARE))
 
 
 def _run(compiled: CompiledModule, case: Case) -> list[torch.Tensor]:

@@ -11,6 +11,7 @@ from torchserve_openvino.cache.identity.versions import versions
 from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.base import model_name
+from torchserve_openvino.serving.memory import FreedMemory
 from torchserve_openvino.serving.metrics import SECONDS_BETWEEN, MetricsEmitter, metrics_of, worker_name
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.policy import PolicyWatch
@@ -55,6 +56,7 @@ class ReadyState:
         self._metrics = metrics
         self._models, self._board = models, board
         self._next_post = 0.0
+        self._freed = FreedMemory()
         self._builds = report.tracker.builds
         self._seen = report.tracker.builds
         self._shadow, self._ends = shadow, ends
@@ -98,6 +100,7 @@ class ReadyState:
             logger.warning("%s compiled after READY: %s", model_name(context), self._report.summary_line())
         if time.monotonic() >= self._next_post:
             self.post()
+            self._freed.give_back()
         self.emit(context)
         if self.watch.end():
             leave(context)
