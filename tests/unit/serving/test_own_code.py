@@ -158,7 +158,7 @@ class Joins(TensorHandler):
 @pytest.mark.parametrize("handler_class", [Decodes, DecodesInThreads, Joins])
 def test_the_steps_of_a_task_are_watched(archive, handler_class) -> None:
     made, handler = start(archive, handler_class, sample=False, warmup=WARMUP, batch_size=2)
-    made.handle(handler, [X], [X])
+    made.handle(handler, [X.tolist()], [X.tolist()])
     _, outside = report_of(handler)
     assert set(outside) == {"model.encoder"}
     assert outside["model.encoder"]["count"] == (1 if handler_class is Joins else 2)
@@ -166,7 +166,7 @@ def test_the_steps_of_a_task_are_watched(archive, handler_class) -> None:
     made, handler = start(
         archive, handler_class, sample=False, warmup=WARMUP, fallback={"allow": [], "on_violation": "refuse"}
     )
-    made.handle(handler, [X])
+    made.handle(handler, [X.tolist()])
     assert made.status(0) == 503
 
 

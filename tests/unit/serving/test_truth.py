@@ -347,7 +347,7 @@ def test_the_cause_is_one_line_before_a_short_traceback(archive, caplog) -> None
     (line,) = [r.getMessage() for r in caplog.records if "is not served" in r.getMessage()]
     assert line.startswith("ERROR: net is not served. ") and "\n" not in line and "wormup" in line
     frames = traceback.format_exception(raised.value)
-    assert raised.value.__suppress_context__ and len(frames) <= 4
+    assert raised.value.__suppress_context__ and len(frames) <= 6
 
 
 def test_any_other_error_is_named_too(archive, caplog) -> None:

@@ -88,6 +88,7 @@ class StoredRecord(_Stored):
     partitions: list[StoredPartitionRecord]
     left_out: dict[str, NonNegativeInt]
     decomposed: dict[str, StoredDecomposition]
+    inputs: list[str]
 
     def to_record(self) -> GraphRecord:
         """Returns the record for the report."""
