@@ -76,22 +76,22 @@ class HubHandler(ItemHandler):
         self.context, self.manifest = context, context.manifest
         self.model_yaml_config = context.model_yaml_config or {}
         self.device, self.map_location = torch.device("cpu"), "cpu"
-        self.folder = hub.hub_folder(self.model_dir)
+        self.folder = hub.hub_folder(self._openvino.model_dir)
         self.model = self.load(self.folder)
         self._most_items = self.limits()[1]
-        self.mapping = read_labels(self.model_dir / LABELS)
+        self.mapping = read_labels(self._openvino.model_dir / LABELS)
         self.labels = {int(number): str(label) for number, label in (self.model.config.id2label or {}).items()}
 
     def load(self, folder: Path) -> nn.Module:
         """Loads the model, and what else the task needs; of a quantised model, everything but the weights."""
         loader = loader_of(self.about, hub.read_config(folder))
-        if not has_f32(self.model_dir):
+        if not has_f32(self._openvino.model_dir):
             return hub.without_weights(folder, loader)
         return hub.load_model(folder, loader, self.about.may_lack)
 
     def limits(self) -> tuple[int, int]:
         """Returns the largest body in bytes, and the most inputs in one request."""
-        section = self.config.openvino.text
+        section = self._openvino.config.openvino.text
         return section.max_bytes, section.max_inputs
 
     def answer_items(self, items: list[Any], context: Any) -> list[Any]:
@@ -126,7 +126,7 @@ class HubHandler(ItemHandler):
         checked = parameters_of(kind, ask.parameters)
         parts = [Part(each, checked) for each in ask.inputs]
         # Before any of them is tokenised, which takes much more time and memory than the request itself.
-        characters, most = sum(map(self.characters, parts)), self.config.openvino.text.max_bytes
+        characters, most = sum(map(self.characters, parts)), self._openvino.config.openvino.text.max_bytes
         if characters > most:
             raise PayloadTooLargeError(
                 f"the tokenizer would read {characters} characters, since texts are repeated; the most is {most} "

@@ -23,15 +23,15 @@ class ImageClassifier(ItemHandler):
 
     def servable(self, model: Any) -> Any:
         """Returns the model; with ``fold``, the model with normalisation and softmax in its graph."""
-        section = self.config.openvino.image
+        section = self._openvino.config.openvino.image
         return images.FoldedClassifier(model, section) if section.fold else model
 
     def warmup_inputs(self) -> Sequence[WarmupInput]:
         """Returns one photo, unless the YAML declares inputs."""
-        section = self.config.openvino.image
+        section = self._openvino.config.openvino.image
         if section.fold:
             return [WarmupInput(shape=[section.crop, section.crop, 3], dtype="uint8", low=0, high=256)]
-        return self.config.openvino.warmup.inputs or [WarmupInput(shape=[3, section.crop, section.crop])]
+        return self._openvino.config.openvino.warmup.inputs or [WarmupInput(shape=[3, section.crop, section.crop])]
 
     def sample_inputs(self, body: bytes) -> Inputs:
         """Returns a photo as the model's input."""
@@ -39,17 +39,17 @@ class ImageClassifier(ItemHandler):
 
     def warm_decoding(self) -> None:
         """Decodes photos."""
-        images.warm(self.config.openvino.image)
+        images.warm(self._openvino.config.openvino.image)
 
     def decode(self, item: Any) -> torch.Tensor:
         """Converts a request's picture with `images.to_tensor`."""
-        return images.to_tensor(body(item), self.config.openvino.image)
+        return images.to_tensor(body(item), self._openvino.config.openvino.image)
 
     def predict(self, values: list[torch.Tensor]) -> list[Answer]:
         """Returns ``{label: probability}`` for each picture, most probable first."""
-        together = len(values) > 1 and (self.served is None or self.served.joins)
+        together = len(values) > 1 and (self._openvino.served is None or self._openvino.served.joins)
         batches = [torch.stack(values)] if together else [value.unsqueeze(0) for value in values]
-        section = self.config.openvino.image
+        section = self._openvino.config.openvino.image
         with torch.inference_mode():
             outputs = [images.logits_of(self.model(batch)) for batch in batches]
             scores = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -65,4 +65,4 @@ class ImageClassifier(ItemHandler):
 
     def run_eager(self, value: torch.Tensor) -> Any:
         """Runs the eager model on one picture."""
-        return self.eager_model(value.unsqueeze(0))
+        return self._openvino.eager_model(value.unsqueeze(0))

@@ -86,7 +86,7 @@ class ItemHandler(TaskHandler):
         wanted = [explains(context, place) for place in places]
         if not any(wanted):
             return super()._answered(items, context, owners)
-        self.counters.add("items", len(items))
+        self._openvino.counters.add("items", len(items))
         answers: list[Any] = [None] * len(items)
         for explained, answer in ((False, self.answer_items), (True, self.explain_items)):
             mine = [position for position, each in enumerate(wanted) if each is explained]
@@ -129,7 +129,7 @@ class ItemHandler(TaskHandler):
     @cached_property
     def _decoders(self) -> Streams:
         """The threads for decoding: as many as OpenVINO has if items are decoded in parallel, else one."""
-        threads = self.report.tracker.config.get("threads", {}).get("openvino_threads")
+        threads = self._openvino.report.tracker.config.get("threads", {}).get("openvino_threads")
         return Streams((threads or 1) if self.decodes_in_parallel else 1)
 
     def _together(self, values: list[Any], context: Any) -> list[Any]:
@@ -138,17 +138,22 @@ class ItemHandler(TaskHandler):
         def run(some: list[Any]) -> list[Any]:
             return self._own_code.watch(partial(self.together, some, context=context))
 
-        return run_isolated(values, run, lambda _, error: server_fault(error), self.counters)
+        return run_isolated(values, run, lambda _, error: server_fault(error), self._openvino.counters)
 
     def _predicted(self, values: list[Any]) -> list[Any]:
-        return run_isolated(values, lambda some: self.watched(lambda: self.predict(some)), self._blame, self.counters)
+        return run_isolated(
+            values, lambda some: self.watched(lambda: self.predict(some)), self._blame, self._openvino.counters
+        )
 
     def _explained(self, values: list[Any]) -> list[Any]:
         def run(some: list[Any]) -> list[Any]:
             return [self.explanation(value) for value in some]
 
         # One by one, so that an explanation is not computed again after another has failed.
-        found = (run_isolated([value], run, lambda _, error: server_fault(error), self.counters) for value in values)
+        found = (
+            run_isolated([value], run, lambda _, error: server_fault(error), self._openvino.counters)
+            for value in values
+        )
         return [answer for answers in found for answer in answers]
 
     def in_eager(self, name: str, run: Callable[[], T]) -> T:
@@ -161,14 +166,14 @@ class ItemHandler(TaskHandler):
         Raises:
             ForbiddenFallbackError: The policy does not allow it; nothing is computed then.
         """
-        if not self.config.pt2.enabled:
+        if not self._openvino.config.pt2.enabled:
             # Then everything runs there.
             return run()
-        policy = self.config.openvino.fallback
+        policy = self._openvino.config.openvino.fallback
         allowed = policy.allow == "all" or "outside_compiled" in policy.allow
         if policy.on_violation == "refuse" and not allowed:
             raise ForbiddenFallbackError(f"outside_compiled: {name} run in eager PyTorch", by_request=True)
-        if self.served is not None and self.served.released:
+        if self._openvino.served is not None and self._openvino.served.released:
             raise NotExplainedError(f"{name} need the weights that handler.openvino.release_weights: true has freed")
         seen: list[eager_watch.Eager] = []
         start = time.perf_counter()
@@ -177,17 +182,17 @@ class ItemHandler(TaskHandler):
         # What is counted is one pass through the model, however many the computation has.
         largest = max(seen, key=lambda each: each.ops, default=eager_watch.Eager(None, "", "", ""))
         reason = "they need gradients, which compiled graphs do not have"
-        if self.report.tracker.add_uncompiled(
+        if self._openvino.report.tracker.add_uncompiled(
             name, largest.where, largest.ops, seconds, reason, caused_by_request=True
         ):
             logger.warning("Fallback: %s run in eager PyTorch, outside every compiled graph", name)
-        if self.state is not None:
-            self.state.watch.check()
+        if self._openvino.state is not None:
+            self._openvino.state.watch.check()
         return result
 
     def _blame(self, value: Any, error: Exception) -> ItemError:
         """Blames the request, with eager's message, if eager PyTorch fails on the value as well; else the server."""
-        if self.served is not None and self.served.released:
+        if self._openvino.served is not None and self._openvino.served.released:
             # The eager model is gone; a value outside OpenVINO's range is the request's fault in any case.
             return InvalidInputError(str(error)) if isinstance(error, InexactValueError) else server_fault(error)
         try:
@@ -205,7 +210,7 @@ class ItemHandler(TaskHandler):
         Raises:
             NonFiniteOutputError: An output holds NaN or infinity, and ``outputs.non_finite`` is ``refuse``.
         """
-        if self.config.openvino.outputs.non_finite == "allow":
+        if self._openvino.config.openvino.outputs.non_finite == "allow":
             return
         for index, tensor in enumerate(tensors):
             if tensor.is_floating_point() and not bool(tensor.isfinite().all()):

@@ -38,14 +38,14 @@ class TensorHandler(ItemHandler):
     def decode(self, item: Any) -> TensorCall:
         """Parses a request's tensors and fits them to a compiled shape."""
         request = self._parse(body(item))
-        if self.served is None:
+        if self._openvino.served is None:
             return TensorCall(request, None)
         guess = convert if request.guessed_types else None
-        return TensorCall(request, self.served.fit(request.positional, request.named, guess))
+        return TensorCall(request, self._openvino.served.fit(request.positional, request.named, guess))
 
     def _parse(self, value: Any) -> TensorRequest:
-        request = parse(value, self.config.openvino.tensor.max_bytes)
-        known = set(parameter_names(self.eager_model))
+        request = parse(value, self._openvino.config.openvino.tensor.max_bytes)
+        known = set(parameter_names(self._openvino.eager_model))
         unknown = [name for name in request.named if known and name not in known]
         if unknown and request.format == "kserve":
             # KServe names every tensor. If the model has no arguments of these names, the tensors are passed in order.
@@ -65,7 +65,7 @@ class TensorHandler(ItemHandler):
         def answer() -> list[Any]:
             answers = self._answered(list(data), context)
             wrapped = [a if isinstance(a, (ItemError, bytes)) else {"predictions": a} for a in answers]
-            return finish(wrapped, context, self.counters)
+            return finish(wrapped, context, self._openvino.counters)
 
         return self._accounted(context, answer)
 
@@ -84,7 +84,11 @@ class TensorHandler(ItemHandler):
         return answers
 
     def _groups(self, values: list[TensorCall]) -> list[list[int]]:
-        joins = self.config.openvino.tensor.concatenate and self.served is not None and self.served.joins
+        joins = (
+            self._openvino.config.openvino.tensor.concatenate
+            and self._openvino.served is not None
+            and self._openvino.served.joins
+        )
         groups: dict[Any, list[int]] = {}
         for position, call in enumerate(values):
             key = call.fitted.shapes() if joins and call.fitted is not None else position
@@ -94,17 +98,21 @@ class TensorHandler(ItemHandler):
     def _run_group(self, calls: list[TensorCall]) -> list[Outputs]:
         fitted = [call.fitted for call in calls if call.fitted is not None]
         with torch.inference_mode():
-            if self.served is not None and fitted:
-                outputs = self.served.run_joined(fitted) if len(fitted) > 1 else [self.served.run(fitted[0])]
+            if self._openvino.served is not None and fitted:
+                outputs = (
+                    self._openvino.served.run_joined(fitted)
+                    if len(fitted) > 1
+                    else [self._openvino.served.run(fitted[0])]
+                )
                 return [named_outputs(output) for output in outputs]
             (call,) = calls
             # `run_once`, because fitting the call again would refuse or count it a second time.
-            run = self.model if self.served is None else self.served.run_once
+            run = self.model if self._openvino.served is None else self._openvino.served.run_once
             return [named_outputs(run(*call.request.positional, **call.request.named))]
 
     def run_eager(self, value: TensorCall) -> Any:
         """Runs the eager model on the request's own tensors."""
-        return self.eager_model(*value.request.positional, **value.request.named)
+        return self._openvino.eager_model(*value.request.positional, **value.request.named)
 
 
 def named_outputs(output: Any) -> Outputs:

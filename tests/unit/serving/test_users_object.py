@@ -135,6 +135,26 @@ def test_every_name_may_be_a_method_or_an_attribute_of_the_users_class(archive, 
     proven(handler)
 
 
+class OwnTask(TensorHandler):
+    """A task that sets what public handlers set; each name is also one that the worker keeps."""
+
+    def initialize(self, context: Any) -> None:
+        super().initialize(context)
+        self.config, self.model_dir, self.counters = {"top_k": 3}, "models", 0
+        self.loaded = self.served = self.state = self.report = self.eager_model = None
+
+
+def test_a_tasks_subclass_has_every_name_too(archive) -> None:
+    section = {"warmup": {"inputs": [{"shape": [len(X)]}], "batch_sizes": [1, 2]}}
+    made = archive({"handler": {"openvino": section}}, model_file=NET, weights=weights, batch_size=2)
+    handler = OwnTask()
+    handler.initialize(made.context)
+    for answer in made.handle(handler, [X.tolist()], [X.tolist()]):
+        right(answer[0])
+    assert made.status(0) == 200 and handler.config == {"top_k": 3} and handler.served is None
+    proven(handler)
+
+
 LOADS = f"""{STEPS}
     def _load_pickled_model(self, model_dir, model_file, model_pt_path):
         assert model_pt_path.endswith("weights.pth")

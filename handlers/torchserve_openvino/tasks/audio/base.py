@@ -124,7 +124,7 @@ class AudioHandler(RecordingHandler):
         self.dtype = next(model.parameters()).dtype
         self.fixed = self._fixed_shape()
         self.shortest = self._shortest(model.config)
-        self._openvino.config = self._with_lengths(self.config)
+        self._openvino.config = self._with_lengths(self._openvino.config)
         return model
 
     def servable(self, model: Any) -> Any:
@@ -241,7 +241,7 @@ class AudioHandler(RecordingHandler):
 
     def _run(self, values: Sequence[Recording]) -> Mapping[int, torch.Tensor]:
         found: dict[int, torch.Tensor] = {}
-        joins = self.served is None or self.served.joins
+        joins = self._openvino.served is None or self._openvino.served.joins
         groups = by_length(values, self._grouping()) if joins else ([position] for position in range(len(values)))
         with torch.inference_mode():
             for group in groups:
@@ -253,7 +253,7 @@ class AudioHandler(RecordingHandler):
         """Returns the lengths up to which recordings share a call; empty where only those of equal length do."""
         if self.fixed is not None:
             return [math.ceil(self.allowed.seconds * self.rate)]
-        return self.config.openvino.batching.dims[LENGTH] if self.masks else []
+        return self._openvino.config.openvino.batching.dims[LENGTH] if self.masks else []
 
     def _batch(self, values: Sequence[Recording]) -> dict[str, torch.Tensor]:
         """Returns the head's inputs for recordings that share a call, padded on the right to the longest."""
@@ -267,4 +267,4 @@ class AudioHandler(RecordingHandler):
 
     def run_eager(self, value: Recording) -> Any:
         """Runs the eager model on one recording."""
-        return self.eager_model(**self._batch([value]))
+        return self._openvino.eager_model(**self._batch([value]))

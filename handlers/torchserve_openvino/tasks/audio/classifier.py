@@ -29,7 +29,7 @@ class AudioClassifier(AudioHandler):
         """Returns ``[{label, score}]``; scores are what transformers' pipeline makes of the logits."""
         if bool(logits.isnan().any()):
             raise NonFiniteOutputError("the model's scores are not numbers for this recording")
-        kind = self.eager_model.model.config.problem_type
+        kind = self._openvino.eager_model.model.config.problem_type
         found = logits.float()
         if kind != "regression":
             found = torch.sigmoid(found) if kind == "multi_label_classification" else torch.softmax(found, dim=-1)

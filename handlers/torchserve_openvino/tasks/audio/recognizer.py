@@ -62,7 +62,7 @@ class SpeechRecognizer(AudioHandler):
 
     def initialize(self, context: Any) -> None:
         """Loads the model; of one that writes token by token, as a `Transcriber`."""
-        if not encodes(hub.read_config(hub.hub_folder(self.model_dir))):
+        if not encodes(hub.read_config(hub.hub_folder(self._openvino.model_dir))):
             super().initialize(context)
             return
         # TorchServe keeps this object's `handle`, so that it stays the same object, as with `handler.openvino.wrap`.
@@ -80,7 +80,7 @@ class SpeechRecognizer(AudioHandler):
 
     def servable(self, model: Any) -> Any:
         """Returns the model inside its head."""
-        return FramesHead(model, masks=self.masks, longest=self.config.openvino.batching.dims[LENGTH][-1])
+        return FramesHead(model, masks=self.masks, longest=self._openvino.config.openvino.batching.dims[LENGTH][-1])
 
     def decode(self, item: Part) -> Recording:
         """Decodes one recording."""
@@ -93,7 +93,7 @@ class SpeechRecognizer(AudioHandler):
 
     def answer(self, asked: Recording, logits: torch.Tensor) -> dict[str, str]:
         """Returns ``{"text": ...}``."""
-        spoken = logits[: frames_of(self.eager_model.model, len(asked))]
+        spoken = logits[: frames_of(self._openvino.eager_model.model, len(asked))]
         if bool(spoken.isnan().any()):
             raise NonFiniteOutputError("the model's scores are not numbers for this recording")
         # As in transformers' pipeline, which keeps special tokens in a CTC model's text.

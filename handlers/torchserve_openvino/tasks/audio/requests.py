@@ -23,7 +23,7 @@ class RecordingHandler(HubHandler):
 
     def limits(self) -> tuple[int, int]:
         """Returns the largest JSON body in bytes, for recordings of ``max_bytes`` in base64, and the most inputs."""
-        return self.config.openvino.audio.max_bytes * 4 // 3 + 4096, MAX_INPUTS
+        return self._openvino.config.openvino.audio.max_bytes * 4 // 3 + 4096, MAX_INPUTS
 
     def ask(self, value: Any, max_bytes: int, max_inputs: int) -> Ask:
         """Reads what one request asks: a body that is not JSON is a recording as it is, never text."""

@@ -84,22 +84,22 @@ class TextGenerator(HubHandler):
         version = str((context.manifest or {}).get("model", {}).get("modelVersion") or "")
         if self._kept is not None and (metrics := metrics_of(context)) is not None:
             self._measures = Measures(metrics, self._kept.load, version)
-        if self.config.torchserve.get(ASYNC):
+        if self._openvino.config.torchserve.get(ASYNC):
             self._frontend = wire.checked_frontend(context)
 
     def load(self, folder: Path) -> Any:
         """Loads the tokenizer, and the model if it generates in eager PyTorch; otherwise its engine loads it."""
         self.tokenizer = hub.load_tokenizer(folder)
         self._special = frozenset(self.tokenizer.all_special_ids)
-        return Unloaded(hub.load_config(folder)) if self.config.pt2.enabled else super().load(folder)
+        return Unloaded(hub.load_config(folder)) if self._openvino.config.pt2.enabled else super().load(folder)
 
     def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
         """Starts the engine, whose answers are compared with eager PyTorch's before READY."""
-        section = self.config.openvino
-        place = Place(self.folder, self.model_dir, self.config, threads, self.tokenizer)
-        self._kept = Kept(partial(started, place, batch_size, self.eager_model), self._started_again)
+        section = self._openvino.config.openvino
+        place = Place(self.folder, self._openvino.model_dir, self._openvino.config, threads, self.tokenizer)
+        self._kept = Kept(partial(started, place, batch_size, self._openvino.eager_model), self._started_again)
         atexit.register(self._kept.close)
-        vocabulary = int(self.eager_model.config.get_text_config().vocab_size)
+        vocabulary = int(self._openvino.eager_model.config.get_text_config().vocab_size)
         limits = Limits(
             section.generate.max_tokens, self.engine.max_length, section.text.max_bytes, section.text.max_inputs,
             vocabulary,
@@ -109,13 +109,13 @@ class TextGenerator(HubHandler):
         return None
 
     def _started_again(self, generator: Generator) -> None:
-        generator.tracker.set_config("threads", self.report.tracker.config.get("threads"))
-        self.report.follow(CompileReport(generator.tracker))
+        generator.tracker.set_config("threads", self._openvino.report.tracker.config.get("threads"))
+        self._openvino.report.follow(CompileReport(generator.tracker))
 
     def _summary(self, models: Models | None) -> str:
         assert self._kept is not None
         line = self._kept.generator.summary()
-        return f"{line}; {self.report.summary_line()}" if self.config.pt2.enabled else line
+        return f"{line}; {self._openvino.report.summary_line()}" if self._openvino.config.pt2.enabled else line
 
     @property
     def engine(self) -> Engine:
@@ -140,7 +140,7 @@ class TextGenerator(HubHandler):
             return self._awaited(lambda: [self.describe_handle()], ends=context)
         if wire.awaits():
             return self._awaited(lambda: self._alone(data, context))
-        state = self.state
+        state = self._openvino.state
         assert state is not None
         state.before_call(context)
         try:
@@ -159,7 +159,7 @@ class TextGenerator(HubHandler):
             return self.answer_items(items, context)
 
         def answered() -> list[Any]:
-            return answer_enveloped(envelope, data, context, answer_items, self.counters, self._most_items)
+            return answer_enveloped(envelope, data, context, answer_items, self._openvino.counters, self._most_items)
 
         return self._awaited(lambda: self._alone_enveloped(answered, context)) if wire.awaits() else answered()
 
@@ -231,8 +231,8 @@ class TextGenerator(HubHandler):
         else:
             ended = wire.sent(context, self._settled(context, 0, call))
         with self._books:
-            if self.state is not None:
-                self.state.after_call(context)
+            if self._openvino.state is not None:
+                self._openvino.state.after_call(context)
         return ended
 
     def _finish(self, calls: Sequence[Call], context: Any, streams: Sequence[bool]) -> None:
@@ -259,17 +259,17 @@ class TextGenerator(HubHandler):
 
     def _check_policy(self, calls: Sequence[Call]) -> None:
         """Refuses requests during which something fell back that the policy refuses; whose it was, no one can tell."""
-        if self.state is None:
+        if self._openvino.state is None:
             return
         try:
-            self.state.watch.check()
+            self._openvino.state.watch.check()
         except ForbiddenFallbackError as error:
             for call in calls:
                 call.fail(error)
 
     def _count(self, calls: Sequence[Call]) -> None:
-        self.counters.add("requests", len(calls))
-        self.counters.add("items", len(calls))
+        self._openvino.counters.add("requests", len(calls))
+        self._openvino.counters.add("items", len(calls))
 
     # --- one request ------------------------------------------------------------------------------------------
 
@@ -315,14 +315,14 @@ class TextGenerator(HubHandler):
             sent = isolated(lambda: sendable(shown(answer), most_response_bytes(context)))
             answer = sent if isinstance(sent, ItemError) else answer
         if isinstance(answer, ItemError):
-            self.counters.add(f"refused_{answer.status}")
+            self._openvino.counters.add(f"refused_{answer.status}")
             set_status(context, place, answer.status)
             context.set_response_content_type(place, "application/json")
             return openai_error(answer) if call.openai else shown(answer)
         if isinstance(answer, list):
             for each in answer:
                 if isinstance(each, ItemError):
-                    self.counters.add(f"refused_{each.status}")
+                    self._openvino.counters.add(f"refused_{each.status}")
             set_status(context, place, status_of(answer))
         context.set_response_content_type(place, "application/json")
         return sent

@@ -77,9 +77,9 @@ class ImageGenerator(TaskHandler):
         self.model_yaml_config = context.model_yaml_config or {}
         self.device, self.map_location = torch.device("cpu"), "cpu"
         self._check_section()
-        self.folder = pipeline_folder(self.model_dir)
+        self.folder = pipeline_folder(self._openvino.model_dir)
         self.maker = PictureMaker(load(self.folder))
-        section = self.config.openvino
+        section = self._openvino.config.openvino
         sizes = self.maker.components.sizes(section.image_generation)
         self.limits = Limits(section, self.maker, sizes)
         self.model = self.maker.components.denoiser
@@ -87,7 +87,7 @@ class ImageGenerator(TaskHandler):
 
     def _check_section(self) -> None:
         """Refuses settings of other tasks, which would have no effect here."""
-        section = self.config.openvino
+        section = self._openvino.config.openvino
         for key, is_set in {
             "warmup.inputs": bool(section.warmup.inputs),
             "warmup.samples": bool(section.warmup.samples),
@@ -103,15 +103,17 @@ class ImageGenerator(TaskHandler):
 
     def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
         """Compiles and verifies all graphs of the pipeline, and makes a picture of each size."""
-        own = self.config.openvino.image_generation
+        own = self._openvino.config.openvino.image_generation
         models: Models | None = None
-        if self.config.pt2.enabled:
+        if self._openvino.config.pt2.enabled:
             parts = self.maker.components.parts(self.limits.sizes, own)
-            models = compile_parts(parts, self.config, threads, self.counters, self.model_dir)
+            models = compile_parts(
+                parts, self._openvino.config, threads, self._openvino.counters, self._openvino.model_dir
+            )
             self._openvino.report = self._own_code.report = models.report
         else:
             super()._prepare(threads, batch_size)
-        tracker = self.report.tracker
+        tracker = self._openvino.report.tracker
         for note in self.maker.notes:
             tracker.add_note(note)
         tracker.set_config("image_generation", self.limits.to_dict())
@@ -125,7 +127,7 @@ class ImageGenerator(TaskHandler):
         )
         tracker.add_timing("rehearsal_seconds", time.perf_counter() - start)
         if models is not None:
-            admit(self.report, self.config.openvino.fallback)
+            admit(self._openvino.report, self._openvino.config.openvino.fallback)
         return models
 
     def describe_handle(self) -> dict[str, Any]:
@@ -141,7 +143,7 @@ class ImageGenerator(TaskHandler):
     def _answered(self, items: list[Any], context: Any, owners: Sequence[int] | None = None) -> list[Any]:
         """Answers the items of a batch one after another, each with its own status."""
         start = time.perf_counter()
-        self.counters.add("items", len(items))
+        self._openvino.counters.add("items", len(items))
         places = range(len(items)) if owners is None else owners
         found = [
             self._one(item, context, place, plain=owners is None) for item, place in zip(items, places, strict=True)
@@ -171,10 +173,10 @@ class ImageGenerator(TaskHandler):
             refused = server_fault(error)
         if events.begun:
             # The status is sent already, so the last event says what happened.
-            self.counters.add(f"refused_{refused.status}")
+            self._openvino.counters.add(f"refused_{refused.status}")
             return event("error", openai_error(refused)) + LAST_EVENT
         if path == _OPENAI:
-            self.counters.add(f"refused_{refused.status}")
+            self._openvino.counters.add(f"refused_{refused.status}")
             context.set_response_status(refused.status, HTTPStatus(refused.status).phrase, place)
             return openai_error(refused)
         return refused

@@ -89,14 +89,14 @@ class Transcriber(RecordingHandler):
         model = model.float()
         self._eager = Listener(model, hub.load_feature_extractor(folder), hub.load_tokenizer(folder, fast=False))
         self.listener = self._eager
-        audio = self.config.openvino.audio
+        audio = self._openvino.config.openvino.audio
         longest = audio.max_seconds if audio.max_seconds is not None else _MAX_SECONDS
         self.allowed = Limits(longest if self._eager.timed else min(longest, self._eager.window), audio.max_bytes)
         return model
 
     def _check_section(self) -> None:
         """Refuses settings that would have no effect here."""
-        section = self.config.openvino
+        section = self._openvino.config.openvino
         for key, is_set in {
             "warmup.inputs": bool(section.warmup.inputs),
             "warmup.samples": bool(section.warmup.samples),
@@ -114,20 +114,22 @@ class Transcriber(RecordingHandler):
 
     def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
         """Compiles and verifies encoder and decoder, and compares what they write with eager PyTorch."""
-        if not self.config.pt2.enabled:
+        if not self._openvino.config.pt2.enabled:
             self.batches = (batch_size,)
             return super()._prepare(threads, batch_size)
         # Imported here: it imports transformers.
         from torchserve_openvino.generation.speech.stand_in import stand_in
 
-        self.batches = tuple(sorted(batch_sizes(self.config.openvino, batch_size, threads.streams)))
+        self.batches = tuple(sorted(batch_sizes(self._openvino.config.openvino, batch_size, threads.streams)))
         pieces = Pieces(self.model, self.batches)
-        models = compile_parts(pieces.parts(), self.config, threads, self.counters, self.model_dir)
+        models = compile_parts(
+            pieces.parts(), self._openvino.config, threads, self._openvino.counters, self._openvino.model_dir
+        )
         models.loops = True
         self._openvino.report = self._own_code.report = models.report
         self.listener = self._eager.like(stand_in(self.model, pieces), pieces.forget)
         self._prove(threads.settle if models.needs_no_torch else lambda: None)
-        admit(self.report, self.config.openvino.fallback)
+        admit(self._openvino.report, self._openvino.config.openvino.fallback)
         return models
 
     def _prove(self, between: Callable[[], object]) -> None:
@@ -139,7 +141,7 @@ class Transcriber(RecordingHandler):
         Raises:
             VerificationError: It differs, and ``verify.on_violation`` is ``refuse``.
         """
-        section = self.config.openvino
+        section = self._openvino.config.openvino
         if section.verify.against == "off":
             return
         start = time.perf_counter()
@@ -148,12 +150,12 @@ class Transcriber(RecordingHandler):
             together=self.batches[-1] > 1,
         )  # fmt: skip
         tokens = min(section.generate.proof_tokens, self.listener.most_tokens)
-        precision = self.report.summary.precision or "f32"
+        precision = self._openvino.report.summary.precision or "f32"
         proof = prove(
             self._eager.model, self.listener.model, recorded, tokens, [precision], section.verify, between=between
         )
         self._proof = proof
-        tracker = self.report.tracker
+        tracker = self._openvino.report.tracker
         tracker.add_timing("proof_seconds", time.perf_counter() - start)
         if proof.passed:
             return
@@ -174,7 +176,7 @@ class Transcriber(RecordingHandler):
             "languages": sorted(name[2:-2] for name in self.listener.languages), "batches": list(self.batches),
         }  # fmt: skip
         proof = self._proof.to_dict() if self._proof is not None else {"tokens_compared": 0, "passed": None}
-        engine = "compile" if self.config.pt2.enabled else "eager"
+        engine = "compile" if self._openvino.config.pt2.enabled else "eager"
         return {
             **found,
             "task": {**found["task"], "limits": limits},
@@ -253,7 +255,7 @@ class Transcriber(RecordingHandler):
     def _sent(self, answer: Any, context: Any, place: int, form: endpoints.Form | None) -> Any:
         """Returns the body of an answer in OpenAI's form; sets its status and content type."""
         if isinstance(answer, ItemError):
-            self.counters.add(f"refused_{answer.status}")
+            self._openvino.counters.add(f"refused_{answer.status}")
             context.set_response_status(answer.status, HTTPStatus(answer.status).phrase, place)
             context.set_response_content_type(place, "application/json")
             return openai_error(answer)

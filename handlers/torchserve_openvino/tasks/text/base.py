@@ -101,7 +101,7 @@ class TextHandler(HubHandler):
         model = super().load(folder)
         self.tokenizer = hub.load_tokenizer(folder)
         self.limit = self._limit(model, folder)
-        self._openvino.config = self._with_lengths(self.config)
+        self._openvino.config = self._with_lengths(self._openvino.config)
         return model
 
     def servable(self, model: Any) -> Any:
@@ -115,7 +115,7 @@ class TextHandler(HubHandler):
     def _limit(self, model: Any, folder: Path) -> int:
         stated = [self.longest(folder), self.tokenizer.model_max_length, _positions(model.config)]
         own = min((int(each) for each in stated if each and each < _NO_LIMIT), default=_USUAL_LIMIT)
-        asked = self.config.openvino.text.max_tokens
+        asked = self._openvino.config.openvino.text.max_tokens
         if asked is not None and asked > own:
             raise ModelLoadError(
                 f"handler.openvino.text.max_tokens is {asked}; {type(model).__name__} takes {own} tokens at most."
@@ -148,7 +148,7 @@ class TextHandler(HubHandler):
 
     def warmup_inputs(self) -> Sequence[WarmupInput]:
         """Returns token ids, their mask, and token types where the model has them."""
-        config = self.eager_model.model.config
+        config = self._openvino.eager_model.model.config
         words = config.get_text_config().vocab_size
         types = max(1, int(getattr(config, "type_vocab_size", 0) or 1))
         known: Mapping[str, Mapping[str, Any]] = {
@@ -186,7 +186,7 @@ class TextHandler(HubHandler):
         Raises:
             PayloadTooLargeError: There are more than ``text.max_inputs``.
         """
-        most = self.config.openvino.text.max_inputs
+        most = self._openvino.config.openvino.text.max_inputs
         if count > most:
             raise PayloadTooLargeError(f"{count} {what}; the most is {most} (handler.openvino.text.max_inputs)")
 
@@ -216,7 +216,7 @@ class TextHandler(HubHandler):
         texts = [text for mine, _, _ in asked for text in mine]
         paired = any(pairs is not None for _, pairs, _ in asked)
         pairs = [text for _, mine, _ in asked for text in mine or ()] if paired else None
-        truncates = self.config.openvino.text.too_long == "truncate"
+        truncates = self._openvino.config.openvino.text.too_long == "truncate"
         found = iter(tokenised(self.tokenizer, texts, pairs, self.limit, truncates=truncates))
         made: list[Rows | ItemError] = []
         for part, (mine, _, facts) in zip(parts, asked, strict=True):
@@ -254,9 +254,9 @@ class TextHandler(HubHandler):
 
     def _run(self, rows: Sequence[Row]) -> list[Outputs]:
         found: list[Outputs] = [()] * len(rows)
-        joins = self.served is None or self.served.joins
-        lengths = self.config.openvino.batching.dims[LENGTH]
-        sizes = self.served.sizes if self.served is not None else ()
+        joins = self._openvino.served is None or self._openvino.served.joins
+        lengths = self._openvino.config.openvino.batching.dims[LENGTH]
+        sizes = self._openvino.served.sizes if self._openvino.served is not None else ()
         groups = fewest_tokens(rows, lengths, sizes) if joins else [[position] for position in range(len(rows))]
         with torch.inference_mode():
             for group in groups:
@@ -268,7 +268,9 @@ class TextHandler(HubHandler):
 
     def run_eager(self, value: Rows) -> Any:
         """Runs the eager model on one input's rows."""
-        return self.eager_model(**tensors(value.rows, self.names, self._pad, self.tokenizer.pad_token_type_id))
+        return self._openvino.eager_model(
+            **tensors(value.rows, self.names, self._pad, self.tokenizer.pad_token_type_id)
+        )
 
 
 def _positions(config: Any) -> int | None:

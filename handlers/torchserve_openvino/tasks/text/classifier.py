@@ -34,7 +34,7 @@ class TextClassifier(TextHandler):
     def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> dict[str, float]:
         """Returns ``{label: probability}``; of a regression, the number that the model returns."""
         ((logits,),) = outputs
-        scores = class_scores(self.eager_model.model.config, logits)
+        scores = class_scores(self._openvino.eager_model.model.config, logits)
         order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
         return {self.label(number): scores[number] for number in order[: asked.part.parameters.top_k]}
 
@@ -50,7 +50,7 @@ class TextClassifier(TextHandler):
 
     def _attributed(self, value: Rows) -> dict[str, Any]:
         (row,), parameters = value.rows, value.part.parameters
-        model, encoding = self.eager_model.model, row.encoding
+        model, encoding = self._openvino.eager_model.model, row.encoding
         given = tensors([row], self.names, self._pad)
         target = self._target(parameters.target)
         if target is None:
@@ -74,7 +74,7 @@ class TextClassifier(TextHandler):
         Raises:
             InvalidInputError: There is no such label.
         """
-        labels = [self.label(number) for number in range(self.eager_model.model.config.num_labels)]
+        labels = [self.label(number) for number in range(self._openvino.eager_model.model.config.num_labels)]
         if wanted is None:
             return None
         if isinstance(wanted, int) and 0 <= wanted < len(labels):

@@ -65,7 +65,7 @@ class TokenClassifier(TextHandler):
         # Its aggregation is what users compare with, so it is used itself.
         from transformers import TokenClassificationPipeline
 
-        return TokenClassificationPipeline(model=self.eager_model.model, tokenizer=self.tokenizer)
+        return TokenClassificationPipeline(model=self._openvino.eager_model.model, tokenizer=self.tokenizer)
 
     def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> list[dict[str, Any]]:
         """Returns ``[{entity_group, score, word, start, end}]``; with ``none`` tokens, ``entity`` and ``index``."""

@@ -104,11 +104,11 @@ class VisionHandler(HubHandler):
         model = self.load_model(folder)
         self.model_config = model.config
         self.processor = hub.load_image_processor(folder)
-        if self.config.openvino.batching.dims:
+        if self._openvino.config.openvino.batching.dims:
             raise ModelLoadError("handler.openvino.batching.dims has no use here: this task's pictures have one size.")
         taken = inspect.signature(model.forward).parameters
         names = [name for name in _KNOWN if name in taken or name == "pixel_values"]
-        self._settings, self.shapes = one_size(self.processor, names, self.config.openvino.warmup.inputs)
+        self._settings, self.shapes = one_size(self.processor, names, self._openvino.config.openvino.warmup.inputs)
         self.names = list(self.shapes)
         return model
 
@@ -146,7 +146,7 @@ class VisionHandler(HubHandler):
     def limits(self) -> tuple[int, int]:
         """Returns the largest body in bytes, and the most pictures in one request."""
         # Four base64 characters encode three bytes; a request has parameters besides.
-        return self.config.openvino.image.max_bytes * 4 // 3 + 65536, _MOST_INPUTS
+        return self._openvino.config.openvino.image.max_bytes * 4 // 3 + 65536, _MOST_INPUTS
 
     def warmup_inputs(self) -> Sequence[WarmupInput]:
         """Returns the pixels, and the mask of their padding where the model takes one."""
@@ -173,11 +173,11 @@ class VisionHandler(HubHandler):
 
     def warm_decoding(self) -> None:
         """Decodes photos."""
-        images.warm(self.config.openvino.image)
+        images.warm(self._openvino.config.openvino.image)
 
     def decode(self, item: Part) -> Picture:
         """Decodes one picture, and prepares it for the model."""
-        return self.prepared(item, images.picture_of(item.input, self.config.openvino.image))
+        return self.prepared(item, images.picture_of(item.input, self._openvino.config.openvino.image))
 
     def prepared(self, part: Part, picture: Image.Image) -> Picture:
         """Returns a picture as the model's inputs.
@@ -193,7 +193,7 @@ class VisionHandler(HubHandler):
         if (side := unbounded_side(self.processor)) is not None:
             size = (round(side * width / min(width, height)), round(side * height / min(width, height)))
             what = f"the picture of {width} x {height} pixels, with its shorter side resized,"
-            images.check_resized(*size, self.config.openvino.image, what)
+            images.check_resized(*size, self._openvino.config.openvino.image, what)
         try:
             tensors = processed(self.processor, picture, self._settings)
         except ValueError as error:
@@ -224,7 +224,7 @@ class VisionHandler(HubHandler):
 
     def predict(self, values: list[Picture]) -> list[Any]:
         """Runs the pictures, together if the model allows it, and answers each."""
-        together = self.served is None or self.served.joins
+        together = self._openvino.served is None or self._openvino.served.joins
         groups = [values] if together else [[value] for value in values]
         answers: list[Any] = []
         with torch.inference_mode():
@@ -243,7 +243,7 @@ class VisionHandler(HubHandler):
 
     def run_eager(self, value: Picture) -> Any:
         """Runs the eager model on one picture."""
-        return self.eager_model(**_batch([value]))
+        return self._openvino.eager_model(**_batch([value]))
 
 
 def _batch(pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:

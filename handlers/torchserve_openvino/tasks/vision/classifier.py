@@ -29,5 +29,5 @@ class HubImageClassifier(VisionHandler):
         """Returns ``{label: probability}``; of a regression, the number that the model returns."""
         scores = class_scores(self.model_config, outputs[0])
         order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
-        top_k = asked.part.parameters.top_k or self.config.openvino.image.top_k
+        top_k = asked.part.parameters.top_k or self._openvino.config.openvino.image.top_k
         return {self.label(number): scores[number] for number in order[:top_k]}

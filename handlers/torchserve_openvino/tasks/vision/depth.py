@@ -61,7 +61,7 @@ class DepthEstimator(VisionHandler):
             PayloadTooLargeError: Rows of numbers are asked for, and there are too many.
         """
         height, width = asked.size
-        check_resized(width, height, self.config.openvino.image, "a depth map of the picture's size")
+        check_resized(width, height, self._openvino.config.openvino.image, "a depth map of the picture's size")
         as_list = asked.part.parameters.format == "list"
         if as_list and height * width > _MOST_NUMBERS:
             raise PayloadTooLargeError(

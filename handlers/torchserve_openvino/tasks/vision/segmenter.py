@@ -41,7 +41,7 @@ class ImageSegmenter(VisionHandler):
         (logits,) = outputs
         if asked.part.parameters.format == "png":
             height, width = asked.size
-            check_resized(width, height, self.config.openvino.image, "a label map of the picture's size")
+            check_resized(width, height, self._openvino.config.openvino.image, "a label map of the picture's size")
             classes = _classes(logits.float(), asked.size)
             names = {str(number): self.label(number) for number in classes.unique().tolist()}
             return {"label_map": png(classes), "labels": names}

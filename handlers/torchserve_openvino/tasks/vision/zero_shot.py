@@ -96,7 +96,7 @@ class ZeroShotImageClassifier(VisionHandler):
             raise ModelLoadError(
                 f"{type(model).__name__} does not compare vectors of pictures and texts, as CLIP does."
             )
-        if self.config.openvino.release_weights:
+        if self._openvino.config.openvino.release_weights:
             raise ModelLoadError(
                 "handler.openvino.release_weights: true is not possible here: two graphs share weights."
             )
