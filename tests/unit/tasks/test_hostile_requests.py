@@ -280,3 +280,18 @@ def test_sampling_that_float32_has_no_numbers_for_is_refused(field) -> None:
         TextParameters(**field)
     TextParameters(temperature=0.001, top_p=1e-6, repetition_penalty=0.01, top_k=2**31 - 1)
     TextParameters(temperature=0)
+
+
+def test_a_recording_of_many_samples_in_few_bytes_is_refused_by_their_number() -> None:
+    soundfile = pytest.importorskip("soundfile")
+    sound = pytest.importorskip("torchserve_openvino.tasks.audio.sound")
+    buffer = io.BytesIO()
+    rate = 192_000
+    with soundfile.SoundFile(buffer, "w", samplerate=rate, channels=1, format="FLAC") as file:
+        for _ in range(330):
+            file.write(np.zeros(rate, dtype=np.int16))
+    body = buffer.getvalue()
+    # Five and a half minutes of silence, shorter than Whisper's ten.
+    assert len(body) < LIMIT
+    with pytest.raises(PayloadTooLargeError, match=r"more than 60000000 samples at 192000 Hz"):
+        sound.samples_of(body, 16_000, sound.Limits(seconds=600, bytes=32 * LIMIT))

@@ -20,6 +20,8 @@ SECTION = "handler.openvino.audio"
 _RATES = (1_000, 768_000)
 # Samples that are decoded at a time, of all channels: a header's number of frames is never allocated.
 _BLOCK = 1 << 20
+# Of one recording, mixed to one channel, 4 bytes each: 20 minutes at 48 kHz, five at 192 kHz.
+_MOST_SAMPLES = 60_000_000
 # libsndfile's numbers of errors that mean another kind of file, not a damaged one: unrecognised, an unsupported
 # encoding, and what looked like MP3 by its first bytes alone.
 _UNKNOWN = frozenset({1, 4, 7})
@@ -110,6 +112,8 @@ def _read(file: Any, limits: Limits) -> np.ndarray:
         raise InvalidInputError("the recording's header does not state its length, as of a FLAC file from a pipe")
     if frames > limits.seconds * rate:
         raise _too_long(frames / rate, limits)
+    if frames > _MOST_SAMPLES:
+        raise _too_many(rate)
     step = max(1, _BLOCK // file.channels)
     blocks: list[np.ndarray] = []
     read = 0
@@ -118,6 +122,9 @@ def _read(file: Any, limits: Limits) -> np.ndarray:
         read += len(block)
         if read > limits.seconds * rate:
             raise _too_long(read / rate, limits, "more than ")
+        if read > _MOST_SAMPLES:
+            # The number of frames in an MP3 is an estimate.
+            raise _too_many(rate)
     if not read or (read < frames and file.format not in _ESTIMATED):
         raise InvalidInputError(f"the recording is damaged or cut off: {read} of its {frames} samples can be read")
     return np.concatenate(blocks)
@@ -153,6 +160,12 @@ def _check_wave(data: bytes, limits: Limits) -> None:
 def _check_finite(samples: np.ndarray) -> None:
     if not np.isfinite(samples).all():
         raise InvalidInputError("the recording holds samples that are NaN or infinite")
+
+
+def _too_many(rate: int) -> PayloadTooLargeError:
+    return PayloadTooLargeError(
+        f"the recording has more than {_MOST_SAMPLES} samples at {rate} Hz; send it at a lower sampling rate, or in parts"
+    )
 
 
 def _too_long(seconds: float, limits: Limits, more: str = "") -> PayloadTooLargeError:
