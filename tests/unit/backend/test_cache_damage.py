@@ -274,7 +274,9 @@ def with_value(body: Any, path: tuple[Any, ...], value: Any) -> Any:
     return changed
 
 
-@pytest.mark.parametrize(("kind", "read"), [("call", read_call), ("partition", read_interface)], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "read"), [("call", read_call), ("partition", read_interface)], ids=["call", "partition"]
+)
 def test_no_value_of_a_body_has_another_type(folder: Path, kind: str, read: Callable[[Any], Any]) -> None:
     body = json.loads(json.dumps(entries(folder, kind)[0].body))
     read(body)

@@ -164,7 +164,7 @@ def _check_finite(samples: np.ndarray) -> None:
 
 def _too_many(rate: int) -> PayloadTooLargeError:
     return PayloadTooLargeError(
-        f"the recording has more than {_MOST_SAMPLES} samples at {rate} Hz; send it at a lower sampling rate, or in parts"
+        f"the recording has more than {_MOST_SAMPLES} samples at {rate} Hz; send it at a lower rate, or in parts"
     )
 
 
