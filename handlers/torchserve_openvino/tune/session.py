@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -106,16 +106,15 @@ class Session:
         present = self._present(variants)
         environment = environment_for(scratch / "cache")
         expected = self._expected(variants, environment)
-        engines = candidates.engines(present, self.cores, self._precisions())
-        archives = {engine: variants.make(self._engine_changes(engine, present, variants)) for engine in engines}
-        sizes = self.settings.batch_sizes or list(_SIZES)
-        known = profile(archives, expected, self.requests, sizes, environment, self.tell)
-        for path in archives.values():
-            path.unlink()
+        state = State(self.state, self._fingerprint(variants))
+        known = state.profile
+        if known is None:
+            known = self._profiled(variants, present, expected, environment)
+            state.keep_profile(known)
         rivals = candidates.ranked(present, known.times, self.settings, self.cores, _RIVALS)
         predicted = dict(rivals)
         bench = Bench(variants.store, variants.name, self.requests, expected, self.settings, environment, self.tell)
-        trials = _Trials(bench, variants, present, predicted, self.state, self._fingerprint(variants), self.settings)
+        trials = _Trials(bench, variants, present, predicted, state, self.settings)
         deadline = begin + self.settings.minutes * 60
         search: Search[Candidate] = Search(
             trials.score, self.settings.trials, random.Random(self.settings.seed), tick=self._show,
@@ -132,6 +131,17 @@ class Session:
         result.claim = trials.claim(choice.best.candidate) if choice.best is not None else None
         result.seconds = time.monotonic() - begin
         return result
+
+    def _profiled(
+        self, variants: Variants, present: Candidate, expected: Sequence[Answer], environment: dict[str, str]
+    ) -> Profile:
+        engines = candidates.engines(present, self.cores, self._precisions())
+        archives = {engine: variants.make(self._engine_changes(engine, present, variants)) for engine in engines}
+        sizes = self.settings.batch_sizes or list(_SIZES)
+        known = profile(archives, expected, self.requests, sizes, environment, self.tell)
+        for path in archives.values():
+            path.unlink()
+        return known
 
     @property
     def cores(self) -> int:
@@ -209,12 +219,11 @@ class _Trials:
     """Measures candidates, remembers each trial in a file, and repeats none that is there."""
 
     def __init__(
-        self, bench: Bench, variants: Variants, present: Candidate, predicted: dict[Candidate, float], state: Path,
-        fingerprint: str, settings: Settings,
+        self, bench: Bench, variants: Variants, present: Candidate, predicted: dict[Candidate, float], state: "State",
+        settings: Settings,
     ) -> None:  # fmt: skip
         self._bench, self._variants, self._present = bench, variants, present
-        self._predicted, self._state, self._fingerprint, self._settings = predicted, state, fingerprint, settings
-        self._known = self._read()
+        self._predicted, self._state, self._settings = predicted, state, settings
         self.done: list[tuple[Candidate, Trial]] = []
         self._rounds: dict[Candidate, int] = {}
 
@@ -226,11 +235,10 @@ class _Trials:
         """
         turn = self._rounds[candidate] = self._rounds.get(candidate, 0) + 1
         key = f"{candidate}#{turn}"
-        record = self._known.get(key)
+        record = self._state.trial(key)
         if record is None:
             record = self._measure(candidate, turn)
-            self._known[key] = record
-            self._write()
+            self._state.keep_trial(key, record)
         if record.get("rejected"):
             raise RejectedError(record["rejected"])
         trial = Trial(**record["trial"])
@@ -268,15 +276,50 @@ class _Trials:
             archive.unlink(missing_ok=True)
         return {"rejected": reason}
 
-    def _read(self) -> dict[str, Any]:
+
+class State:
+    """What an interrupted run leaves in a file: the first stage, and each trial.
+
+    Args:
+        path: The file.
+        fingerprint: Of what is tuned and how; a file of another one is not read, and replaced.
+    """
+
+    def __init__(self, path: Path, fingerprint: str) -> None:
+        self._path = path
         try:
-            stored = read_json(self._state)
+            stored = read_json(path)
         except (OSError, ValueError):
-            return {}
-        same = isinstance(stored, dict) and stored.get("fingerprint") == self._fingerprint
-        return dict(stored["trials"]) if same else {}
+            # There is none yet, or it was damaged: everything is measured anew.
+            stored = None
+        same = isinstance(stored, dict) and stored.get("fingerprint") == fingerprint
+        self._content: dict[str, Any] = dict(stored) if same else {"fingerprint": fingerprint, "trials": {}}
+
+    @property
+    def profile(self) -> Profile | None:
+        """The results of the first stage; None if it did not end."""
+        stored = self._content.get("profile")
+        if stored is None:
+            return None
+        times = {Engine(*key): {int(size): ms for size, ms in each.items()} for key, each in stored["times"]}
+        return Profile(times, {Engine(*key): reason for key, reason in stored["rejected"]})
+
+    def keep_profile(self, known: Profile) -> None:
+        """Writes the results of the first stage."""
+        times = [(astuple(engine), each) for engine, each in known.times.items()]
+        rejected = [(astuple(engine), reason) for engine, reason in known.rejected.items()]
+        self._content["profile"] = {"times": times, "rejected": rejected}
+        self._write()
+
+    def trial(self, key: str) -> dict[str, Any] | None:
+        """Returns the record of a trial; None if it was not made."""
+        return self._content["trials"].get(key)
+
+    def keep_trial(self, key: str, record: dict[str, Any]) -> None:
+        """Writes the record of a trial."""
+        self._content["trials"][key] = record
+        self._write()
 
     def _write(self) -> None:
-        text = json.dumps({"fingerprint": self._fingerprint, "trials": self._known}, indent=1)
-        self._state.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._state, text.encode(), sync=False)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._path, json.dumps(self._content, indent=1).encode(), sync=False)
