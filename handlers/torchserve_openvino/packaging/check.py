@@ -13,16 +13,13 @@ from torchserve_openvino.config.fields import is_handler_file
 from torchserve_openvino.errors import ConfigError, ModelLoadError
 from torchserve_openvino.generation.text.exporting.weight_format import format_of
 from torchserve_openvino.packaging.archive import extract
-from torchserve_openvino.packaging.imports import missing_imports
+from torchserve_openvino.packaging.imports import missing_imports, parse_source
 from torchserve_openvino.packaging.plausibility import refused_cache
 from torchserve_openvino.quantized.scheme import scheme_of
 from torchserve_openvino.serving.host.names import read_labels
 from torchserve_openvino.serving.loading.archive import has_f32, model_of, not_quantized
 from torchserve_openvino.serving.loading.hub import hub_folder, read_config
 from torchserve_openvino.tasks.catalog import TASKS
-
-# Far above any source file; to parse it takes some hundred times as much memory.
-_MAX_SOURCE_BYTES = 8 * 2**20
 
 
 @dataclass
@@ -115,7 +112,7 @@ def _handler(folder: Path, model: Mapping[str, Any]) -> Iterator[str]:
     # A name without a file is one of TorchServe's own handlers.
     if not path.endswith(".py"):
         return
-    tree = _parsed(folder / path)
+    tree = parse_source(folder / path)
     if isinstance(tree, str):
         yield f"the handler {path} {tree}"
         return
@@ -135,7 +132,7 @@ def _model(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> Ite
 
     code, weights = model.get("modelFile"), model.get("serializedFile")
     if code:
-        tree = _parsed(folder / code)
+        tree = parse_source(folder / code)
         if isinstance(tree, str):
             yield f"the model file {code} {tree}"
         elif len(classes := _classes(tree)) != 1:
@@ -204,20 +201,6 @@ def _named(folder: Path, config: ServingConfig) -> Iterator[str]:
             read_labels(labels)
         except ModelLoadError as error:
             yield str(error).removesuffix(".")
-
-
-def _parsed(path: Path) -> ast.Module | str:
-    """Returns a Python file's syntax tree, or what is wrong with it."""
-    if not path.is_file():
-        return "is not in the archive"
-    if (size := path.stat().st_size) > _MAX_SOURCE_BYTES:
-        return f"has {size} bytes, more than {_MAX_SOURCE_BYTES}, and is no Python file"
-    try:
-        return ast.parse(path.read_text(encoding="utf-8"))
-    except (RecursionError, MemoryError):
-        return "is nested too deeply for Python"
-    except (SyntaxError, UnicodeDecodeError, ValueError) as error:
-        return f"is not valid Python: {error}"
 
 
 def _classes(tree: ast.Module) -> list[str]:

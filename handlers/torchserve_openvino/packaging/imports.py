@@ -6,6 +6,9 @@ from collections.abc import Iterable, Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+# Far above any source file; to parse it takes some hundred times as much memory.
+_MAX_SOURCE_BYTES = 8 * 2**20
+
 
 def missing_imports(folder: Path, starts: Iterable[str]) -> Iterator[str]:
     """Yields a sentence for each import that fails, without running any code.
@@ -20,8 +23,9 @@ def missing_imports(folder: Path, starts: Iterable[str]) -> Iterator[str]:
     seen = set(waiting)
     while waiting:
         name = waiting.pop(0)
-        tree = _parsed(folder / name)
-        for node in tree.body if tree is not None else ():
+        tree = parse_source(folder / name)
+        # Whoever needs this file says what is wrong with it.
+        for node in tree.body if isinstance(tree, ast.Module) else ():
             if isinstance(node, ast.ImportFrom) and node.level and "/" not in name:
                 yield (
                     f"{name}, line {node.lineno}: relative imports fail in a model archive, whose files are not in a "
@@ -72,9 +76,15 @@ def _is_installed(name: str) -> bool:
     return False
 
 
-def _parsed(path: Path) -> ast.Module | None:
+def parse_source(path: Path) -> ast.Module | str:
+    """Returns a Python file's syntax tree, or what is wrong with it."""
+    if not path.is_file():
+        return "is not in the archive"
+    if (size := path.stat().st_size) > _MAX_SOURCE_BYTES:
+        return f"has {size} bytes, more than {_MAX_SOURCE_BYTES}, and is no Python file"
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
-        # Whoever needs this file says what is wrong with it.
-        return None
+    except (RecursionError, MemoryError):
+        return "is nested too deeply for Python"
+    except (SyntaxError, UnicodeDecodeError, ValueError) as error:
+        return f"is not valid Python: {error}"

@@ -135,7 +135,9 @@ MEMBERS: dict[str, tuple[dict[str, str | bytes], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.quick(kind=["manifest deep", "configuration outside", "yaml deep", "yaml digits", "yaml aliases"])
+@pytest.mark.quick(
+    kind=["manifest deep", "handler deep", "configuration outside", "yaml deep", "yaml digits", "yaml aliases"]
+)
 @pytest.mark.parametrize("kind", MEMBERS)
 def test_odd_content_is_named(tmp_path: Path, kind: str) -> None:
     members, message = MEMBERS[kind]
