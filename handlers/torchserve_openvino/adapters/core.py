@@ -19,7 +19,7 @@ from torchserve_openvino.serving.handler import OpenVINOHandler
 from torchserve_openvino.serving.host.context import Context, encoded
 from torchserve_openvino.serving.host.metrics import HostMetrics, Record
 from torchserve_openvino.serving.host.names import own_classes
-from torchserve_openvino.serving.loading.archive import MANIFEST, batch_size_of, model_of
+from torchserve_openvino.serving.loading.archive import MANIFEST, batch_size_of, named_files
 from torchserve_openvino.serving.requests.batch_answer import refusal
 from torchserve_openvino.serving.requests.envelopes import Envelope
 from torchserve_openvino.serving.requests.isolation import isolated, server_fault
@@ -92,7 +92,7 @@ class Host:
             place = Path(self._scratch.name)
         extract(archive, place)
         manifest = read_json_object(place / MANIFEST)
-        model = model_of(place)
+        model = named_files(manifest, place)
         name = model.get("configFile")
         source = read_yaml(place / name) if name else Source({}, "defaults")
         config = dict(source.data)

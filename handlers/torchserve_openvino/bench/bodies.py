@@ -24,6 +24,11 @@ class Body:
     content_type: str
 
     @property
+    def named(self) -> tuple[str, str]:
+        """The file's path with the content type, as a `Plan` has it."""
+        return str(self.path), self.content_type
+
+    @property
     def data(self) -> bytes:
         """The content."""
         return self.path.read_bytes()

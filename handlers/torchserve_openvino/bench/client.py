@@ -56,7 +56,6 @@ class Outcome:
         due: When each request was due, in seconds from the begin of the counted time.
         latencies: Milliseconds from then until the last byte of the answer; NaN for requests that failed.
         first_bytes: Milliseconds until the first byte; empty unless `Plan.streamed`.
-        body: Which of the plan's bodies each request had.
         failures: How often each failure happened: a status, an exception's name, or ``dropped``.
         examples: The first few failures, with the server's words.
         delays: Milliseconds by which the client sent later than due.
@@ -66,7 +65,6 @@ class Outcome:
     due: list[float] = field(default_factory=list)
     latencies: list[float] = field(default_factory=list)
     first_bytes: list[float] = field(default_factory=list)
-    body: list[int] = field(default_factory=list)
     failures: dict[str, int] = field(default_factory=dict)
     examples: list[str] = field(default_factory=list)
     delays: list[float] = field(default_factory=list)
@@ -107,26 +105,27 @@ class Load:
     async def _closed(self) -> None:
         async def client() -> None:
             while (now := time.perf_counter()) < self._begin + self.plan.seconds:
-                await self._send(now)
+                await self._send(now, self._choices.choice(self._bodies))
 
         await asyncio.gather(*(client() for _ in range(self.plan.clients)))
 
     async def _open(self, due: float) -> None:
         while (due := due + self._arrivals.expovariate(self.plan.rate)) < self._begin + self.plan.seconds:
+            # Drawn for dropped requests too: equal seeds send equal requests.
+            body = self._choices.choice(self._bodies)
             # A late loop sends at once; the latency counts from `due`, so that nothing is hidden.
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             if len(self._pending) >= self.plan.outstanding:
-                self._fail(due, self._choices.randrange(len(self._bodies)), "dropped", "too many without an answer")
+                self._fail(due, "dropped", "too many without an answer")
                 continue
-            task = asyncio.create_task(self._send(due))
+            task = asyncio.create_task(self._send(due, body))
             self._pending.add(task)
             task.add_done_callback(self._pending.discard)
         if self._pending:
             await asyncio.gather(*self._pending)
 
-    async def _send(self, due: float) -> None:
-        place = self._choices.randrange(len(self._bodies))
-        data, kind = self._bodies[place]
+    async def _send(self, due: float, body: tuple[bytes, str]) -> None:
+        data, kind = body
         sent = time.perf_counter()
         first = None
         try:
@@ -134,32 +133,31 @@ class Load:
                 if self.plan.streamed:
                     await response.content.readany()
                     first = time.perf_counter()
-                body = await response.read()
+                answer = await response.read()
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-            self._fail(due, place, type(error).__name__, str(error))
+            self._fail(due, type(error).__name__, str(error))
             # Avoids a busy loop while connections are refused.
             await asyncio.sleep(0.01)
             return
         done = time.perf_counter()
         if response.status != 200:
-            self._fail(due, place, str(response.status), body[:200].decode(errors="replace"))
+            self._fail(due, str(response.status), answer[:200].decode(errors="replace"))
         elif due >= self._begin:
-            self._count(due, place, (done - due) * 1e3)
+            self._count(due, (done - due) * 1e3)
             self.outcome.delays.append((sent - due) * 1e3)
             if first is not None:
                 self.outcome.first_bytes.append((first - due) * 1e3)
 
-    def _fail(self, due: float, place: int, kind: str, text: str) -> None:
+    def _fail(self, due: float, kind: str, text: str) -> None:
         if due < self._begin:
             return
         self.outcome.failures[kind] = self.outcome.failures.get(kind, 0) + 1
         if len(self.outcome.examples) < _EXAMPLES:
             self.outcome.examples.append(f"{kind}: {text}")
-        self._count(due, place, float("nan"))
+        self._count(due, float("nan"))
 
-    def _count(self, due: float, place: int, latency: float) -> None:
+    def _count(self, due: float, latency: float) -> None:
         self.outcome.due.append(due - self._begin)
-        self.outcome.body.append(place)
         self.outcome.latencies.append(latency)
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,6 @@ class MeasuredWindow:
     server_cores: float
     memory: int
     seconds: float
-    body: list[int] = field(default_factory=list)
 
     @property
     def late(self) -> int:
@@ -155,7 +154,6 @@ def measure(plan: Plan, limit: Limit, root: int | None) -> MeasuredWindow:
         server_cores=server,
         memory=after.memory,
         seconds=plan.seconds,
-        body=outcome["body"],
     )
 
 

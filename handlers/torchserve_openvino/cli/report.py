@@ -5,8 +5,7 @@ from typing import Annotated
 import typer
 
 from torchserve_openvino.cli.console import fail, print_json, stdout
-
-DEFAULT_MANAGEMENT = "http://127.0.0.1:8081"
+from torchserve_openvino.cli.reports.options import DEFAULT_MANAGEMENT, Management, Token
 
 
 def report(
@@ -18,15 +17,8 @@ def report(
             show_default=False,
         ),
     ],
-    management: Annotated[str, typer.Option(help="Address of TorchServe's management API.")] = DEFAULT_MANAGEMENT,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="TORCHSERVE_MANAGEMENT_TOKEN",
-            help="Management key, if the server requires one (in its key_file.json).",
-            show_default=False,
-        ),
-    ] = None,
+    management: Management = DEFAULT_MANAGEMENT,
+    token: Token = None,
     timeout: Annotated[
         float, typer.Option(help="Seconds to wait for a worker that has saved no report on this machine.", min=0.1)
     ] = 10.0,

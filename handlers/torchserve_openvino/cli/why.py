@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from torchserve_openvino.cli.console import fail, print_json, stdout, steps
-from torchserve_openvino.cli.report import DEFAULT_MANAGEMENT
+from torchserve_openvino.cli.reports.options import DEFAULT_MANAGEMENT, Logs, Management, Name, Token
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,18 +24,10 @@ _SECONDS_FOR_A_SERVER = 60.0
 
 
 def why(
-    model: Annotated[str, typer.Argument(metavar="NAME", help="A model's name, or NAME/VERSION.", show_default=False)],
-    logs: Annotated[
-        Path | None,
-        typer.Option(help="TorchServe's log folder; by default LOG_LOCATION, else ./logs.", show_default=False),
-    ] = None,
-    management: Annotated[str, typer.Option(help="Address of TorchServe's management API.")] = DEFAULT_MANAGEMENT,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="TORCHSERVE_MANAGEMENT_TOKEN", help="Management key, if the server requires one.", show_default=False
-        ),
-    ] = None,
+    model: Name,
+    logs: Logs = None,
+    management: Management = DEFAULT_MANAGEMENT,
+    token: Token = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the server.", min=0.1)] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -93,18 +85,10 @@ def why(
 
 
 def ready(
-    model: Annotated[str, typer.Argument(metavar="NAME", help="A model's name, or NAME/VERSION.", show_default=False)],
-    logs: Annotated[
-        Path | None,
-        typer.Option(help="TorchServe's log folder; by default LOG_LOCATION, else ./logs.", show_default=False),
-    ] = None,
-    management: Annotated[str, typer.Option(help="Address of TorchServe's management API.")] = DEFAULT_MANAGEMENT,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="TORCHSERVE_MANAGEMENT_TOKEN", help="Management key, if the server requires one.", show_default=False
-        ),
-    ] = None,
+    model: Name,
+    logs: Logs = None,
+    management: Management = DEFAULT_MANAGEMENT,
+    token: Token = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the workers.", min=0.1)] = 600.0,
 ) -> None:
     """Wait until a model is served, and show what its workers do until then.

@@ -1,6 +1,5 @@
 """Copies of an archive that differ in their YAML."""
 
-import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ import yaml
 from torchserve_openvino.config.yaml_source import read_yaml
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.archive import extract, write
-from torchserve_openvino.serving.loading.archive import MANIFEST
+from torchserve_openvino.serving.loading.archive import model_of
 from torchserve_openvino.tune.candidates import KeyPath, with_changes
 
 # Eager PyTorch answers first: what it says is the reference.
@@ -40,7 +39,7 @@ class Variants:
         self._folder.mkdir()
         self._store.mkdir()
         extract(archive, self._folder)
-        model = json.loads((self._folder / MANIFEST).read_text(encoding="utf-8"))["model"]
+        model = model_of(self._folder)
         if not model.get("configFile"):
             raise PackagingError(
                 f"{archive} has no model-config.yaml to tune; package it with one: "

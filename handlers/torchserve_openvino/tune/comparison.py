@@ -114,7 +114,7 @@ class Comparison:
         return rate
 
     def _plan(self, url: str, rate: float, seed: int) -> Plan:
-        bodies = [(str(body.path), body.content_type) for body in self._bodies or []]
+        bodies = [body.named for body in self._bodies or []]
         return Plan(url, bodies, rate, self._settings.window, clients=16, settle=1.0, seed=seed)
 
     def _facts(self, place: int, score: float) -> dict[str, Any]:

@@ -55,9 +55,10 @@ class Process:
             [sys.executable, "-m", "torchserve_openvino.tune.worker"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=dict(environment),
         )  # fmt: skip
-        sent = [(str(body.path), body.content_type) for body in bodies]
         try:
-            self.report: dict[str, Any] = self._ask({"archive": str(archive), "bodies": sent})["report"]
+            self.report: dict[str, Any] = self._ask(
+                {"archive": str(archive), "bodies": [body.named for body in bodies]}
+            )["report"]
         except BaseException:
             self.close()
             raise

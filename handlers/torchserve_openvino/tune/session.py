@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +69,6 @@ class Session:
         state: File in which trials are kept, so that an interrupted run goes on.
         tell: Gets a line of progress.
 
-    Attributes:
-        warnings: What makes the result less certain.
     """
 
     archive: Path
@@ -78,7 +76,6 @@ class Session:
     settings: Settings
     state: Path
     tell: Callable[[str], None]
-    warnings: list[str] = field(default_factory=list)
 
     def plan(self, variants: Variants) -> str:
         """Returns what will be done, in a few lines."""

@@ -4,7 +4,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,28 +112,23 @@ class Bench:
             raise RejectedError(f"it takes {trial.memory / 1e6:.0f} MB, more than {self.settings.memory / 1e6:.0f}")
         return trial
 
-    def windows_at(self, server: TorchServeProcess, rate: float, seconds: float, seed: int) -> MeasuredWindow:
-        """Measures one window at a rate."""
-        plan = Plan(
-            url=f"{server.inference_url}/predictions/{self.name}",
-            bodies=[(str(body.path), body.content_type) for body in self.bodies],
-            rate=rate, seconds=seconds, settle=_SETTLE, seed=seed, streamed=self.settings.ttft is not None,
+    def _plan(self, server: TorchServeProcess, rate: float, seed: int) -> Plan:
+        return Plan(
+            url=f"{server.inference_url}/predictions/{self.name}", bodies=[body.named for body in self.bodies],
+            rate=rate, seconds=self.settings.window, settle=_SETTLE, seed=seed,
+            streamed=self.settings.ttft is not None,
         )  # fmt: skip
-        return measure(plan, self.settings.limit, server.group)
 
     def _measure(self, server: TorchServeProcess, trial: Trial, start: float, seed: int) -> None:
-        warm = Plan(
-            url=f"{server.inference_url}/predictions/{self.name}",
-            bodies=[(str(body.path), body.content_type) for body in self.bodies],
-            rate=0.0, clients=_WARM_CLIENTS, seconds=max(1.0, self.settings.window / 2), seed=seed,
-        )  # fmt: skip
+        plan = self._plan(server, 0.0, seed)
+        warm = replace(plan, clients=_WARM_CLIENTS, seconds=max(1.0, plan.seconds / 2), settle=0.0, streamed=False)
         ceiling = measure(warm, self.settings.limit, server.group)
         if ceiling.failures:
             raise RejectedError(f"requests failed: {dict(ceiling.failures)} {ceiling.examples[:1]}")
         seeds = iter(range(seed * 1000, seed * 1000 + 999))
 
         def window_at(rate: float) -> MeasuredWindow:
-            window = self.windows_at(server, rate, self.settings.window, next(seeds))
+            window = measure(self._plan(server, rate, next(seeds)), self.settings.limit, server.group)
             held = "held" if window.held else "missed"
             self.tell(f"{rate:.1f} requests/s: {held}, p99 {window.percentile(0.99):.0f} ms {window.disturbed}")
             trial.windows.append(window.as_json())

@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from torchserve_openvino.config.yaml_source import parse_yaml
+from torchserve_openvino.doctor.bisecting.splice import into_flow, newline_of, to_flow, with_line_end
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.tune.candidates import KeyPath, with_changes
 
@@ -39,10 +40,10 @@ def changed_yaml(text: str, name: str, changed: Mapping[KeyPath, Any], comments:
 
 
 def _set(text: str, path: KeyPath, value: Any, comment: str) -> str:
-    newline = "\r\n" if "\r\n" in text else "\n"
+    newline = newline_of(text)
     node = yaml.compose(text, Loader=yaml.SafeLoader)
     if not isinstance(node, yaml.MappingNode):
-        return _with_end(text, newline) + _block(path, value, 0, comment, newline)
+        return with_line_end(text) + _block(path, value, 0, comment, newline)
     for depth, key in enumerate(path):
         child = next((each for name, each in node.value if name.value == key), None)
         if child is None:
@@ -60,7 +61,7 @@ def _set(text: str, path: KeyPath, value: Any, comment: str) -> str:
 
 def _replace(text: str, node: yaml.Node, value: Any, comment: str, newline: str) -> str:
     start, end = node.start_mark.index, node.end_mark.index
-    result = text[:start] + _flow(value) + text[end:]
+    result = text[:start] + to_flow(value) + text[end:]
     return _comment_above(result, node.start_mark.line, comment, newline)
 
 
@@ -69,11 +70,9 @@ def _insert(text: str, node: yaml.MappingNode, path: KeyPath, value: Any, commen
         nested: Any = value
         for key in reversed(path):
             nested = {key: nested}
-        inner = _flow(nested)[1:-1]
-        if not node.value:
-            return text[: node.start_mark.index + 1] + inner + text[node.end_mark.index - 1 :]
-        end = node.value[-1][1].end_mark.index
-        return _comment_above(text[:end] + ", " + inner + text[end:], node.start_mark.line, comment, newline)
+        last = node.value[-1][1] if node.value else None
+        result = into_flow(text, node, to_flow(nested)[1:-1], last)
+        return _comment_above(result, node.start_mark.line, comment, newline) if last is not None else result
     # In front of the first key: behind the last one, comments of the next section may follow.
     first = node.value[0][0].start_mark
     lines = text.splitlines(keepends=True)
@@ -86,7 +85,7 @@ def _block(path: KeyPath, value: Any, column: int, comment: str, newline: str) -
     for key in path[:-1]:
         text += f"{' ' * column}{key}:{newline}"
         column += _INDENT
-    return f"{text}{' ' * column}{path[-1]}: {_flow(value)}{newline}"
+    return f"{text}{' ' * column}{path[-1]}: {to_flow(value)}{newline}"
 
 
 def _comment_above(text: str, line: int, comment: str, newline: str) -> str:
@@ -96,11 +95,3 @@ def _comment_above(text: str, line: int, comment: str, newline: str) -> str:
     column = len(lines[line]) - len(lines[line].lstrip(" "))
     lines.insert(line, f"{' ' * column}# {comment}{newline}")
     return "".join(lines)
-
-
-def _with_end(text: str, newline: str) -> str:
-    return text if not text or text.endswith(("\n", "\r")) else text + newline
-
-
-def _flow(value: Any) -> str:
-    return str(yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=float("inf")).strip()[1:-1])

@@ -67,7 +67,7 @@ def tune(
             variants = Variants(archive, Path(scratch))
             bodies, warnings = requests_for(given, variants)
             with steps(lambda text: typer.echo(text, err=True)) as tell:
-                session = Session(archive, bodies, settings, target / "trials.json", tell, warnings)
+                session = Session(archive, bodies, settings, target / "trials.json", tell)
                 typer.echo(session.plan(variants), err=True)
                 for warning in warnings:
                     typer.secho(f"warning: {warning}", fg=typer.colors.YELLOW, err=True)

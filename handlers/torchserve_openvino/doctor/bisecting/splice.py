@@ -71,7 +71,7 @@ def add(text: str, name: str, addition: Addition) -> str:
         key = ".".join(addition.path)
         raise ConfigError(
             "cannot be edited without changing its neighbours (an alias, a merge key or an unusual layout). "
-            f"Write it by hand: {key}: {_flow(addition.entries)}",
+            f"Write it by hand: {key}: {to_flow(addition.entries)}",
             place=name,
             key=key,
         )
@@ -103,7 +103,7 @@ def _with(data: Mapping[Any, Any], addition: Addition) -> Any:
 def _splice(text: str, addition: Addition) -> str:
     node = yaml.compose(text, Loader=yaml.SafeLoader)
     if node is None:
-        return _end_line(text) + _block(addition.nested(0), 0, _newline(text))
+        return with_line_end(text) + _block(addition.nested(0), 0, newline_of(text))
     for depth, key in enumerate(addition.path):
         if not isinstance(node, yaml.MappingNode):
             return _replace(text, node, addition, depth)
@@ -121,31 +121,32 @@ def _replace(text: str, node: yaml.Node, addition: Addition, depth: int) -> str:
     """Replaces a scalar or an empty value with a mapping or a list."""
     given = text[node.start_mark.index : node.end_mark.index]
     if node.tag == "tag:yaml.org,2002:null":
-        new = _flow(addition.nested(depth))
+        new = to_flow(addition.nested(depth))
     elif depth == len(addition.path):
-        new = ", ".join([f"[{given}", *map(_flow, addition.missing([node.value]))]) + "]"
+        new = ", ".join([f"[{given}", *map(to_flow, addition.missing([node.value]))]) + "]"
     else:
-        new = f"{{backend: {given}, {_flow(addition.nested(depth))[1:]}"
+        new = f"{{backend: {given}, {to_flow(addition.nested(depth))[1:]}"
     space = "" if given or text[node.start_mark.index - 1 : node.start_mark.index].isspace() else " "
     return text[: node.start_mark.index] + space + new + text[node.end_mark.index :]
 
 
 def _insert_key(text: str, node: yaml.MappingNode, key: str, value: Any) -> str:
     if node.flow_style:
-        return _into_flow(text, node, _flow({key: value})[1:-1], node.value[-1][1] if node.value else None)
-    block = _block({key: value}, node.start_mark.column, _newline(text))
+        return into_flow(text, node, to_flow({key: value})[1:-1], node.value[-1][1] if node.value else None)
+    block = _block({key: value}, node.start_mark.column, newline_of(text))
     return _after_line(text, _last_line(node), block)
 
 
 def _append(text: str, node: yaml.SequenceNode, entries: list[str]) -> str:
     if node.flow_style:
-        return _into_flow(text, node, ", ".join(map(_flow, entries)), node.value[-1] if node.value else None)
-    newline = _newline(text)
-    lines = "".join(f"{' ' * node.start_mark.column}- {_flow(entry)}{newline}" for entry in entries)
+        return into_flow(text, node, ", ".join(map(to_flow, entries)), node.value[-1] if node.value else None)
+    newline = newline_of(text)
+    lines = "".join(f"{' ' * node.start_mark.column}- {to_flow(entry)}{newline}" for entry in entries)
     return _after_line(text, _last_line(node), lines)
 
 
-def _into_flow(text: str, node: yaml.CollectionNode, new: str, last: yaml.Node | None) -> str:
+def into_flow(text: str, node: yaml.CollectionNode, new: str, last: yaml.Node | None) -> str:
+    """Returns the text with entries inserted into a flow mapping or list, behind its last one if there is one."""
     if last is None:
         return text[: node.start_mark.index + 1] + new + text[node.end_mark.index - 1 :]
     return text[: last.end_mark.index] + ", " + new + text[last.end_mark.index :]
@@ -167,18 +168,21 @@ def _last_line(node: yaml.Node) -> int:
 
 def _after_line(text: str, line: int, new: str) -> str:
     lines = text.splitlines(keepends=True)
-    return _end_line("".join(lines[: line + 1])) + new + "".join(lines[line + 1 :])
+    return with_line_end("".join(lines[: line + 1])) + new + "".join(lines[line + 1 :])
 
 
-def _end_line(text: str) -> str:
-    return text if not text or text.endswith(("\n", "\r")) else text + _newline(text)
+def with_line_end(text: str) -> str:
+    """Returns the text with a line end behind its last line."""
+    return text if not text or text.endswith(("\n", "\r")) else text + newline_of(text)
 
 
-def _newline(text: str) -> str:
+def newline_of(text: str) -> str:
+    """Returns the line end that a text uses."""
     return "\r\n" if "\r\n" in text else "\n"
 
 
-def _flow(value: Any) -> str:
+def to_flow(value: Any) -> str:
+    """Returns a value as YAML on one line."""
     # Dumped inside a list, because PyYAML ends a bare scalar with a document end marker.
     return str(yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=float("inf")).strip()[1:-1])
 
@@ -189,5 +193,5 @@ def _block(value: Mapping[str, Any], column: int, newline: str) -> str:
         if isinstance(each, Mapping):
             text += f"{' ' * column}{key}:{newline}{_block(each, column + _INDENT, newline)}"
         else:
-            text += f"{' ' * column}{key}: {_flow(each)}{newline}"
+            text += f"{' ' * column}{key}: {to_flow(each)}{newline}"
     return text
