@@ -112,6 +112,9 @@ def _sum(op: Any) -> Decomposition:
         if _is_pairs(x) and _is_pairs(y):
             return _complex(op(*_same_rank(x, y), alpha=alpha))
         pairs, other = (x, y) if _is_pairs(x) else (y, x)
+        if isinstance(other, complex) and pairs is x and alpha == 1:
+            real, imaginary = _parts(x)
+            return _of(op(real, other.real), op(imaginary, other.imag))
         plain = isinstance(other, (int, float)) or (isinstance(other, Tensor) and other.dtype is torch.float32)
         if not plain or alpha != 1:
             return NotImplemented
@@ -160,8 +163,11 @@ def _same_rank(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mul(x: Any, y: Any) -> Tensor:
-    if not isinstance(x, Tensor) or not (_is_pairs(x) or _is_pairs(y)) or isinstance(y, complex):
+    if not isinstance(x, Tensor) or not (_is_pairs(x) or _is_pairs(y)):
         return NotImplemented
+    if isinstance(y, complex):
+        real, imaginary = _parts(x)
+        return _of(real * y.real - imaginary * y.imag, real * y.imag + imaginary * y.real)
     if _is_pairs(x) and _is_pairs(y):
         (a, b), (c, d) = _parts(x), _parts(y)
         return _of(a * c - b * d, a * d + b * c)
@@ -172,13 +178,41 @@ def _mul(x: Any, y: Any) -> Tensor:
     return _of(real * factor, imaginary * factor)
 
 
+def _quotient(a: Any, b: Any, c: Tensor, d: Tensor) -> Tensor:
+    """Divides a + bi by c + di after scaling by the larger part (Smith, 1962; c10/util/complex.h does the same)."""
+    swapped = c.abs() < d.abs()
+    larger, smaller = torch.where(swapped, d, c), torch.where(swapped, c, d)
+    ratio = smaller / larger
+    scale = larger + smaller * ratio
+    real = torch.where(swapped, a * ratio + b, a + b * ratio) / scale
+    imaginary = torch.where(swapped, b * ratio - a, b - a * ratio) / scale
+    is_zero = larger == 0
+    return _of(torch.where(is_zero, a / larger.abs(), real), torch.where(is_zero, b / larger.abs(), imaginary))
+
+
 def _div(x: Any, y: Any) -> Tensor:
-    """Divides by real numbers only; torch scales in its own way when it divides by complex ones."""
-    real_divisor = isinstance(y, (int, float)) or (isinstance(y, Tensor) and y.dtype is torch.float32)
-    if not _is_pairs(x) or not real_divisor:
+    if isinstance(y, complex):
+        return _quotient(*_parts(x), torch.full((), y.real), torch.full((), y.imag))
+    if _is_pairs(y):
+        dividend = _parts(x) if _is_pairs(x) else (x, 0.0)
+        is_real = isinstance(x, Tensor) and x.dtype is torch.float32
+        return _quotient(*dividend, *_parts(y)) if is_real or _is_pairs(x) else NotImplemented
+    is_real = isinstance(y, (int, float)) or (isinstance(y, Tensor) and y.dtype is torch.float32)
+    if not _is_pairs(x) or not is_real:
         return NotImplemented
     real, imaginary = _parts(x)
     return _of(real / y, imaginary / y)
+
+
+def _reciprocal(x: Tensor) -> Tensor:
+    return _quotient(1.0, 0.0, *_parts(x)) if _is_pairs(x) else NotImplemented
+
+
+def _exp(x: Tensor) -> Tensor:
+    if not _is_pairs(x):
+        return NotImplemented
+    real, imaginary = _parts(x)
+    return _of(torch.exp(real) * torch.cos(imaginary), torch.exp(real) * torch.sin(imaginary))
 
 
 def _make(real: Tensor, imaginary: Tensor) -> Tensor:
@@ -254,6 +288,8 @@ _DECOMPOSED: dict[Any, Decomposition] = {
     aten.angle.default: _angle,
     aten._conj.default: _conj,
     aten._conj_physical.default: _conj,
+    aten.reciprocal.default: _reciprocal,
+    aten.exp.default: _exp,
     aten.neg.default: _each_part(torch.neg),
     aten.add.Tensor: _sum(torch.add),
     aten.sub.Tensor: _sum(torch.sub),
