@@ -1,5 +1,7 @@
 """Writes to slices and rows (`slice_scatter`, `select_scatter`) of every type, with static and symbolic sizes."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -91,3 +93,31 @@ def test_padding_in_a_circle_keeps_its_size() -> None:
             lambda x: torch.nn.functional.pad(x, (1, 2), "circular"), torch.randn(1, 4, 6), dynamic=dynamic
         )
         check(compiled.eager, torch.randn(1, 4, 9), compiled=compiled)
+
+
+def _all_of_it(x: Tensor, values: Tensor) -> Tensor:
+    return torch.slice_scatter(x * 2, values * 3, 0, 0, 2**63 - 1) + 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_slice_of_all_replaces_the_tensor(dynamic: bool) -> None:
+    report = check(_all_of_it, torch.randn(5, 4), torch.randn(5, 4), dynamic=dynamic, options=ALL).report
+    assert report.summary.coverage == 1.0 and not report.fallbacks
+    check(_all_of_it, torch.randn(4, 5).t(), torch.randn(5, 4), dynamic=dynamic, options=ALL)
+    check(_all_of_it, torch.randint(9, (5, 4)), torch.randint(9, (5, 4)), dynamic=dynamic, options=ALL)
+
+
+def _sizes_alone(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """Of `x` the sizes count, of `z` nothing: its slice is overwritten."""
+    return torch.ones_like(x * 2) + torch.slice_scatter(z + 1, y, 1, 0, 2**63 - 1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("cache", [False, True])
+def test_inputs_whose_values_do_not_count_stay_inputs(dynamic: bool, cache: bool, tmp_path: Path) -> None:
+    options = {**ALL, "model_caching": True, "cache_dir": str(tmp_path)} if cache else ALL
+    for _ in range(2):
+        torch._dynamo.reset()
+        compiled = check(_sizes_alone, *torch.randn(3, 5, 4), dynamic=dynamic, options=options)
+        check(_sizes_alone, *torch.randn(3, 5, 4), compiled=compiled)
+        assert compiled.report.summary.coverage == 1.0

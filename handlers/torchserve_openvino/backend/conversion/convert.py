@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import openvino as ov
 import torch
 from openvino import opset13 as ops
@@ -115,6 +116,7 @@ def _convert(
                 mappings.libraries,
             )
             refuse_other_results(model, graph.graph)
+            model = _with_all_inputs(model, graph.graph)
         _fit_inputs(model, inputs)
         _fit_outputs(model, (*outputs, *checked_spec(checks)))
         pack_weights(model)
@@ -246,6 +248,21 @@ def _drop_renames(graph: torch.fx.Graph) -> tuple[int, ...]:
     unique = list(dict.fromkeys(nodes))
     output.args = (tuple(unique),)
     return tuple(unique.index(node) for node in nodes)
+
+
+def _with_all_inputs(model: ov.Model, graph: torch.fx.Graph) -> ov.Model:
+    """Adds the inputs of which no result depends on the values: the frontend drops them.
+
+    Such are a tensor that a slice of all of it overwrites, and one of which only the sizes count.
+    """
+    names = [node.name for node in graph.find_nodes(op="placeholder")]
+    given = {port.get_any_name(): port.get_node() for port in model.inputs}
+    if len(given) == len(names) or not given.keys() <= set(names):
+        return model
+    for name in set(names) - given.keys():
+        given[name] = ops.parameter([-1], np.float32)
+        given[name].output(0).set_names({name})
+    return ov.Model(model.get_results(), model.get_sinks(), [given[name] for name in names], model.get_friendly_name())
 
 
 def _fit_inputs(model: ov.Model, specs: Sequence[ValueSpec]) -> None:
