@@ -12,11 +12,11 @@ from helpers import TOLERANCE
 transformers = pytest.importorskip("transformers")
 
 
-def _rotary(name: str, **more: object) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
+def _rotary(name: str, **more: object) -> Callable[[int], nn.Module]:
+    def make(head_dim: int) -> nn.Module:
         config = getattr(transformers, f"{name}Config")(
-            hidden_size=128, intermediate_size=256, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
-            head_dim=64, vocab_size=1000, max_position_embeddings=512, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+            hidden_size=2 * head_dim, intermediate_size=256, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+            head_dim=head_dim, vocab_size=1000, max_position_embeddings=512, pad_token_id=0, bos_token_id=1, eos_token_id=2,
             **more,
         )  # fmt: skip
         return getattr(transformers, f"{name}ForCausalLM")(config)
@@ -24,10 +24,10 @@ def _rotary(name: str, **more: object) -> Callable[[], nn.Module]:
     return make
 
 
-def _gpt(name: str, head: str, **more: object) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
+def _gpt(name: str, head: str, **more: object) -> Callable[[int], nn.Module]:
+    def make(head_dim: int) -> nn.Module:
         config = getattr(transformers, f"{name}Config")(
-            n_embd=128, n_layer=1, n_head=2, vocab_size=1000, n_positions=512, **more
+            n_embd=2 * head_dim, n_layer=1, n_head=2, vocab_size=1000, n_positions=512, **more
         )
         return getattr(transformers, head)(config)
 
@@ -42,10 +42,11 @@ DECODERS = {
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("name", DECODERS)
-def test_a_decoder_that_makes_its_cache_is_one_partition(name: str, dynamic: bool) -> None:
+def test_a_decoder_that_makes_its_cache_is_one_partition(name: str, head_dim: int, dynamic: bool) -> None:
     torch.manual_seed(0)
-    model = DECODERS[name]().eval()
+    model = DECODERS[name](head_dim).eval()
     ids, mask = torch.randint(3, 1000, (2, 33)), torch.ones(2, 33, dtype=torch.int64)
     mask[0, 20:] = 0
     compiled = tov.compile(model, dynamic=dynamic)
