@@ -13,8 +13,10 @@ import torch
 from commands import run
 from network import NETWORK
 from torchserve_process import handler_path
+from typer.testing import CliRunner
 
 from documents import commands
+from torchserve_openvino.cli import app
 from torchserve_openvino.config import load_serving_config
 
 CONFIG = """
@@ -84,19 +86,19 @@ def test_the_tuner_writes_a_valid_yaml_with_its_evidence(folder: Path) -> None:
         assert bool(measured["verdict"]) == ("--against" in line)
 
 
-def test_what_cannot_be_tuned_is_said(folder: Path) -> None:
+def test_what_cannot_be_tuned_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "unlike").mkdir()
+    (folder / "unlike" / "0.json").write_text('{"inputs": [[1.0]]}')
     for options, message in [
         ("net.mar --requests absent", "absent: requests: is no folder"),
         ("net.mar", "has no warmup.samples"),
         ("net.mar --requests requests --p99 fast", "p99.*not a time such as 50ms"),
         ("net.mar --requests requests --goal latency", "needs a rate"),
         ("tune.yaml --requests requests", "cannot be read as a .mar"),
+        ("net.mar --requests unlike", r"0\.json.*is answered 400 by eager PyTorch"),
     ]:
-        done = run(f"torchserve-openvino tune {options}", folder)
-        assert done.returncode == 1
+        done = CliRunner().invoke(app, ["tune", *options.split()])
+        assert done.exit_code == 1, done.output
         assert re.search(message, done.stderr), done.stderr
         assert "Traceback" not in done.stderr
-    (folder / "requests" / "0.json").write_text('{"inputs": [[1.0]]}')
-    done = run("torchserve-openvino tune net.mar --requests requests", folder)
-    assert done.returncode == 1
-    assert re.search(r"0\.json.*is answered 400 by eager PyTorch", done.stderr), done.stderr

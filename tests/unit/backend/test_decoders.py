@@ -15,9 +15,9 @@ transformers = pytest.importorskip("transformers")
 def _rotary(name: str, **more: object) -> Callable[[int], nn.Module]:
     def make(head_dim: int) -> nn.Module:
         config = getattr(transformers, f"{name}Config")(
-            hidden_size=2 * head_dim, intermediate_size=256, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
-            head_dim=head_dim, vocab_size=1000, max_position_embeddings=512, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-            **more,
+            hidden_size=2 * head_dim, intermediate_size=256, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=2, head_dim=head_dim, vocab_size=1000, max_position_embeddings=512, pad_token_id=0,
+            bos_token_id=1, eos_token_id=2, **more,
         )  # fmt: skip
         return getattr(transformers, f"{name}ForCausalLM")(config)
 
