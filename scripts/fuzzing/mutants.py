@@ -197,4 +197,9 @@ MUTANTS: dict[str, Mutant] = {
         (("conversion.convert:keep_digits_of_sums", _does(None)),),
         mode="real_sizes,f32",
     ),
+    "kernels_as_they_are": Mutant(
+        "convolutions whose rows of weights fill oneDNN's blocks, or whose result has one column, are wrong in bf16",
+        (("conversion.convert:widen_kernels", _does(None)),),
+        mode="real_sizes,static,bf16",
+    ),
 }

@@ -109,6 +109,20 @@ def test_narrow_floats_are_split_as_well() -> None:
         torch.testing.assert_close(compiled(x), (x.mean(-1), x.cumsum(0)))
 
 
+@pytest.mark.parametrize("size", [75_002, 1_000_003])
+def test_a_count_that_float16_does_not_have(size: int) -> None:
+    for function in (
+        lambda x: x.mean(0),
+        lambda x: x.mean((0, 1), keepdim=True),
+        lambda x: F.layer_norm(x.t(), (x.shape[0],), eps=1e-7),
+        lambda x: F.layer_norm(x * 0, x.shape, eps=1e-9),
+    ):
+        x = (normal(size, 2) + 1).half()
+        compiled = tov.compile(function, options=OPTIONS)
+        torch.testing.assert_close(compiled(x), function(x), rtol=2e-3, atol=2e-3)
+        assert compiled.report.summary.coverage == 1.0
+
+
 def test_an_open_length_is_limited() -> None:
     compiled = check_digits(lambda x: (x + 50).mean(1), normal(2, 1000, 3), dynamic=True)
     x = normal(2, 300_000, 3)

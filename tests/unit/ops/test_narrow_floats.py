@@ -66,3 +66,19 @@ def test_bounds_of_another_type(dtype: torch.dtype, dynamic: bool, backend: Any)
                 torch.testing.assert_close(ours, eager)
     assert compiled.report.summary.coverage == 1.0, compiled.report.to_text()
     assert compiled.report.fallback_counts() == {}
+
+
+@pytest.mark.parametrize("eps", [1e-12, 1e-9, 1e-6, 1e-5])
+def test_an_eps_that_float16_does_not_have(eps: float) -> None:
+    layers = {
+        "layer": (torch.nn.LayerNorm(64, eps=eps), (4, 64)),
+        "large layer": (torch.nn.LayerNorm((300, 300), eps=eps), (300, 300)),
+        "batch": (torch.nn.BatchNorm1d(8, eps=eps), (4, 8, 3)),
+        "group": (torch.nn.GroupNorm(2, 8, eps=eps), (4, 8, 3)),
+    }
+    for layer, shape in layers.values():
+        model = layer.half().eval()
+        compiled = tov.compile(model, options={"min_partition_us": 0})
+        for x in (torch.zeros(shape), torch.randn(shape), torch.full(shape, 3.0)):
+            with torch.no_grad():
+                torch.testing.assert_close(compiled(x.half()), model(x.half()), rtol=4e-3, atol=4e-3)

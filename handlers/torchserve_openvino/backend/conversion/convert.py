@@ -16,6 +16,7 @@ from torchserve_openvino.backend.conversion.convert_ts import convert_traced, na
 from torchserve_openvino.backend.conversion.mapped_ops import Mapped, replace_mapped
 from torchserve_openvino.backend.conversion.passes.attention_operands import repeat_attention_operands
 from torchserve_openvino.backend.conversion.passes.constant_parts import Compile, fold_constant_parts
+from torchserve_openvino.backend.conversion.passes.convolution_kernels import widen_kernels
 from torchserve_openvino.backend.conversion.passes.kernel_fusions import keep_kernels_apart
 from torchserve_openvino.backend.conversion.passes.long_reductions import keep_digits_of_sums
 from torchserve_openvino.backend.conversion.passes.low_bits import pack_weights
@@ -125,6 +126,7 @@ def _convert(
         keep_signs_of_zero(model)
         keep_orientations_apart(model)
         keep_kernels_apart(model)
+        widen_kernels(model)
         repeat_attention_operands(model)
         fold_constant_parts(model, compile)
     except Exception as error:

@@ -129,21 +129,22 @@ def _in_blocks(value: ov.Output, axis: int) -> ov.Output:
 def _sum_in_two_steps(result: ov.Output) -> ov.Node:
     """Returns a reduction as two: within blocks or along the last of its axes, and along the others."""
     node = result.get_node()
-    value, kind, axes, count = node.input_value(0), node.get_type_name(), _axes(node), _count(node)
-    reduced, padded = list[int](), False
+    value, kind, axes = node.input_value(0), node.get_type_name(), _axes(node)
+    reduced, zeros = list[int](), 1.0
     for axis in reversed(axes):
         length = int(value.get_partial_shape()[axis].get_length())
         reduced = [axis, *reduced]
         if length > LONGEST_SUM:
             value = _in_blocks(value, axis)
-            padded |= math.prod(_blocks(length)) > length
+            zeros *= math.prod(_blocks(length)) / length
             reduced = [axis, axis + 1, *(each + 1 for each in reduced[1:])]
-    divides = padded and kind == "ReduceMean"
-    reduce = _SUMS["ReduceSum" if divides else kind]
+    reduce = _SUMS[kind]
     # The first keeps its axes: OpenVINO joins two reductions that both keep them, or both drop them.
     total = reduce(reduce(value, int64(reduced[-1:]), True), int64(reduced), False)
-    if divides:
-        total = ops.divide(total, _number(count, result))
+    if kind == "ReduceMean" and zeros > 1:
+        # The mean of the values and of the zeros behind them; float16 has neither large counts nor ratios close to 1.
+        total = ops.multiply(ops.convert(total, ov.Type.f32), ops.constant(np.float32(zeros)))
+        total = ops.convert(total, result.get_element_type())
     return _named(ops.unsqueeze(total, int64(axes)) if node.get_attributes()["keep_dims"] else total, node)
 
 
@@ -169,11 +170,13 @@ def _running_sum(result: ov.Output) -> ov.Node:
 def _composed_norm(result: ov.Output) -> ov.Node:
     """Returns a norm of mean and variance, composed of sums: OpenVINO would compose means back to a norm."""
     node = result.get_node()
-    value, axes, given = node.input_value(0), int64(_axes(node)), node.get_attributes()
-    count, eps = _number(_count(node), result), _number(given["eps"], result)
+    # float16 has neither the count nor most values of eps.
+    value, axes, given = ops.convert(node.input_value(0), ov.Type.f32), int64(_axes(node)), node.get_attributes()
+    count, eps = ops.constant(np.float32(_count(node))), ops.constant(np.float32(given["eps"]))
     centered = ops.subtract(value, ops.divide(ops.reduce_sum(value, axes, True), count))
-    if not given["normalize_variance"]:
-        return centered
-    variance = ops.divide(ops.reduce_sum(ops.multiply(centered, centered), axes, True), count)
-    inside = given["eps_mode"].lower() == "inside_sqrt"
-    return ops.divide(centered, ops.sqrt(ops.add(variance, eps)) if inside else ops.add(ops.sqrt(variance), eps))
+    if given["normalize_variance"]:
+        variance = ops.divide(ops.reduce_sum(ops.multiply(centered, centered), axes, True), count)
+        inside = given["eps_mode"].lower() == "inside_sqrt"
+        deviation = ops.sqrt(ops.add(variance, eps)) if inside else ops.add(ops.sqrt(variance), eps)
+        centered = ops.divide(centered, deviation)
+    return ops.convert(centered, result.get_element_type())

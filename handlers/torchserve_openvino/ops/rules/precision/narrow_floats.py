@@ -40,6 +40,27 @@ for _op in (
     aten.cumprod.default, aten.logcumsumexp.default,
 ):  # fmt: skip
     declare(Rule(decompose_narrow=_in_float32(_op)), _op)
+
+
+def _beyond_float16(op: Any, eps: int) -> Decomposition:
+    """Computes a norm in float32 only where float16 has neither its count nor its ``eps``: else it stays one kernel.
+
+    Args:
+        op: The operator.
+        eps: The position of that argument.
+    """
+    wide = _in_float32(op)
+
+    def decomposed(x: Tensor, *args: Any) -> Any:
+        limits = torch.finfo(torch.float16)
+        beyond = args[eps - 1] < limits.tiny / 64 or not (isinstance(x.numel(), int) and x.numel() <= limits.max)
+        return wide(x, *args) if x.dtype is torch.float16 and beyond else stays_whole(x, *args)
+
+    return decomposed
+
+
+for _op, _eps in ((aten.native_layer_norm.default, 4), (aten._native_batch_norm_legit_no_training.default, 6)):
+    declare(Rule(decompose_narrow=_beyond_float16(_op, _eps)), _op)
 declare(
     Rule(decompose_narrow=_in_float32(aten.cumsum.default, in_32_bits(aten.cumsum.default, exceeds=True))),
     aten.cumsum.default,
