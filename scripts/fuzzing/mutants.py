@@ -202,4 +202,9 @@ MUTANTS: dict[str, Mutant] = {
         (("conversion.convert:widen_kernels", _does(None)),),
         mode="real_sizes,static,bf16",
     ),
+    "queries_as_heads": Mutant(
+        "OpenVINO confuses the transpositions of as many queries as there are heads",
+        (("conversion.passes.attention_operands:_keep_exchanges_apart", _does(False)),),
+        mode="real_sizes,static",
+    ),
 }

@@ -9,6 +9,8 @@ import openvino as ov
 import pytest
 from openvino import opset15 as ops
 
+from torchserve_openvino.backend.conversion.passes.attention_operands import repeat_attention_operands
+
 CORE = ov.Core()
 HAS_BF16 = "BF16" in CORE.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 needs_bf16 = pytest.mark.skipif(not HAS_BF16, reason="this CPU computes no bfloat16")
@@ -99,3 +101,30 @@ ov.Core().compile_model(model, "CPU", hints)([np.ones((1, 8, 64), np.float32)])
 )
 def test_a_gated_product_on_one_thread_ends_the_process(threads, how, ends) -> None:
     assert subprocess.run([sys.executable, "-c", GATED, threads, how], check=False).returncode == ends
+
+
+def _projected_attention(precision: str, cured: bool, transposed_back: bool) -> float:
+    """Returns the largest difference of attention of 12 queries in 12 heads, relative to the largest value."""
+    rng = np.random.default_rng(0)
+    shapes = (2, 12, 12 * 64), (2, 12, 20, 64), (2, 12, 20, 64)
+    query, key, value = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    q, k, v = (ops.parameter(list(x.shape), ov.Type.f32) for x in (query, key, value))
+    order = ops.constant(np.array([0, 2, 1, 3]))
+    heads = ops.transpose(ops.reshape(q, ops.constant(np.array([2, 12, 12, 64])), False), order)
+    product = ops.matmul(heads, k, False, True)
+    result = ops.matmul(ops.softmax(ops.multiply(product, ops.constant(np.float32(0.125))), -1), v, False, False)
+    model = ov.Model([ops.transpose(result, order) if transposed_back else result], [q, k, v])
+    if cured:
+        repeat_attention_operands(model)
+    scores = query.reshape(2, 12, 12, 64).swapaxes(1, 2) @ key.swapaxes(-1, -2) * 0.125
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    expected = weights / weights.sum(-1, keepdims=True) @ value
+    expected = expected.swapaxes(1, 2) if transposed_back else expected
+    got = CORE.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": precision})([query, key, value])[0]
+    return float(np.abs(got - expected).max() / np.abs(expected).max())
+
+
+@pytest.mark.parametrize("precision", ["f32", pytest.param("bf16", marks=needs_bf16)])
+def test_as_many_queries_as_heads(precision: str) -> None:
+    assert max(_projected_attention(precision, False, back) for back in (False, True)) > 0.1
+    assert max(_projected_attention(precision, True, back) for back in (False, True)) < 0.02

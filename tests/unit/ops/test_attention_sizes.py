@@ -144,3 +144,40 @@ assert compiled.report.summary.coverage == 1.0
 def test_a_gated_product_in_bfloat16(backend: str, threads: str, more: str, activation: str) -> None:
     # In a process of its own, since the plugin may end it.
     subprocess.run([sys.executable, "-c", GATED, activation, threads, backend, more], check=True)
+
+
+class Projected(nn.Module):
+    """Attention of projected texts, as encoders and decoders have it."""
+
+    def __init__(self, heads: int, size: int) -> None:
+        super().__init__()
+        self.heads, width = heads, heads * size
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0], x.shape[1], self.heads, -1).transpose(1, 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        query, key, value = self._split(self.query(x)), self._split(self.key(y)), self._split(self.value(y))
+        plain = by_hand(query, key, value)
+        back = by_hand(self._split(x).relu(), key, value).transpose(1, 2).flatten(2)
+        same = by_hand(x.view(x.shape[0], self.heads, x.shape[1], -1).relu(), key, value).transpose(1, 2)
+        return plain, back, same, F.scaled_dot_product_attention(query * 0.5, key, value).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.quick(heads=[12], hint=["f32", "bf16"], backend=["openvino"])
+@pytest.mark.parametrize("backend", ["openvino", "openvino_ts", "export"])
+@pytest.mark.parametrize("hint", ["f32", pytest.param("bf16", marks=needs_bf16)])
+@pytest.mark.parametrize("heads", [2, 8, 12])
+def test_as_many_queries_as_heads(heads: int, hint: str, backend: str) -> None:
+    torch.manual_seed(0)
+    model = Projected(heads, 64).eval()
+    options = {"config": {"INFERENCE_PRECISION_HINT": hint}, "min_partition_us": 0}
+    for queries, keys in ((heads, heads), (heads, 7), (7, heads)):
+        torch._dynamo.reset()
+        compiled = tov.compile(model, backend=backend, options=options)
+        for _ in range(2):
+            x, y = torch.randn(2, queries, heads * 64), torch.randn(2, keys, heads * 64)
+            with torch.no_grad():
+                for got, expected in zip(compiled(x, y), model(x, y), strict=True):
+                    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5 if hint == "f32" else 2e-2)

@@ -194,9 +194,10 @@ def _div(x: Any, y: Any) -> Tensor:
     if isinstance(y, complex):
         return _quotient(*_parts(x), torch.full((), y.real), torch.full((), y.imag))
     if _is_pairs(y):
-        dividend = _parts(x) if _is_pairs(x) else (x, 0.0)
-        is_real = isinstance(x, Tensor) and x.dtype is torch.float32
-        return _quotient(*dividend, *_parts(y)) if is_real or _is_pairs(x) else NotImplemented
+        if not _is_pairs(x) and x.dtype is not torch.float32:
+            return NotImplemented
+        a, b = _parts(x) if _is_pairs(x) else (x, 0.0)
+        return _quotient(a, b, *_parts(y))
     is_real = isinstance(y, (int, float)) or (isinstance(y, Tensor) and y.dtype is torch.float32)
     if not _is_pairs(x) or not is_real:
         return NotImplemented

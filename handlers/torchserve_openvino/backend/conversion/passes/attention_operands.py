@@ -10,15 +10,24 @@ each product in blocks of 32 rows and 64 columns (24 without AVX-512), and reads
   not where the operand has more than one row.
 
 So a column gets as many columns as the value, and a row as many rows as there are heads; the kernel stays one.
-tests/contract/test_openvino_attention.py shows both faults.
+
+With static shapes it also makes the transpositions of the queries and of the result part of the kernel, ``[batch,
+queries, heads, size]`` to ``[batch, heads, queries, size]`` and back. Where there are as many queries as heads, these
+change no size, and the kernel ignores or confuses them, depending on which of them there are and on the precision. An
+operator that changes nothing keeps them apart.
+
+tests/contract/test_openvino_attention.py shows the faults.
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
+from torchserve_openvino.backend.conversion.passes.constant_parts import constant_value
+from torchserve_openvino.backend.conversion.passes.fused_chains import is_constant
 from torchserve_openvino.backend.conversion.passes.kernel_fusions import JOINS, MOVES, is_attention, rolled_by_nothing
 from torchserve_openvino.backend.conversion.passes.rewiring import put_behind
 
@@ -31,7 +40,7 @@ _OPEN = -1
 
 def repeat_attention_operands(model: ov.Model) -> None:
     """Repeats the rows and columns that are operands of attention; changes the model in place."""
-    repeated = _Repeated()
+    repeated, changed = _Repeated(), False
     for node in model.get_ordered_ops():
         kind = node.get_type_name()
         if kind == _ATTENTION and node.get_input_size() > _MASK:
@@ -42,10 +51,12 @@ def repeat_attention_operands(model: ov.Model) -> None:
             if not all(done):
                 # The product has one row, so that its kernel alone costs little.
                 put_behind(node.output(0), rolled_by_nothing)
+        if kind in {"MatMul", _ATTENTION} and not is_constant(node.input_value(_KEY).get_node()):
+            changed |= _keep_exchanges_apart(node)
         if kind in {"MatMul", _ATTENTION} and is_attention(node):
             for port in _joined_operands(node.output(0)):
                 _repeat_column(port, repeated)
-    if repeated:
+    if repeated or changed:
         model.validate_nodes_and_infer_types()
 
 
@@ -81,6 +92,47 @@ def _joined_operands(value: ov.Output, until: str = "") -> list[ov.Input]:
             break
         value = node.output(0)
     return [] if until else operands
+
+
+def _keep_exchanges_apart(product: ov.Node) -> bool:
+    """Separates a product of attention from the transpositions around it that change no size; True if there are any."""
+    before = _exchanges([product.input_value(_QUERY).get_node()], _sources)
+    for transpose in before:
+        put_behind(transpose.output(0), rolled_by_nothing)
+    behind = _exchanges(_users(product), _users)
+    for transpose in behind:
+        transpose.input(0).replace_source_output(rolled_by_nothing(transpose.input_value(0)).output(0))
+    return bool(before or behind)
+
+
+def _sources(node: ov.Node) -> list[ov.Node]:
+    return [value.get_node() for value in node.input_values()]
+
+
+def _users(node: ov.Node) -> list[ov.Node]:
+    return [port.get_node() for port in node.output(0).get_target_inputs()]
+
+
+def _exchanges(nodes: list[ov.Node], following: Callable[[ov.Node], list[ov.Node]]) -> list[ov.Node]:
+    """Returns the transpositions that change no size, reached through elementwise operators and moves."""
+    exchanges, seen, waiting = [], set[str](), list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node.get_name() in seen:
+            continue
+        seen.add(node.get_name())
+        if node.get_type_name() == "Transpose":
+            exchanges += [node] if _exchanges_equals(node) else []
+        elif node.get_type_name() in JOINS | MOVES:
+            waiting += following(node)
+    return exchanges
+
+
+def _exchanges_equals(transpose: ov.Node) -> bool:
+    order, sizes = constant_value(transpose.input_value(1)), _sizes(transpose.output(0))
+    if order is None or _OPEN in sizes or sizes != _sizes(transpose.input_value(0)):
+        return False
+    return any(axis != source and sizes[axis] > 1 for axis, source in enumerate(np.ravel(order)))
 
 
 def _repeat_mask(attention: ov.Node, repeated: _Repeated) -> None:
