@@ -108,3 +108,11 @@ def test_group_normalization_of_bfloat16_runs_on_openvino() -> None:
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), norm(x), rtol=2e-2, atol=2e-2)
     assert compiled.report.summary.coverage == 1.0
+
+
+def test_products_of_many_numbers_run_in_eager() -> None:
+    """torch multiplies in float64; 25,000 factors close to 1 would lose four digits in float32."""
+    x = 1 + torch.randn(24_896) * 1e-4
+    compiled = tov.compile(lambda x: x.cumprod(0) + 1, options=OPTIONS)
+    torch.testing.assert_close(compiled(x), x.cumprod(0) + 1, rtol=1e-6, atol=1e-6)
+    assert [each.op for each in compiled.report.fallbacks] == ["aten.cumprod.default"]
