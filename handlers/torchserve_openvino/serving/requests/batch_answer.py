@@ -27,7 +27,13 @@ class Several(list[Any]):
 
 
 class SelfWritten(ABC):
-    """An answer that writes itself as JSON, faster than TorchServe would."""
+    """An answer that writes itself as JSON, faster than TorchServe would.
+
+    Attributes:
+        refusal_form: Makes the body of the refusal that is sent instead, if the answer is too long; see `ItemError`.
+    """
+
+    refusal_form: Callable[[Any], dict[str, Any]] | None = None
 
     @abstractmethod
     def least_bytes(self) -> int:
@@ -44,6 +50,11 @@ class SelfWritten(ABC):
 
 def refusal(error: ItemError) -> dict[str, Any]:
     """Returns the body that the sender of a refused item gets."""
+    return plain_refusal(error) if error.form is None else error.form(error)
+
+
+def plain_refusal(error: ItemError) -> dict[str, Any]:
+    """Returns the body of a refusal in this package's own form."""
     return {"code": error.status, "type": type(error).__name__, "message": shortened(str(error))}
 
 
@@ -70,6 +81,9 @@ def finish(answers: Sequence[Any], context: Any, counters: Counters) -> list[Any
         for answer in answers
     ]
     failed = {index: body for index, body in enumerate(bodies) if isinstance(body, ItemError)}
+    for index, error in failed.items():
+        if isinstance(answer := answers[index], SelfWritten):
+            error.form = answer.refusal_form
     _count_refusals([failed.get(index, answer) for index, answer in enumerate(answers)], counters)
     fail_where_statuses_are_lost(context, failed, len(answers))
     for index, (answer, body) in enumerate(zip(answers, bodies, strict=True)):
