@@ -102,6 +102,8 @@ DEV = [
     *QUANTIZE,
     *DIFFUSION,
     *SOUND,
+    # Asks reranker as its users do.
+    "cohere>=5,<8",
     # Finds what is declared and unused, or used and undeclared.
     "deptry>=0.23,<0.26",
     # Imported by torch's op_db.
@@ -112,7 +114,7 @@ DEV = [
     "hypothesis>=6.100",
     "jsonschema>=4,<5",
     "mypy>=2,<3",
-    # Asks text_generator as its users do.
+    # Asks text_generator and sentence_embedder as their users do.
     "openai>=2,<4",
     "pytest>=9,<10",
     "pytest-timeout>=2.4,<3",

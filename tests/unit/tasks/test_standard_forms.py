@@ -302,7 +302,9 @@ def test_tei_ranks(reranker: Worker, scores: list[float]) -> None:
 
 
 def test_tei_classifies(classifier: Worker) -> None:
-    expected = [[{"label": a, "score": b} for a, b in each.items()] for each in classifier({"inputs": ["Yes", "No"]})[0]]
+    expected = [
+        [{"label": a, "score": b} for a, b in each.items()] for each in classifier({"inputs": ["Yes", "No"]})[0]
+    ]
     assert one(classifier, "predict", {"inputs": "Yes"}) == (200, expected[0])
     assert one(classifier, "predict", {"inputs": [["Yes"], ["No"]]}) == (200, expected)
     status, answer = one(classifier, "predict", {"inputs": ["Yes", "No"]})
