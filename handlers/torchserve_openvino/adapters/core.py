@@ -40,12 +40,14 @@ class Asked:
         headers: Its headers.
         id: Its id.
         envelope: The protocol that its body follows; None for the handler's own.
+        arrived: When it came, in seconds since 1970; 0 if that is not known.
     """
 
     row: Mapping[str, Any]
     headers: Mapping[str, str] = field(default_factory=dict)
     id: str = ""
     envelope: Envelope | None = None
+    arrived: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,7 @@ class Host:
             send(place, _answered(context, place, body))
 
         context = self._context.for_requests([each.id for each in asked], [each.headers for each in asked], send_piece)
+        context.arrived = [each.arrived for each in asked]
         return context
 
 

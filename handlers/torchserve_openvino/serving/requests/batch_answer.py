@@ -1,6 +1,7 @@
 """Turns answers and refusals into what TorchServe sends: bodies, statuses and content types."""
 
 import json
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,6 +14,8 @@ from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.envelopes import Envelope, Request, status_of
 from torchserve_openvino.serving.requests.isolation import isolated
 from torchserve_openvino.serving.requests.response_body import check_length, finite, sendable
+
+logger = logging.getLogger(__name__)
 
 # A header that TorchServe's HTTP inference API adds to each request; gRPC and workflows do not.
 _OVER_HTTP = "explain"
@@ -58,6 +61,21 @@ def plain_refusal(error: ItemError) -> dict[str, Any]:
     return {"code": error.status, "type": type(error).__name__, "message": shortened(str(error))}
 
 
+def identified(body: dict[str, Any], error: ItemError, context: Any, index: int) -> dict[str, Any]:
+    """Returns the body of a refused request with the request's id, by which the log names a server error.
+
+    Args:
+        body: The refusal.
+        error: What it was made of.
+        context: The call's context.
+        index: The request's place in the call.
+    """
+    name = context.get_request_id(index)
+    if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        logger.error("Request %s is answered with %d: %s", name, error.status, shortened(str(error)))
+    return {**body, "request_id": name} if name else body
+
+
 def shortened(message: str) -> str:
     """Returns a message without its middle if it is too long, as one that repeats a value of the request can be."""
     half = _LONGEST_MESSAGE // 2
@@ -89,7 +107,7 @@ def finish(answers: Sequence[Any], context: Any, counters: Counters) -> list[Any
     for index, (answer, body) in enumerate(zip(answers, bodies, strict=True)):
         if isinstance(body, ItemError):
             set_status(context, index, body.status)
-            bodies[index] = refusal(body)
+            bodies[index] = identified(refusal(body), body, context, index)
             continue
         if isinstance(answer, Several):
             set_status(context, index, status_of(answer))
@@ -190,7 +208,7 @@ def answer_enveloped(
     for index, body in enumerate(bodies):
         if isinstance(body, ItemError):
             set_status(context, index, body.status)
-            bodies[index] = refusal(body)
+            bodies[index] = identified(refusal(body), body, context, index)
         else:
             set_status(context, index, status_of(_each(by_request[index])))
     return bodies

@@ -24,7 +24,7 @@ from torchserve_openvino.serving.host.frontend_limits import most_response_bytes
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.metrics import metrics_of
 from torchserve_openvino.serving.models import Models
-from torchserve_openvino.serving.requests.batch_answer import answer_enveloped, explains, set_status, shown
+from torchserve_openvino.serving.requests.batch_answer import answer_enveloped, explains, identified, set_status, shown
 from torchserve_openvino.serving.requests.envelopes import Envelope, status_of
 from torchserve_openvino.serving.requests.isolation import isolated, server_fault
 from torchserve_openvino.serving.requests.response_body import sendable
@@ -316,7 +316,7 @@ class TextGenerator(HubHandler):
             self._openvino.counters.add(f"refused_{answer.status}")
             set_status(context, place, answer.status)
             context.set_response_content_type(place, "application/json")
-            return openai_error(answer) if call.openai else shown(answer)
+            return identified(openai_error(answer) if call.openai else shown(answer), answer, context, place)
         if isinstance(answer, list):
             for each in answer:
                 if isinstance(each, ItemError):
