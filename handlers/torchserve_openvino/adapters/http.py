@@ -128,14 +128,15 @@ def named_model(sent: Sent, names: Collection[str]) -> str:
 
 async def predictions(batcher: Batcher, sent: Sent) -> AsyncIterator[Answered]:
     """Yields the pieces of the answer to a request."""
+    name = sent.headers.get(_ID) or uuid.uuid4().hex
     try:
         row = row_of(sent.body, sent.headers.get("content-type", ""), sent.parameters)
     except InvalidInputError as error:
-        yield Answered.refused(error)
+        yield Answered.refused(error, name)
         return
     # As TorchServe tells handlers which of OpenAI's endpoints was asked.
     headers = {**sent.headers, "url_path": sent.path}
-    async for piece in batcher.ask(Asked(row, headers, sent.headers.get(_ID) or uuid.uuid4().hex)):
+    async for piece in batcher.ask(Asked(row, headers, name)):
         yield piece
 
 

@@ -1,8 +1,14 @@
 """Where a request's time goes: phases, batches, spans, and ids by which a request is found in the log."""
 
+import gzip
 import logging
+import os
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -197,7 +203,43 @@ def test_without_the_key_nothing_is_imported_or_sent(archive, exporter) -> None:
     assert exporter.get_finished_spans() == () and handler._openvino.tracing is None
 
 
+SENDING = """
+import sys
+from types import SimpleNamespace
+from torchserve_openvino.serving.requests.phases import RequestTimes
+from torchserve_openvino.serving.requests.tracing import Tracing
+tracing, context = Tracing("net", "1.0"), SimpleNamespace(request_ids={0: "seven"})
+with RequestTimes().call(context, 1) as call:
+    pass
+tracing.record(context, call)
+"""
+
+
+def test_spans_go_where_opentelemetry_s_variables_say() -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra otel")
+    received: list[tuple[str, bytes]] = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            received.append((self.path, gzip.decompress(body) if self.headers["content-encoding"] == "gzip" else body))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
+        # Spans are sent at the end of the process at the latest.
+        subprocess.run([sys.executable, "-c", SENDING], check=True, timeout=120, env=os.environ | endpoint)
+        server.shutdown()
+    assert [path for path, _ in received] == ["/v1/traces"]
+    assert b"predict net" in received[0][1] and b"seven" in received[0][1] and b"decode" in received[0][1]
+
+
 def test_the_missing_extra_is_named(archive, monkeypatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "opentelemetry", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(ModelLoadError, match=r"torchserve-openvino\[otel\]"):
         started(archive, tracing=True)

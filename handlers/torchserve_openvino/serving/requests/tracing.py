@@ -1,5 +1,6 @@
 """Spans of OpenTelemetry for requests, with their phases below them (`handler.openvino.tracing`)."""
 
+import os
 from typing import Any
 
 from torchserve_openvino.errors import ModelLoadError
@@ -90,7 +91,9 @@ def _exporting(model: str) -> Any:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise _missing(error) from error
-    provider = TracerProvider(resource=Resource.create({"service.name": model}))
+    # What is named here would win over the variable.
+    name = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": model}
+    provider = TracerProvider(resource=Resource.create(name))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider
 
