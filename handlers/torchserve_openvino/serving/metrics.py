@@ -178,7 +178,7 @@ class MetricsEmitter:
             if now >= self._next:
                 self._next = now + SECONDS_BETWEEN
                 self._emit_counts(metrics)
-                if self._times is not None and not isinstance(metrics, HostMetrics):
+                if self._times is not None:
                     self._emit_times(metrics, self._times)
 
     def _emit_report(self, metrics: Any, compiles_after_ready: int, violated: bool) -> None:
@@ -221,8 +221,9 @@ class MetricsEmitter:
             self._count(metrics, "openvino_refused_items_total", count, "code", key.removeprefix("refused_"))
 
     def _emit_times(self, metrics: Any, times: RequestTimes) -> None:
-        """Sends histograms as Prometheus' series, since TorchServe's own take a line for each value."""
-        for (name, labels), value in times.series().items():
+        """Sends counts; to TorchServe also histograms as Prometheus' series: its own take a line for each value."""
+        series = {} if isinstance(metrics, HostMetrics) else times.series()
+        for (name, labels), value in series.items():
             if self._sent_times.get((name, labels)) != value:
                 self._sent_times[name, labels] = value
                 send(metrics, "gauge", name, value, "count", {**dict(labels), **self._labels})

@@ -171,7 +171,6 @@ class RequestTimes:
             for phase, value in values:
                 metrics.record("histogram", SECONDS, value, {"phase": phase})
             metrics.record("histogram", SIZE, call.size, {})
-            metrics.record("counter", BATCHES, 1, {"released": release})
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the histograms, JSON-safe."""
