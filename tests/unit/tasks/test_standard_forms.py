@@ -253,7 +253,7 @@ def test_cohere_and_jina_by_their_documented_bodies(reranker: Worker, scores: li
         ({"top_n": 0}, 400, "top_n"),
         ({"rank_fields": ["title"]}, 400, "rank_fields is not supported here"),
         ({"max_tokens_per_doc": 5}, 400, "max_tokens_per_doc is not supported here"),
-        ({"documents": [TOO_LONG]}, 400, "takes 64"),
+        ({"documents": ["b", TOO_LONG]}, 400, "documents[1]: the text has"),
         ({"model": "other"}, 404, "this endpoint serves 'net'"),
     ],
 )
@@ -343,6 +343,8 @@ def test_own_requests_with_a_field_of_another_form_stay_what_they_were(
     assert len(one(embedder, "", {"inputs": "a", "input": "b"})[1]) == 384
     assert one(reranker, "", {"query": "a", "texts": ["b"]})[1][0].keys() == {"index", "score"}
     assert one(classifier, "anything", {"inputs": "a"})[0] == 404
+    status, answer = one(reranker, "", {"query": "a", "texts": ["b", "c", TOO_LONG]})
+    assert status == 400 and answer["message"].startswith("texts[2]: the text has 103 tokens")
     status, answer = one(embedder, "", {"question": "a"})
     assert status == 400 and answer["type"] == "InvalidInputError"
 

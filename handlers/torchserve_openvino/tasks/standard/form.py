@@ -117,7 +117,9 @@ def _located(error: ItemError, field: str) -> ItemError:
     """Returns the refusal of an input with the field that holds it."""
     if not isinstance(error, InvalidInputError):
         return error
-    return RequestError(f"{field}: {error}", param=field, status=error.status)
+    # A task that reads several texts names the one itself.
+    message = str(error) if str(error).startswith(f"{field}[") else f"{field}: {error}"
+    return RequestError(message, param=field, status=error.status)
 
 
 def check_count(count: int, model: ServedModel, field: str) -> None:

@@ -240,10 +240,16 @@ class TextHandler(HubHandler):
         made: list[Rows | ItemError] = []
         for part, (mine, _, facts) in zip(parts, asked, strict=True):
             rows = [next(found) for _ in mine]
-            refused = next((row for row in rows if isinstance(row, InvalidInputError)), None)
-            good = [row for row in rows if isinstance(row, Row)]
-            made.append(Rows(part, good, facts) if refused is None else refused)
+            refused = next((each for each in enumerate(rows) if isinstance(each[1], InvalidInputError)), None)
+            if refused is not None:
+                made.append(self.refused_row(part, *refused))
+                continue
+            made.append(Rows(part, [row for row in rows if isinstance(row, Row)], facts))
         return made
+
+    def refused_row(self, part: Part, number: int, error: InvalidInputError) -> InvalidInputError:
+        """Returns the refusal of an input of which one text is too long; a task with several texts names it."""
+        return error
 
     @abstractmethod
     def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> Any:

@@ -93,6 +93,10 @@ class Reranker(TextHandler):
         """Returns the query with each text."""
         return [part.input.query] * len(part.input.texts), list(part.input.texts), None
 
+    def refused_row(self, part: Part, number: int, error: InvalidInputError) -> InvalidInputError:
+        """Returns the refusal of a ranking of which one text is too long."""
+        return InvalidInputError(f"{part.form.field if part.form is not None else 'texts'}[{number}]: {error}")
+
     def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> list[dict[str, Any]]:
         """Returns ``[{index, score}]``, best first."""
         parameters, ranking = asked.part.parameters, asked.part.input
