@@ -240,11 +240,9 @@ class TextHandler(HubHandler):
         made: list[Rows | ItemError] = []
         for part, (mine, _, facts) in zip(parts, asked, strict=True):
             rows = [next(found) for _ in mine]
-            refused = next((each for each in enumerate(rows) if isinstance(each[1], InvalidInputError)), None)
-            if refused is not None:
-                made.append(self.refused_row(part, *refused))
-                continue
-            made.append(Rows(part, [row for row in rows if isinstance(row, Row)], facts))
+            refused = [(number, row) for number, row in enumerate(rows) if isinstance(row, InvalidInputError)]
+            good = [row for row in rows if isinstance(row, Row)]
+            made.append(self.refused_row(part, *refused[0]) if refused else Rows(part, good, facts))
         return made
 
     def refused_row(self, part: Part, number: int, error: InvalidInputError) -> InvalidInputError:
