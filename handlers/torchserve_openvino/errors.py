@@ -1,5 +1,8 @@
 """One small exception per failure that a user can cause, each with the HTTP status of the response."""
 
+from collections.abc import Callable
+from typing import Any
+
 
 class TorchServeOpenVINOError(Exception):
     """Base of every error that this package raises on purpose.
@@ -98,7 +101,13 @@ class FrontendError(TorchServeOpenVINOError):
 
 
 class ItemError(TorchServeOpenVINOError, ValueError):
-    """The response to one request item instead of a result; the rest of its batch is not affected."""
+    """The response to one request item instead of a result; the rest of its batch is not affected.
+
+    Attributes:
+        form: Makes its body, in the form that the sender's client reads; None for this package's own.
+    """
+
+    form: Callable[["ItemError"], dict[str, Any]] | None = None
 
 
 class InvalidInputError(ItemError):

@@ -78,7 +78,8 @@ class TorchServe(Server):
 
     def url(self, path: str) -> str:
         """Returns the model's address."""
-        return f"{self._process.inference_url}/predictions/{self._model}{'/' + path if path else ''}"
+        # Before a path there has to be the version: TorchServe takes `v1` for one.
+        return f"{self._process.inference_url}/predictions/{self._model}{'/1.0/' + path if path else ''}"
 
     def worker(self) -> psutil.Process:
         """Returns the only worker."""

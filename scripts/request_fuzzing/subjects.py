@@ -244,6 +244,23 @@ def _from_hub(task: str, save: Callable[[Path], Path], section: str, config: str
     return pack
 
 
+# Requests of standard clients, by task.
+_STANDARD: dict[str, list[tuple[str, Any]]] = {
+    "sentence_embedder": [
+        ("v1/embeddings", {"input": _TEXTS[:2], "model": "sentence_embedder", "encoding_format": "base64"}),
+        ("v1/embeddings", {"input": [[5, 6, 7], [8]], "dimensions": 8, "user": "x"}),
+        ("embed", {"inputs": _TEXTS[1:], "normalize": True, "truncate": True}),
+        ("", {"input": [5, 6, 7]}),
+    ],
+    "reranker": [
+        ("v2/rerank", {"model": "reranker", "query": "Where?", "documents": _TEXTS[:2], "top_n": 1}),
+        ("v1/rerank", {"query": "Where?", "documents": [{"text": _TEXTS[0]}], "return_documents": True}),
+        ("rerank", {"query": "Where?", "texts": _TEXTS[:2], "raw_scores": True, "return_text": True}),
+    ],
+    "text_classifier": [("predict", {"inputs": [[_TEXTS[0]], ["b"]]}), ("predict", {"inputs": "a"})],
+}
+
+
 def _text(task: str, inputs: list[Any], parameters: dict[str, Any], **more: Any) -> Subject:
     from hub_models import text_model
 
@@ -251,7 +268,8 @@ def _text(task: str, inputs: list[Any], parameters: dict[str, Any], **more: Any)
     forms.append(("", {"inputs": inputs, "parameters": {**parameters, **more}}))
     section = "    text: {lengths: [16, 64]}"
     pack = _from_hub(task, lambda folder: text_model(task, folder), section)
-    return Subject(task, pack, [Payload.of_json("text", form) for _, form in forms], forms)
+    valid = [Payload.of_json("text", form) for _, form in forms]
+    return Subject(task, pack, valid, [*forms, *_STANDARD.get(task, [])])
 
 
 def _vision(task: str, parameters: dict[str, Any], **more: Any) -> Subject:

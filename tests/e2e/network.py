@@ -1,4 +1,6 @@
-"""A small network, as the source of a model file and in eager PyTorch."""
+"""A small network, as the source of a model file and in eager PyTorch, and its YAML on hosts other than TorchServe."""
+
+import socket
 
 import torch
 
@@ -12,6 +14,14 @@ class Network(torch.nn.Module):
         return self.last(self.first(x).relu())
 """
 
+CONFIG = """
+batchSize: 4
+maxBatchDelay: 10
+responseTimeout: 60
+pt2: {compile: {enable: true, backend: openvino, options: {config: {INFERENCE_PRECISION_HINT: f32}}}}
+handler: {openvino: {warmup: {inputs: [{shape: [4]}]}}}
+"""
+
 
 def make_network() -> torch.nn.Module:
     """The network with fixed weights."""
@@ -19,3 +29,10 @@ def make_network() -> torch.nn.Module:
     exec(NETWORK, namespace)
     torch.manual_seed(0)
     return namespace["Network"]().eval()
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nothing uses."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from network import NETWORK, make_network
-from test_ray_serve import CONFIG, free_port
+from commands import package
+from network import CONFIG, NETWORK, free_port, make_network
 from torchserve_process import handler_path
 
+from hub_models import text_model
 from torchserve_openvino.packaging.archive import run_archiver
 
 kserve = pytest.importorskip("kserve", reason="needs the extra kserve")
@@ -35,12 +37,12 @@ class Predictor:
         self.process, self.log = process, log
         self.url, self.grpc = f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"
 
-    def wait(self) -> None:
+    def wait(self, name: str) -> None:
         until = time.monotonic() + _READY_SECONDS
         while True:
             assert self.process.poll() is None and time.monotonic() < until, self.log.read_text()
             try:
-                if httpx.get(f"{self.url}/v2/models/net/ready").status_code == 200:
+                if httpx.get(f"{self.url}/v2/models/{name}/ready").status_code == 200:
                     return
             except httpx.TransportError:
                 pass
@@ -56,6 +58,23 @@ class Predictor:
         return await client.infer(self.url, request, model_name="net")
 
 
+@contextmanager
+def predicting(archive: Path, folder: Path) -> Iterator[Predictor]:
+    """A predictor of an archive."""
+    http, grpc = free_port(), free_port()
+    command = [sys.executable, "-m", "torchserve_openvino.adapters.kserve", "--model", str(archive)]
+    command += ["--http_port", str(http), "--grpc_port", str(grpc)]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    running = Predictor(process, http, grpc, folder / "log")
+    try:
+        running.wait(archive.stem)
+        yield running
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
 @pytest.fixture(scope="module")
 def predictor(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Predictor]:
     folder = tmp_path_factory.mktemp("kserve")
@@ -64,18 +83,8 @@ def predictor(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     arguments = ["--version", "1.0", "--model-file", str(folder / "kserve_network.py")]
     arguments += ["--serialized-file", str(weights), "--config-file", str(folder / "model-config.yaml")]
     made = run_archiver([*arguments, "--handler", handler_path("tensor")], "net", folder)
-    http, grpc = free_port(), free_port()
-    command = [sys.executable, "-m", "torchserve_openvino.adapters.kserve", "--model", str(made)]
-    command += ["--http_port", str(http), "--grpc_port", str(grpc)]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    running = Predictor(process, http, grpc, folder / "log")
-    try:
-        running.wait()
+    with predicting(made, folder) as running:
         yield running
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 def test_it_listens_on_loopback_only(predictor: Predictor) -> None:
@@ -118,3 +127,27 @@ def test_report_and_metrics(predictor: Predictor) -> None:
     lines = httpx.get(f"{predictor.url}/metrics").text.splitlines()
     assert any(line.startswith("openvino_coverage_ratio{") and line.endswith(" 1.0") for line in lines)
     assert "openvino_waiting_requests 0.0" in lines
+
+
+def test_standard_clients_find_their_urls(tmp_path: Path) -> None:
+    openai = pytest.importorskip("openai")
+    options = ["--hf", str(text_model("reranker", tmp_path / "saved")), "--task", "reranker", "--export-path", "."]
+    (tmp_path / "config.yaml").write_text("handler: {openvino: {text: {lengths: [16]}, batching: {buckets: [1]}}}")
+    package("torchserve-openvino package --model-name ranks --config-file config.yaml", tmp_path, *options)
+    with predicting(tmp_path / "ranks.mar", tmp_path) as running:
+        for prefix in ("", "/openai"):
+            client = openai.OpenAI(base_url=f"{running.url}{prefix}/v1", api_key="none", max_retries=0)
+            assert [each.id for each in client.models.list()] == ["ranks"]
+            body = {"model": "ranks", "query": "a", "documents": ["b", "c"], "top_n": 1}
+            answer = httpx.post(f"{running.url}{prefix}/v1/rerank", json=body)
+            assert answer.status_code == 200 and len(answer.json()["results"]) == 1, answer.text
+        assert httpx.get(f"{running.url}/v1/models").json()["models"] == ["ranks"]
+        assert client.models.retrieve("ranks").object == "model"
+        assert len(httpx.post(f"{running.url}/rerank", json={"query": "a", "texts": ["b", "c"]}).json()) == 2
+        bad = httpx.post(f"{running.url}/v2/rerank", json={**body, "documents": []})
+        assert bad.status_code == 400 and "documents is an empty list" in bad.json()["message"]
+        large = httpx.post(f"{running.url}/v2/rerank", content=b"x" * 7_000_000)
+        assert large.status_code == 413 and "max_request_bytes" in large.json()["error"]["message"]
+        # What is sent to KServe's own URLs is answered as before.
+        both = {"instances": [{"data": {"query": "a", "texts": ["b"]}}]}
+        assert len(httpx.post(f"{running.url}/v1/models/ranks:predict", json=both).json()["predictions"][0]) == 1

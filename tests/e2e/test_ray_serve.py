@@ -4,7 +4,6 @@ import asyncio
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,10 +18,11 @@ import pytest
 import torch
 import yaml
 from commands import package
-from network import NETWORK, make_network
+from network import CONFIG, NETWORK, free_port, make_network
 from torchserve_process import ROOT, handler_path
 
 from chat_models import eager_tokens, language_model, text_of
+from hub_models import text_model
 from torchserve_openvino.packaging.archive import run_archiver
 
 ray = pytest.importorskip("ray", reason="needs the extra ray")
@@ -31,13 +31,6 @@ adapter = pytest.importorskip("torchserve_openvino.adapters.ray")
 
 pytestmark = pytest.mark.slow
 
-CONFIG = """
-batchSize: 4
-maxBatchDelay: 10
-responseTimeout: 60
-pt2: {compile: {enable: true, backend: openvino, options: {config: {INFERENCE_PRECISION_HINT: f32}}}}
-handler: {openvino: {warmup: {inputs: [{shape: [4]}]}}}
-"""
 # Hangs on one request, and computes a part of the model in eager on another.
 SLEEPY = """
 import time
@@ -56,12 +49,6 @@ _READY_SECONDS = 180
 # Statuses of what a killed replica was computing. HAProxy closes the connection instead (0).
 # RAY_SERVE_ENABLE_HA_PROXY=1 in the environment runs these tests with it.
 _LOST = {500, 503} | ({0} if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1" else set())
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class Served:
@@ -185,6 +172,30 @@ def test_text_is_streamed_to_the_client_of_openai(served: Served, tmp_path: Path
         client.completions.create(model="chat", prompt=[7] * 600, stream=True)
     (report,) = served.reports("chat")
     assert report["verify"]["passed"] and report["serving"]["compiles_after_ready"] == 0
+
+
+def test_standard_clients_find_their_urls(served: Served, archives: list[Path], tmp_path: Path) -> None:
+    openai = pytest.importorskip("openai")
+    save = text_model("sentence_embedder", tmp_path / "saved")
+    options = ["--hf", str(save), "--model-name", "vectors", "--export-path", "."]
+    (tmp_path / "config.yaml").write_text("handler: {openvino: {text: {lengths: [16]}, batching: {buckets: [1]}}}")
+    package("torchserve-openvino package --config-file config.yaml", tmp_path, *options)
+    served.deploy(tmp_path / "vectors.mar", archives[0])
+    several = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=60)
+    assert sorted(each.id for each in several.models.list()) == ["first", "vectors"]
+    found = several.embeddings.create(model="vectors", input=["a", "b"])
+    assert len(found.data) == 2 and len(found.data[0].embedding) == 32
+    with pytest.raises(openai.NotFoundError, match="first, vectors"):
+        several.embeddings.create(model="third", input="a")
+    assert httpx.post(f"{served.url}/embed", json={"inputs": "a"}).status_code == 400
+    served.deploy(tmp_path / "vectors.mar")
+    assert several.models.retrieve("vectors").id == "vectors"
+    alone = several.embeddings.create(model="vectors", input="a").data[0].embedding
+    assert alone == pytest.approx(found.data[0].embedding, abs=1e-4)
+    (vector,) = httpx.post(f"{served.url}/embed", json={"inputs": "a", "normalize": False}).json()
+    assert vector == pytest.approx(alone, abs=1e-4)
+    below = openai.OpenAI(base_url=f"{served.url}/predictions/vectors/1.0/v1", api_key="none", max_retries=0)
+    assert [each.id for each in below.models.list()] == ["vectors"]
 
 
 async def _ask(url: str, count: int, disturb: Any) -> list[tuple[list[float], int, Any]]:

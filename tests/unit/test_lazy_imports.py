@@ -12,12 +12,13 @@ PACKAGE = "torchserve_openvino"
 SOURCE = Path(__file__).resolve().parents[2] / "handlers" / PACKAGE
 # Slow or unwanted imports: ts where archives are only inspected; tracing modules in a worker that starts from the
 # cache; OpenVINO's frontends where nothing is converted; filelock where a cache is only read; diffusers, which takes
-# seconds, in all workers but those of image_generator; fsspec, an extra, where a cache is in object storage; pydantic,
-# where a model is compiled in Python without a configuration or a cache.
+# seconds, in all workers but those of image_generator; fsspec, an extra, where a cache is in object storage;
+# opentelemetry, an extra, where requests are traced; pydantic, where a model is compiled in Python without a
+# configuration or a cache.
 HEAVY = {
     "torch", "torch._dynamo", "torch._functorch", "torch._decomp", "torch.export", "openvino", "openvino.frontend",
     "openvino.torch", "ts", "safetensors", "jinja2", "filelock", "transformers", "timm",
-    "openvino_genai", "nncf", "diffusers", "fsspec", "pydantic",
+    "openvino_genai", "nncf", "diffusers", "fsspec", "opentelemetry", "pydantic",
 }  # fmt: skip
 # May be missing, where only functions that the present host does not call need it.
 MISSING = {"ts"}

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
@@ -22,9 +23,14 @@ WAITING = "openvino_waiting_requests"
 
 
 class Reply:
-    """The answer to one request: usually one piece, or as many as the handler streams."""
+    """The answer to one request: usually one piece, or as many as the handler streams.
 
-    def __init__(self) -> None:
+    Args:
+        name: The request's id.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
         self._pieces: asyncio.Queue[Answered | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
@@ -76,13 +82,14 @@ class Batcher:
 
     def ask(self, asked: Asked) -> AsyncIterator[Answered]:
         """Has a request answered, and yields the pieces of its answer; a full queue refuses it (503)."""
-        reply = Reply()
+        reply = Reply(asked.id)
+        asked = replace(asked, arrived=time.time())
         if self._host.ended:
-            reply.end(_refusal(f"{self._host.ended}, and is being replaced"))
+            reply.end(_refusal(f"{self._host.ended}, and is being replaced", asked.id))
         elif self._host.awaits:
             self._keep(self._alone(asked, reply))
         elif self.waiting >= self._queue_size:
-            reply.end(_refusal(f"{self._queue_size} requests are waiting already"))
+            reply.end(_refusal(f"{self._queue_size} requests are waiting already", asked.id))
         else:
             self._open.add(reply)
             self._waiting.put((asked, reply))
@@ -124,7 +131,7 @@ class Batcher:
                 pass
             self._show()
             unanswered = list(self._open)
-            self._end(unanswered, [_refusal(self._host.ended)] * len(unanswered))
+            self._end(unanswered, [_refusal(self._host.ended, reply.name) for reply in unanswered])
         elif self._open:
             left = self._host.timeout if until is None else until - now
             self._watch = asyncio.get_running_loop().call_later(left, self._look)
@@ -164,18 +171,19 @@ class Batcher:
 
     def _answers(self, asked: Sequence[Asked], replies: Sequence[Reply]) -> list[Answered]:
         if self._host.ended:
-            return [_refusal(f"{self._host.ended}, and is being replaced")] * len(asked)
+            return [_refusal(f"{self._host.ended}, and is being replaced", each.id) for each in asked]
         self._until = time.monotonic() + self._host.timeout
         try:
             return self._host.answer(asked, lambda place, piece: replies[place].put(piece))
         except Exception as error:
             # Whatever is wrong with this call: those that wait behind it are answered.
-            return [Answered.refused(server_fault(error))] * len(asked)
+            fault = server_fault(error)
+            return [Answered.refused(fault, each.id) for each in asked]
         finally:
             self._until = None
 
 
-def _refusal(why: str) -> Answered:
+def _refusal(why: str, name: str) -> Answered:
     error = ItemError(f"{why}: send the request again later")
     error.status = HTTPStatus.SERVICE_UNAVAILABLE.value
-    return Answered.refused(error)
+    return Answered.refused(error, name)

@@ -40,12 +40,14 @@ class Asked:
         headers: Its headers.
         id: Its id.
         envelope: The protocol that its body follows; None for the handler's own.
+        arrived: When it came, in seconds since 1970; 0 if that is not known.
     """
 
     row: Mapping[str, Any]
     headers: Mapping[str, str] = field(default_factory=dict)
     id: str = ""
     envelope: Envelope | None = None
+    arrived: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,14 @@ class Answered:
     status: int = HTTPStatus.OK
 
     @staticmethod
-    def refused(error: ItemError) -> "Answered":
-        """Returns what the sender of a refused request gets."""
-        body, content_type = encoded(refusal(error))
+    def refused(error: ItemError, name: str = "") -> "Answered":
+        """Returns what the sender of a refused request gets.
+
+        Args:
+            error: Why it is refused.
+            name: The request's id.
+        """
+        body, content_type = encoded({**refusal(error), **({"request_id": name} if name else {})})
         return Answered(body, content_type, error.status)
 
 
@@ -130,10 +137,11 @@ class Host:
             return [self._sent(context, place, body) for place, body in enumerate(bodies)]
         except SystemExit:
             self.ended = "the worker violates its policy"
-            return [Answered.refused(_replaced(self.ended))] * len(asked)
+            return [Answered.refused(_replaced(self.ended), each.id) for each in asked]
         except Exception as error:
             # TorchServe answers the whole call with a server error, too.
-            return [Answered.refused(server_fault(error))] * len(asked)
+            fault = server_fault(error)
+            return [Answered.refused(fault, each.id) for each in asked]
 
     async def answer_alone(self, asked: Asked, send: Callable[[int, Answered], None]) -> Answered:
         """Answers one request whose handler is awaited; see `awaits`."""
@@ -148,9 +156,9 @@ class Host:
             return self._sent(context, 0, body)
         except SystemExit:
             self.ended = "the worker violates its policy"
-            return Answered.refused(_replaced(self.ended))
+            return Answered.refused(_replaced(self.ended), asked.id)
         except Exception as error:
-            return Answered.refused(server_fault(error))
+            return Answered.refused(server_fault(error), asked.id)
 
     def _sent(self, context: Context, place: int, body: Any) -> Answered:
         """Returns what is sent for one request; a body that can't be sent is refused, and no other."""
@@ -162,6 +170,7 @@ class Host:
             send(place, _answered(context, place, body))
 
         context = self._context.for_requests([each.id for each in asked], [each.headers for each in asked], send_piece)
+        context.arrived = [each.arrived for each in asked]
         return context
 
 

@@ -1,8 +1,9 @@
 """Requests over HTTP as TorchServe has them, for hosts that run in a web server of their own (Starlette)."""
 
+import json
 import re
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -10,19 +11,33 @@ from starlette.responses import Response, StreamingResponse
 
 from torchserve_openvino.adapters.batcher import Batcher
 from torchserve_openvino.adapters.core import Answered, Asked, row_of
-from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError
+from torchserve_openvino.errors import InvalidInputError, ItemError, PayloadTooLargeError
+from torchserve_openvino.serving.requests.json_body import parse_json
+from torchserve_openvino.tasks.openai import MODELS, RequestError, models_body, openai_error, unknown_model
 
+# TorchServe's default of max_request_size.
+LARGEST = 6_553_500
+# Paths that standard clients add to the address of a host; they name the model in the body, if at all.
+STANDARD = (
+    "v1/embeddings", "v1/completions", "v1/chat/completions", "v1/images/generations", "v1/rerank", "v2/rerank",
+    "rerank", "embed", "predict",
+)  # fmt: skip
+_LIST = f"v1/{MODELS}"
+# As KServe's own servers of language models have it.
+_PREFIX = "openai/"
 _STREAM = "text/event-stream"
 _ID = "x-request-id"
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A request to ``/predictions/MODEL[/VERSION][/PATH]``, which processes can pass to each other.
+    """A request, which processes can pass to each other.
+
+    It was sent to ``/predictions/MODEL[/VERSION][/PATH]``, or to a path of `STANDARD` or ``v1/models``.
 
     Attributes:
         method: GET or POST.
-        model: The model's name.
+        model: The model's name; empty for one of the other paths.
         path: What follows it, without a version.
         body: The body.
         headers: Headers by name, in lower case.
@@ -43,9 +58,13 @@ class Sent:
         Raises:
             PayloadTooLargeError: Its body has more than ``largest`` bytes.
         """
-        parts = request.url.path.strip("/").split("/")
+        whole = request.url.path.strip("/")
+        standard = whole.removeprefix(_PREFIX)
+        parts = whole.split("/")
         model, path = (parts[1:2] or [""])[0], parts[2:]
-        if path and re.fullmatch(r"\d+(\.\d+)*", path[0]):
+        if standard in STANDARD or _lists(standard):
+            model, path = "", [standard]
+        elif path and re.fullmatch(r"\d+(\.\d+)*", path[0]):
             del path[0]
         body = bytearray()
         async for chunk in request.stream():
@@ -55,17 +74,69 @@ class Sent:
         headers, parameters = dict(request.headers), dict(request.query_params)
         return Sent(request.method, model, "/".join(path), bytes(body), headers, parameters)
 
+    @property
+    def lists_models(self) -> bool:
+        """Whether it asks for the models that are served, here or below a model's URL."""
+        return _lists(self.path)
+
+
+def _lists(path: str) -> bool:
+    return path == _LIST or path.startswith(f"{_LIST}/")
+
+
+def models(sent: Sent, loaded: Mapping[str, float]) -> Answered:
+    """Returns the models that a host serves, or one of them, as OpenAI's clients read them.
+
+    Args:
+        sent: The request.
+        loaded: When each model was loaded, in seconds since 1970.
+    """
+    try:
+        return Answered(json.dumps(models_body(sent.path.removeprefix("v1/"), loaded)).encode(), "application/json")
+    except ItemError as error:
+        return refused(error)
+
+
+def refused(error: ItemError) -> Answered:
+    """Returns a refusal as OpenAI's clients read it."""
+    error.form = openai_error
+    return Answered.refused(error)
+
+
+def named_model(sent: Sent, names: Collection[str]) -> str:
+    """Returns the model that the body of a standard request names.
+
+    Args:
+        sent: The request.
+        names: The models that are served.
+
+    Raises:
+        ItemError: It names none, or another one.
+    """
+    body = parse_json(sent.body)
+    name = body.get("model") if isinstance(body, Mapping) else None
+    known = ", ".join(sorted(names))
+    if not isinstance(name, str):
+        raise RequestError(
+            f"several models are served here: name one in the field model ({known}), or send the request to "
+            f"/predictions/NAME/{sent.path}", param="model",
+        )  # fmt: skip
+    if name not in names:
+        raise unknown_model(name, known)
+    return name
+
 
 async def predictions(batcher: Batcher, sent: Sent) -> AsyncIterator[Answered]:
     """Yields the pieces of the answer to a request."""
+    name = sent.headers.get(_ID) or uuid.uuid4().hex
     try:
         row = row_of(sent.body, sent.headers.get("content-type", ""), sent.parameters)
     except InvalidInputError as error:
-        yield Answered.refused(error)
+        yield Answered.refused(error, name)
         return
     # As TorchServe tells handlers which of OpenAI's endpoints was asked.
     headers = {**sent.headers, "url_path": sent.path}
-    async for piece in batcher.ask(Asked(row, headers, sent.headers.get(_ID) or uuid.uuid4().hex)):
+    async for piece in batcher.ask(Asked(row, headers, name)):
         yield piece
 
 

@@ -2,6 +2,8 @@
 
     python -m torchserve_openvino.adapters.kserve --model net.mar --http_port 8080 --grpc_port 8081
 
+Standard clients find ``POST /v1/embeddings`` and others (`http.STANDARD`) and ``GET /v1/models``, there and below
+``/openai``.
 The server listens once the archive is loaded and verified. ``GET /v1/models/NAME/report`` is the report. An item that
 is refused has its refusal in its place; the request fails only if all of its items do, with the status of the first.
 """
@@ -9,7 +11,10 @@ is refused has its refusal in its place; the request fails only if all of its it
 import argparse
 import base64
 import json
+import time
 import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,15 +29,19 @@ from kserve import InferInput, InferOutput, InferRequest, InferResponse, Model, 
 from kserve.model_server import app
 from kserve.protocol.grpc import server as rpc
 from kserve.protocol.rest import server as rest
+from starlette.requests import Request
+from starlette.responses import Response
 
+from torchserve_openvino.adapters import http
 from torchserve_openvino.adapters.batcher import Batcher
 from torchserve_openvino.adapters.core import Asked, Host, about
 from torchserve_openvino.adapters.prometheus import PrometheusMetrics
-from torchserve_openvino.errors import InvalidInputError
+from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError
 from torchserve_openvino.serving.requests.envelopes import Envelope
 
 # Upstream's `json` decodes {"b64": ...}, as KServe's v1 protocol has it.
 _V1, _V2 = Envelope("json"), Envelope("kservev2")
+_LIST = "/v1/models"
 _GRPC = {
     HTTPStatus.NOT_FOUND: StatusCode.NOT_FOUND,
     HTTPStatus.NOT_IMPLEMENTED: StatusCode.UNIMPLEMENTED,
@@ -52,11 +61,13 @@ class Archive(Model):
         self._archive = archive
         self._host: Host | None = None
         self._batcher: Batcher | None = None
+        self._loaded: dict[str, float] = {}
 
     def load(self) -> bool:
         """Loads and verifies the model."""
         self._host = Host(self._archive, PrometheusMetrics().record)
         self._batcher = Batcher(self._host)
+        self._loaded = {self.name: time.time()}
         self.ready = True
         return True
 
@@ -78,6 +89,27 @@ class Archive(Model):
         """Returns the report; JSON-safe."""
         assert self._host is not None
         return self._host.describe()
+
+    async def models(self, request: Request) -> Response:
+        """Answers ``GET /v1/models``, which is KServe's list as well as OpenAI's, and its like below ``/openai``."""
+        sent = await http.Sent.of(request, 0)
+        answer = http.models(sent, self._loaded)
+        if request.url.path == _LIST:
+            answer = replace(answer, body=json.dumps({**json.loads(answer.body), "models": [self.name]}).encode())
+        return await http.response(http.only(answer))
+
+    def standard(self, largest: int) -> Callable[[Request], Awaitable[Response]]:
+        """Returns what answers requests of standard clients, of at most ``largest`` bytes."""
+
+        async def answered(request: Request) -> Response:
+            assert self._batcher is not None
+            try:
+                sent = await http.Sent.of(request, largest)
+            except PayloadTooLargeError as error:
+                return await http.response(http.only(http.refused(error)))
+            return await http.response(http.predictions(self._batcher, sent))
+
+        return answered
 
     async def predict(
         self, payload: Any, headers: dict[str, str] | None = None, response_headers: dict[str, str] | None = None
@@ -179,6 +211,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(parents=[model_server.parser], description=__doc__, conflict_handler="resolve")
     parser.add_argument("--model", required=True, type=Path, help="the .mar, or a folder with one")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 in a container")
+    parser.add_argument(
+        "--max_request_bytes", type=int, default=http.LARGEST, help="larger requests of standard clients are refused"
+    )
     arguments = parser.parse_args()
     given: Path = arguments.model
     found = sorted(given.glob("*.mar")) if given.is_dir() else [given]
@@ -187,6 +222,11 @@ def main() -> None:
     archive = Archive(found[0])
     archive.load()
     app.add_api_route(f"/v1/models/{archive.name}/report", archive.report, methods=["GET"])
+    for prefix in ("", "/openai"):
+        for path in http.STANDARD:
+            app.add_route(f"{prefix}/{path}", archive.standard(arguments.max_request_bytes), methods=["POST"])
+        app.add_route(f"{prefix}{_LIST}", archive.models, methods=["GET"])
+    app.add_route(f"/openai{_LIST}/{{name}}", archive.models, methods=["GET"])
     app.add_api_route("/openvino/alive", archive.alive, methods=["GET"])
     listen_on(arguments.host)
     ModelServer().start([archive])

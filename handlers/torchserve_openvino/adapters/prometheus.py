@@ -5,6 +5,8 @@ from typing import Any
 
 import prometheus_client
 
+from torchserve_openvino.serving.requests.phases import BOUNDS
+
 
 class PrometheusMetrics:
     """Hands metrics to Prometheus's client, whose registry KServe shows at ``/metrics``."""
@@ -20,6 +22,7 @@ class PrometheusMetrics:
     def record(self, kind: str, name: str, value: float, labels: Mapping[str, str]) -> None:
         """Takes one value; see `serving.host.metrics.Record`."""
         if name not in self._metrics:
-            self._metrics[name] = self._kinds[kind](name, f"{name} of torchserve-openvino", tuple(labels))
+            more = {"buckets": BOUNDS[name]} if kind == "histogram" and name in BOUNDS else {}
+            self._metrics[name] = self._kinds[kind](name, f"{name} of torchserve-openvino", tuple(labels), **more)
         metric = self._metrics[name].labels(**labels) if labels else self._metrics[name]
         getattr(metric, {"counter": "inc", "gauge": "set"}.get(kind, "observe"))(value)

@@ -5,11 +5,13 @@
         import_path: torchserve_openvino.adapters.ray:app
         args: {archives: [net.mar], cpus: 2, replicas: 2}
 
-Answers are those of TorchServe at ``POST /predictions/NAME``; ``GET /models/NAME`` is the report of one replica, and
-``GET /models/NAME/replicas`` of all. The YAML's batchSize, maxBatchDelay and responseTimeout apply to each replica.
+Answers are those of TorchServe at ``POST /predictions/NAME``; standard clients find ``POST /v1/embeddings`` and others
+(`http.STANDARD`). ``GET /models/NAME`` is the report of one replica, and ``GET /models/NAME/replicas`` of all. The
+YAML's batchSize, maxBatchDelay and responseTimeout apply to each replica.
 """
 
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from torchserve_openvino.adapters import http
 from torchserve_openvino.adapters.batcher import QUEUE_SIZE, Batcher
 from torchserve_openvino.adapters.core import Answered, Host, about
 from torchserve_openvino.adapters.ray_metrics import RayMetrics
-from torchserve_openvino.errors import ModelMissingError, PayloadTooLargeError
+from torchserve_openvino.errors import ItemError, ModelMissingError, PayloadTooLargeError
 
 
 class AppArgs(BaseModel):
@@ -35,7 +37,7 @@ class AppArgs(BaseModel):
     cpus: float = Field(default=1, gt=0, description="CPUs of each replica, which sets its threads.")
     replicas: int = Field(default=1, ge=1, description="Replicas of each model; with max_replicas, the fewest.")
     max_replicas: int | None = Field(default=None, ge=1, description="Scales up to so many by ongoing requests.")
-    max_request_bytes: int = Field(default=6_553_500, ge=1, description="Larger requests are refused (413).")
+    max_request_bytes: int = Field(default=http.LARGEST, ge=1, description="Larger requests are refused (413).")
 
 
 class Replica:
@@ -50,6 +52,7 @@ class Replica:
         self._host = Host(Path(archive), RayMetrics().record)
         self._batcher = Batcher(self._host)
         self._largest = largest
+        self._loaded = {self._host.name: time.time()}
 
     def check_health(self) -> None:
         """Fails if this replica has to be replaced, so that Ray does.
@@ -73,6 +76,9 @@ class Replica:
 
     async def pieces(self, sent: http.Sent) -> AsyncIterator[Answered]:
         """Yields the pieces of the answer to one request."""
+        if sent.lists_models:
+            yield http.models(sent, self._loaded)
+            return
         if sent.method == "GET":
             found = await self.reports() if sent.path == "replicas" else self.describe()
             yield Answered(json.dumps(found).encode(), "application/json")
@@ -104,17 +110,25 @@ class Router:
     def __init__(self, models: dict[str, Any], largest: int) -> None:
         self._models = {name: handle.options(method_name="pieces", stream=True) for name, handle in models.items()}
         self._largest = largest
+        self._loaded = dict.fromkeys(models, time.time())
 
     async def __call__(self, request: Request) -> Response:
         """Passes one request on."""
         return await _answered(request, self._largest, self._asked)
 
     def _asked(self, sent: http.Sent) -> AsyncIterator[Answered]:
+        if sent.lists_models and not sent.model:
+            return http.only(http.models(sent, self._loaded))
+        if sent.path in http.STANDARD and not sent.model:
+            try:
+                return aiter(self._models[http.named_model(sent, self._models)].remote(sent))
+            except ItemError as error:
+                return http.only(http.refused(error))
         if sent.model in self._models:
             return aiter(self._models[sent.model].remote(sent))
         known = ", ".join(sorted(self._models))
-        error = ModelMissingError(f"no model {sent.model!r} is served here, but {known}")
-        return http.only(Answered.refused(error))
+        missing = ModelMissingError(f"no model {sent.model!r} is served here, but {known}")
+        return http.only(Answered.refused(missing))
 
 
 def app(args: AppArgs) -> serve.Application:

@@ -5,7 +5,7 @@ from typing import Any
 
 from ray.util import metrics as ray_metrics
 
-_SECONDS = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]
+from torchserve_openvino.serving.requests.phases import BOUNDS, SECONDS
 
 
 class RayMetrics:
@@ -29,5 +29,5 @@ class RayMetrics:
     @staticmethod
     def _made(kind: str, name: str, labels: tuple[str, ...]) -> Any:
         if kind == "histogram":
-            return ray_metrics.Histogram(name, boundaries=_SECONDS, tag_keys=labels)
+            return ray_metrics.Histogram(name, boundaries=list(BOUNDS.get(name, BOUNDS[SECONDS])), tag_keys=labels)
         return {"gauge": ray_metrics.Gauge, "counter": ray_metrics.Counter}[kind](name, tag_keys=labels)

@@ -14,6 +14,7 @@ from torchserve_openvino.config.vocabulary import FALLBACK_KINDS
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.host.metrics import HostMetrics
 from torchserve_openvino.serving.requests.counters import Counters
+from torchserve_openvino.serving.requests.phases import BATCHES, RequestTimes
 
 GAUGES = {
     "openvino_coverage_ratio": "coverage",
@@ -140,9 +141,14 @@ class MetricsEmitter:
         report: The report of the model that this worker serves.
         counters: Counts of what happened to requests.
         version: The model's version.
+        times: Where the time of requests went; None sends nothing of it.
     """
 
-    def __init__(self, report: CompileReport, counters: Counters, version: str = "") -> None:
+    def __init__(
+        self, report: CompileReport, counters: Counters, version: str = "", times: RequestTimes | None = None
+    ) -> None:
+        self._times = times
+        self._sent_times: dict[Any, float] = {}
         # Gauges of different workers must not overwrite each other.
         self._labels = {"worker": worker_name(sys.argv), "version": version or "default"}
         self._report = report
@@ -172,6 +178,8 @@ class MetricsEmitter:
             if now >= self._next:
                 self._next = now + SECONDS_BETWEEN
                 self._emit_counts(metrics)
+                if self._times is not None:
+                    self._emit_times(metrics, self._times)
 
     def _emit_report(self, metrics: Any, compiles_after_ready: int, violated: bool) -> None:
         summary = self._report.summary
@@ -211,6 +219,16 @@ class MetricsEmitter:
         refused = {f"refused_{code}": 0 for code in _REFUSALS} | {k: n for k, n in counts.items() if _is_refusal(k)}
         for key, count in refused.items():
             self._count(metrics, "openvino_refused_items_total", count, "code", key.removeprefix("refused_"))
+
+    def _emit_times(self, metrics: Any, times: RequestTimes) -> None:
+        """Sends counts; to TorchServe also histograms as Prometheus' series: its own take a line for each value."""
+        series = {} if isinstance(metrics, HostMetrics) else times.series()
+        for (name, labels), value in series.items():
+            if self._sent_times.get((name, labels)) != value:
+                self._sent_times[name, labels] = value
+                send(metrics, "gauge", name, value, "count", {**dict(labels), **self._labels})
+        for release, count in times.released.items():
+            self._count(metrics, BATCHES, count, "released", release)
 
     def _gauge(self, metrics: Any, name: str, value: float, dimension: str = "", kind: str = "") -> None:
         labels = {dimension: kind, **self._labels} if dimension else self._labels

@@ -16,6 +16,7 @@ from torchserve_openvino.serving.metrics import SECONDS_BETWEEN, MetricsEmitter,
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.policy import PolicyWatch
 from torchserve_openvino.serving.requests.counters import Counters
+from torchserve_openvino.serving.requests.phases import RequestTimes
 from torchserve_openvino.serving.siblings import Board
 from torchserve_openvino.serving.verification.shadow import Shadow
 from torchserve_openvino.serving.verification.step_aside import why_not
@@ -37,6 +38,7 @@ class ReadyState:
         board: Shares this worker's state with the model's other workers.
         shadow: Runs some requests again; None where ``verify.shadow`` is 0.
         ends: Whether a worker exits, to be replaced, after an answer that differed from eager PyTorch's.
+        times: Where the time of requests went.
     """
 
     def __init__(
@@ -49,7 +51,9 @@ class ReadyState:
         board: Board,
         shadow: Shadow | None = None,
         ends: bool = False,
+        times: RequestTimes | None = None,
     ) -> None:
+        self._times = times if times is not None else RequestTimes()
         self.watch = watch
         self._report = report
         self._counters = counters
@@ -150,6 +154,7 @@ class ReadyState:
         return {
             "compiles_after_ready": self.compiles_after_ready,
             "counts": self._counters.to_dict(),
+            "times": self._times.to_dict(),
             "policy": {"holds": not self.watch.violations, "violations": list(self.watch.violations)},
             "shapes": self._models.describe() if self._models is not None else {},
             "memory": self._models.memory if self._models is not None else {},

@@ -14,6 +14,7 @@ from torchserve_openvino.errors import ItemError, OutsideDeclaredError
 from torchserve_openvino.serving.modes import Modes
 from torchserve_openvino.serving.requests.batching import RowRunner
 from torchserve_openvino.serving.requests.counters import Counters
+from torchserve_openvino.serving.requests.phases import measured_inference
 from torchserve_openvino.serving.requests.streams import Streams
 from torchserve_openvino.serving.shapes.input_spec import Inputs, Signature
 from torchserve_openvino.serving.shapes.inputs import Convert, DeclaredInputs, Fitted, ordinary
@@ -169,7 +170,7 @@ class ServedModel:
         return self._shadowed(lambda: (args, kwargs), lambda: self._alone(args, kwargs))
 
     def _alone(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        with eager_watch.compiled(), Modes.of_call((args, kwargs)).on():
+        with measured_inference(), eager_watch.compiled(), Modes.of_call((args, kwargs)).on():
             return self._any_shape(*args, **kwargs)
 
     def run_joined(self, calls: Sequence[Fitted]) -> list[Any]:
@@ -210,7 +211,7 @@ class ServedModel:
 
     def run_rows(self, fitted: Fitted) -> Any:
         """Runs a fitted call; named dimensions of the answer still have their padding."""
-        with eager_watch.compiled(), Modes.of_call((fitted.args, fitted.kwargs)).on():
+        with measured_inference(), eager_watch.compiled(), Modes.of_call((fitted.args, fitted.kwargs)).on():
             return self._rows(fitted.args, fitted.kwargs, fitted.rows)
 
     def cut(self, output: Any, fitted: Fitted) -> Any:

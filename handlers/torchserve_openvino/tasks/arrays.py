@@ -20,16 +20,16 @@ class Arrays(SelfWritten):
     For 224 x 224 pixels with two numbers each, TorchServe's way, `tolist` and Python's `json.dumps` with indentation,
     takes 180 ms, and this one 5 ms.
 
-    Args:
+    Attributes:
         value: Plain JSON data, or tensors, or both.
     """
 
     def __init__(self, value: Any) -> None:
-        self._value = value
+        self.value = value
 
     def least_bytes(self) -> int:
         """Returns the bytes that the numbers of its tensors take at least."""
-        return _LEAST_BYTES * sum(each.numel() for each in tree_leaves(self._value) if isinstance(each, torch.Tensor))
+        return _LEAST_BYTES * sum(each.numel() for each in tree_leaves(self.value) if isinstance(each, torch.Tensor))
 
     def plain(self) -> Any:
         """Returns the answer as plain JSON data."""
@@ -37,7 +37,7 @@ class Arrays(SelfWritten):
 
     def written(self) -> bytes:
         """Returns the answer as JSON; each number is the one that `torch.Tensor.tolist` gives."""
-        return orjson.dumps(self._value, _numbers, _LIKE_TORCHSERVE)
+        return orjson.dumps(self.value, _numbers, _LIKE_TORCHSERVE)
 
 
 def _numbers(value: Any) -> Any:

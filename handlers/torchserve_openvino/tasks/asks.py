@@ -12,6 +12,8 @@ from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError
 from torchserve_openvino.serving.requests.json_body import check_json, parse_json
 
 TEXT = "handler.openvino.text"
+# Fields that hold the inputs of a request; the first that is there counts.
+OWN_FIELDS = ("inputs", "data", "text")
 
 _P = TypeVar("_P", bound="Parameters")
 
@@ -30,11 +32,13 @@ class Ask:
         inputs: One or more inputs.
         parameters: Parameters for all of them, not checked yet.
         many: Whether the inputs came as a list, and the answers go back as one.
+        form: The standard form of the request (`standard.form.Form`); None for the task's own.
     """
 
     inputs: list[Any]
     parameters: Mapping[str, Any]
     many: bool
+    form: Any = None
 
 
 def ask_of(
@@ -53,7 +57,11 @@ def ask_of(
         PayloadTooLargeError: The body is too large, or the list too long.
         InvalidInputError: The body is empty, or an object with other keys.
     """
-    value = _parsed(value, max_bytes, key)
+    return ask_in(parsed(value, max_bytes, key), max_inputs=max_inputs, fields=fields)
+
+
+def ask_in(value: Any, *, max_inputs: int, fields: frozenset[str]) -> Ask:
+    """Reads a body that is parsed; see `ask_of`."""
     parameters: Any = {}
     if isinstance(value, Mapping):
         value, parameters = _inputs_of(value, fields)
@@ -73,7 +81,7 @@ def _inputs_of(value: Mapping[str, Any], fields: frozenset[str]) -> tuple[Any, M
         parameters = {}
     if not isinstance(parameters, Mapping):
         raise InvalidInputError(f"parameters must be an object, not {type(parameters).__name__}")
-    for name in ("inputs", "data", "text"):
+    for name in OWN_FIELDS:
         if name in value:
             return value[name], parameters
     if fields and fields <= value.keys():
@@ -83,7 +91,18 @@ def _inputs_of(value: Mapping[str, Any], fields: frozenset[str]) -> tuple[Any, M
     raise InvalidInputError(f'the JSON object needs "inputs"{wanted}; it has {keys}')
 
 
-def _parsed(value: Any, max_bytes: int, key: str) -> Any:
+def parsed(value: Any, max_bytes: int, key: str) -> Any:
+    """Returns the JSON of a body, or its text if it is none.
+
+    Args:
+        value: Bytes, text, or JSON that TorchServe has parsed.
+        max_bytes: Largest body in bytes.
+        key: The configuration key that sets it.
+
+    Raises:
+        PayloadTooLargeError: The body is too large.
+        InvalidInputError: It is nested too deep, or not UTF-8.
+    """
     if isinstance(value, (bytes, bytearray, str)):
         if len(value) > max_bytes:
             raise PayloadTooLargeError(f"the request has {len(value)} bytes, more than {key} {max_bytes}")

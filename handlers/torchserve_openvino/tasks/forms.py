@@ -27,6 +27,8 @@ class Refusal(Answer):
     """The kind of error."""
     message: str
     """What is wrong, and what to do."""
+    request_id: str = ""
+    """The request's id, if all of it is refused; the log names it."""
 
 
 class Scored(Answer):

@@ -1,5 +1,6 @@
 """The base of tasks for Hugging Face models: from a folder of `save_pretrained` to answers, without user code."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,14 +11,35 @@ import torch
 from torch import nn
 
 from torchserve_openvino.errors import InvalidInputError, ItemError, NotExplainedError, PayloadTooLargeError
+from torchserve_openvino.serving.base import model_name
 from torchserve_openvino.serving.host.names import LABELS, read_labels
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.loading.archive import has_f32
 from torchserve_openvino.serving.requests.batch_answer import Several
 from torchserve_openvino.serving.requests.isolation import isolated
-from torchserve_openvino.tasks.asks import TEXT, Ask, Parameters, ask_of, check_characters, parameters_of
+from torchserve_openvino.tasks.asks import (
+    TEXT,
+    Ask,
+    Parameters,
+    ask_in,
+    ask_of,
+    check_characters,
+    parameters_of,
+    parsed,
+)
 from torchserve_openvino.tasks.catalog import TASKS, Task, loader_of
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, ItemHandler, body
+from torchserve_openvino.tasks.openai import path_of
+from torchserve_openvino.tasks.standard.form import (
+    Endpoint,
+    Form,
+    ModelList,
+    ServedModel,
+    form_for,
+    in_form,
+    is_model_list,
+    refusal_form,
+)
 
 
 @dataclass(frozen=True)
@@ -27,10 +49,25 @@ class Part:
     Attributes:
         input: The input, as the request holds it.
         parameters: The request's parameters, checked.
+        form: The standard form that it came in; None for the task's own.
     """
 
     input: Any
     parameters: Any
+    form: Form | None = None
+
+
+@dataclass(frozen=True)
+class Addressed:
+    """A request that came by itself, without an envelope.
+
+    Attributes:
+        item: As TorchServe passes it.
+        path: What follows model and version in its URL.
+    """
+
+    item: Any
+    path: str
 
 
 class HubHandler(ItemHandler):
@@ -48,6 +85,7 @@ class HubHandler(ItemHandler):
         fields: Names in an input that is an object, by which it is known without ``inputs`` around it.
         size_key: The configuration key that sets the largest request.
         flat: Field for the input in a request whose parameters stand beside it; empty if the task has no such form.
+        endpoints: The standard forms that it takes besides.
         labels: The model's labels by number.
     """
 
@@ -60,9 +98,11 @@ class HubHandler(ItemHandler):
     fields: ClassVar[frozenset[str]] = frozenset()
     flat: ClassVar[str] = ""
     size_key: ClassVar[str] = f"{TEXT}.max_bytes"
+    endpoints: ClassVar[tuple[Endpoint, ...]] = ()
 
     def __init__(self) -> None:
         super().__init__()
+        self._loaded = time.time()
         self.folder = Path()
         self.labels: dict[int, str] = {}
 
@@ -94,6 +134,11 @@ class HubHandler(ItemHandler):
         section = self._openvino.config.openvino.text
         return section.max_bytes, section.max_inputs
 
+    def _answered(self, items: list[Any], context: Any, owners: Sequence[int] | None = None) -> list[Any]:
+        if owners is None:
+            items = [Addressed(item, path_of(context, place)) for place, item in enumerate(items)]
+        return super()._answered(items, context, owners)
+
     def answer_items(self, items: list[Any], context: Any) -> list[Any]:
         """Returns an answer for each item; for an item with a list of inputs, a list of answers and refusals."""
         return self._part_by_part(items, self.parameters, lambda parts: self._through(parts, context, self._predicted))
@@ -117,14 +162,51 @@ class HubHandler(ItemHandler):
                 together.append(ask)
                 continue
             mine = [next(answers) for _ in ask[1]]
-            together.append(Several(mine) if ask[0].many else mine[0])
+            if ask[0].form is not None:
+                together.append(isolated(partial(in_form, ask[0].form.refusal, partial(ask[0].form.written, mine))))
+            else:
+                together.append(Several(mine) if ask[0].many else mine[0])
         return together
 
     def _asked(self, item: Any, kind: type[Parameters]) -> tuple[Ask, list[Part]]:
         max_bytes, max_inputs = self.limits()
-        ask = self.ask(body(_opened(item)), max_bytes, max_inputs)
+        if isinstance(item, Addressed):
+            if kind is self.parameters and (self.endpoints or item.path):
+                return self._asked_at(item.path, item.item)
+            item = item.item
+        return self._checked(self.ask(body(_opened(item)), max_bytes, max_inputs), kind)
+
+    def _asked_at(self, path: str, item: Any) -> tuple[Ask, list[Part]]:
+        """Reads a request that may be in a standard form; a refusal is in the same form."""
+        max_bytes, max_inputs = self.limits()
+
+        def read() -> tuple[type[Form] | None, Any]:
+            if is_model_list(path):
+                return ModelList, path
+            value = body(_opened(item))
+            if self.endpoints:
+                value = parsed(value, max_bytes, self.size_key)
+            return form_for(self.endpoints, path, value), value
+
+        kind, value = in_form(refusal_form(self.endpoints, path), read)
+        if kind is not None:
+            return in_form(
+                kind.refusal, lambda: self._checked(_ask_of(kind(value, self.served_model())), self.parameters)
+            )
+        if self.endpoints:
+            ask = ask_in(value, max_inputs=max_inputs, fields=self.fields)
+        else:
+            ask = self.ask(value, max_bytes, max_inputs)
+        return self._checked(ask, self.parameters)
+
+    def served_model(self) -> ServedModel:
+        """Returns what standard forms depend on of the model."""
+        return ServedModel(model_name(self.context), self._loaded, self.limits()[1])
+
+    def _checked(self, ask: Ask, kind: type[Parameters]) -> tuple[Ask, list[Part]]:
+        """Returns a request with its inputs, whose parameters and size are checked."""
         checked = parameters_of(kind, ask.parameters)
-        parts = [Part(each, checked) for each in ask.inputs]
+        parts = [Part(each, checked, ask.form) for each in ask.inputs]
         # Before any of them is tokenised, which takes much more time and memory than the request itself.
         characters, most = sum(map(self.characters, parts)), self._openvino.config.openvino.text.max_bytes
         if characters > most:
@@ -168,6 +250,10 @@ class HubHandler(ItemHandler):
         """Returns a label's name in the archive's index_to_name.json, which wins over the model's own."""
         found = (self.mapping or {}).get(str(number))
         return str(found[-1] if isinstance(found, list) else found) if found is not None else None
+
+
+def _ask_of(form: Form) -> Ask:
+    return Ask(list(form.inputs), form.parameters, form.many, form)
 
 
 def text_of(value: Any, what: str = "inputs") -> str:

@@ -137,6 +137,35 @@ def test_a_call_has_requests_of_one_protocol(host: Host) -> None:
     torch.testing.assert_close(predictions, expected([ROW, ROW]), rtol=1e-4, atol=1e-5)
 
 
+def test_the_host_s_own_library_gets_waits_phases_and_batches(packed: Path) -> None:
+    path, seen = list(sys.path), []
+    own = Host(packed, lambda *values: seen.append(values))
+    ask(Batcher(own), [ROW], [ROW])
+    sys.path[:] = path
+    found = [
+        (name, value, labels) for _, name, value, labels in seen if name.startswith(("openvino_ph", "openvino_ba"))
+    ]
+    phases = [labels["phase"] for name, _, labels in found if name == "openvino_phase_seconds"]
+    assert sorted(phases) == ["decode", "encode", "inference", "queue", "queue"]
+    waits = [value for name, value, labels in found if labels == {"phase": "queue"}]
+    # The first request waits for the second one, or for as long as the YAML says.
+    assert all(0 <= wait < 5 for wait in waits)
+    assert [value for name, value, _ in found if name == "openvino_batch_size"] == [2]
+    report = own.describe()["serving"]["times"]
+    assert report["seconds"]["queue"]["count"] == 2 and sum(report["released"].values()) == 1
+
+
+def test_a_refusal_names_its_request(host: Host) -> None:
+    async def one(name: str, body: Any) -> Answered:
+        asked = Asked({"body": body}, id=name)
+        (piece,) = [piece async for piece in Batcher(host, queue_size=0 if name == "full" else 9).ask(asked)]
+        return piece
+
+    for name, body, status in (("bad", [[1.0]], 400), ("full", [ROW], 503)):
+        answer = asyncio.run(one(name, body))
+        assert answer.status == status and json.loads(answer.body)["request_id"] == name
+
+
 def test_a_full_queue_refuses(host: Host) -> None:
     answers = ask(Batcher(host, queue_size=3), *[[ROW]] * 20)
     statuses = Counter(int(answer.status) for answer in answers)

@@ -182,7 +182,8 @@ def test_a_bad_item_answers_for_itself_alone(archive) -> None:
     assert [made.status(i) for i in range(4)] == [200, 400, 400, 200]
     close(answers[0])
     close(answers[3], good)
-    assert answers[1] == {"code": 400, "type": "InvalidInputError", "message": answers[1]["message"]}
+    named = {"message": answers[1]["message"], "request_id": "request-1"}
+    assert answers[1] == {"code": 400, "type": "InvalidInputError", **named}
     assert "not valid JSON" in answers[1]["message"] and "[1, 2]" in answers[2]["message"]
 
 

@@ -229,6 +229,10 @@ class OpenVINOSection(Section):
     """Precision of computation. `auto` takes the fastest precision that passes verification and is at least 10 % faster
     than f32. It measures once per model and machine; all workers and restarts use the result. Another value of
     `INFERENCE_PRECISION_HINT` in `pt2.compile.options.config` beside it is an error."""
+    tracing: Boolean = False
+    """Whether each request is a span of OpenTelemetry (extra `otel`), with its phases below it; its parent is the one
+    that the header `traceparent` names. OpenTelemetry's variables, such as `OTEL_EXPORTER_OTLP_ENDPOINT`, set the
+    receiver."""
     threads: Threads = "auto"
     """CPU threads of this worker. `auto`: its share of the cores (CPU affinity and cgroup quota divided by
     `maxWorkers` or the running workers)."""

@@ -61,7 +61,10 @@ class Context:
 
     Attributes:
         send_piece: Sends a piece of the answer to the request at a place, before the call ends.
+        arrived: When each request came, in seconds since 1970; 0 where that is not known.
     """
+
+    arrived: Sequence[float] | None = None
 
     def __init__(
         self, manifest: dict[str, Any], model_dir: str, config: dict[str, Any], batch_size: int, metrics: Any

@@ -1,6 +1,7 @@
 """Turns answers and refusals into what TorchServe sends: bodies, statuses and content types."""
 
 import json
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,6 +14,8 @@ from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.envelopes import Envelope, Request, status_of
 from torchserve_openvino.serving.requests.isolation import isolated
 from torchserve_openvino.serving.requests.response_body import check_length, finite, sendable
+
+logger = logging.getLogger(__name__)
 
 # A header that TorchServe's HTTP inference API adds to each request; gRPC and workflows do not.
 _OVER_HTTP = "explain"
@@ -27,7 +30,13 @@ class Several(list[Any]):
 
 
 class SelfWritten(ABC):
-    """An answer that writes itself as JSON, faster than TorchServe would."""
+    """An answer that writes itself as JSON, faster than TorchServe would.
+
+    Attributes:
+        refusal_form: Makes the body of the refusal that is sent instead, if the answer is too long; see `ItemError`.
+    """
+
+    refusal_form: Callable[[Any], dict[str, Any]] | None = None
 
     @abstractmethod
     def least_bytes(self) -> int:
@@ -44,7 +53,27 @@ class SelfWritten(ABC):
 
 def refusal(error: ItemError) -> dict[str, Any]:
     """Returns the body that the sender of a refused item gets."""
+    return plain_refusal(error) if error.form is None else error.form(error)
+
+
+def plain_refusal(error: ItemError) -> dict[str, Any]:
+    """Returns the body of a refusal in this package's own form."""
     return {"code": error.status, "type": type(error).__name__, "message": shortened(str(error))}
+
+
+def identified(body: dict[str, Any], error: ItemError, context: Any, index: int) -> dict[str, Any]:
+    """Returns the body of a refused request with the request's id, by which the log names a server error.
+
+    Args:
+        body: The refusal.
+        error: What it was made of.
+        context: The call's context.
+        index: The request's place in the call.
+    """
+    name = context.get_request_id(index)
+    if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        logger.error("Request %s is answered with %d: %s", name, error.status, shortened(str(error)))
+    return {**body, "request_id": name} if name else body
 
 
 def shortened(message: str) -> str:
@@ -70,12 +99,15 @@ def finish(answers: Sequence[Any], context: Any, counters: Counters) -> list[Any
         for answer in answers
     ]
     failed = {index: body for index, body in enumerate(bodies) if isinstance(body, ItemError)}
+    for index, error in failed.items():
+        if isinstance(answer := answers[index], SelfWritten):
+            error.form = answer.refusal_form
     _count_refusals([failed.get(index, answer) for index, answer in enumerate(answers)], counters)
     fail_where_statuses_are_lost(context, failed, len(answers))
     for index, (answer, body) in enumerate(zip(answers, bodies, strict=True)):
         if isinstance(body, ItemError):
             set_status(context, index, body.status)
-            bodies[index] = refusal(body)
+            bodies[index] = identified(refusal(body), body, context, index)
             continue
         if isinstance(answer, Several):
             set_status(context, index, status_of(answer))
@@ -176,7 +208,7 @@ def answer_enveloped(
     for index, body in enumerate(bodies):
         if isinstance(body, ItemError):
             set_status(context, index, body.status)
-            bodies[index] = refusal(body)
+            bodies[index] = identified(refusal(body), body, context, index)
         else:
             set_status(context, index, status_of(_each(by_request[index])))
     return bodies

@@ -17,6 +17,8 @@ from torchserve_openvino.serving.requests.batch_answer import answer_enveloped, 
 from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.envelopes import Envelope
 from torchserve_openvino.serving.requests.isolation import only, run_isolated, server_fault
+from torchserve_openvino.serving.requests.phases import RequestTimes
+from torchserve_openvino.serving.requests.tracing import Tracing
 from torchserve_openvino.serving.served import ServedModel, rejection_in
 
 # The worker whose handler is answering a batch: a `handle` that calls its base's must not start over.
@@ -35,6 +37,8 @@ class Answering(ArchiveLoading):
         served: Runs the calls of the handler's ``model``, padding batches to compiled sizes; None in eager PyTorch.
         report: What ran where, and why.
         counters: Counts of what happened to requests.
+        times: Where their time went.
+        tracing: Sends spans of requests; None without ``handler.openvino.tracing``.
         state: The worker's state after READY; None before.
         own_code: Runs and watches the handler's own code.
         overrides: Callables that the handler put in the place of its own `handle` or `initialize`, by name.
@@ -47,6 +51,8 @@ class Answering(ArchiveLoading):
         self.served: ServedModel | None = None
         self.report = CompileReport(Tracker())
         self.counters = Counters()
+        self.times = RequestTimes()
+        self.tracing: Tracing | None = None
         self.state: ReadyState | None = None
         self.own_code = OwnCode(handler, self)
         self.overrides: dict[str, Callable[..., Any]] = {}
@@ -124,11 +130,23 @@ class Answering(ArchiveLoading):
         state = self.state
         assert state is not None
         state.before_call(context)
-        self.counters.add("requests", len(getattr(context, "request_ids", None) or ()) or 1)
+        size = len(getattr(context, "request_ids", None) or ()) or 1
+        self.counters.add("requests", size)
         try:
-            return answer()
+            return self._measured(context, size, answer)
         finally:
             state.after_call(context)
+
+    def _measured(self, context: Any, size: int, answer: Callable[[], list[Any]]) -> list[Any]:
+        failed = True
+        try:
+            with self.times.call(context, size) as call:
+                answers = answer()
+            failed = False
+            return answers
+        finally:
+            if self.tracing is not None:
+                self.tracing.record(context, call, failed=failed)
 
     def watched(self, run: Callable[[], Any]) -> Any:
         """Calls ``run``, returns its result, and checks what fell back against the policy.

@@ -24,6 +24,7 @@ from torchserve_openvino.serving.observation.observe import ROOT, Call, Seen
 from torchserve_openvino.serving.observation.parts import part_at
 from torchserve_openvino.serving.policy import PolicyWatch, admit
 from torchserve_openvino.serving.ready import ReadyState, shadow_for
+from torchserve_openvino.serving.requests.tracing import Tracing
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.serving.shapes.plan import batch_sizes
 from torchserve_openvino.serving.shapes.warmup import startup_advice
@@ -192,12 +193,17 @@ class Worker(Answering):
     def _ready(self, context: Any, models: Models | None) -> ReadyState:
         watch = PolicyWatch(self.report, self.config.openvino.fallback)
         version = str((context.manifest or {}).get("model", {}).get("modelVersion") or "")
-        metrics = MetricsEmitter(self.report, self.counters, version)
+        metrics = MetricsEmitter(self.report, self.counters, version, self.times)
         self.counters.reset()
+        self.times.reset()
+        if self.config.openvino.tracing:
+            self.tracing = Tracing(model_name(context), version)
         verify = self.config.openvino.verify
         shadow = shadow_for(self.eager_model, verify, models, self.report, model_name(context))
         ends = verify.on_shadow_mismatch == "refuse"
-        return ReadyState(self.report, self.counters, watch, metrics, models, Board(self.model_dir), shadow, ends)
+        return ReadyState(
+            self.report, self.counters, watch, metrics, models, Board(self.model_dir), shadow, ends, self.times
+        )
 
     def _load_config(self, context: Any) -> ServingConfig:
         """Reads the configuration, from its file where there is one, so that errors name the line."""

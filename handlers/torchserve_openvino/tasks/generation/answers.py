@@ -9,7 +9,6 @@ from typing import Any
 from torchserve_openvino.errors import ItemError
 from torchserve_openvino.serving.requests.batch_answer import Several, refusal
 from torchserve_openvino.tasks.forms import Answer
-from torchserve_openvino.tasks.generation.endpoints import unknown_model
 from torchserve_openvino.tasks.generation.exchange import Choice, Exchange
 from torchserve_openvino.tasks.generation.reading import Asked
 from torchserve_openvino.tasks.generation.writing import Decode, Delta, Placed
@@ -211,26 +210,6 @@ class Chat(_OpenAI):
 
 
 FORMS: Mapping[str, type[Plain]] = {"plain": Plain, "completion": Completion, "chat": Chat}
-
-
-def models_body(endpoint: str, name: str, created: float) -> dict[str, Any]:
-    """Returns the answer to ``GET v1/models`` or ``GET v1/models/NAME``.
-
-    Args:
-        endpoint: ``models`` or ``models/NAME``.
-        name: The model that is served.
-        created: When it was loaded, in seconds since 1970.
-
-    Raises:
-        RequestError: It is another model.
-    """
-    own = {"id": name, "object": "model", "created": int(created), "owned_by": "torchserve-openvino"}
-    _, _, wanted = endpoint.partition("/")
-    if not wanted:
-        return {"object": "list", "data": [own]}
-    if wanted != name:
-        raise unknown_model(wanted, name)
-    return own
 
 
 def _with_bytes(text: str, logprob: float | None) -> dict[str, Any]:

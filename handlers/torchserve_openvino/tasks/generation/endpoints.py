@@ -1,19 +1,11 @@
 """Where a request was sent: what follows the model and its version in the URL."""
 
 from torchserve_openvino.config.spelling import listed
-from torchserve_openvino.tasks.openai import RequestError, unknown_path
+from torchserve_openvino.tasks.openai import MODELS, unknown_path
 
-COMPLETIONS, CHATS, MODELS = "completions", "chat/completions", "models"
+COMPLETIONS, CHATS = "completions", "chat/completions"
 # The field that holds the prompt of a plain request whose parameters stand beside it.
 PROMPT = "prompt"
-
-
-def unknown_model(name: str, own: str) -> RequestError:
-    """Returns the refusal of a request for another model than this endpoint's."""
-    return RequestError(
-        f"the model {name!r} does not exist here; this endpoint serves {own!r}", param="model",
-        code="model_not_found", status=404,
-    )  # fmt: skip
 
 
 def endpoint_of(path: str) -> str:

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
-from torchserve_openvino.config.spelling import listed, nearest
+from torchserve_openvino.tasks import openai
 from torchserve_openvino.tasks.asks import Parameters
-from torchserve_openvino.tasks.openai import RequestError
 
 Tokens = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=1e-6, le=1)]
@@ -20,8 +19,6 @@ _MOST_STOPS = 16
 # Divided by it, no logit of a model leaves float32, and each is as good as drawn by the largest alone.
 _LEAST_TEMPERATURE = 0.001
 
-# OpenAI's fields that change nothing here, whatever they say.
-IGNORED = frozenset({"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"})
 # OpenAI's fields that are not supported, with the values that ask for nothing.
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},), "best_of": (1,), "suffix": ("",),
@@ -181,48 +178,4 @@ def request_of(kind: type[_Request], body: Any) -> _Request:
     Raises:
         RequestError: A field is unknown, unsupported, missing or has a value that is not valid; the error names it.
     """
-    if not isinstance(body, Mapping):
-        raise RequestError(f"the body must be a JSON object, not {type(body).__name__}")
-    known = kind.model_fields
-    given: dict[str, Any] = {}
-    for name, value in body.items():
-        if name in known:
-            # As for OpenAI's, null is a field that is left out.
-            given |= {} if value is None and name not in {"prompt", "messages"} else {name: value}
-        elif name not in IGNORED and value is not None:
-            _refuse_other(str(name), value, [*known, *UNSUPPORTED])
-    try:
-        return kind.model_validate(given)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        param = _path(first["loc"], known)
-        said = str(first["msg"]).removeprefix("Value error, ")
-        raise RequestError(f"{param}: {said[:1].lower()}{said[1:]}", param=param, code="invalid_value") from error
-
-
-def _refuse_other(name: str, value: Any, known: list[str]) -> None:
-    """Refuses a field that is unknown, or not supported with this value."""
-    if name not in UNSUPPORTED:
-        hint = nearest(name, known)
-        raise RequestError(
-            f"unknown field {name!r}.{f' Did you mean {hint!r}?' if hint else ''}", param=name, code="unknown_field"
-        )
-    # JSON has no 0 that is not also 0.0; but True equals 1 in Python.
-    neutral = UNSUPPORTED[name]
-    if any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral):
-        return
-    instead = f", or set it to {listed([repr(each) for each in neutral])}" if neutral else ""
-    raise RequestError(f"{name} is not supported here: leave it out{instead}", param=name, code="unsupported_field")
-
-
-def _path(places: tuple[int | str, ...], known: Mapping[str, Any]) -> str:
-    """Returns where a value is wrong, as in ``messages[0].content``; names of types in a union are left out."""
-    path = ""
-    for depth, place in enumerate(places):
-        if isinstance(place, int):
-            path += f"[{place}]"
-        elif depth == 0 and place in known:
-            path = place
-        elif place.isidentifier() and place not in {"str", "int", "float", "bool"}:
-            path += f".{place}"
-    return path
+    return openai.request_of(kind, body, UNSUPPORTED)

@@ -4,7 +4,6 @@ import asyncio
 import atexit
 import logging
 import threading
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,15 +24,15 @@ from torchserve_openvino.serving.host.frontend_limits import most_response_bytes
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.metrics import metrics_of
 from torchserve_openvino.serving.models import Models
-from torchserve_openvino.serving.requests.batch_answer import answer_enveloped, explains, set_status, shown
+from torchserve_openvino.serving.requests.batch_answer import answer_enveloped, explains, identified, set_status, shown
 from torchserve_openvino.serving.requests.envelopes import Envelope, status_of
 from torchserve_openvino.serving.requests.isolation import isolated, server_fault
 from torchserve_openvino.serving.requests.response_body import sendable
 from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.tasks.generation import wire
-from torchserve_openvino.tasks.generation.answers import FORMS, Generated, models_body
+from torchserve_openvino.tasks.generation.answers import FORMS, Generated
 from torchserve_openvino.tasks.generation.call import Call
-from torchserve_openvino.tasks.generation.endpoints import MODELS, PROMPT, endpoint_of
+from torchserve_openvino.tasks.generation.endpoints import PROMPT, endpoint_of
 from torchserve_openvino.tasks.generation.engines import ASYNC, Generator, Place, Unloaded, started
 from torchserve_openvino.tasks.generation.exchange import Exchange, wait_for_any
 from torchserve_openvino.tasks.generation.fields import TextParameters
@@ -42,7 +41,7 @@ from torchserve_openvino.tasks.generation.measures import Measures
 from torchserve_openvino.tasks.generation.reading import Limits, Reader
 from torchserve_openvino.tasks.hub import HubHandler
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, body
-from torchserve_openvino.tasks.openai import openai_error, path_of
+from torchserve_openvino.tasks.openai import MODELS, models_body, openai_error, path_of
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +75,6 @@ class TextGenerator(HubHandler):
         self._threads = ThreadPoolExecutor(_THREADS, "request")
         # Several threads may end their requests at once.
         self._books = threading.Lock()
-        self._loaded = time.time()
 
     # --- loading ----------------------------------------------------------------------------------------------
 
@@ -291,7 +289,7 @@ class TextGenerator(HubHandler):
             call.openai = bool(path)
             endpoint = endpoint_of(path)
             if endpoint.partition("/")[0] == MODELS:
-                call.answer = models_body(endpoint, name, self._loaded)
+                call.answer = models_body(endpoint, {name: self._loaded})
                 return call
             asked = self._reader.read(endpoint, body(item))
             if dead := self._kept.dead:
@@ -318,7 +316,7 @@ class TextGenerator(HubHandler):
             self._openvino.counters.add(f"refused_{answer.status}")
             set_status(context, place, answer.status)
             context.set_response_content_type(place, "application/json")
-            return openai_error(answer) if call.openai else shown(answer)
+            return identified(openai_error(answer) if call.openai else shown(answer), answer, context, place)
         if isinstance(answer, list):
             for each in answer:
                 if isinstance(each, ItemError):

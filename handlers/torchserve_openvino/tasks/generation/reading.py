@@ -10,7 +10,7 @@ from torchserve_openvino.generation.text.engine import Sampling
 from torchserve_openvino.serving.requests.json_body import check_json, parse_json
 from torchserve_openvino.tasks.asks import TEXT, ask_of, check_characters, parameters_of
 from torchserve_openvino.tasks.generation.chat import chat_text
-from torchserve_openvino.tasks.generation.endpoints import COMPLETIONS, PROMPT, unknown_model
+from torchserve_openvino.tasks.generation.endpoints import COMPLETIONS, PROMPT
 from torchserve_openvino.tasks.generation.fields import (
     ChatRequest,
     CompletionRequest,
@@ -18,7 +18,7 @@ from torchserve_openvino.tasks.generation.fields import (
     TextParameters,
     request_of,
 )
-from torchserve_openvino.tasks.openai import RequestError
+from torchserve_openvino.tasks.openai import RequestError, unknown_model
 
 Form = Literal["plain", "completion", "chat"]
 _PLAIN_KEYS = frozenset({"inputs", "data", "text", "parameters"})

@@ -20,7 +20,7 @@ from torchserve_openvino.generation.images.pictures import PictureMaker, rehears
 from torchserve_openvino.generation.parts import compile_parts
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.policy import admit
-from torchserve_openvino.serving.requests.batch_answer import explains
+from torchserve_openvino.serving.requests.batch_answer import explains, identified
 from torchserve_openvino.serving.requests.isolation import server_fault
 from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.serving.worker.task import TaskHandler
@@ -178,7 +178,7 @@ class ImageGenerator(TaskHandler):
         if path == _OPENAI:
             self._openvino.counters.add(f"refused_{refused.status}")
             context.set_response_status(refused.status, HTTPStatus(refused.status).phrase, place)
-            return openai_error(refused)
+            return identified(openai_error(refused), refused, context, place)
         return refused
 
     def _asked(self, item: Any, context: Any, place: int, path: str, events: Events, *, plain: bool) -> Any:

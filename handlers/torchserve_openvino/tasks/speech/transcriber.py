@@ -20,7 +20,7 @@ from torchserve_openvino.generation.text.proof import Proof
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.policy import admit
-from torchserve_openvino.serving.requests.batch_answer import Several
+from torchserve_openvino.serving.requests.batch_answer import Several, identified
 from torchserve_openvino.serving.shapes.plan import batch_sizes
 from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.tasks.asks import Ask
@@ -258,7 +258,7 @@ class Transcriber(RecordingHandler):
             self._openvino.counters.add(f"refused_{answer.status}")
             context.set_response_status(answer.status, HTTPStatus(answer.status).phrase, place)
             context.set_response_content_type(place, "application/json")
-            return openai_error(answer)
+            return identified(openai_error(answer), answer, context, place)
         assert form is not None
         made, kind = endpoints.body(answer, form)
         context.set_response_content_type(place, kind)

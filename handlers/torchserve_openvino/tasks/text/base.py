@@ -3,7 +3,7 @@
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +22,7 @@ from torchserve_openvino.errors import (
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.tasks.hub import HubHandler, Part, text_of
+from torchserve_openvino.tasks.standard.form import Counted
 from torchserve_openvino.tasks.text.rows import Row, doublings, fewest_tokens, tensors, tokenised
 
 LENGTH = "sequence"
@@ -149,14 +150,18 @@ class TextHandler(HubHandler):
     def warmup_inputs(self) -> Sequence[WarmupInput]:
         """Returns token ids, their mask, and token types where the model has them."""
         config = self._openvino.eager_model.model.config
-        words = config.get_text_config().vocab_size
         types = max(1, int(getattr(config, "type_vocab_size", 0) or 1))
         known: Mapping[str, Mapping[str, Any]] = {
-            "input_ids": {"low": 0, "high": words, "pad": self._pad},
+            "input_ids": {"low": 0, "high": self.vocabulary, "pad": self._pad},
             "attention_mask": {"mask": True},
             "token_type_ids": {"low": 0, "high": types, "pad": self.tokenizer.pad_token_type_id},
         }
         return [WarmupInput(name=name, shape=[LENGTH], dtype="int64", **known[name]) for name in self.names]
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """The number of tokens that the model knows."""
+        return int(self._openvino.eager_model.model.config.get_text_config().vocab_size)
 
     @property
     def _pad(self) -> int:
@@ -164,7 +169,7 @@ class TextHandler(HubHandler):
 
     def sample_inputs(self, body: bytes) -> Inputs:
         """Returns the model's inputs for one request's body."""
-        made = self.encoded([Part(self.read(part), part.parameters) for part in self.parts_of(body)])
+        made = self.encoded([self.decode(part) for part in self.parts_of(body)])
         rows = [row for each in made for row in self._rows_or_raise(each)]
         return (), tensors(rows, self.names, self._pad, self.tokenizer.pad_token_type_id)
 
@@ -178,7 +183,7 @@ class TextHandler(HubHandler):
 
     def decode(self, item: Part) -> Part:
         """Checks one input."""
-        return Part(self.read(item), item.parameters)
+        return replace(item, input=self.read(item))
 
     def refuse_too_many(self, count: int, what: str) -> None:
         """Limits what one input asks.
@@ -196,7 +201,7 @@ class TextHandler(HubHandler):
         Raises:
             InvalidInputError: It has another form.
         """
-        return text_of(part.input)
+        return text_of(part.input, part.form.field if part.form is not None else "inputs")
 
     def together(self, values: list[Part], context: Any) -> list[Rows | ItemError]:
         """Tokenises all inputs of a batch at once."""
@@ -212,19 +217,37 @@ class TextHandler(HubHandler):
 
     def encoded(self, parts: Sequence[Part]) -> list[Rows | ItemError]:
         """Returns the token sequences of each input, or its refusal."""
+        encoded: list[Rows | ItemError | None] = [None] * len(parts)
+        # A standard form may say for its own request whether a text is cut.
+        for truncates in (False, True):
+            positions = [position for position, part in enumerate(parts) if self._truncates(part) is truncates]
+            rows = self._encoded([parts[position] for position in positions], truncates) if positions else []
+            for position, row in zip(positions, rows, strict=True):
+                encoded[position] = row
+        return [each for each in encoded if each is not None]
+
+    def _truncates(self, part: Part) -> bool:
+        if part.form is not None and part.form.truncates is not None:
+            return part.form.truncates
+        return bool(self._openvino.config.openvino.text.too_long == "truncate")
+
+    def _encoded(self, parts: Sequence[Part], truncates: bool) -> list[Rows | ItemError]:
         asked = [self.texts(part) for part in parts]
         texts = [text for mine, _, _ in asked for text in mine]
         paired = any(pairs is not None for _, pairs, _ in asked)
         pairs = [text for _, mine, _ in asked for text in mine or ()] if paired else None
-        truncates = self._openvino.config.openvino.text.too_long == "truncate"
         found = iter(tokenised(self.tokenizer, texts, pairs, self.limit, truncates=truncates))
         made: list[Rows | ItemError] = []
         for part, (mine, _, facts) in zip(parts, asked, strict=True):
             rows = [next(found) for _ in mine]
-            refused = next((row for row in rows if isinstance(row, InvalidInputError)), None)
+            refused = [(number, row) for number, row in enumerate(rows) if isinstance(row, InvalidInputError)]
             good = [row for row in rows if isinstance(row, Row)]
-            made.append(Rows(part, good, facts) if refused is None else refused)
+            made.append(self.refused_row(part, *refused[0]) if refused else Rows(part, good, facts))
         return made
+
+    def refused_row(self, part: Part, number: int, error: InvalidInputError) -> InvalidInputError:
+        """Returns the refusal of an input of which one text is too long; a task with several texts names it."""
+        return error
 
     @abstractmethod
     def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> Any:
@@ -247,7 +270,8 @@ class TextHandler(HubHandler):
             mine = [next(outputs) for _ in value.rows]
             try:
                 self.check_finite([tensor for found in mine for tensor in found])
-                answers.append(self.answer(value, mine))
+                answer = self.answer(value, mine)
+                answers.append(answer if value.part.form is None else Counted(answer, sum(map(len, value.rows))))
             except ItemError as error:
                 answers.append(error)
         return answers

@@ -10,6 +10,8 @@ from torchserve_openvino.config.spelling import listed
 from torchserve_openvino.errors import InvalidInputError
 from torchserve_openvino.tasks.asks import Parameters
 from torchserve_openvino.tasks.scores import class_scores
+from torchserve_openvino.tasks.standard.classes import TeiPredict
+from torchserve_openvino.tasks.standard.form import Endpoint
 from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler
 from torchserve_openvino.tasks.text.explain import Explanation, ExplanationParameters, integrated_gradients
 from torchserve_openvino.tasks.text.rows import tensors
@@ -28,6 +30,7 @@ class TextClassifier(TextHandler):
     task = "text_classifier"
     parameters = ClassifierParameters
     answers = dict[str, float]
+    endpoints = (Endpoint("predict", TeiPredict),)
     explanation_parameters = ExplanationParameters
     explanations = Explanation
 

@@ -1,15 +1,21 @@
 """Turns texts into vectors, pooled and normalised as the model's own files say."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from torchserve_openvino.errors import InvalidInputError
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.tasks.arrays import Arrays
+from torchserve_openvino.tasks.hub import Part
+from torchserve_openvino.tasks.standard.embeddings import OpenAIEmbeddings, TeiEmbed
+from torchserve_openvino.tasks.standard.form import Endpoint, ServedModel
 from torchserve_openvino.tasks.text.base import Head, Outputs, Rows, TextHandler
+from torchserve_openvino.tasks.text.rows import Row, too_long
 
 
 class PooledHead(Head):
@@ -40,10 +46,22 @@ class PooledHead(Head):
 
 
 class SentenceEmbedder(TextHandler):
-    """The vector of a text."""
+    """The vector of a text.
+
+    Attributes:
+        normalizes: Whether the model's own files make the length of its vectors 1.
+    """
 
     task = "sentence_embedder"
     answers = list[float]
+    endpoints = (
+        Endpoint("embeddings", OpenAIEmbeddings, frozenset({"input"}), by_body=True),
+        Endpoint("embed", TeiEmbed),
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.normalizes = False
 
     def longest(self, folder: Path) -> int | None:
         """Returns the longest text in tokens that sentence-transformers' files state."""
@@ -51,8 +69,41 @@ class SentenceEmbedder(TextHandler):
 
     def servable(self, model: Any) -> Any:
         """Returns the model with its pooling."""
-        pooling, normalises, _ = hub.pooling_of(self.folder)
-        return PooledHead(model, "token_type_ids" in self.names, pooling, normalises)
+        pooling, self.normalizes, _ = hub.pooling_of(self.folder)
+        return PooledHead(model, "token_type_ids" in self.names, pooling, self.normalizes)
+
+    def served_model(self) -> ServedModel:
+        """Returns what standard forms depend on of the model."""
+        return replace(super().served_model(), normalizes=self.normalizes)
+
+    def read(self, part: Part) -> Any:
+        """Returns a text; in a standard form also a list of token ids.
+
+        Raises:
+            InvalidInputError: It is something else, or holds a token that the model does not know.
+        """
+        if part.form is None or not isinstance(part.input, list):
+            return super().read(part)
+        if not part.input:
+            raise InvalidInputError("an empty list of token ids")
+        for place, token in enumerate(part.input):
+            if type(token) is not int or not 0 <= token < self.vocabulary:
+                raise InvalidInputError(
+                    f"token {place} is {token!r:.40}; token ids are numbers from 0 to {self.vocabulary - 1}"
+                )
+        return part.input
+
+    def _encoded(self, parts: Sequence[Part], truncates: bool) -> list[Any]:
+        texts = iter(self._tokenized([part for part in parts if isinstance(part.input, str)], truncates))
+        return [next(texts) if isinstance(part.input, str) else self._of_tokens(part, truncates) for part in parts]
+
+    def _tokenized(self, parts: Sequence[Part], truncates: bool) -> list[Any]:
+        return super()._encoded(parts, truncates) if parts else []
+
+    def _of_tokens(self, part: Part, truncates: bool) -> Any:
+        """Returns the sequence of an input that came as token ids, to which none are added; or its refusal."""
+        ids = part.input[: self.limit] if truncates else part.input
+        return Rows(part, [Row.of_tokens(ids)]) if len(ids) <= self.limit else too_long(len(ids), self.limit)
 
     def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> Arrays:
         """Returns the numbers of the vector."""

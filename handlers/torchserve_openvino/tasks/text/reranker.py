@@ -10,6 +10,8 @@ from torchserve_openvino.errors import InvalidInputError, ModelLoadError, NonFin
 from torchserve_openvino.tasks.asks import Parameters, checked
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.hub import Part, text_of
+from torchserve_openvino.tasks.standard.form import Endpoint
+from torchserve_openvino.tasks.standard.ranking import DocumentRanking, TeiRanking
 from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler
 
 
@@ -50,6 +52,10 @@ class Reranker(TextHandler):
     takes = Ranking
     answers = list[Ranked]
     fields = frozenset({"query", "texts"})
+    endpoints = (
+        Endpoint("rerank", DocumentRanking, frozenset({"query", "documents"}), by_body=True),
+        Endpoint("rerank", TeiRanking, frozenset({"texts"})),
+    )
 
     def initialize(self, context: Any) -> None:
         """Loads the model, which has to return one number.
@@ -86,6 +92,10 @@ class Reranker(TextHandler):
     def texts(self, part: Part) -> tuple[list[str], list[str] | None, Any]:
         """Returns the query with each text."""
         return [part.input.query] * len(part.input.texts), list(part.input.texts), None
+
+    def refused_row(self, part: Part, number: int, error: InvalidInputError) -> InvalidInputError:
+        """Returns the refusal of a ranking of which one text is too long."""
+        return InvalidInputError(f"{part.form.field if part.form is not None else 'texts'}[{number}]: {error}")
 
     def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> list[dict[str, Any]]:
         """Returns ``[{index, score}]``, best first."""

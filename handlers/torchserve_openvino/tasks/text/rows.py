@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,6 +22,11 @@ class Row:
     """
 
     encoding: Any
+
+    @staticmethod
+    def of_tokens(ids: Sequence[int]) -> "Row":
+        """Returns the row of token ids that came as numbers, which have one token type."""
+        return Row(SimpleNamespace(ids=list(ids), attention_mask=[1] * len(ids), type_ids=[0] * len(ids)))
 
     def __len__(self) -> int:
         return len(self.encoding.ids)

@@ -1,0 +1,230 @@
+"""Where the time of requests goes: waiting, decoding, inference, encoding; and how large batches were, and why."""
+
+import bisect
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import accumulate
+from typing import Any, Literal
+
+from torchserve_openvino.serving.host.metrics import HostMetrics
+
+Phase = Literal["queue", "decode", "inference", "encode"]
+Release = Literal["full", "delay", "only_one"]
+PHASES: tuple[Phase, ...] = ("queue", "decode", "inference", "encode")
+RELEASES: tuple[Release, ...] = ("full", "delay", "only_one")
+SECONDS, SIZE, BATCHES = "openvino_phase_seconds", "openvino_batch_size", "openvino_batches_total"
+# Upper bounds of the histograms' buckets.
+BOUNDS: dict[str, tuple[float, ...]] = {
+    SECONDS: (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
+    SIZE: (1, 2, 4, 8, 16, 32, 64),
+}
+# Set by proxies (nginx and others): when they got the request.
+_ARRIVED = ("x-request-start", "X-Request-Start")
+# Clocks of two machines differ; a wait of more than this is none.
+_LONGEST_WAIT = 3600.0
+
+
+class Histogram:
+    """Counts values by size, as Prometheus' histograms do."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        """Counts one value."""
+        self._counts[bisect.bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+    @property
+    def count(self) -> int:
+        """How many values there were."""
+        return sum(self._counts)
+
+    def buckets(self) -> dict[str, int]:
+        """Returns how many values were at most as large as each bound, the last of which is infinite."""
+        bounds = [*(f"{bound:g}" for bound in self._bounds), "+Inf"]
+        return dict(zip(bounds, accumulate(self._counts), strict=True))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns count, sum and buckets, JSON-safe."""
+        return {"count": self.count, "sum": round(self.sum, 6), "buckets": self.buckets()}
+
+
+class CallTimes:
+    """The times of one call of a handler.
+
+    Decoding is what comes before the first call of a compiled model, encoding what comes after the last one; inference
+    is the time in such calls.
+
+    Attributes:
+        size: Requests in the call.
+        waits: Seconds that each request waited before the call; None where that is not known.
+        started: When the call began, in nanoseconds since 1970.
+    """
+
+    def __init__(self, size: int, waits: Sequence[float | None]) -> None:
+        self.size, self.waits = size, waits
+        self.started = time.time_ns()
+        self._start = self._end = time.perf_counter_ns()
+        self._first: int | None = None
+        self._last = 0
+        self._inference = 0
+
+    def ran(self, start: int, end: int) -> None:
+        """Adds one call of a compiled model, by `time.perf_counter_ns`."""
+        if self._first is None:
+            self._first = start
+        self._last = end
+        self._inference += end - start
+
+    def end(self) -> None:
+        """Ends the call."""
+        self._end = time.perf_counter_ns()
+
+    def seconds(self) -> dict[Phase, float]:
+        """Returns the seconds of each phase; without a compiled model, everything is decoding."""
+        if self._first is None:
+            return {"decode": (self._end - self._start) / 1e9}
+        return {
+            "decode": (self._first - self._start) / 1e9,
+            "inference": self._inference / 1e9,
+            "encode": (self._end - self._last) / 1e9,
+        }
+
+    def spans(self) -> dict[Phase, tuple[int, int]]:
+        """Returns when each phase began and ended, in nanoseconds since 1970."""
+        shift = self.started - self._start
+        if self._first is None:
+            return {"decode": (self.started, self._end + shift)}
+        return {
+            "decode": (self.started, self._first + shift),
+            "inference": (self._first + shift, self._last + shift),
+            "encode": (self._last + shift, self._end + shift),
+        }
+
+
+_current: ContextVar[CallTimes | None] = ContextVar("current", default=None)
+
+
+@contextmanager
+def measured_inference() -> Iterator[None]:
+    """Counts what runs inside as inference of the call that this thread answers."""
+    call = _current.get()
+    if call is None:
+        yield
+        return
+    start = time.perf_counter_ns()
+    try:
+        yield
+    finally:
+        call.ran(start, time.perf_counter_ns())
+
+
+class RequestTimes:
+    """Collects the times of a worker's calls; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets all: what ran before READY was no request."""
+        with self._lock:
+            self.phases = {phase: Histogram(BOUNDS[SECONDS]) for phase in PHASES}
+            self.sizes = Histogram(BOUNDS[SIZE])
+            self.released = dict.fromkeys(RELEASES, 0)
+
+    @contextmanager
+    def call(self, context: Any, size: int) -> Iterator[CallTimes]:
+        """Measures one call.
+
+        Args:
+            context: Its context.
+            size: Its requests.
+        """
+        call = CallTimes(size, _waits(context, size))
+        token = _current.set(call)
+        try:
+            yield call
+        finally:
+            _current.reset(token)
+            call.end()
+            most = int((getattr(context, "system_properties", None) or {}).get("batch_size") or 1)
+            self._add(call, _release(size, most), getattr(context, "metrics", None))
+
+    def _add(self, call: CallTimes, release: Release, metrics: Any) -> None:
+        values = [(phase, value) for phase, value in call.seconds().items()]
+        values += [("queue", wait) for wait in call.waits if wait is not None]
+        with self._lock:
+            for phase, value in values:
+                self.phases[phase].add(value)
+            self.sizes.add(call.size)
+            self.released[release] += 1
+        # Other hosts' libraries have histograms; TorchServe's parses a line for each value, and gets sums from time to
+        # time (`MetricsEmitter`).
+        if isinstance(metrics, HostMetrics):
+            for phase, value in values:
+                metrics.record("histogram", SECONDS, value, {"phase": phase})
+            metrics.record("histogram", SIZE, call.size, {})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the histograms, JSON-safe."""
+        with self._lock:
+            return {
+                "seconds": {phase: histogram.to_dict() for phase, histogram in self.phases.items()},
+                "batch_size": self.sizes.to_dict(),
+                "released": dict(self.released),
+            }
+
+    def series(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+        """Returns the same as Prometheus' series: their names and labels, with what was counted so far."""
+        with self._lock:
+            found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+            histograms = [(SECONDS, (("phase", str(phase)),), each) for phase, each in self.phases.items()]
+            for name, labels, histogram in [*histograms, (SIZE, (), self.sizes)]:
+                if histogram.count:
+                    for bound, count in histogram.buckets().items():
+                        found[f"{name}_bucket", (*labels, ("le", bound))] = count
+                    found[f"{name}_sum", labels] = round(histogram.sum, 6)
+                    found[f"{name}_count", labels] = histogram.count
+            return found
+
+
+def _release(size: int, most: int) -> Release:
+    """Returns why a batch was not kept waiting for further requests."""
+    if size >= most:
+        return "full"
+    return "only_one" if size == 1 else "delay"
+
+
+def _waits(context: Any, size: int) -> list[float | None]:
+    """Returns the seconds that each request of a call has waited; None where that is not known.
+
+    Other hosts than TorchServe say when a request came. TorchServe's frontend does not tell its workers; a proxy before
+    it may.
+    """
+    now = time.time()
+    arrived = getattr(context, "arrived", None)
+    if arrived is not None:
+        return [max(0.0, now - each) if each else None for each in arrived]
+    if getattr(context, "request_processor", None) is None:
+        return [None] * size
+    return [_wait(context, place, now) for place in range(size)]
+
+
+def _wait(context: Any, place: int, now: float) -> float | None:
+    text = next((each for name in _ARRIVED if (each := context.get_request_header(place, name))), None)
+    if text is None:
+        return None
+    try:
+        number = float(str(text).removeprefix("t="))
+    except ValueError:
+        return None
+    # In seconds, milliseconds or microseconds.
+    wait = now - number / (1e6 if number > 1e14 else 1e3 if number > 1e11 else 1.0)
+    return wait if 0.0 <= wait <= _LONGEST_WAIT else None

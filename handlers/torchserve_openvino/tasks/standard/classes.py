@@ -1,0 +1,57 @@
+"""Labels of texts in the form of TEI (``predict``)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from torchserve_openvino.errors import ItemError
+from torchserve_openvino.tasks.openai import RequestError, request_of
+from torchserve_openvino.tasks.standard.form import Counted, Form, ServedModel, check_count
+from torchserve_openvino.tasks.standard.tei import UNSUPPORTED, tei_error
+
+
+class PredictRequest(BaseModel):
+    """``POST predict``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    inputs: Any
+    truncate: bool = False
+
+
+class TeiPredict(Form):
+    """TEI's classification: a text, or a list of lists of one text; a list of two texts is a pair there."""
+
+    def __init__(self, body: Any, model: ServedModel) -> None:
+        request = request_of(PredictRequest, body, {**UNSUPPORTED, "raw_scores": (False,)})
+        self.many = isinstance(request.inputs, list)
+        self.inputs = [request.inputs]
+        if self.many:
+            check_count(len(request.inputs), model, self.field)
+            self.inputs = [_text(each, f"{self.field}[{number}]") for number, each in enumerate(request.inputs)]
+        self.truncates = request.truncate or None
+
+    def answer(self, answers: Sequence[Counted]) -> Any:
+        """Returns the labels with their scores, best first."""
+        found = [[{"label": label, "score": score} for label, score in each.answer.items()] for each in answers]
+        return found if self.many else found[0]
+
+    @staticmethod
+    def refusal(error: ItemError) -> dict[str, Any]:
+        """Returns the body of a refusal as TEI has it."""
+        return tei_error(error)
+
+
+def _text(entry: Any, field: str) -> Any:
+    """Returns the text of an entry.
+
+    Raises:
+        RequestError: The entry is a pair of texts, or half of one.
+    """
+    if isinstance(entry, list) and len(entry) == 1:
+        return entry[0]
+    raise RequestError(
+        f'{field}: pairs of texts are not served; send one text, or several as [["a"], ["b"]]', param=field,
+        code="invalid_value",
+    )  # fmt: skip

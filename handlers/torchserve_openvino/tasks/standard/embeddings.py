@@ -1,0 +1,148 @@
+"""Embeddings in the forms of OpenAI (``v1/embeddings``) and of TEI (``embed``)."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from torchserve_openvino.errors import ItemError
+from torchserve_openvino.tasks.openai import RequestError, request_of, unknown_model
+from torchserve_openvino.tasks.standard.form import Counted, Form, ServedModel, check_count
+from torchserve_openvino.tasks.standard.tei import UNSUPPORTED, tei_error
+
+_STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
+Width = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class EmbeddingsRequest(BaseModel):
+    """``POST v1/embeddings``."""
+
+    model_config = _STRICT
+
+    input: Any
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Width | None = None
+
+
+class EmbedRequest(BaseModel):
+    """``POST embed``."""
+
+    model_config = _STRICT
+
+    inputs: Any
+    normalize: bool = True
+    truncate: bool = False
+    dimensions: Width | None = None
+
+
+class OpenAIEmbeddings(Form):
+    """OpenAI's embeddings."""
+
+    field = "input"
+
+    def __init__(self, body: Any, model: ServedModel) -> None:
+        request = request_of(EmbeddingsRequest, body, {})
+        if request.model is not None and request.model != model.name:
+            raise unknown_model(request.model, model.name)
+        self.inputs, self.many = _inputs(request.input, self.field, model)
+        self._request, self._model = request, model
+
+    def answer(self, answers: Sequence[Counted]) -> Any:
+        """Returns the list of vectors, and how many tokens ran."""
+        request = self._request
+        vectors = [shortened(each.answer.value, request.dimensions) for each in answers]
+        tokens = sum(each.tokens for each in answers)
+        return {
+            "object": "list",
+            "data": [
+                {
+                    "object": "embedding",
+                    "index": number,
+                    "embedding": _base64(vector) if request.encoding_format == "base64" else vector,
+                }
+                for number, vector in enumerate(vectors)
+            ],
+            "model": self._model.name,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+
+
+class TeiEmbed(Form):
+    """TEI's embeddings: the bare vectors, always in a list."""
+
+    def __init__(self, body: Any, model: ServedModel) -> None:
+        request = request_of(EmbedRequest, body, {**UNSUPPORTED, "prompt_name": ()})
+        if model.normalizes and not request.normalize:
+            raise RequestError(
+                "normalize: false is not possible: this model's own files normalize its vectors. Leave it out",
+                param="normalize",
+            )
+        self.inputs, self.many = _inputs(request.inputs, self.field, model)
+        self._request, self.truncates = request, request.truncate or None
+
+    def answer(self, answers: Sequence[Counted]) -> Any:
+        """Returns the vectors."""
+        vectors = [shortened(each.answer.value, self._request.dimensions) for each in answers]
+        return [unit(vector) if self._request.normalize else vector for vector in vectors]
+
+    @staticmethod
+    def refusal(error: ItemError) -> dict[str, Any]:
+        """Returns the body of a refusal as TEI has it."""
+        return tei_error(error)
+
+
+def _inputs(value: Any, field: str, model: ServedModel) -> tuple[list[Any], bool]:
+    """Returns inputs, each a text or a list of token ids, and whether they came as a list.
+
+    Raises:
+        RequestError: They are something else, or too many; the error names the entry.
+    """
+    if isinstance(value, str):
+        return [value], False
+    if not isinstance(value, list):
+        raise RequestError(
+            f"{field} must be a text, a list of texts, a list of token ids or a list of lists of token ids, not "
+            f"{'an object' if isinstance(value, Mapping) else type(value).__name__}",
+            param=field, code="invalid_value",
+        )  # fmt: skip
+    if value and _is_number(value[0]):
+        return [value], False
+    check_count(len(value), model, field)
+    return value, True
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def shortened(vector: torch.Tensor, dimensions: int | None) -> torch.Tensor:
+    """Returns the first numbers of a vector, scaled to length 1, as OpenAI shortens vectors; all of them for None.
+
+    Args:
+        vector: float32 ``[width]``.
+        dimensions: How many numbers to keep.
+
+    Raises:
+        RequestError: The vector has fewer.
+    """
+    if dimensions is None:
+        return vector
+    if dimensions > len(vector):
+        raise RequestError(
+            f"dimensions is {dimensions}; this model's vectors have {len(vector)} numbers", param="dimensions",
+            code="invalid_value",
+        )  # fmt: skip
+    return unit(vector[:dimensions])
+
+
+def unit(vector: torch.Tensor) -> torch.Tensor:
+    """Returns a vector of the same direction and length 1; one of zeros stays as it is."""
+    return torch.nn.functional.normalize(vector, dim=0)
+
+
+def _base64(vector: torch.Tensor) -> str:
+    """Returns a vector as base64 of its numbers: float32, the least significant byte first."""
+    return base64.b64encode(vector.contiguous().numpy().astype("<f4").tobytes()).decode("ascii")
