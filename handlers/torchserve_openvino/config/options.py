@@ -16,7 +16,14 @@ from torchserve_openvino.config.openvino.devices import (
     check_present,
     parse_device,
 )
-from torchserve_openvino.config.openvino.properties import check_properties, with_default_precision
+from torchserve_openvino.config.openvino.precisions import BF16X3, unsupported
+from torchserve_openvino.config.openvino.properties import (
+    DEVICE_PROPERTIES,
+    EXECUTION_MODE,
+    PRECISION,
+    check_properties,
+    with_default_precision,
+)
 from torchserve_openvino.config.problems import Problems
 from torchserve_openvino.config.spelling import listed, nearest, parse_bool, shown
 from torchserve_openvino.config.vocabulary import MAX_NUMBER
@@ -28,6 +35,7 @@ ENV_DEFAULTS = {"device": ENV_DEVICE, "model_caching": ENV_MODEL_CACHING, "cache
 
 _FALLBACKS = ("eager", "inductor")
 _VERIFY = ("off", "first")
+_PRECISIONS = ("f32", "bf16x3", "bf16", "f16")
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,9 @@ class BackendOptions:
     `torch.ops.aten.relu.default`. A name that torch decomposes first (`aten.linear`) gets a warning."""
     config: dict[str, Any] = field(default_factory=dict)
     """OpenVINO properties, for example `{PERFORMANCE_HINT: LATENCY, INFERENCE_PRECISION_HINT: bf16}`."""
+    precision: Literal["f32", "bf16x3", "bf16", "f16"] | None = None
+    """Precision of computation; `bf16x3` is f32 with products on AMX (docs/verification.md). Unset: `f32`, or what
+    `INFERENCE_PRECISION_HINT` in `config` says; both together are an error."""
     testing: bool = False
     """Upstream's flag, the same as `min_partition_us: 0`."""
     fallback_to: Literal["eager", "inductor"] = "eager"
@@ -70,12 +81,13 @@ class BackendOptions:
         """Returns the properties for ``core.compile_model``.
 
         `config`, plus ``INFERENCE_PRECISION_HINT: f32`` where neither precision nor execution mode is stated (an NPU
-        excepted, which computes in f16).
+        excepted, which computes in f16). The hint may be ``bf16x3``, which `backend.runtime.build` replaces.
         """
         return self._ov_config()[0]
 
     def _ov_config(self) -> tuple[dict[str, Any], str | None]:
-        return with_default_precision(self.config, self._spec())
+        stated = {} if self.precision is None else {PRECISION: self.precision}
+        return with_default_precision({**self.config, **stated}, self._spec())
 
     def _spec(self) -> DeviceSpec:
         spec = parse_device(self.device, Problems(lambda _: "options"))
@@ -201,12 +213,15 @@ class _Resolver:
         if values["testing"] and values["min_partition_us"] is None:
             values["min_partition_us"] = 0.0
         values["config"] = self._config(spec)
+        values["precision"] = self._precision(spec, values["config"])
         self._check_decompositions(values["decompositions"])
         options = BackendOptions(**values)
         effective, added = options._ov_config()
         for name in effective:
             if name == added and name not in values["config"]:
                 self.sources[f"config.{name}"] = "default"
+            elif name == PRECISION and options.precision is not None:
+                self.sources[f"config.{name}"] = self.sources["precision"]
             else:
                 self.sources[f"config.{name}"] = self.problems.place("config", name)
         return ResolvedOptions(options, self.sources)
@@ -309,6 +324,26 @@ class _Resolver:
             self.problems.add((name,), f"must be a number of microseconds of at least 0, not {shown(value)}.")
             return None
         return float(value)
+
+    def _precision(self, spec: DeviceSpec, config: Mapping[str, Any]) -> Any:
+        value = self._value("precision")
+        if value is None:
+            return None
+        if value not in _PRECISIONS:
+            message = f"must be one of {listed(_PRECISIONS)}, not {shown(value)}."
+            self.problems.add(("precision",), message, suggestion=nearest(str(value), _PRECISIONS))
+            return None
+        members = [config, *(config.get(DEVICE_PROPERTIES) or {}).values()]
+        for name in (PRECISION, EXECUTION_MODE):
+            if any(name in each for each in members):
+                message = f"is {value}, and config.{name} sets a precision, too; remove one of them."
+                self.problems.add(("precision",), message)
+                return None
+        checked = self.catalog.available() is not None or (value == BF16X3 and spec.name != "CPU")
+        if checked and (why := unsupported(value, spec.name)):
+            self.problems.add(("precision",), f"{value} {why}")
+            return None
+        return value
 
     def _config(self, spec: DeviceSpec) -> dict[str, Any]:
         value = self.given.get("config")

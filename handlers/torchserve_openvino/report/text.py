@@ -90,6 +90,11 @@ def render(report: dict[str, Any]) -> str:
                 f"convert {part['convert_seconds']:.2f} s, compile {part['compile_seconds']:.2f} s"
                 + (" (from cache)" if part["from_cache"] else "")
             )
+            if products := part.get("products"):
+                lines.append(
+                    f"      {products['bf16x3']} of {products['products']} products with weights in bf16x3, "
+                    f"{products['share']:.1%} of their multiplications"
+                )
             if kernels := part.get("kernels"):
                 words = [f"{each['count']}x {each['kind']} {each['precision']}" for each in kernels[:_MOST_KERNELS]]
                 lines.append(f"      kernels, longest first: {', '.join(words)}")

@@ -5,7 +5,7 @@ import os
 import time
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import openvino as ov
 import torch
 from openvino import opset13
 
+from torchserve_openvino.backend.conversion.passes.bf16x3 import multiply_in_bf16x3
 from torchserve_openvino.backend.conversion.passes.fused_chains import NO_FUSION, crashes_plugin
 from torchserve_openvino.backend.conversion.passes.gated_products import dies_on_gated_products, split_gated_products
 from torchserve_openvino.backend.runtime.deaths.journal import Journal, Mode
@@ -24,6 +25,9 @@ from torchserve_openvino.backend.runtime.kernels import kernels_of
 from torchserve_openvino.backend.runtime.own_weights import compile_from_file
 from torchserve_openvino.backend.spec import Interface
 from torchserve_openvino.backend.upstream._openvino_private import core
+from torchserve_openvino.backend.upstream._openvino_relaxed import plugin_library
+from torchserve_openvino.config.openvino.precisions import BF16X3
+from torchserve_openvino.config.openvino.properties import PRECISION
 from torchserve_openvino.ops.mappings import registered
 from torchserve_openvino.report.kernel_record import quantizes
 from torchserve_openvino.report.records import PartitionRecord
@@ -48,6 +52,8 @@ class Built:
         from_cache: Whether nothing was compiled: it was imported, or OpenVINO's own CACHE_DIR had it.
         keep_alive: Memory that the compiled model uses.
         note: Why it is compiled otherwise than usual; empty if it is not.
+        precision: Of products, if the plugin does not report it: ``bf16x3``; else empty.
+        products: As in `PartitionRecord`.
     """
 
     compiled: ov.CompiledModel
@@ -56,6 +62,8 @@ class Built:
     execution_devices: list[str]
     keep_alive: Any = None
     note: str = ""
+    precision: str = ""
+    products: dict[str, float] = field(default_factory=dict)
 
 
 def build(
@@ -81,9 +89,23 @@ def build(
         RuntimeError: The plugin refused the model; with its own message.
     """
     start = time.perf_counter()
+    model, products = _in_precision(model, config)
     compiled, note = _compiled(model, device, config, own_weights, journal, name)
     # Every device has this property, but none lists it as supported.
-    return _built(compiled, start, bool(compiled.get_property("LOADED_FROM_CACHE")), note=note)
+    built = _built(compiled, start, bool(compiled.get_property("LOADED_FROM_CACHE")), note=note)
+    return _with_products(built, config, products)
+
+
+def _in_precision(model: ov.Model, config: Mapping[str, Any]) -> tuple[ov.Model, dict[str, float]]:
+    """Returns the model to compile; the one that is passed stays as it is, for other devices and precisions."""
+    if config.get(PRECISION) != BF16X3:
+        return model, {}
+    changed, share = multiply_in_bf16x3(model)
+    return changed, share.to_dict()
+
+
+def _with_products(built: Built, config: Mapping[str, Any], products: Mapping[str, float]) -> Built:
+    return replace(built, precision=BF16X3, products=dict(products)) if config.get(PRECISION) == BF16X3 else built
 
 
 def _compiled(
@@ -104,7 +126,7 @@ def _compiled(
         return core().compile_model(model, device, properties(mode))
 
     def trial(mode: Mode) -> str:
-        return trial_of_model(model, device, properties(mode), registered().libraries)
+        return trial_of_model(model, device, properties(mode), _libraries(config))
 
     def describe() -> Subject:
         return subject_of_model(model, name, device, config, device_facts(device))
@@ -113,6 +135,11 @@ def _compiled(
     if unfused_at:
         note = f"OpenVINO would crash while fusing elementwise operators at {unfused_at}: compiled without fusion"
     return compiled, note
+
+
+def _libraries(config: Mapping[str, Any]) -> list[Path]:
+    """Returns the libraries with operations that a model may have."""
+    return [*registered().libraries, *([plugin_library()] if config.get(PRECISION) == BF16X3 else [])]
 
 
 def _is_cpu(device: str) -> bool:
@@ -137,7 +164,9 @@ def _split(model: ov.Model, config: Mapping[str, Any]) -> None:
 def _properties(device: str, config: Mapping[str, Any], unfused: bool = False) -> dict[str, Any]:
     if not _is_cpu(device):
         return dict(config)
-    return {**_KEPT_KERNELS, **_TIMED, **_EXACT, **(NO_FUSION if unfused else {}), **config}
+    # What is not in bf16x3 stays in f32.
+    floats = {PRECISION: "f32"} if config.get(PRECISION) == BF16X3 else {}
+    return {**_KEPT_KERNELS, **_TIMED, **_EXACT, **(NO_FUSION if unfused else {}), **config, **floats}
 
 
 def _built(compiled: ov.CompiledModel, start: float, from_cache: bool, keep_alive: Any = None, note: str = "") -> Built:
@@ -161,9 +190,9 @@ def build_from_ir(
     """
     start = time.perf_counter()
     mapped = _mapped(weights)
-    model = core().read_model(xml, mapped)
+    model, products = _in_precision(core().read_model(xml, mapped), config)
     compiled, note = _compiled(model, device, config, False, journal, name)
-    return _built(compiled, start, False, mapped, note)
+    return _with_products(_built(compiled, start, False, mapped, note), config, products)
 
 
 def compile_as_is(
@@ -199,14 +228,19 @@ def compile_as_is(
 
 
 def import_blob(
-    path: Path, device: str, config: Mapping[str, Any], journal: Journal | None = None, note: str = ""
+    path: Path,
+    device: str,
+    config: Mapping[str, Any],
+    journal: Journal | None = None,
+    note: str = "",
+    products: Mapping[str, float] | None = None,
 ) -> Built:
     """Imports a stored compiled model; the file is mapped, not copied.
 
     Args:
         path: The blob; the file's name is a digest of its content.
         device: As for `build`, like ``config`` and ``journal``.
-        note: As in `Built`, from when it was compiled.
+        note: As in `Built`, from when it was compiled; ``products``, too.
 
     Raises:
         CompileDiedError: An earlier process died of it.
@@ -224,7 +258,8 @@ def import_blob(
     def trial(mode: Mode) -> str:
         return trial_of_file(path, device, properties, registered().libraries, blob=True)
 
-    return _built(survive(journal, describe, ["normal", "eager"], load, trial)[0], start, True, mapped, note)
+    built = _built(survive(journal, describe, ["normal", "eager"], load, trial)[0], start, True, mapped, note)
+    return _with_products(built, config, products or {})
 
 
 def _mapped(path: Path) -> ov.Tensor:
@@ -251,12 +286,13 @@ def note_built(built: Built, interface: Interface, record: PartitionRecord, trac
     record.compile_seconds += built.seconds
     record.from_cache = built.from_cache
     record.execution_devices = built.execution_devices
+    record.products = built.products
     # Weakly: the report must not keep a model alive that was dropped.
     compiled = weakref.ref(built.compiled)
     tracker.watch_kernels(record, lambda: kernels_of(found) if (found := compiled()) is not None else [])
     if built.note:
         tracker.add_note(built.note)
-    if precision := _computes_in(built.compiled, record):
+    if precision := built.precision or _computes_in(built.compiled, record):
         tracker.note_precision(precision)
 
 
