@@ -28,6 +28,16 @@ def shares(precisions: dict[str, float]) -> str:
     return ", ".join(f"{name} {share:.0%}".replace("%", " %") for name, share in precisions.items())
 
 
+def products_line(products: dict[str, int]) -> str:
+    """Returns ``36 of 37 products with weights in bf16x3, 99.9 % of their multiplications``."""
+    total = products.get("multiplications", 0)
+    share = products.get("multiplications_bf16x3", 0) / total if total else 0.0
+    return (
+        f"{products.get('bf16x3', 0)} of {products.get('products', 0)} products with weights in bf16x3, "
+        f"{100 * share:.1f} % of their multiplications"
+    )
+
+
 def _first_line(text: str, width: int = 160) -> str:
     line = text.strip().splitlines()[0] if text.strip() else ""
     return line if len(line) <= width else line[: width - 3] + "..."
@@ -91,10 +101,7 @@ def render(report: dict[str, Any]) -> str:
                 + (" (from cache)" if part["from_cache"] else "")
             )
             if products := part.get("products"):
-                lines.append(
-                    f"      {products['bf16x3']} of {products['products']} products with weights in bf16x3, "
-                    f"{products['share']:.1%} of their multiplications"
-                )
+                lines.append(f"      {products_line(products)}")
             if kernels := part.get("kernels"):
                 words = [f"{each['count']}x {each['kind']} {each['precision']}" for each in kernels[:_MOST_KERNELS]]
                 lines.append(f"      kernels, longest first: {', '.join(words)}")

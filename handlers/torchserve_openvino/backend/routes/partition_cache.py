@@ -234,10 +234,10 @@ class PartitionCache:
             self._record.stored += 1
 
 
-def _numbers(value: Any) -> dict[str, float]:
+def _numbers(value: Any) -> dict[str, int]:
     """Returns the numbers in a mapping that was stored; nothing where it holds anything else."""
     pairs = value.items() if isinstance(value, Mapping) else ()
-    return {str(name): number for name, number in pairs if isinstance(number, (int, float))}
+    return {str(name): number for name, number in pairs if isinstance(number, int)}
 
 
 def _first_line(error: Exception) -> str:

@@ -63,7 +63,7 @@ class Built:
     keep_alive: Any = None
     note: str = ""
     precision: str = ""
-    products: dict[str, float] = field(default_factory=dict)
+    products: dict[str, int] = field(default_factory=dict)
 
 
 def build(
@@ -96,7 +96,7 @@ def build(
     return _with_products(built, config, products)
 
 
-def _in_precision(model: ov.Model, config: Mapping[str, Any]) -> tuple[ov.Model, dict[str, float]]:
+def _in_precision(model: ov.Model, config: Mapping[str, Any]) -> tuple[ov.Model, dict[str, int]]:
     """Returns the model to compile; the one that is passed stays as it is, for other devices and precisions."""
     if config.get(PRECISION) != BF16X3:
         return model, {}
@@ -104,7 +104,7 @@ def _in_precision(model: ov.Model, config: Mapping[str, Any]) -> tuple[ov.Model,
     return changed, share.to_dict()
 
 
-def _with_products(built: Built, config: Mapping[str, Any], products: Mapping[str, float]) -> Built:
+def _with_products(built: Built, config: Mapping[str, Any], products: Mapping[str, int]) -> Built:
     return replace(built, precision=BF16X3, products=dict(products)) if config.get(PRECISION) == BF16X3 else built
 
 
@@ -233,7 +233,7 @@ def import_blob(
     config: Mapping[str, Any],
     journal: Journal | None = None,
     note: str = "",
-    products: Mapping[str, float] | None = None,
+    products: Mapping[str, int] | None = None,
 ) -> Built:
     """Imports a stored compiled model; the file is mapped, not copied.
 

@@ -57,10 +57,14 @@ class ProductShare:
     operations: int = 0
     split_operations: int = 0
 
-    def to_dict(self) -> dict[str, int | float]:
-        """Returns the counts, and ``share``, from 0 to 1, of the multiplications."""
-        share = self.split_operations / self.operations if self.operations else 0.0
-        return {"products": self.products, "bf16x3": self.split, "share": round(share, 4)}
+    def to_dict(self) -> dict[str, int]:
+        """Returns the counts, JSON-safe, by the names in a `PartitionRecord`."""
+        return {
+            "products": self.products,
+            "bf16x3": self.split,
+            "multiplications": self.operations,
+            "multiplications_bf16x3": self.split_operations,
+        }
 
 
 @dataclass
