@@ -114,12 +114,19 @@ def test_open_sizes() -> None:
 
 
 @needs_amx
-@pytest.mark.parametrize(("batch", "stride"), [(1, 1), (2, 2)])
-def test_convolutions_with_normalization_behind_them(batch: int, stride: int) -> None:
+@pytest.mark.parametrize(
+    ("batch", "stride", "split"),
+    [
+        (1, 1, 5),
+        # Of four pixels that would be split, a stride of 2 uses one.
+        (2, 2, 4),
+    ],
+)
+def test_convolutions_with_normalization_behind_them(batch: int, stride: int, split: int) -> None:
     torch.manual_seed(3)
-    model = nn.Sequential(nn.Conv2d(512, 512, 3, stride=stride, padding=1), nn.ReLU(), Bottleneck(512))
+    model = nn.Sequential(nn.Conv2d(512, 2048, 1, stride=stride), nn.ReLU(), Bottleneck(2048))
     summary = check(model, torch.randn(batch, 512, 14, 14))
-    assert summary["products"]["bf16x3"] == summary["products"]["products"] == 5
+    assert (summary["products"]["products"], summary["products"]["bf16x3"]) == (5, split)
 
 
 @needs_amx

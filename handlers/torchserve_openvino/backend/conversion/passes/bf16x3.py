@@ -29,10 +29,11 @@ from torchserve_openvino.backend.upstream._openvino_relaxed import product_in_f3
 from torchserve_openvino.ops.openvino_values import array_of
 from torchserve_openvino.report.kernel_record import BF16X3_SUFFIX
 
-# What splitting one value of an operand, and adding to one value of the result costs, in multiplications of float32 by
-# weights that the three products save. Measured on a Xeon with AMX: a product of 256 x 256 is as fast either way,
-# one of 384 x 384 is faster, one of 384 x 96 is not.
-_COST = 140.0
+# What splitting a value of an operand and adding to a value of the result cost, in multiplications by weights that
+# the three products save. Measured on a Xeon with AMX, as float32's time by bf16x3's: matrix products with 256 x 256
+# weights 1.0, 384 x 384 1.5, 384 x 96 0.9, 768 x 768 1.8; convolutions 3 x 3 of 128 and 256 channels 1.9, of 64 1.1.
+# Those of 1 x 1 are between 0.8 and 1.4, and mostly stay in float32.
+_COSTS = {"MatMul": (140.0, 140.0), "Convolution": (500.0, 250.0)}
 # With fewer rows, reading the weights takes longer than multiplying.
 _ROWS = 24
 # Larger values are rounded to infinity.
@@ -225,7 +226,8 @@ def _pays(product: _Product, users: int) -> bool:
             return False
     elif product.rows < _ROWS:
         return False
-    return product.inner * product.columns > _COST * (product.ratio / users + product.columns)
+    operand, result = _COSTS[product.node.get_type_name()]
+    return product.inner * product.columns > operand * product.ratio / users + result * product.columns
 
 
 def _split(product: _Product, splits: _Splits) -> bool:
