@@ -131,5 +131,6 @@ def test_the_instruction_set_says_whether_there_is_amx() -> None:
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     assert said.startswith("Intel") and "AMX" not in said.partition("|")[0]
     assert "needs a CPU with AMX" in said
-    with open("/proc/cpuinfo", encoding="utf-8") as file:
-        assert (" amx_bf16 " in file.read()) == (HERE is None)
+    if "ONEDNN_MAX_CPU_ISA" not in os.environ:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        assert (" amx_bf16 " in flags) == (HERE is None)

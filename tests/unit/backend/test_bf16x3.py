@@ -107,6 +107,27 @@ def test_fused_activations(activation: str) -> None:
 
 
 @needs_amx
+@pytest.mark.parametrize("shape", [(64, 384), (1, 384, 14, 14)])
+def test_values_that_bfloat16_lacks(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(6)
+    model = (nn.Linear(384, 384) if len(shape) == 2 else nn.Conv2d(384, 384, 3)).eval()
+    x = torch.randn(shape)
+    largest = torch.finfo(torch.float32).max
+    for position, value in enumerate((torch.inf, -torch.inf, torch.nan, largest, -largest)):
+        x[(position * 7, 5) if len(shape) == 2 else (0, 5, position * 2, position * 2)] = value
+    compiled = tov.compile(model, dynamic=False, options={"precision": "bf16x3"})
+    with torch.no_grad():
+        answer, eager = compiled(x), model(x)
+    assert compiled.report.to_dict()["summary"]["products"]["bf16x3"] == 1
+    assert torch.equal(answer.isnan(), eager.isnan()) and eager.isnan().any()
+    assert torch.equal(answer.isinf(), eager.isinf()) and eager.isinf().any()
+    assert torch.equal(answer[eager.isinf()], eager[eager.isinf()])
+    finite = eager.isfinite()
+    for values in (finite & (eager.abs() > 1e30), finite & (eager.abs() < 1e30)):
+        assert float((answer - eager)[values].abs().max()) <= TOLERANCE * float(eager[values].abs().max())
+
+
+@needs_amx
 def test_open_sizes() -> None:
     torch.manual_seed(2)
     calls = [torch.randn(batch, length, 384) for batch, length in ((2, 33), (3, 128), (2, 17))]

@@ -9,7 +9,6 @@ multiplies float32, so that three products are faster than one. Everything else 
 For a matrix product, ``x_high`` and ``x_low`` are the halves of one value of twice the batch: the kernel that computes
 ``x`` writes them there, and ``w_high`` is read once for both. The plugin adds up convolutions in place, so there they
 stay apart.
-Infinite values, and those above the largest bfloat16 (3.39e38), become NaN.
 """
 
 import functools
@@ -36,8 +35,8 @@ from torchserve_openvino.report.kernel_record import BF16X3_SUFFIX
 _COSTS = {"MatMul": (140.0, 140.0), "Convolution": (500.0, 250.0)}
 # With fewer rows, reading the weights takes longer than multiplying.
 _ROWS = 24
-# Larger values are rounded to infinity.
-_LARGEST = 3.3895e38
+# The largest bfloat16.
+_LARGEST = 255.0 * 2.0**120
 _BETWEEN = frozenset({"Convert", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 _LOW_BITS = frozenset({ov.Type.u8, ov.Type.i8, ov.Type.u4, ov.Type.i4, ov.Type.u2, ov.Type.nf4})
 
@@ -99,7 +98,8 @@ class _Operand:
     """
 
     def __init__(self, value: ov.Output) -> None:
-        high = ops.convert(value, ov.Type.bf16)
+        # What would become infinite remains in the rest: infinity times a weight and its own rest may be NaN.
+        high = ops.convert(ops.clamp(value, -_LARGEST, _LARGEST), ov.Type.bf16)
         rest = ops.subtract(value, ops.convert(high, ov.Type.f32))
         self.high, self.low = high.output(0), ops.convert(rest, ov.Type.bf16).output(0)
 
