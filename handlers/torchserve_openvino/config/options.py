@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from torchserve_openvino.config.cache_root import cache_root
-from torchserve_openvino.config.op_names import check_operators
+from torchserve_openvino.config.op_names import check_decomposable, check_operators
 from torchserve_openvino.config.openvino.devices import (
     DeviceCatalog,
     DeviceSpec,
@@ -16,10 +16,8 @@ from torchserve_openvino.config.openvino.devices import (
     check_present,
     parse_device,
 )
-from torchserve_openvino.config.openvino.precisions import BF16X3, unsupported
+from torchserve_openvino.config.openvino.precisions import check_precision
 from torchserve_openvino.config.openvino.properties import (
-    DEVICE_PROPERTIES,
-    EXECUTION_MODE,
     PRECISION,
     check_properties,
     with_default_precision,
@@ -35,7 +33,6 @@ ENV_DEFAULTS = {"device": ENV_DEVICE, "model_caching": ENV_MODEL_CACHING, "cache
 
 _FALLBACKS = ("eager", "inductor")
 _VERIFY = ("off", "first")
-_PRECISIONS = ("f32", "bf16x3", "bf16", "f16")
 
 
 @dataclass(frozen=True)
@@ -213,8 +210,10 @@ class _Resolver:
         if values["testing"] and values["min_partition_us"] is None:
             values["min_partition_us"] = 0.0
         values["config"] = self._config(spec)
-        values["precision"] = self._precision(spec, values["config"])
-        self._check_decompositions(values["decompositions"])
+        present = self.catalog.available() is not None
+        stated = self._value("precision")
+        values["precision"] = check_precision(stated, spec.name, values["config"], present, self.problems)
+        check_decomposable(values["decompositions"], self.problems)
         options = BackendOptions(**values)
         effective, added = options._ov_config()
         for name in effective:
@@ -295,18 +294,6 @@ class _Resolver:
         value = self._value(name)
         return () if value is None else check_operators(value, self.problems, (name,))
 
-    def _check_decompositions(self, names: tuple[str, ...]) -> None:
-        if not names:
-            return
-        import torch
-        from torch._decomp import get_decompositions
-
-        for name in names:
-            namespace, operator, *overload = name.split(".")
-            found = getattr(getattr(torch.ops, namespace), operator)
-            if not get_decompositions([getattr(found, overload[0]) if overload else found]):
-                self.problems.add(("decompositions",), f"torch has no decomposition for {name!r}; remove it.")
-
     def _choice(self, name: str, choices: tuple[str, ...]) -> str:
         """Returns one of several words, of which the first is the default."""
         value = self._value(name)
@@ -324,26 +311,6 @@ class _Resolver:
             self.problems.add((name,), f"must be a number of microseconds of at least 0, not {shown(value)}.")
             return None
         return float(value)
-
-    def _precision(self, spec: DeviceSpec, config: Mapping[str, Any]) -> Any:
-        value = self._value("precision")
-        if value is None:
-            return None
-        if value not in _PRECISIONS:
-            message = f"must be one of {listed(_PRECISIONS)}, not {shown(value)}."
-            self.problems.add(("precision",), message, suggestion=nearest(str(value), _PRECISIONS))
-            return None
-        members = [config, *(config.get(DEVICE_PROPERTIES) or {}).values()]
-        for name in (PRECISION, EXECUTION_MODE):
-            if any(name in each for each in members):
-                message = f"is {value}, and config.{name} sets a precision, too; remove one of them."
-                self.problems.add(("precision",), message)
-                return None
-        checked = self.catalog.available() is not None or (value == BF16X3 and spec.name != "CPU")
-        if checked and (why := unsupported(value, spec.name)):
-            self.problems.add(("precision",), f"{value} {why}")
-            return None
-        return value
 
     def _config(self, spec: DeviceSpec) -> dict[str, Any]:
         value = self.given.get("config")

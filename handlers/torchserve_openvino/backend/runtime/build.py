@@ -5,18 +5,17 @@ import os
 import time
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino as ov
 import torch
-from openvino import opset13
 
-from torchserve_openvino.backend.conversion.passes.bf16x3 import multiply_in_bf16x3
 from torchserve_openvino.backend.conversion.passes.fused_chains import NO_FUSION, crashes_plugin
 from torchserve_openvino.backend.conversion.passes.gated_products import dies_on_gated_products, split_gated_products
+from torchserve_openvino.backend.runtime import split_products
 from torchserve_openvino.backend.runtime.deaths.journal import Journal, Mode
 from torchserve_openvino.backend.runtime.deaths.subject import Subject, subject_of_blob, subject_of_model
 from torchserve_openvino.backend.runtime.deaths.survive import survive
@@ -25,9 +24,7 @@ from torchserve_openvino.backend.runtime.kernels import kernels_of
 from torchserve_openvino.backend.runtime.own_weights import compile_from_file
 from torchserve_openvino.backend.spec import Interface
 from torchserve_openvino.backend.upstream._openvino_private import core
-from torchserve_openvino.backend.upstream._openvino_relaxed import plugin_library
-from torchserve_openvino.config.openvino.precisions import BF16X3
-from torchserve_openvino.config.openvino.properties import PRECISION
+from torchserve_openvino.config.openvino.precisions import BF16X3, runtime_requirements
 from torchserve_openvino.ops.mappings import registered
 from torchserve_openvino.report.kernel_record import quantizes
 from torchserve_openvino.report.records import PartitionRecord
@@ -52,8 +49,7 @@ class Built:
         from_cache: Whether nothing was compiled: it was imported, or OpenVINO's own CACHE_DIR had it.
         keep_alive: Memory that the compiled model uses.
         note: Why it is compiled otherwise than usual; empty if it is not.
-        precision: Of products, if the plugin does not report it: ``bf16x3``; else empty.
-        products: As in `PartitionRecord`.
+        products: As in `PartitionRecord`; not empty in the precision bf16x3.
     """
 
     compiled: ov.CompiledModel
@@ -62,7 +58,6 @@ class Built:
     execution_devices: list[str]
     keep_alive: Any = None
     note: str = ""
-    precision: str = ""
     products: dict[str, int] = field(default_factory=dict)
 
 
@@ -89,30 +84,19 @@ def build(
         RuntimeError: The plugin refused the model; with its own message.
     """
     start = time.perf_counter()
-    model, products = _in_precision(model, config)
+    model, products = split_products.with_split_products(model, config)
     compiled, note = _compiled(model, device, config, own_weights, journal, name)
     # Every device has this property, but none lists it as supported.
-    built = _built(compiled, start, bool(compiled.get_property("LOADED_FROM_CACHE")), note=note)
-    return _with_products(built, config, products)
-
-
-def _in_precision(model: ov.Model, config: Mapping[str, Any]) -> tuple[ov.Model, dict[str, int]]:
-    """Returns the model to compile; the one that is passed stays as it is, for other devices and precisions."""
-    if config.get(PRECISION) != BF16X3:
-        return model, {}
-    changed, share = multiply_in_bf16x3(model)
-    return changed, share.to_dict()
-
-
-def _with_products(built: Built, config: Mapping[str, Any], products: Mapping[str, int]) -> Built:
-    return replace(built, precision=BF16X3, products=dict(products)) if config.get(PRECISION) == BF16X3 else built
+    cached = bool(compiled.get_property("LOADED_FROM_CACHE"))
+    return _built(compiled, start, cached, note=note, products=products)
 
 
 def _compiled(
     model: ov.Model, device: str, config: Mapping[str, Any], own_weights: bool, journal: Journal | None, name: str
 ) -> tuple[ov.CompiledModel, str]:
     """Returns the compiled model, and why it is compiled otherwise than usual."""
-    _split(model, config)
+    if dies_on_gated_products(config):
+        split_gated_products(model)
     unfused_at = _crashes(model, device)
     # Fusion is an affair of the CPU plugin.
     modes: list[Mode] = ["normal", "unfused", "eager"] if _is_cpu(device) and not unfused_at else ["normal", "eager"]
@@ -126,7 +110,9 @@ def _compiled(
         return core().compile_model(model, device, properties(mode))
 
     def trial(mode: Mode) -> str:
-        return trial_of_model(model, device, properties(mode), _libraries(config))
+        return trial_of_model(
+            model, device, properties(mode), [*registered().libraries, *split_products.extension_libraries(config)]
+        )
 
     def describe() -> Subject:
         return subject_of_model(model, name, device, config, device_facts(device))
@@ -135,11 +121,6 @@ def _compiled(
     if unfused_at:
         note = f"OpenVINO would crash while fusing elementwise operators at {unfused_at}: compiled without fusion"
     return compiled, note
-
-
-def _libraries(config: Mapping[str, Any]) -> list[Path]:
-    """Returns the libraries with operations that a model may have."""
-    return [*registered().libraries, *([plugin_library()] if config.get(PRECISION) == BF16X3 else [])]
 
 
 def _is_cpu(device: str) -> bool:
@@ -156,22 +137,30 @@ def _crashes(model: ov.Model, device: str) -> str:
     return operator
 
 
-def _split(model: ov.Model, config: Mapping[str, Any]) -> None:
-    if dies_on_gated_products(config):
-        split_gated_products(model)
-
-
 def _properties(device: str, config: Mapping[str, Any], unfused: bool = False) -> dict[str, Any]:
     if not _is_cpu(device):
         return dict(config)
-    # What is not in bf16x3 stays in f32.
-    floats = {PRECISION: "f32"} if config.get(PRECISION) == BF16X3 else {}
-    return {**_KEPT_KERNELS, **_TIMED, **_EXACT, **(NO_FUSION if unfused else {}), **config, **floats}
+    return {
+        **_KEPT_KERNELS,
+        **_TIMED,
+        **_EXACT,
+        **(NO_FUSION if unfused else {}),
+        **config,
+        **split_products.plugin_precision(config),
+    }
 
 
-def _built(compiled: ov.CompiledModel, start: float, from_cache: bool, keep_alive: Any = None, note: str = "") -> Built:
+def _built(
+    compiled: ov.CompiledModel,
+    start: float,
+    from_cache: bool,
+    keep_alive: Any = None,
+    note: str = "",
+    products: Mapping[str, int] | None = None,
+) -> Built:
     devices = [str(name) for name in _property(compiled, "EXECUTION_DEVICES", [])]
-    return Built(compiled, time.perf_counter() - start, from_cache, devices, keep_alive, note)
+    seconds = time.perf_counter() - start
+    return Built(compiled, seconds, from_cache, devices, keep_alive, note, dict(products or {}))
 
 
 def build_from_ir(
@@ -190,9 +179,9 @@ def build_from_ir(
     """
     start = time.perf_counter()
     mapped = _mapped(weights)
-    model, products = _in_precision(core().read_model(xml, mapped), config)
+    model, products = split_products.with_split_products(core().read_model(xml, mapped), config)
     compiled, note = _compiled(model, device, config, False, journal, name)
-    return _with_products(_built(compiled, start, False, mapped, note), config, products)
+    return _built(compiled, start, False, mapped, note, products)
 
 
 def compile_as_is(
@@ -258,8 +247,8 @@ def import_blob(
     def trial(mode: Mode) -> str:
         return trial_of_file(path, device, properties, registered().libraries, blob=True)
 
-    built = _built(survive(journal, describe, ["normal", "eager"], load, trial)[0], start, True, mapped, note)
-    return _with_products(built, config, products or {})
+    compiled = survive(journal, describe, ["normal", "eager"], load, trial)[0]
+    return _built(compiled, start, True, mapped, note, products)
 
 
 def _mapped(path: Path) -> ov.Tensor:
@@ -292,7 +281,7 @@ def note_built(built: Built, interface: Interface, record: PartitionRecord, trac
     tracker.watch_kernels(record, lambda: kernels_of(found) if (found := compiled()) is not None else [])
     if built.note:
         tracker.add_note(built.note)
-    if precision := built.precision or _computes_in(built.compiled, record):
+    if precision := BF16X3 if built.products else _computes_in(built.compiled, record):
         tracker.note_precision(precision)
 
 
@@ -343,12 +332,6 @@ def _members(device: str) -> list[str]:
     return [device]
 
 
-@functools.lru_cache(maxsize=1)
 def cpu_level() -> str:
-    """Returns the CPU's instruction set as OpenVINO writes it into blobs, ``meta=1.0;ov=2026.4.1;isa=Intel AVX2``.
-
-    Only a compiled model has this property, so a tiny one is compiled (40 ms).
-    """
-    parameter = opset13.parameter([1], np.float32)
-    compiled = core().compile_model(ov.Model([opset13.relu(parameter)], [parameter]), "CPU")
-    return str(compiled.get_property("RUNTIME_REQUIREMENTS"))
+    """Returns the CPU's instruction set as OpenVINO writes it into blobs, ``meta=1.0;ov=2026.4.1;isa=Intel AVX2``."""
+    return runtime_requirements()
