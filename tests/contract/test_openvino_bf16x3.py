@@ -58,6 +58,19 @@ def test_a_type_relaxed_product_of_bf16_is_not_rounded_and_runs_on_amx() -> None
     assert np.abs(product(x, w, relax=False)(x)[0] - exact).max() > 1e-3 * np.abs(exact).max()
 
 
+@needs_amx
+def test_a_transposition_before_it_makes_it_round() -> None:
+    """Why the pass puts none there: the plugin fuses it to a MatMul of its own, which has the type of its operands."""
+    x, w = numbers(64, 384), numbers(384, 256)
+    parameter = ops.parameter([64, 384], np.float32)
+    turned = ops.transpose(bf16(w), ops.constant(np.array([1, 0]))).output(0)
+    result = relaxed.product_in_f32("MatMul", ops.convert(parameter, "bf16").output(0), turned, MATMUL)
+    model = ov.Model([ops.convert(result, "f32")], [parameter])
+    exact = rounded(x) @ rounded(w)
+    error = np.abs(core().compile_model(model, "CPU", F32)(x)[0] - exact).max()
+    assert error > 1e-3 * np.abs(exact).max()
+
+
 def test_only_an_ir_creates_it_and_only_with_the_plugin_as_an_extension() -> None:
     text = relaxed._text("MatMul", 2, 2, tuple(MATMUL.items()))
     with pytest.raises(RuntimeError, match=r"type_relaxed_opset1|MatMul"):

@@ -106,6 +106,37 @@ def test_fused_activations(activation: str) -> None:
     assert check(Layer(384, 64, activation), 3 * torch.randn(2, 64, 384))["products"]["bf16x3"] == 6
 
 
+class Turned(nn.Module):
+    """Transpositions before and behind a product, which the plugin would fuse with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(384, 512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.linear(x.transpose(1, 2)).transpose(1, 2) * 0.125).softmax(-1)
+
+
+@needs_amx
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("model", "shape", "split"),
+    [
+        (Turned(), (2, 384, 64), 1),
+        (nn.Linear(384, 384), (2, 3, 32, 384), 1),
+        (nn.Sequential(nn.Conv1d(512, 512, 3, padding=1), nn.GELU()), (2, 512, 64), 1),
+        (nn.Conv2d(256, 256, 3, dilation=2, padding="same"), (1, 256, 20, 20), 1),
+        (nn.Conv2d(512, 512, 3, groups=2), (1, 512, 14, 14), 0),
+        (nn.Conv3d(256, 256, 3), (1, 256, 5, 8, 8), 1),
+    ],
+    ids=["turned", "rank4", "conv1d", "dilated", "groups", "conv3d"],
+)
+def test_forms(model: nn.Module, shape: tuple[int, ...], split: int, dynamic: bool) -> None:
+    torch.manual_seed(7)
+    summary = check(model, torch.randn(shape), dynamic=dynamic)
+    assert summary["products"]["bf16x3"] == split or (dynamic and "Conv" in str(model))
+
+
 @needs_amx
 @pytest.mark.parametrize("shape", [(64, 384), (1, 384, 14, 14)])
 def test_values_that_bfloat16_lacks(shape: tuple[int, ...]) -> None:

@@ -140,14 +140,8 @@ def _crashes(model: ov.Model, device: str) -> str:
 def _properties(device: str, config: Mapping[str, Any], unfused: bool = False) -> dict[str, Any]:
     if not _is_cpu(device):
         return dict(config)
-    return {
-        **_KEPT_KERNELS,
-        **_TIMED,
-        **_EXACT,
-        **(NO_FUSION if unfused else {}),
-        **config,
-        **split_products.plugin_precision(config),
-    }
+    fusion = NO_FUSION if unfused else {}
+    return {**_KEPT_KERNELS, **_TIMED, **_EXACT, **fusion, **split_products.plugin_config(config)}
 
 
 def _built(
@@ -159,8 +153,7 @@ def _built(
     products: Mapping[str, int] | None = None,
 ) -> Built:
     devices = [str(name) for name in _property(compiled, "EXECUTION_DEVICES", [])]
-    seconds = time.perf_counter() - start
-    return Built(compiled, seconds, from_cache, devices, keep_alive, note, dict(products or {}))
+    return Built(compiled, time.perf_counter() - start, from_cache, devices, keep_alive, note, dict(products or {}))
 
 
 def build_from_ir(

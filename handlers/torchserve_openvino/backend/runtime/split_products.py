@@ -20,9 +20,9 @@ def with_split_products(model: ov.Model, config: Mapping[str, Any]) -> tuple[ov.
     return changed, share.to_dict()
 
 
-def plugin_precision(config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the property that replaces bf16x3 for the plugin: what is not split stays in f32."""
-    return {PRECISION: "f32"} if config.get(PRECISION) == BF16X3 else {}
+def plugin_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the properties for the plugin: what is not split stays in f32."""
+    return {**config, PRECISION: "f32"} if config.get(PRECISION) == BF16X3 else dict(config)
 
 
 def extension_libraries(config: Mapping[str, Any]) -> list[Path]:

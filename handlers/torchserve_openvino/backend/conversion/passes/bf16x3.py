@@ -22,7 +22,6 @@ import torch
 from openvino import opset15 as ops
 
 from torchserve_openvino.backend.conversion.passes.constant_parts import constant_value
-from torchserve_openvino.backend.conversion.passes.weight_packing import keep_orientations_apart
 from torchserve_openvino.backend.upstream._openvino_private import fuse_normalization
 from torchserve_openvino.backend.upstream._openvino_relaxed import product_in_f32
 from torchserve_openvino.ops.openvino_values import array_of
@@ -135,7 +134,7 @@ def multiply_in_bf16x3(model: ov.Model) -> tuple[ov.Model, ProductShare]:
         model: Not changed; the copy shares its constants.
     """
     copy = model.clone()
-    if not _has_low_bits(copy):
+    if any(node.get_type_name() == "Convolution" for node in copy.get_ops()) and not _has_low_bits(copy):
         # Before the split: BatchNorm that scales the result would else not become part of the weights.
         fuse_normalization(copy)
     products = list(_products(copy))
@@ -152,7 +151,6 @@ def multiply_in_bf16x3(model: ov.Model) -> tuple[ov.Model, ProductShare]:
             share.split_operations += product.operations
     if share.split:
         copy.validate_nodes_and_infer_types()
-        keep_orientations_apart(copy)
     return copy, share
 
 
@@ -274,15 +272,19 @@ def _sum_of_products(
 
 def _split_weights(node: ov.Node, kind: str, splits: _Splits) -> tuple[ov.Output, ov.Output] | None:
     value = node.input_value(1)
-    # The plugin keeps the packed weights of a constant for one orientation (`weight_packing.py`).
-    key = (*_key(value), kind == "MatMul" and bool(node.get_attributes()["transpose_b"]))
+    # All in one orientation, by rows: the plugin keeps the packed weights of a constant for one only
+    # (`weight_packing.py`), and makes a product that rounds of one with a transposed constant.
+    turned = kind == "MatMul" and not node.get_attributes()["transpose_b"]
+    key = (*_key(value), turned)
     if key not in splits.weights:
         source = value.get_node()
         numbers = array_of(source) if source.get_type_name() == "Constant" else constant_value(value)
         if numbers is None:
             return None
-        exact = torch.from_numpy(np.array(numbers, np.float32))
-        if float(exact.abs().max()) <= _LARGEST:
+        exact = torch.from_numpy(np.array(numbers.T if turned else numbers, np.float32, order="C"))
+        least, largest = map(float, exact.aminmax())
+        # NaN fails both.
+        if least >= -_LARGEST and largest <= _LARGEST:
             high = exact.bfloat16()
             low = (exact - high.float()).bfloat16()
             splits.weights[key] = _constant(high), _constant(low)
@@ -300,7 +302,7 @@ def _attributes(node: ov.Node, kind: str) -> dict[str, str]:
     """Returns the attributes of an operation as an IR writes them."""
     own = node.get_attributes()
     if kind == "MatMul":
-        return {name: str(own[name]).lower() for name in ("transpose_a", "transpose_b")}
+        return {"transpose_a": "false", "transpose_b": "true"}
     lists = {name: ",".join(map(str, own[name])) for name in ("strides", "dilations", "pads_begin", "pads_end")}
     return {**lists, "auto_pad": str(own["auto_pad"]).lower()}
 
