@@ -19,7 +19,7 @@ from torchserve_openvino.cache.identity.versions import versions
 from torchserve_openvino.cache.open import WORKERS_PREFIX
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config import ResolvedOptions
-from torchserve_openvino.config.openvino.precisions import BF16X3, CAPABILITIES, no_bf16x3
+from torchserve_openvino.config.openvino.precisions import BF16X3, CAPABILITIES, instruction_set, no_bf16x3
 from torchserve_openvino.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -232,7 +232,13 @@ class Decisions:
             "cases": list(cases),
             "device": device,
             "device_name": facts["names"],
-            "capabilities": {"fast": facts["fast"], "cpu": facts["cpu"], "limit": facts["limit"]},
+            "capabilities": {
+                "fast": facts["fast"],
+                "cpu": facts["cpu"],
+                "limit": facts["limit"],
+                # A virtual machine may hide AMX.
+                "instructions": instruction_set() if device == "CPU" else "",
+            },
             "ov_config": ov_config,
         }
         self._key = make_key("precision", self._fields)

@@ -87,8 +87,7 @@ def build(
     model, products = split_products.with_split_products(model, config)
     compiled, note = _compiled(model, device, config, own_weights, journal, name)
     # Every device has this property, but none lists it as supported.
-    cached = bool(compiled.get_property("LOADED_FROM_CACHE"))
-    return _built(compiled, start, cached, note=note, products=products)
+    return _built(compiled, start, bool(compiled.get_property("LOADED_FROM_CACHE")), note=note, products=products)
 
 
 def _compiled(
@@ -274,13 +273,14 @@ def note_built(built: Built, interface: Interface, record: PartitionRecord, trac
     tracker.watch_kernels(record, lambda: kernels_of(found) if (found := compiled()) is not None else [])
     if built.note:
         tracker.add_note(built.note)
-    if precision := BF16X3 if built.products else _computes_in(built.compiled, record):
+    if precision := _computes_in(built, record):
         tracker.note_precision(precision)
 
 
-def _computes_in(compiled: ov.CompiledModel, record: PartitionRecord) -> str:
-    precision = effective_precision(compiled)
-    return "int8" if precision == "f32" and quantizes(record.op_counts) else precision
+def _computes_in(built: Built, record: PartitionRecord) -> str:
+    precision = effective_precision(built.compiled)
+    quantized = precision == "f32" and quantizes(record.op_counts)
+    return "int8" if quantized else BF16X3 if built.products else precision
 
 
 def effective_precision(compiled: ov.CompiledModel) -> str:
