@@ -118,3 +118,17 @@ def _unknown(entry: Any, name: str) -> str:
         f"torch has no operator {shown(entry)}: nothing is registered in the namespace {namespace!r}. If a "
         "library of yours registers it, import that library in the handler file, above the handler class."
     )
+
+
+def check_decomposable(names: Iterable[str], problems: Problems) -> None:
+    """Reports the operators of the option ``decompositions`` that torch has no decomposition for."""
+    if not names:
+        return
+    import torch
+    from torch._decomp import get_decompositions
+
+    for name in names:
+        namespace, operator, *overload = name.split(".")
+        found = getattr(getattr(torch.ops, namespace), operator)
+        if not get_decompositions([getattr(found, overload[0]) if overload else found]):
+            problems.add(("decompositions",), f"torch has no decomposition for {name!r}; remove it.")

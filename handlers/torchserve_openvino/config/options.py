@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from torchserve_openvino.config.cache_root import cache_root
-from torchserve_openvino.config.op_names import check_operators
+from torchserve_openvino.config.op_names import check_decomposable, check_operators
 from torchserve_openvino.config.openvino.devices import (
     DeviceCatalog,
     DeviceSpec,
@@ -16,7 +16,12 @@ from torchserve_openvino.config.openvino.devices import (
     check_present,
     parse_device,
 )
-from torchserve_openvino.config.openvino.properties import check_properties, with_default_precision
+from torchserve_openvino.config.openvino.precisions import check_precision
+from torchserve_openvino.config.openvino.properties import (
+    PRECISION,
+    check_properties,
+    with_default_precision,
+)
 from torchserve_openvino.config.problems import Problems
 from torchserve_openvino.config.spelling import listed, nearest, parse_bool, shown
 from torchserve_openvino.config.vocabulary import MAX_NUMBER
@@ -55,6 +60,9 @@ class BackendOptions:
     `torch.ops.aten.relu.default`. A name that torch decomposes first (`aten.linear`) gets a warning."""
     config: dict[str, Any] = field(default_factory=dict)
     """OpenVINO properties, for example `{PERFORMANCE_HINT: LATENCY, INFERENCE_PRECISION_HINT: bf16}`."""
+    precision: Literal["f32", "bf16x3", "bf16", "f16"] | None = None
+    """Precision of computation; `bf16x3` is f32 with products on AMX (docs/verification.md). Unset: `f32`, or what
+    `INFERENCE_PRECISION_HINT` in `config` says; both together are an error."""
     testing: bool = False
     """Upstream's flag, the same as `min_partition_us: 0`."""
     fallback_to: Literal["eager", "inductor"] = "eager"
@@ -70,12 +78,13 @@ class BackendOptions:
         """Returns the properties for ``core.compile_model``.
 
         `config`, plus ``INFERENCE_PRECISION_HINT: f32`` where neither precision nor execution mode is stated (an NPU
-        excepted, which computes in f16).
+        excepted, which computes in f16). The hint may be ``bf16x3``, which `backend.runtime.build` replaces.
         """
         return self._ov_config()[0]
 
     def _ov_config(self) -> tuple[dict[str, Any], str | None]:
-        return with_default_precision(self.config, self._spec())
+        stated = {} if self.precision is None else {PRECISION: self.precision}
+        return with_default_precision({**self.config, **stated}, self._spec())
 
     def _spec(self) -> DeviceSpec:
         spec = parse_device(self.device, Problems(lambda _: "options"))
@@ -201,12 +210,17 @@ class _Resolver:
         if values["testing"] and values["min_partition_us"] is None:
             values["min_partition_us"] = 0.0
         values["config"] = self._config(spec)
-        self._check_decompositions(values["decompositions"])
+        present = self.catalog.available() is not None
+        stated = self._value("precision")
+        values["precision"] = check_precision(stated, spec.name, values["config"], present, self.problems)
+        check_decomposable(values["decompositions"], self.problems)
         options = BackendOptions(**values)
         effective, added = options._ov_config()
         for name in effective:
             if name == added and name not in values["config"]:
                 self.sources[f"config.{name}"] = "default"
+            elif name == PRECISION and options.precision is not None:
+                self.sources[f"config.{name}"] = self.sources["precision"]
             else:
                 self.sources[f"config.{name}"] = self.problems.place("config", name)
         return ResolvedOptions(options, self.sources)
@@ -279,18 +293,6 @@ class _Resolver:
     def _operators(self, name: str) -> tuple[str, ...]:
         value = self._value(name)
         return () if value is None else check_operators(value, self.problems, (name,))
-
-    def _check_decompositions(self, names: tuple[str, ...]) -> None:
-        if not names:
-            return
-        import torch
-        from torch._decomp import get_decompositions
-
-        for name in names:
-            namespace, operator, *overload = name.split(".")
-            found = getattr(getattr(torch.ops, namespace), operator)
-            if not get_decompositions([getattr(found, overload[0]) if overload else found]):
-                self.problems.add(("decompositions",), f"torch has no decomposition for {name!r}; remove it.")
 
     def _choice(self, name: str, choices: tuple[str, ...]) -> str:
         """Returns one of several words, of which the first is the default."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from torchserve_openvino.config.openvino.devices import DeviceCatalog
+from torchserve_openvino.config.openvino.precisions import BF16X3, no_bf16x3
 from torchserve_openvino.config.openvino.properties import DEVICE_PROPERTIES, EXECUTION_MODE, PRECISION
 from torchserve_openvino.config.options import ResolvedOptions, json_safe, pick_catalog, resolve_into
 from torchserve_openvino.config.problems import KeyPath, Problems, dotted
@@ -122,7 +123,8 @@ def load_serving_config(
     if pt2.is_openvino:
         options = _raw_options(data, pt2)
         at = problems.at(*options_path(pt2.form))
-        backend = resolve_into(at, options, env=env, catalog=catalog or pick_catalog(check_device))
+        catalog = catalog or pick_catalog(check_device)
+        backend = resolve_into(at, options, env=env, catalog=catalog)
         if backend.options.verify != "off":
             at.add(
                 ("verify",),
@@ -131,6 +133,9 @@ def load_serving_config(
             )
         backend = _with_all_pieces(_with_fallback_to(backend, section, problems), section)
         _check_precision(backend, section, dotted(options_path(pt2.form)), problems)
+        checked = catalog.available() is not None or backend.options.device != "CPU"
+        if section.precision == BF16X3 and checked and (why := no_bf16x3(backend.options.device)):
+            problems.add(_PRECISION_KEY, f"{BF16X3} {why}")
     elif pt2.enabled and "precision" in section.model_fields_set:
         problems.add(_PRECISION_KEY, f"has no effect with the backend {pt2.backend}; remove it, or the backend.")
     problems.raise_if_any(read.name)
@@ -197,6 +202,12 @@ def _with_fallback_to(backend: ResolvedOptions, section: OpenVINOSection, proble
 def _check_precision(backend: ResolvedOptions, section: OpenVINOSection, options: str, problems: Problems) -> None:
     """Refuses a precision that the options of OpenVINO contradict: one of the two would silently have no effect."""
     if "precision" not in section.model_fields_set:
+        return
+    if backend.options.precision is not None:
+        problems.add(
+            _PRECISION_KEY,
+            f"is {section.precision}, and {options}.precision is {backend.options.precision}; remove one of them.",
+        )
         return
     config = backend.options.config
     nested: Mapping[str, Mapping[str, Any]] = config.get(DEVICE_PROPERTIES) or {}

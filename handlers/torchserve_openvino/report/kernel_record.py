@@ -7,7 +7,9 @@ from typing import Any
 
 # The plugin's words for layers that have kernels of 8 bits, and for the precisions of others.
 _LAYERS = {"Convolution", "FullyConnected", "MatMul"}
-_FLOATS = {"f32", "bf16", "f16"}
+_FLOATS = {"f32", "bf16x3", "bf16", "f16"}
+# The end of the names of operators that the precision bf16x3 adds.
+BF16X3_SUFFIX = "/bf16x3"
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class Kernel:
 
     Attributes:
         kind: The plugin's word, such as ``Convolution``.
-        precision: In which it computes: ``f32``, ``bf16``, ``f16``, ``u8``, ``i8``, ``u4``, ...
+        precision: In which it computes: ``f32``, ``bf16x3``, ``bf16``, ``f16``, ``u8``, ``i8``, ``u4``, ...
         primitive: The implementation, such as ``brgconv_avx512_vnni_u8``.
         operators: Names of the operations that were fused into it.
         seconds: Average time of a call; None if it never ran, or its time is not counted.

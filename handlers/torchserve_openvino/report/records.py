@@ -48,6 +48,8 @@ class PartitionRecord:
         constant_bytes: Size of those weights.
         execution_devices: Devices that it runs on, as OpenVINO reports them.
         from_cache: Whether it was not compiled, but imported from the cache or OpenVINO's own CACHE_DIR.
+        products: With the precision bf16x3, how many products with weights there are (``products``), and how many of
+            them are in bf16x3 (``bf16x3``); the same of their ``multiplications`` (a size that is open counts as 1).
         builds: How often it was built (several modules may share one graph; a changed weight builds again).
     """
 
@@ -64,6 +66,7 @@ class PartitionRecord:
     constant_bytes: int = 0
     execution_devices: list[str] = field(default_factory=list)
     from_cache: bool = False
+    products: dict[str, int] = field(default_factory=dict)
     builds: int = 0
 
 

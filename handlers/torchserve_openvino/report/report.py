@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,7 +140,11 @@ class CompileReport:
             "schema": SCHEMA,
             "environment": environment(),
             "config": t.config,
-            "summary": {**dataclasses.asdict(self.summary), "precisions": precisions(kernels)},
+            "summary": {
+                **dataclasses.asdict(self.summary),
+                "precisions": precisions(kernels),
+                **({"products": products} if (products := self._products()) else {}),
+            },
             "graphs": graphs,
             "fallbacks": [_shown(f) for f in t.fallbacks],
             "graph_breaks": [dataclasses.asdict(b) for b in t.graph_breaks],
@@ -151,6 +156,14 @@ class CompileReport:
             "notes": list(t.notes),
         }
         return json.loads(json.dumps(plain, default=str))
+
+    def _products(self) -> dict[str, int]:
+        """Returns the sums of `PartitionRecord.products`; empty in another precision than bf16x3."""
+        counts = Counter[str]()
+        for graph in self._tracker.graphs:
+            for part in graph.partitions:
+                counts.update(part.products)
+        return dict(counts)
 
     def to_text(self) -> str:
         """Renders the report for a terminal or a log."""

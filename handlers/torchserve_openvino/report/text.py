@@ -28,6 +28,16 @@ def shares(precisions: dict[str, float]) -> str:
     return ", ".join(f"{name} {share:.0%}".replace("%", " %") for name, share in precisions.items())
 
 
+def products_line(products: dict[str, int]) -> str:
+    """Returns ``36 of 37 products with weights in bf16x3, 99.9 % of their multiplications``."""
+    total = products.get("multiplications", 0)
+    share = products.get("multiplications_bf16x3", 0) / total if total else 0.0
+    return (
+        f"{products.get('bf16x3', 0)} of {products.get('products', 0)} products with weights in bf16x3, "
+        f"{100 * share:.1f} % of their multiplications"
+    )
+
+
 def _first_line(text: str, width: int = 160) -> str:
     line = text.strip().splitlines()[0] if text.strip() else ""
     return line if len(line) <= width else line[: width - 3] + "..."
@@ -90,6 +100,8 @@ def render(report: dict[str, Any]) -> str:
                 f"convert {part['convert_seconds']:.2f} s, compile {part['compile_seconds']:.2f} s"
                 + (" (from cache)" if part["from_cache"] else "")
             )
+            if products := part.get("products"):
+                lines.append(f"      {products_line(products)}")
             if kernels := part.get("kernels"):
                 words = [f"{each['count']}x {each['kind']} {each['precision']}" for each in kernels[:_MOST_KERNELS]]
                 lines.append(f"      kernels, longest first: {', '.join(words)}")

@@ -19,6 +19,7 @@ from torchserve_openvino.cache.identity.versions import versions
 from torchserve_openvino.cache.open import WORKERS_PREFIX
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config import ResolvedOptions
+from torchserve_openvino.config.openvino.precisions import BF16X3, CAPABILITIES, instruction_set, no_bf16x3
 from torchserve_openvino.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -26,8 +27,6 @@ logger = logging.getLogger(__name__)
 PROPERTY = "INFERENCE_PRECISION_HINT"
 HINT = f"config.{PROPERTY}"
 KEY = "handler.openvino.precision"
-# Maps OPTIMIZATION_CAPABILITIES to INFERENCE_PRECISION_HINT; f32 comes first, as the baseline.
-PRECISIONS = {"FP32": "f32", "BF16": "bf16", "FP16": "f16"}
 # A candidate beside these: the quantised model of an archive that keeps both.
 INT8 = "int8"
 # A smaller gain is not worth the rounding errors.
@@ -73,22 +72,26 @@ def candidates(resolved: ResolvedOptions) -> list[str]:
     if ":" in device or device == "AUTO":
         return ["f32"]
     capabilities = device_capabilities(device)
-    return ["f32"] + [name for fast, name in PRECISIONS.items() if fast in capabilities and name != "f32"]
+    split = [BF16X3] if no_bf16x3(device) is None else []
+    return ["f32", *split, *(name for fast, name in CAPABILITIES.items() if fast in capabilities and name != "f32")]
 
 
 def with_precision(resolved: ResolvedOptions, precision: str, source: str) -> ResolvedOptions:
     """Returns the options with the precision set, which they leave open.
 
     Args:
-        precision: ``f32``, ``bf16`` or ``f16``.
+        precision: ``f32``, ``bf16x3``, ``bf16`` or ``f16``.
         source: Where the value comes from, for the report.
 
     Raises:
         ConfigError: The device does not compute in this precision, and would silently use another.
     """
     device = resolved.options.device
-    if precision != "f32" and ":" not in device and device != "AUTO":
-        has = [name for fast, name in PRECISIONS.items() if fast in device_capabilities(device)]
+    if precision == BF16X3:
+        if why := no_bf16x3(device):
+            raise ConfigError(f"is {BF16X3}, which {why}", key=KEY)
+    elif precision != "f32" and ":" not in device and device != "AUTO":
+        has = [name for fast, name in CAPABILITIES.items() if fast in device_capabilities(device)]
         if precision not in has:
             raise ConfigError(
                 f"is {precision}, which {device} on this machine does not support; it supports {', '.join(has)}. Set "
@@ -186,7 +189,7 @@ class _StoredChoice(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    chosen: Literal["f32", "bf16", "f16", "int8"]
+    chosen: Literal["f32", "bf16x3", "bf16", "f16", "int8"]
     needs_gain: float
     tried: dict[str, _Trial]
 
@@ -229,7 +232,13 @@ class Decisions:
             "cases": list(cases),
             "device": device,
             "device_name": facts["names"],
-            "capabilities": {"fast": facts["fast"], "cpu": facts["cpu"], "limit": facts["limit"]},
+            "capabilities": {
+                "fast": facts["fast"],
+                "cpu": facts["cpu"],
+                "limit": facts["limit"],
+                # A virtual machine may hide AMX.
+                "instructions": instruction_set() if device == "CPU" else "",
+            },
             "ov_config": ov_config,
         }
         self._key = make_key("precision", self._fields)

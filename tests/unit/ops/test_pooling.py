@@ -43,3 +43,16 @@ def test_infinities_stay_in_their_window() -> None:
     x[0, 0, 3, 3] = float("inf")
     x[0, 0, 6, 6] = float("nan")
     check(lambda x: F.avg_pool2d(x, 2, 2, ceil_mode=True), x)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_kernel_much_larger_than_its_input(dynamic: bool) -> None:
+    """EfficientNet's last pool has a kernel of 2560; the input must not be padded to that."""
+    options = {"min_partition_us": 0}
+    for pool in (
+        lambda x: F.avg_pool2d(x, 2560, ceil_mode=True),
+        lambda x: F.avg_pool2d(x, 300, 3, 1, ceil_mode=True),
+        lambda x: F.avg_pool2d(x, (100, 2), 2, ceil_mode=True, count_include_pad=False),
+    ):
+        torch._dynamo.reset()
+        check(pool, torch.randn(2, 8, 5, 7), dynamic=dynamic, options=options, report=False)

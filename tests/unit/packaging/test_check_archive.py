@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from torchserve_openvino.cli import app
+from torchserve_openvino.config.openvino import precisions
 from torchserve_openvino.packaging.archive import run_archiver
 from torchserve_openvino.packaging.imports import missing_imports
 from torchserve_openvino.serving.loading.files import TORCHSCRIPT_ADVICE, load_weights, load_without_class
@@ -69,6 +70,13 @@ def test_what_a_worker_would_refuse(made, change, message) -> None:
     assert message in run("check", path, code=1)
     found = json.loads(CliRunner().invoke(app, ["check", str(path), "--json"]).stdout)
     assert not found["ok"] and found["problems"]
+
+
+def test_a_precision_that_this_cpu_lacks_is_reported(made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precisions, "instruction_set", lambda: "Intel AVX2")
+    config = "pt2: {compile: {backend: openvino}}\nhandler: {openvino: {precision: bf16x3}}\n"
+    text = run("check", made(config=config), code=1)
+    assert "precision" in text and "bf16x3 needs a CPU with AMX for bfloat16; OpenVINO uses Intel AVX2" in text
 
 
 NETWORK_OF = "{}\n" + NETWORK

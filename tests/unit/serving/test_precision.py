@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from own_handlers import BODY, Parts, start
-from serving_worker import WARMUP, save_weights
+from serving_worker import NETWORK, WARMUP, save_weights
 
+from encoder import build
 from torchserve_openvino.config import resolve_options
+from torchserve_openvino.config.openvino.precisions import no_bf16x3
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.serving import precision
 from torchserve_openvino.serving.base import worker_of
@@ -33,6 +35,7 @@ def trial(
 @pytest.fixture
 def has_bf16(monkeypatch) -> None:
     monkeypatch.setattr(precision, "device_capabilities", lambda device: ["FP32", "BF16", "INT8"])
+    monkeypatch.setattr(precision, "no_bf16x3", lambda device: "needs a CPU with AMX.")
 
 
 def gains(monkeypatch, *pairs: float) -> list[int]:
@@ -99,6 +102,32 @@ def test_what_the_device_lacks_is_refused_by_name(has_bf16) -> None:
     assert with_precision(resolve_options({}), "bf16", "x").options.config["INFERENCE_PRECISION_HINT"] == "bf16"
     with pytest.raises(ConfigError, match=r"precision.*f16.*CPU.*f32, bf16"):
         with_precision(resolve_options({}), "f16", "x")
+
+
+def test_bf16x3_is_a_candidate_before_bf16_where_the_cpu_has_amx(has_bf16, monkeypatch) -> None:
+    with pytest.raises(ConfigError, match=r"precision: is bf16x3, which needs a CPU with AMX"):
+        with_precision(resolve_options({}), "bf16x3", "x")
+    monkeypatch.setattr(precision, "no_bf16x3", lambda device: None)
+    assert candidates(resolve_options({})) == ["f32", "bf16x3", "bf16"]
+    assert (
+        with_precision(resolve_options({}), "bf16x3", "x").options.ov_config()["INFERENCE_PRECISION_HINT"] == "bf16x3"
+    )
+
+
+@pytest.mark.skipif(no_bf16x3("CPU") is not None, reason="needs a CPU with AMX")
+def test_bf16x3_is_served_within_the_tolerance_of_f32(archive) -> None:
+    warmup = {"inputs": [{"shape": [64, 384], "dtype": "float32"}], "batch_sizes": [1]}
+    source = NETWORK.replace("Linear(4, 8)", "Linear(384, 512)").replace("Linear(8, 3)", "Linear(512, 384)")
+    made = archive(
+        {"handler": {"openvino": {"warmup": warmup, "precision": "bf16x3"}}},
+        model_file=source,
+        weights=lambda path: torch.save(build(source, "Network").state_dict(), path),
+    )
+    handler = TensorHandler()
+    handler.initialize(made.context)
+    report = handler.describe_handle()
+    assert report["summary"]["precision"] == "bf16x3" and report["summary"]["products"]["bf16x3"] == 2
+    assert report["verify"]["passed"] and report["verify"]["tolerance"] == "0.001 of the largest value (bf16x3)"
 
 
 def test_f32_is_the_default_and_nothing_is_tried(archive, has_bf16, monkeypatch) -> None:

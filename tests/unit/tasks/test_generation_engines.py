@@ -126,6 +126,7 @@ def test_without_a_comparison_the_report_says_so(served: Any) -> None:
     ("how", "error", "said"),
     [
         ({"openvino": {"precision": "bf16"}}, ConfigError, "generate: {weights: bf16}"),
+        ({"options": {"precision": "bf16"}}, ConfigError, "generate: {weights: bf16}"),
         ({"options": {"disabled_ops": ["aten.relu.default"]}}, ConfigError, "disabled_ops"),
         ({"compile": {"backend": "inductor"}}, ConfigError, "needs openvino"),
         ({"generate": {"engine": "compile", "weights": "int8"}}, ConfigError, "the engine compile does not do"),

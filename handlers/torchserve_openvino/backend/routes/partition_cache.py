@@ -172,7 +172,8 @@ class PartitionCache:
                 continue
             try:
                 note = str(entry.body.get("note", ""))[:1000]
-                built = import_blob(entry.path("blob"), self._device, self._config, self._journal, note)
+                products = _numbers(entry.body.get("products"))
+                built = import_blob(entry.path("blob"), self._device, self._config, self._journal, note, products)
             except (DamagedEntryError, OSError, RuntimeError) as error:
                 # OpenVINO itself checks its version and the instruction set.
                 logger.warning("A compiled model in the cache is not used; compiling its IR: %s", _first_line(error))
@@ -226,9 +227,17 @@ class PartitionCache:
             return
         facts = {LEVEL: cpu_level()} if self._for_level else device_facts(self._device)
         fields = self._fields_of_blob(key, facts)
-        body = {"note": built.note} if built.note else {}
+        body: dict[str, Any] = {"note": built.note} if built.note else {}
+        if built.products:
+            body["products"] = built.products
         if self.store.put("blob", make_key("blob", fields), fields=fields, body=body, files={"blob": blob}) is not None:
             self._record.stored += 1
+
+
+def _numbers(value: Any) -> dict[str, int]:
+    """Returns the numbers in a mapping that was stored; nothing where it holds anything else."""
+    pairs = value.items() if isinstance(value, Mapping) else ()
+    return {str(name): number for name, number in pairs if isinstance(number, int)}
 
 
 def _first_line(error: Exception) -> str:

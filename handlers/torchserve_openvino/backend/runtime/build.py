@@ -5,17 +5,17 @@ import os
 import time
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino as ov
 import torch
-from openvino import opset13
 
 from torchserve_openvino.backend.conversion.passes.fused_chains import NO_FUSION, crashes_plugin
 from torchserve_openvino.backend.conversion.passes.gated_products import dies_on_gated_products, split_gated_products
+from torchserve_openvino.backend.runtime import split_products
 from torchserve_openvino.backend.runtime.deaths.journal import Journal, Mode
 from torchserve_openvino.backend.runtime.deaths.subject import Subject, subject_of_blob, subject_of_model
 from torchserve_openvino.backend.runtime.deaths.survive import survive
@@ -24,6 +24,7 @@ from torchserve_openvino.backend.runtime.kernels import kernels_of
 from torchserve_openvino.backend.runtime.own_weights import compile_from_file
 from torchserve_openvino.backend.spec import Interface
 from torchserve_openvino.backend.upstream._openvino_private import core
+from torchserve_openvino.config.openvino.precisions import BF16X3, runtime_requirements
 from torchserve_openvino.ops.mappings import registered
 from torchserve_openvino.report.kernel_record import quantizes
 from torchserve_openvino.report.records import PartitionRecord
@@ -48,6 +49,7 @@ class Built:
         from_cache: Whether nothing was compiled: it was imported, or OpenVINO's own CACHE_DIR had it.
         keep_alive: Memory that the compiled model uses.
         note: Why it is compiled otherwise than usual; empty if it is not.
+        products: As in `PartitionRecord`; not empty in the precision bf16x3.
     """
 
     compiled: ov.CompiledModel
@@ -56,6 +58,7 @@ class Built:
     execution_devices: list[str]
     keep_alive: Any = None
     note: str = ""
+    products: dict[str, int] = field(default_factory=dict)
 
 
 def build(
@@ -81,16 +84,18 @@ def build(
         RuntimeError: The plugin refused the model; with its own message.
     """
     start = time.perf_counter()
+    model, products = split_products.with_split_products(model, config)
     compiled, note = _compiled(model, device, config, own_weights, journal, name)
     # Every device has this property, but none lists it as supported.
-    return _built(compiled, start, bool(compiled.get_property("LOADED_FROM_CACHE")), note=note)
+    return _built(compiled, start, bool(compiled.get_property("LOADED_FROM_CACHE")), note=note, products=products)
 
 
 def _compiled(
     model: ov.Model, device: str, config: Mapping[str, Any], own_weights: bool, journal: Journal | None, name: str
 ) -> tuple[ov.CompiledModel, str]:
     """Returns the compiled model, and why it is compiled otherwise than usual."""
-    _split(model, config)
+    if dies_on_gated_products(config):
+        split_gated_products(model)
     unfused_at = _crashes(model, device)
     # Fusion is an affair of the CPU plugin.
     modes: list[Mode] = ["normal", "unfused", "eager"] if _is_cpu(device) and not unfused_at else ["normal", "eager"]
@@ -104,7 +109,9 @@ def _compiled(
         return core().compile_model(model, device, properties(mode))
 
     def trial(mode: Mode) -> str:
-        return trial_of_model(model, device, properties(mode), registered().libraries)
+        return trial_of_model(
+            model, device, properties(mode), [*registered().libraries, *split_products.extension_libraries(config)]
+        )
 
     def describe() -> Subject:
         return subject_of_model(model, name, device, config, device_facts(device))
@@ -129,20 +136,23 @@ def _crashes(model: ov.Model, device: str) -> str:
     return operator
 
 
-def _split(model: ov.Model, config: Mapping[str, Any]) -> None:
-    if dies_on_gated_products(config):
-        split_gated_products(model)
-
-
 def _properties(device: str, config: Mapping[str, Any], unfused: bool = False) -> dict[str, Any]:
     if not _is_cpu(device):
         return dict(config)
-    return {**_KEPT_KERNELS, **_TIMED, **_EXACT, **(NO_FUSION if unfused else {}), **config}
+    fusion = NO_FUSION if unfused else {}
+    return {**_KEPT_KERNELS, **_TIMED, **_EXACT, **fusion, **split_products.plugin_config(config)}
 
 
-def _built(compiled: ov.CompiledModel, start: float, from_cache: bool, keep_alive: Any = None, note: str = "") -> Built:
+def _built(
+    compiled: ov.CompiledModel,
+    start: float,
+    from_cache: bool,
+    keep_alive: Any = None,
+    note: str = "",
+    products: Mapping[str, int] | None = None,
+) -> Built:
     devices = [str(name) for name in _property(compiled, "EXECUTION_DEVICES", [])]
-    return Built(compiled, time.perf_counter() - start, from_cache, devices, keep_alive, note)
+    return Built(compiled, time.perf_counter() - start, from_cache, devices, keep_alive, note, dict(products or {}))
 
 
 def build_from_ir(
@@ -161,9 +171,9 @@ def build_from_ir(
     """
     start = time.perf_counter()
     mapped = _mapped(weights)
-    model = core().read_model(xml, mapped)
+    model, products = split_products.with_split_products(core().read_model(xml, mapped), config)
     compiled, note = _compiled(model, device, config, False, journal, name)
-    return _built(compiled, start, False, mapped, note)
+    return _built(compiled, start, False, mapped, note, products)
 
 
 def compile_as_is(
@@ -199,14 +209,19 @@ def compile_as_is(
 
 
 def import_blob(
-    path: Path, device: str, config: Mapping[str, Any], journal: Journal | None = None, note: str = ""
+    path: Path,
+    device: str,
+    config: Mapping[str, Any],
+    journal: Journal | None = None,
+    note: str = "",
+    products: Mapping[str, int] | None = None,
 ) -> Built:
     """Imports a stored compiled model; the file is mapped, not copied.
 
     Args:
         path: The blob; the file's name is a digest of its content.
         device: As for `build`, like ``config`` and ``journal``.
-        note: As in `Built`, from when it was compiled.
+        note: As in `Built`, from when it was compiled; ``products``, too.
 
     Raises:
         CompileDiedError: An earlier process died of it.
@@ -224,7 +239,8 @@ def import_blob(
     def trial(mode: Mode) -> str:
         return trial_of_file(path, device, properties, registered().libraries, blob=True)
 
-    return _built(survive(journal, describe, ["normal", "eager"], load, trial)[0], start, True, mapped, note)
+    compiled = survive(journal, describe, ["normal", "eager"], load, trial)[0]
+    return _built(compiled, start, True, mapped, note, products)
 
 
 def _mapped(path: Path) -> ov.Tensor:
@@ -251,18 +267,20 @@ def note_built(built: Built, interface: Interface, record: PartitionRecord, trac
     record.compile_seconds += built.seconds
     record.from_cache = built.from_cache
     record.execution_devices = built.execution_devices
+    record.products = built.products
     # Weakly: the report must not keep a model alive that was dropped.
     compiled = weakref.ref(built.compiled)
     tracker.watch_kernels(record, lambda: kernels_of(found) if (found := compiled()) is not None else [])
     if built.note:
         tracker.add_note(built.note)
-    if precision := _computes_in(built.compiled, record):
+    if precision := _computes_in(built, record):
         tracker.note_precision(precision)
 
 
-def _computes_in(compiled: ov.CompiledModel, record: PartitionRecord) -> str:
-    precision = effective_precision(compiled)
-    return "int8" if precision == "f32" and quantizes(record.op_counts) else precision
+def _computes_in(built: Built, record: PartitionRecord) -> str:
+    precision = effective_precision(built.compiled)
+    quantized = precision == "f32" and quantizes(record.op_counts)
+    return "int8" if quantized else BF16X3 if built.products else precision
 
 
 def effective_precision(compiled: ov.CompiledModel) -> str:
@@ -307,12 +325,6 @@ def _members(device: str) -> list[str]:
     return [device]
 
 
-@functools.lru_cache(maxsize=1)
 def cpu_level() -> str:
-    """Returns the CPU's instruction set as OpenVINO writes it into blobs, ``meta=1.0;ov=2026.4.1;isa=Intel AVX2``.
-
-    Only a compiled model has this property, so a tiny one is compiled (40 ms).
-    """
-    parameter = opset13.parameter([1], np.float32)
-    compiled = core().compile_model(ov.Model([opset13.relu(parameter)], [parameter]), "CPU")
-    return str(compiled.get_property("RUNTIME_REQUIREMENTS"))
+    """Returns the CPU's instruction set as OpenVINO writes it into blobs, ``meta=1.0;ov=2026.4.1;isa=Intel AVX2``."""
+    return runtime_requirements()

@@ -12,12 +12,13 @@ from torchserve_openvino.backend.spec import is_plain
 # Of activations in int8, a value halfway between two integers may become either, and each further layer makes more of
 # the difference: raw OpenVINO is up to 0.3 off in a transformer with random tokens. This finds what is wrong, not what
 # is inaccurate.
-RELATIVE_TOLERANCE = {"f32": 1e-3, "f16": 2e-2, "bf16": 6e-2, "int8": 0.5}
+RELATIVE_TOLERANCE = {"f32": 1e-3, "bf16x3": 1e-3, "f16": 2e-2, "bf16": 6e-2, "int8": 0.5}
 # Outputs below it are assumed to be what remains after larger values cancel: the tolerance shrinks no further.
 SMALLEST_SCALE = 1e-2
 # The share of an output's integers or booleans that may differ in f32. Rounding rarely changes an argmax or a
 # thresholded value, but then by any amount; in an output of fewer than 1,000 values none may differ.
 MOVED_SHARE = 1e-3
+_F32 = frozenset({"f32", "bf16x3"})
 _OF_DTYPE = {torch.float16: RELATIVE_TOLERANCE["f16"], torch.bfloat16: RELATIVE_TOLERANCE["bf16"]}
 
 
@@ -85,7 +86,7 @@ def too_far(
     if not expected.numel():
         return ""
     integers = not expected.is_floating_point() and not expected.is_complex()
-    if integers and max_abs is None and precision == "f32":
+    if integers and max_abs is None and precision in _F32:
         moved, allowed = int((got != expected).sum()), int(MOVED_SHARE * expected.numel())
         kind = str(expected.dtype).removeprefix("torch.")
         return f"differs in {moved} of {expected.numel()} {kind} values, more than {allowed}" if moved > allowed else ""

@@ -8,7 +8,7 @@ from typing import Any
 
 import openvino as ov
 
-from torchserve_openvino.report.kernel_record import Kernel
+from torchserve_openvino.report.kernel_record import BF16X3_SUFFIX, Kernel
 
 # Nodes that compute nothing.
 _IDLE = {"Input", "Output", "Const", "Constant", "Parameter", "Result"}
@@ -36,4 +36,7 @@ def _kernel(operation: Any) -> Kernel | None:
     time = fact("execTimeMcs")
     names = tuple(name for name in fact("originalLayersNames").split(",") if name)
     seconds = int(time) * 1e-6 if time.isdigit() else None
-    return Kernel(kind, fact("runtimePrecision").lower(), fact("primitiveType"), names, seconds)
+    precision = fact("runtimePrecision").lower()
+    if precision == "bf16" and any(name.endswith(BF16X3_SUFFIX) for name in names):
+        precision = "bf16x3"
+    return Kernel(kind, precision, fact("primitiveType"), names, seconds)

@@ -219,6 +219,11 @@ def exported_to_model(program: "torch.export.ExportedProgram") -> tuple[ov.Model
     return model, decoder
 
 
+def fuse_normalization(model: ov.Model) -> None:
+    """Makes BatchNorm behind a convolution part of its weights, as every plugin does; in place."""
+    apply_moc_transformations(model, cf=False, smart_reshape=False)
+
+
 def make_stateful(model: ov.Model, kept: Mapping[str, str]) -> None:
     """Turns inputs that return as outputs into variables, which keep their value from call to call; in place.
 

@@ -98,6 +98,7 @@ OPTIONS: dict[str, str] = {
     "decompositions": "graph",
     "disabled_ops": "graph",
     "config": "device",
+    "precision": "device",  # As the property INFERENCE_PRECISION_HINT.
     "testing": "nowhere",  # Upstream's flag; it only sets `min_partition_us`.
     "fallback_to": "graph",
     "min_partition_us": "graph",

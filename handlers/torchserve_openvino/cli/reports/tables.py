@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from torchserve_openvino.report.text import verify_line
+from torchserve_openvino.report.text import products_line, verify_line
 
 _MOST_SHAPES = 3
 
@@ -146,6 +146,8 @@ def _summary(report: Mapping[str, Any], title: str) -> Table:
     table.add_row(Text("coverage"), Text(f"{coverage:.1%} ({ops})", style=style))
     for name in ("device", "precision", "graphs", "partitions"):
         table.add_row(Text(name), Text(_text(summary.get(name))))
+    if products := summary.get("products"):
+        table.add_row(Text("products"), Text(products_line(products)))
     for name in ("fallbacks", "graph_breaks", "recompiles"):
         count = summary.get(name)
         table.add_row(Text(name.replace("_", " ")), Text(_text(count), style="yellow" if count else "green"))

@@ -51,6 +51,10 @@ def _counts(size: int, kernel: int, stride: int, pad: int, windows: int, include
     return end - start if include_pad else torch.clamp(end, max=size) - torch.clamp(start, min=0)
 
 
+# Larger ones are padded to, where the size of the input is not known; that takes the kernel's size in memory.
+_LARGEST_OPEN_KERNEL = 64
+
+
 def _other_average(node: Node) -> str | None:
     if arguments_of(node).get("ceil_mode"):
         return "average pooling with ceil_mode: OpenVINO divides the last window by another count than torch"
@@ -77,6 +81,11 @@ def _average_pool(dims: int, pool: Callable[..., Tensor]) -> Callable[..., Any]:
         sizes = list(x.shape[-dims:])
         facts = list(zip(sizes, kernel, step, pad, strict=True))
         windows = [_out_size(*fact, ceil_mode) for fact in facts]
+        if any(k > _LARGEST_OPEN_KERNEL for size, k, *_ in facts if not isinstance(size, int)):
+            return NotImplemented
+        # What a kernel covers beyond the input would be padded: EfficientNet's is as large as its channels are many.
+        facts = [(n, min(k, n + 2 * p) if isinstance(n, int) else k, s, p) for n, k, s, p in facts]
+        kernel = [k for _, k, *_ in facts]
         # Zeros around the input, so that the last window lies inside.
         more = [max(0, (n - 1) * s + k - size - p) for n, (size, k, s, p) in zip(windows, facts, strict=True)]
         around = [side for p, m in zip(reversed(pad), reversed(more), strict=True) for side in (p, m)]

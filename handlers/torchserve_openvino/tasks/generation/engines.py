@@ -242,6 +242,10 @@ def check(config: ServingConfig, batch_size: int) -> None:
             section.precision != "f32",
             "generate.weights is its precision, as in generate: {weights: bf16}",
         ),
+        "pt2.compile.options.precision": (
+            config.backend is not None and config.backend.options.precision is not None,
+            "generate.weights is its precision, as in generate: {weights: bf16}",
+        ),
         **(_for_exports(config) if section.generate.engine != "compile" else {}),
         "handler.openvino.compile": (section.compile, "the whole model runs in the engine"),
         "handler.openvino.verify.shadow": (section.verify.shadow, "answers are compared before READY only"),

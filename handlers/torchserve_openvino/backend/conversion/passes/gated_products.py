@@ -23,7 +23,8 @@ def dies_on_gated_products(config: Mapping[str, Any]) -> bool:
     Args:
         config: Properties for ``compile_model``.
     """
-    return str(config.get("INFERENCE_PRECISION_HINT", "")).lower() != "f32" and _threads_per_stream(config) < 2
+    floats = str(config.get("INFERENCE_PRECISION_HINT", "")).lower()
+    return floats not in {"f32", "bf16x3"} and _threads_per_stream(config) < 2
 
 
 def split_gated_products(model: ov.Model) -> None:
