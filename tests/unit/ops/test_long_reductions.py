@@ -102,6 +102,18 @@ def test_both_sides_of_the_length_of_running_sums(size: int) -> None:
     check_digits(lambda x: x.cumsum(-1), positive(2, size))
 
 
+def test_a_logarithm_of_softmax_has_the_digits_that_its_gradient_needs() -> None:
+    def gradient(function: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().clone().requires_grad_()
+        function(x).sum().backward()
+        return x.grad
+
+    x = normal(MILLION)
+    exact = gradient(lambda x: F.log_softmax(x, 0), x.double())
+    compiled = tov.compile(lambda x: F.log_softmax(x, 0), options=OPTIONS)
+    assert relative_error(gradient(compiled, x), exact) < 3e-6
+
+
 def test_narrow_floats_are_split_as_well() -> None:
     for dtype in (torch.float16, torch.bfloat16):
         x = positive(2, 50_000).to(dtype)

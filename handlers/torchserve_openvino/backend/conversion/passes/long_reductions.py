@@ -4,7 +4,8 @@ The error of such a sum grows with its length, up to 2e-2 for 4 million values a
 (tests/contract pins it). Which kernel adds depends on the axes:
 
 - The last axis, alone or with others, is added up accurately up to a million values, but for a tensor of one
-  dimension. That one gets a second dimension, which is reduced too; 4 million values then take a tenth of the time.
+  dimension. That one gets a second dimension, which is reduced too; 4 million values then take a tenth of the time. A
+  logarithm of softmax has such a sum inside, and gets the dimension as well.
 - Other axes are added up value by value. They are reduced in two steps, long ones in blocks, as are more values than a
   million.
 - Running sums are computed in blocks, then added to that of all blocks before.
@@ -52,12 +53,15 @@ def keep_digits_of_sums(model: ov.Model) -> None:
 def _replacements(model: ov.Model) -> Iterator[tuple[ov.Node, Callable[[ov.Output], ov.Node]]]:
     for node in model.get_ordered_ops():
         kind = node.get_type_name()
-        if kind not in {*_SUMS, "CumSum"} or node.get_element_type() not in _FLOATS:
+        if kind not in {*_SUMS, "CumSum", "LogSoftmax"} or node.get_element_type() not in _FLOATS:
             continue
         shape = node.get_input_partial_shape(0)
         if shape.rank.is_dynamic or (shape.is_static and math.prod(shape.to_shape()) <= SHORTEST_ROW):
             continue
-        if kind == "CumSum":
+        if kind == "LogSoftmax":
+            if len(shape) == 1:
+                yield node, _log_softmax_of_row
+        elif kind == "CumSum":
             if _count(node) > LONGEST_SUM:
                 yield node, _running_sum
         elif _count(node) > (LONGEST_ALONG_LAST if len(shape) - 1 in _axes(node) else LONGEST_SUM):
@@ -100,6 +104,13 @@ def _sum_of_row(result: ov.Output) -> ov.Node:
     node = result.get_node()
     reduced = _SUMS[node.get_type_name()](ops.unsqueeze(node.input_value(0), int64([0])), int64([0, 1]), False)
     return _named(ops.unsqueeze(reduced, int64([0])) if node.get_attributes()["keep_dims"] else reduced, node)
+
+
+def _log_softmax_of_row(result: ov.Output) -> ov.Node:
+    """Returns the logarithm of a softmax of a tensor of one dimension as that of a matrix with one row."""
+    node = result.get_node()
+    row = ops.log_softmax(ops.unsqueeze(node.input_value(0), int64([0])), 1)
+    return _named(ops.squeeze(row, int64([0])), node)
 
 
 def _blocks(length: int) -> tuple[int, int]:
