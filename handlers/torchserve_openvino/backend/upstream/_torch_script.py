@@ -1,0 +1,45 @@
+"""What this package takes from TorchScript's private interface: inlined graphs, and operators by their schema."""
+
+import re
+from typing import Any
+
+import torch
+
+_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def inlined_graph(method: Any) -> Any:
+    """Returns a copy of the graph of a method or function, with all calls of other TorchScript methods inlined."""
+    graph = method.graph.copy()
+    torch._C._jit_pass_inline(graph)
+    return graph
+
+
+def method_of(module: torch.nn.Module, name: str) -> Any:
+    """Returns a compiled method of a TorchScript module; None if it has none of this name."""
+    inner: Any = module._c
+    return inner._get_method(name) if name in inner._method_names() else None
+
+
+def parsed_schema(node: Any) -> Any:
+    """Returns the schema of a graph's node: name, overload and arguments; None for nodes without one."""
+    text = node.schema()
+    return torch._C.parse_schema(text) if text and text != "(no schema)" else None
+
+
+def is_dispatched(name: str, overload: str) -> bool:
+    """Returns True for an operator of torch's dispatcher, False for one that only TorchScript's interpreter has."""
+    try:
+        torch._C._dispatch_find_schema_or_throw(name, overload)
+    except RuntimeError:
+        return False
+    return True
+
+
+def source_of(node: Any) -> str:
+    """Returns ``file:line`` of the user's code behind a node: the innermost one outside torch; empty if unknown."""
+    # The lines of the original source come first; those of the archive's own copy follow "Serialized".
+    places = _PLACE.findall(str(node.sourceRange()))
+    own = [place for place in places if "/torch/" not in place[0]]
+    chosen = own or places
+    return f"{chosen[0][0]}:{chosen[0][1]}" if chosen else ""
