@@ -1,10 +1,12 @@
 """What this package takes from TorchScript's private interface: inlined graphs, and operators by their schema."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import torch
 
+_FILE_WORDS = ("file", "path")
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -43,3 +45,23 @@ def source_of(node: Any) -> str:
     own = [place for place in places if "/torch/" not in place[0]]
     chosen = own or places
     return f"{chosen[0][0]}:{chosen[0][1]}" if chosen else ""
+
+
+def opens_files(name: str) -> bool:
+    """Returns True for an operator, such as ``aten::save``, that takes the name of a file."""
+    schemas = torch._C._jit_get_schemas_for_operator(name)
+    return any(
+        "str" in str(argument.type) and any(word in argument.name for word in _FILE_WORDS)
+        for schema in schemas
+        for argument in schema.arguments
+    )
+
+
+def record_sizes(path: Path) -> dict[str, int]:
+    """Returns the size of each member of an archive, by its name without the folder that all are in, as torch reads it.
+
+    Raises:
+        RuntimeError: torch can't read it.
+    """
+    reader = torch._C.PyTorchFileReader(str(path))
+    return {name: reader.get_record_size(name) for name in reader.get_all_records()}
