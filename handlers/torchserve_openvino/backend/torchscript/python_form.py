@@ -94,10 +94,12 @@ def _made(written: Written, name: str) -> PythonForm:
     file = f"{name if name.isidentifier() else 'model'}-{zlib.crc32(text.encode()):08x}{TORCHSCRIPT_SUFFIX}"
     # Python and torch look up lines here for messages; by them a node's original line is found again.
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    names: dict[str, Any] = {"__name__": "torchscript", **written.table}
+    # Without a name of its own, since Dynamo would import the module of that name.
+    names: dict[str, Any] = dict(written.table)
     # Only names of `lines`, numbers and references to its table are in it, no text of the archive.
     exec(compile(text, file, "exec"), names)
-    kind = type("TorchScriptModule", (PythonForm,), {"forward": names["forward"]})
+    # Of no installed package, so that the cache identifies it by its code.
+    kind = type("TorchScriptModule", (PythonForm,), {"forward": names["forward"], "__module__": "__torchscript__"})
     form: PythonForm = kind()
     for attribute, tensor in written.weights.items():
         if isinstance(tensor, torch.nn.Parameter):
