@@ -43,18 +43,18 @@ def select_state(stored: Any, section: WeightsSection, file: str) -> Any:
     return stripped
 
 
-def advice(stored: Any, own: set[str]) -> str | None:
+def advice(stored: Any, own: Mapping[str, Any]) -> str | None:
     """Returns which keys of the YAML make a checkpoint fit a model; None if none do.
 
     Args:
         stored: What the file holds.
-        own: Names in the model's state_dict.
+        own: The model's state_dict.
     """
     if not own:
         return None
     choices = []
     for key, state in _states(stored):
-        prefix = _prefix(set(map(str, state)), own)
+        prefix = _prefix({str(name): value for name, value in state.items()}, own)
         if prefix is not None and (key or prefix):
             parts = [f"key: {key}"] if key else []
             parts += [f'strip_prefix: "{prefix}"'] if prefix else []
@@ -110,14 +110,16 @@ def _states(stored: Any) -> Iterator[tuple[str, Mapping[Any, Any]]]:
         level = inner
 
 
-def _prefix(names: set[str], own: set[str]) -> str | None:
-    """Returns what has to be removed from names so that they are a model's; None if they are not."""
-    if own <= names:
-        return ""
+def _prefix(state: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
+    """Returns what has to be removed from names so that weights are a model's; None if they are not."""
     first = min(own)
-    prefixes = {name.removesuffix(first) for name in names if name.endswith(first)}
-    fits = (prefix for prefix in sorted(prefixes, key=len) if all(f"{prefix}{name}" in names for name in own))
-    return next(fits, None)
+    prefixes = {name.removesuffix(first) for name in state if name.endswith(first)}
+    return next((prefix for prefix in sorted(prefixes, key=len) if _fits(state, own, prefix)), None)
+
+
+def _fits(state: Mapping[str, Any], own: Mapping[str, Any], prefix: str) -> bool:
+    pairs = ((value, state.get(f"{prefix}{name}")) for name, value in own.items())
+    return all(getattr(one, "shape", None) == getattr(other, "shape", ()) for one, other in pairs)
 
 
 def _some(names: list[str]) -> str:

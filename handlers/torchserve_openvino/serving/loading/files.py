@@ -197,7 +197,7 @@ def load_weights(model: nn.Module, path: Path, section: WeightsSection | None = 
         else:
             return
     reason = _misfit(model, inner[0] if inner else stored, refusals[0])
-    better = advice(whole, set(model.state_dict()))
+    better = advice(whole, model.state_dict())
     reason = f"{reason} {better}" if better is not None else f"{reason}{_SAVE if reason.endswith('; ') else ''}"
     raise ModelLoadError(f"{path.name} does not fit {type(model).__name__}: {reason}") from refusals[0]
 
