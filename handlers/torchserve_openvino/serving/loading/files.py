@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from torchserve_openvino.config.sections.handler import WeightsSection
@@ -229,8 +230,6 @@ def read_state(path: Path) -> Any:
     if kind == "torchscript":
         return load_torchscript(path).state_dict()
     if kind == "safetensors":
-        from safetensors.torch import load_file
-
         return load_file(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
