@@ -187,8 +187,8 @@ class DenseLayer(nn.Module):
     def forward(self, parts: list[torch.Tensor]) -> torch.Tensor:
         """Adds channels."""
         x: torch.Tensor = self.conv1(torch.relu(self.norm1(torch.cat(parts, 1))))
-        x = self.conv2(torch.relu(self.norm2(x)))
-        return x
+        added: torch.Tensor = self.conv2(torch.relu(self.norm2(x)))
+        return added
 
 
 class DenseBlock(nn.Module):

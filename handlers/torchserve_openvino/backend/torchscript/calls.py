@@ -7,12 +7,12 @@ import torch
 
 from torchserve_openvino.backend.torchscript.lines import Constant, Lines, kind_of
 from torchserve_openvino.backend.torchscript.scalar_ops import (
-    CHANGING,
     DTYPES,
     LAYOUTS,
     MEMORY_FORMATS,
     OF_TENSORS,
     OF_VALUES,
+    single_or_double,
     truncated_quotient,
 )
 from torchserve_openvino.backend.upstream._torch_script import is_dispatched, parsed_schema
@@ -23,6 +23,14 @@ _ENUMS: dict[str, dict[int, Any]] = {"ScalarType": DTYPES, "Layout": LAYOUTS, "M
 # Operators on tensors of sizes, which traced models compute with, as operators on numbers.
 _ON_SIZES = {"aten::add": "+", "aten::sub": "-", "aten::mul": "*", "aten::floor_divide": "//", "aten::div": "//"}
 _LAST = 2**63 - 1
+_aten = torch.ops.aten
+# Operators that round a float64 operand without dimensions to the other operand's type before they compute.
+_ARITHMETIC = frozenset(
+    {
+        _aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.div.Tensor, _aten.add_.Tensor, _aten.sub_.Tensor,
+        _aten.mul_.Tensor, _aten.div_.Tensor,
+    }
+)  # fmt: skip
 
 
 class Calls(Lines):
@@ -38,8 +46,6 @@ class Calls(Lines):
             raise self._refuse(node, "it has no form in Python")
         if self._on_sizes(node, kind, inputs):
             return
-        if kind in CHANGING and inputs[0].debugName() in self._attributes:
-            raise self._refuse(node, "the module changes a list or a dictionary that it keeps between calls")
         if kind in OF_TENSORS:
             self._property(node, depth, kind, inputs)
         elif kind in OF_VALUES and not any(_takes_tensors(value) for value in inputs):
@@ -140,8 +146,9 @@ class Calls(Lines):
         if any("str" in str(each.type) and ("file" in each.name or "path" in each.name) for each in arguments):
             raise self._refuse(node, "it opens a file")
         positional, named = [], []
+        numbers = self._numbers(op, inputs)
         for argument, value in zip(arguments, inputs, strict=True):
-            text = self._argument(node, argument, value)
+            text = numbers.get(value.debugName()) or self._argument(node, argument, value)
             if argument.kwarg_only:
                 named.append(f"{argument.name}={text}")
             else:
@@ -153,6 +160,21 @@ class Calls(Lines):
         else:
             names = [self._new(value) for value in outputs]
             self._line(depth, f"{', '.join(names)}, = {call}" if names else call)
+
+    def _numbers(self, op: Any, inputs: Sequence[Any]) -> dict[str, str]:
+        """Returns expressions for numbers that a trace holds as tensors, where the other operand decides their type."""
+        if op not in _ARITHMETIC:
+            return {}
+        texts = {}
+        for value, other in (inputs[:2], inputs[1::-1]):
+            known = self._known(value)
+            number = known.value if known is not None else None
+            if isinstance(number, torch.Tensor) and number.dtype is torch.float64 and number.dim() == 0:
+                double = self._expression(value)
+                single = self._rounded.setdefault(double, number.to(torch.float32))
+                operands = self._expression(other), self._weight(single, "constant"), double
+                texts[value.debugName()] = f"{self._operator(single_or_double)}({', '.join(operands)})"
+        return texts
 
     def _selects_all(self, inputs: Sequence[Any]) -> bool:
         """Returns True for a slice of a whole tensor, ``x[:]``, which is another name for it."""

@@ -69,8 +69,8 @@ class Lines:
         # Sizes that a traced model holds as tensors.
         self._sizes: dict[str, str] = {}
         self._operators: dict[Any, str] = {}
-        # Lists and dictionaries of the module, by the name of the value.
-        self._attributes: set[str] = set()
+        # Constants of float64 in float32, by their expression.
+        self._rounded: dict[str, torch.Tensor] = {}
         self._where = ""
 
     def _line(self, depth: int, text: str) -> None:
@@ -107,7 +107,7 @@ class Lines:
             return f"({''.join(f'{self._literal(each)}, ' for each in value)})"
         if isinstance(value, torch.Tensor):
             return self._weight(value, "constant")
-        if isinstance(value, (float, str, torch.device)):
+        if isinstance(value, (float, complex, str, torch.device)):
             return self._in_table(value, "c")
         raise UntranslatableError("prim::Constant", self._where, f"a constant is a {type(value).__name__}")
 

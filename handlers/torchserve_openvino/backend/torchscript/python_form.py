@@ -14,7 +14,7 @@ import torch
 
 from torchserve_openvino.backend.torchscript.lines import UntranslatableError, Written
 from torchserve_openvino.backend.torchscript.writer import write
-from torchserve_openvino.backend.upstream._torch_script import method_of
+from torchserve_openvino.backend.upstream._torch_script import has_script_hooks, method_of
 from torchserve_openvino.ops.names import TORCHSCRIPT_SUFFIX
 
 
@@ -85,7 +85,12 @@ def python_form(model: Any) -> PythonForm:
     method = method_of(module, name)
     if method is None:
         raise UntranslatableError(name, "", f"the module has no method {name}")
-    return _made(write(method, module), str(getattr(module, "original_name", "") or type(module).__name__))
+    written = write(method, module)
+    if has_script_hooks(module) and name == "forward":
+        error = UntranslatableError(name, "", "the module has hooks around its forward")
+        error.ops = written.count
+        raise error
+    return _made(written, str(getattr(module, "original_name", "") or type(module).__name__))
 
 
 def _made(written: Written, name: str) -> PythonForm:

@@ -16,7 +16,8 @@ DTYPES = {
     7: torch.float64, 9: torch.complex64, 10: torch.complex128, 11: torch.bool, 15: torch.bfloat16,
 }  # fmt: skip
 DTYPE_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
-LAYOUTS = {0: torch.strided}
+LAYOUTS = {0: torch.strided, 1: torch.sparse_coo}
+LAYOUT_NUMBERS = {layout: number for number, layout in LAYOUTS.items()}
 MEMORY_FORMATS = {
     0: torch.contiguous_format, 1: torch.preserve_format, 2: torch.channels_last, 3: torch.channels_last_3d,
 }  # fmt: skip
@@ -52,6 +53,19 @@ def _dtype_number(tensor: torch.Tensor) -> int:
     return DTYPE_NUMBERS[tensor.dtype]
 
 
+def _layout_number(tensor: torch.Tensor) -> int:
+    return LAYOUT_NUMBERS[tensor.layout]
+
+
+def single_or_double(tensor: torch.Tensor, single: torch.Tensor, double: torch.Tensor) -> torch.Tensor:
+    """Returns the form of a number with which an operator computes beside a tensor.
+
+    A trace holds Python's floats as tensors of float64 without dimensions. Beside a float32 tensor with dimensions,
+    torch rounds them to float32 first; OpenVINO would compute in float64, as the types say.
+    """
+    return single if tensor.dtype is torch.float32 and tensor.dim() > 0 else double
+
+
 def _tensor(data: Any, dtype: int | None = None, device: Any = None, requires_grad: bool = False) -> torch.Tensor:
     return torch.tensor(data, dtype=None if dtype is None else DTYPES[dtype])
 
@@ -82,6 +96,10 @@ def _log(value: float) -> float:
     if value > 0:
         return math.log(value)
     return -math.inf if value == 0 else math.nan
+
+
+def _autocast_on_cpu() -> bool:
+    return torch.is_autocast_enabled("cpu")
 
 
 def _sizes(tensor: torch.Tensor) -> list[int]:
@@ -117,6 +135,7 @@ OF_TENSORS: Mapping[str, Callable[..., Any] | str] = {
     "prim::device": "{}.device",
     "prim::type": "{}.type",
     "prim::dtype": _dtype_number,
+    "prim::layout": _layout_number,
     "prim::is_cuda": "{}.is_cuda",
     "prim::is_nested": "{}.is_nested",
     "prim::data": "{}.detach()",
@@ -138,7 +157,8 @@ OF_VALUES: Mapping[str, Callable[..., Any] | str] = {
     "aten::floor": math.floor, "aten::sqrt": _sqrt, "aten::log": _log, "prim::min": min, "prim::max": max,
     "prim::abs": abs, "aten::any": any, "aten::all": all,
     "aten::is_grad_enabled": torch.is_grad_enabled,
-    "aten::is_autocast_enabled": "False", "aten::is_autocast_cpu_enabled": "False", "aten::is_scripting": "True",
+    "aten::is_autocast_enabled": torch.is_autocast_enabled, "aten::is_autocast_cpu_enabled": _autocast_on_cpu,
+    "aten::is_scripting": "True",
 }  # fmt: skip
 # They write messages, or do nothing.
 WITHOUT_EFFECT = frozenset({"aten::warn", "prim::Print"})

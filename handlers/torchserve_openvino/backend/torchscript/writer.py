@@ -14,10 +14,22 @@ import torch
 
 from torchserve_openvino.backend.torchscript.calls import PLAIN, Calls
 from torchserve_openvino.backend.torchscript.lines import PREFIX, Constant, UntranslatableError, Written
-from torchserve_openvino.backend.torchscript.scalar_ops import WITHOUT_EFFECT
+from torchserve_openvino.backend.torchscript.scalar_ops import CHANGING, WITHOUT_EFFECT
 from torchserve_openvino.backend.upstream._torch_script import inlined_graph, source_of
 
 MAX_OPERATORS = 200_000
+# They return a list or a dictionary that nothing else refers to.
+_NEW_CONTAINERS = frozenset(
+    {
+        "prim::ListConstruct",
+        "prim::DictConstruct",
+        "aten::list",
+        "aten::copy",
+        "aten::keys",
+        "aten::values",
+        "aten::items",
+    }
+)
 
 
 def write(method: Any, module: torch.nn.Module | None) -> Written:
@@ -44,6 +56,8 @@ class _Writer(Calls):
         super().__init__(written)
         # Attributes that the code assigns, with the line of the first assignment.
         self._assigned: dict[str, str] = {}
+        # Types of lists and dictionaries that the code changes, and did not create on the spot.
+        self._changed: set[str] = set()
         self._defaults: list[str] = []
         graph = inlined_graph(method)
         self._check(graph)
@@ -79,6 +93,8 @@ class _Writer(Calls):
             self.written.count += node.kind().partition("::")[0] != "prim"
             if self.written.count > MAX_OPERATORS:
                 raise UntranslatableError("forward", "", f"the graph has more than {MAX_OPERATORS} operators")
+            if node.kind() in CHANGING and (receiver := next(node.inputs())).node().kind() not in _NEW_CONTAINERS:
+                self._changed.add(str(receiver.type()))
             if node.kind() == "prim::SetAttr":
                 self._assigned.setdefault(node.s("name"), where)
 
@@ -112,8 +128,10 @@ class _Writer(Calls):
         if not isinstance(value, (torch.nn.Module, torch.ScriptObject)):
             if not _is_plain(value):
                 raise self._refuse(node, f"the attribute {name!r:.100} of the module is a {type(value).__name__}")
-            if isinstance(value, (list, dict)):
-                self._attributes.add(result)
+            if isinstance(value, (list, dict)) and str(node.output().type()) in self._changed:
+                raise self._refuse(
+                    node, f"the module may change its attribute {name!r:.100}, which it keeps between calls"
+                )
             self.written.read.append((owner.value, name, value))
         self._constants[result] = Constant(value)
 

@@ -23,6 +23,12 @@ def method_of(module: torch.nn.Module, name: str) -> Any:
     return inner._get_method(name) if name in inner._method_names() else None
 
 
+def has_script_hooks(module: torch.nn.Module) -> bool:
+    """Returns True for a TorchScript module with hooks that are TorchScript as well; it has no others."""
+    inner: Any = module._c
+    return bool(inner._get_forward_hooks() or inner._get_forward_pre_hooks())
+
+
 def parsed_schema(node: Any) -> Any:
     """Returns the schema of a graph's node: name, overload and arguments; None for nodes without one."""
     text = node.schema()
