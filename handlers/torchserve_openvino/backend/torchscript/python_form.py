@@ -93,6 +93,16 @@ def python_form(model: Any) -> PythonForm:
     return _made(written, str(getattr(module, "original_name", "") or type(module).__name__))
 
 
+def identifiable(model: Any) -> Any:
+    """Returns what the cache identifies a model by: the Python form of TorchScript, otherwise the model itself."""
+    if not is_scripted(model):
+        return model
+    try:
+        return python_form(model)
+    except UntranslatableError:
+        return model
+
+
 def _made(written: Written, name: str) -> PythonForm:
     text = "\n".join(written.lines) + "\n"
     # Models of the same name have lines of their own.
