@@ -1,7 +1,6 @@
 """Models that must not be served: the worker does not become READY, and its log says what is wrong and where."""
 
 import pytest
-import torch
 from commands import run
 from torchserve_process import TorchServeError, handler_path, load
 
@@ -48,15 +47,6 @@ def test_an_unknown_property_of_openvino_is_refused(server):
     log = refusal(server, "property", config=config, model_file=IDENTITY)
     assert "PERFORMANCE_HNT" in log
     assert "PERFORMANCE_HINT" in log
-
-
-def test_a_torchscript_archive_is_told_what_to_do_instead(server, tmp_path):
-    path = tmp_path / "scripted.pt"
-    torch.jit.script(torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.ReLU())).save(path)
-    config = LIMITS + f"pt2: openvino\nhandler: {{openvino: {{{WARMUP}}}}}\n"
-    log = refusal(server, "scripted", config=config, serialized_file=path)
-    assert "TorchScriptModelError" in log
-    assert "torch.export" in log
 
 
 def test_a_strict_model_with_an_unsupported_op_is_refused(server):

@@ -47,7 +47,10 @@ def test_every_subpackage_has_a_layer() -> None:
     assert {room(path) for path in FILES} - {"__init__"} == set(FLOORS)
 
 
-UPSTREAM = ("_openvino_private", "_torch_floats", "_torch_kept", "_torch_modes", "_torch_private", "_torch_sizes")
+UPSTREAM = (
+    "_openvino_private", "_torch_floats", "_torch_kept", "_torch_modes", "_torch_private", "_torch_script",
+    "_torch_sizes",
+)  # fmt: skip
 # stock_worker.py observes OpenVINO's own backend from inside, in a separate process.
 DOORS = {
     *(f"backend/upstream/{name}.py" for name in UPSTREAM), "config/pt2.py", "doctor/bisecting/stock_worker.py",
@@ -65,7 +68,9 @@ def test_private_modules_of_torch_and_openvino_are_imported_only_in_listed_modul
 
 # A stage of the backend may import from itself and from those before it. BESIDE places the modules directly in
 # backend/ in this order: "" before all stages, "top" after all.
-STAGES = ("upstream", "lowering", "partitioning", "conversion", "runtime", "routes", "capture", "runners")
+STAGES = (
+    "upstream", "lowering", "partitioning", "conversion", "runtime", "routes", "torchscript", "capture", "runners",
+)  # fmt: skip
 BESIDE = {
     "spec": "", "size_formulas": "", "open_axes": "", "instrumentation": "routes", "settings": "routes",
     "eager_watch": "routes",

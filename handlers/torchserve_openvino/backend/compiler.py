@@ -22,6 +22,9 @@ from torchserve_openvino.backend.runners.freezing import FreezingRunner
 from torchserve_openvino.backend.runners.guarded import Runner, Traced
 from torchserve_openvino.backend.runtime.deaths.journal import Journal, journal_in
 from torchserve_openvino.backend.settings import BackendSettings, converter_of, cpp_compiler
+from torchserve_openvino.backend.torchscript.as_it_is import run_as_it_is, while_unchanged
+from torchserve_openvino.backend.torchscript.lines import UntranslatableError
+from torchserve_openvino.backend.torchscript.python_form import PythonForm, ScriptedMethod, is_scripted, python_form
 from torchserve_openvino.backend.upstream._openvino_private import use_libraries
 from torchserve_openvino.cache.identity.mapping_print import mappings_digest
 from torchserve_openvino.cache.open import CacheSettings, Store, open_cache, state_folder
@@ -75,12 +78,12 @@ def compile_with(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker 
         ConfigError: An option is unknown or can't be used, or the model has no method of that name, before anything is
             compiled.
         CacheDirectoryError: The cache's folder is not safe to use.
-        TorchScriptModelError: A TorchScript module, which Dynamo can't trace.
+        TorchScriptModelError: A TorchScript module with a backend that is not ours, which can't trace it.
     """
-    if isinstance(model, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+    if is_scripted(model) and spec.backend not in vocabulary.OURS:
         raise TorchScriptModelError(
-            "torch.compile can't trace TorchScript and would run it unchanged. Pass the original nn.Module, or export "
-            "it with torch.export.export and load that."
+            f"The backend {spec.backend} can't trace TorchScript and would run it unchanged. Use one of "
+            f"{', '.join(vocabulary.COMPILING)}, or pass the original nn.Module."
         )
     if isinstance(model, CompiledModule):
         model = model.eager
@@ -91,6 +94,8 @@ def compile_with(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker 
 
 def _method(model: Callable[..., Any], name: str) -> Callable[..., Any]:
     method = getattr(model, name, None)
+    if isinstance(model, torch.jit.ScriptModule) and isinstance(method, torch.ScriptMethod):
+        return ScriptedMethod(model, name)
     if not inspect.ismethod(method) or method.__self__ is not model or hasattr(torch.nn.Module, name):
         raise ConfigError(f"names {name!r}, which is no method of {type(model).__name__} itself.", key="methods")
     return method
@@ -104,8 +109,14 @@ def _runner(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> R
         return _choosing(model, replace(spec, resolved=resolved))
     settings = make_settings(resolved, tracker, spec)
     shapes = {"dynamic": spec.dynamic} | ({"open_axes": spec.open_axes.to_plain()} if spec.open_axes else {})
-    calls = CallCache(model, settings, shapes) if settings.partitions is not None else None
-    captured = _in_plain_tensors(model, tracker)
+    form: PythonForm | None = None
+    if is_scripted(model):
+        try:
+            form = python_form(model)
+        except UntranslatableError as error:
+            return Runner(model, functools.partial(Traced, run_as_it_is(model, error, tracker)), tracker)
+    calls = CallCache(form or model, settings, shapes) if settings.partitions is not None else None
+    captured = form or _in_plain_tensors(model, tracker)
     traced, sync = _twin(captured, settings.mappings)
     if spec.backend == "export":
         if traced is not captured:
@@ -113,6 +124,8 @@ def _runner(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> R
         capture = functools.partial(_export, captured, spec, settings)
     else:
         capture = functools.partial(_trace, traced, sync, spec, settings)
+    if form is not None:
+        capture = functools.partial(_watched, capture, model, form, tracker)
     verifies = resolved.options.verify == "first"
     compared = (lambda: FirstCalls(model, settings).wrap(capture())) if verifies else capture
     return FreezingRunner(model, compared, settings, calls, proves=spec.cache.proves or verifies)
@@ -208,6 +221,12 @@ def _choosing(model: Callable[..., Any], spec: CompileSpec) -> Runner:
         name: functools.partial(_runner, model, replace(spec, backend=name), Tracker()) for name in vocabulary.COMPILING
     }
     return ChoosingRunner(model, ways)
+
+
+def _watched(capture: Callable[[], Traced], model: Callable[..., Any], form: PythonForm, tracker: Tracker) -> Traced:
+    """Captures the Python form of a TorchScript model, whose attributes are compared before each guarded call."""
+    traced = capture()
+    return replace(traced, call=while_unchanged(traced.call, model, form, tracker))
 
 
 def _export(model: Callable[..., Any], spec: CompileSpec, settings: BackendSettings) -> Traced:

@@ -41,7 +41,7 @@ def compile(
     Raises:
         ConfigError: An option is unknown or can't be used, before anything is compiled.
         CacheDirectoryError: The cache's folder is not safe to use.
-        TorchScriptModelError: A TorchScript module, which Dynamo can't trace.
+        TorchScriptModelError: A TorchScript module with a backend that is not ours, which can't trace it.
     """
     given = dict(options) if options is not None else None
     return compile_with(

@@ -247,6 +247,7 @@ Files = Annotated[list[str], PlainValidator(_files, json_schema_input_type=_Name
 HandlerFile = Annotated[str, PlainValidator(_handler_file, json_schema_input_type=str)]
 Paths = Annotated[list[str], PlainValidator(_paths, json_schema_input_type=_Names)]
 Folder = Annotated[str, PlainValidator(_folder, json_schema_input_type=str)]
+Name = Annotated[str, Field(min_length=1, max_length=1000)]
 Against = Annotated[Literal["eager", "off"], BeforeValidator(_off)]
 Share = Annotated[Number, Field(ge=0.0, le=1.0)]
 SomeShare = Annotated[Number, Field(gt=0.0, le=1.0)]

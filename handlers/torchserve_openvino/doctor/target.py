@@ -22,8 +22,9 @@ from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.serving.loading.archive import MANIFEST, load_handler
 from torchserve_openvino.serving.loading.exported_program import load_program
-from torchserve_openvino.serving.loading.files import TORCHSCRIPT_ADVICE, ExportedModel, archive_kind, read_samples
+from torchserve_openvino.serving.loading.files import ExportedModel, archive_kind, read_samples
 from torchserve_openvino.serving.loading.op_mappings import load_archived_mappings
+from torchserve_openvino.serving.loading.torchscript import load_torchscript
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 
 # Names of model factories to look for if the command line names none.
@@ -44,7 +45,7 @@ class TargetSpec:
     """A model as the command line names it, from which another process can load the same one.
 
     Attributes:
-        path: A ``.mar``, a ``.pt2``, ``FILE.py`` or ``FILE.py:NAME``.
+        path: A ``.mar``, a ``.pt2``, TorchScript (``.pt``), ``FILE.py`` or ``FILE.py:NAME``.
         config: A model-config.yaml; if None, that of the archive is used, or the defaults.
         inputs: One text for each input, as `inputs.parse_input` reads it; if empty, the model or its YAML gives them.
         mappings: Files with operator mappings, in addition to those that the YAML names.
@@ -149,10 +150,10 @@ def _load(path: Path, factory: str) -> _Loaded:
     if kind == "exported":
         return _from_program(path)
     if kind == "torchscript":
-        raise ModelLoadError(f"{path} is a TorchScript archive. {TORCHSCRIPT_ADVICE}")
+        return _Loaded(load_torchscript(path).eval())
     raise ModelLoadError(
-        f"{path} is not a model with its code: give a .mar, a .pt2 of torch.export.save, or a Python file with a "
-        f"function ({', '.join(FACTORIES)}) that returns the model."
+        f"{path} is not a model with its code: give a .mar, a .pt2 of torch.export.save, a .pt of torch.jit.save, or a "
+        f"Python file with a function ({', '.join(FACTORIES)}) that returns the model."
     )
 
 

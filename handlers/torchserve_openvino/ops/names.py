@@ -1,6 +1,7 @@
 """Operator names as the report, the YAML and OpenVINO's table spell them, and which nodes count as work."""
 
 import functools
+import linecache
 import operator
 import re
 from typing import Any
@@ -12,8 +13,12 @@ _TRACE_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 # Frames of this package that wrap a model, or a part of it, while it is traced.
 _STAND_INS = tuple(
     f"torchserve_openvino/backend/{name}"
-    for name in ("routes/whole.py", "compiled.py", "runners/guarded.py", "upstream/_torch_kept.py")
-)
+    for name in (
+        "routes/whole.py", "compiled.py", "runners/guarded.py", "upstream/_torch_kept.py", "torchscript/scalar_ops.py",
+    )
+)  # fmt: skip
+# Name of the source of a TorchScript module in Python (`backend.torchscript`); a comment has each node's own line.
+TORCHSCRIPT_SUFFIX = ".torchscript"
 
 # Operators that only alias a tensor: autograd's bookkeeping, not work.
 RENAMES = frozenset({"aten.detach.default", "aten.alias.default"})
@@ -99,7 +104,21 @@ def does_work(node: Node) -> bool:
 def where_of(node: Node) -> str:
     """Returns ``file:line`` of the user's code behind a node: the innermost frame outside torch; empty if unknown."""
     frames = _TRACE_LINE.findall(node.meta.get("stack_trace") or "")
-    frames = [frame for frame in frames if not frame[0].endswith(_STAND_INS)]
+    frames = [frame for frame in frames if not is_stand_in(frame[0])]
     own = [(path, line) for path, line, _ in frames if "/torch/" not in path]
     chosen = own[-1] if own else (frames[-1][:2] if frames else None)
-    return f"{chosen[0]}:{chosen[1]}" if chosen else ""
+    return source_line(*chosen) if chosen else ""
+
+
+def source_line(path: str, line: int | str) -> str:
+    """Returns ``file:line`` of a frame: for code that was written from TorchScript, of the code that was scripted."""
+    if path.endswith(TORCHSCRIPT_SUFFIX):
+        _, comment, own = linecache.getline(path, int(line)).rstrip().rpartition("  # ")
+        if comment:
+            return own
+    return f"{path}:{line}"
+
+
+def is_stand_in(path: str) -> bool:
+    """Returns True for a file of this package that wraps a model, or a part of it, while it is traced."""
+    return path.endswith(_STAND_INS)

@@ -163,8 +163,10 @@ def _pretrained(folder: Path, model: Mapping[str, Any], config: ServingConfig) -
 
 
 def _weights(path: Path, *, has_class: bool, config: ServingConfig) -> Iterator[str]:
+    from torchserve_openvino.serving.loading.checkpoint import select_state
     from torchserve_openvino.serving.loading.exported_program import check_exported
-    from torchserve_openvino.serving.loading.files import archive_kind, exported_beside_class, is_torchscript
+    from torchserve_openvino.serving.loading.files import archive_kind, exported_beside_class, read_state
+    from torchserve_openvino.serving.loading.torchscript import check_torchscript
 
     if not path.is_file():
         yield f"the weights {path.name} are missing"
@@ -174,16 +176,19 @@ def _weights(path: Path, *, has_class: bool, config: ServingConfig) -> Iterator[
     except ModelLoadError as error:
         yield str(error).removesuffix(".")
         return
-    if kind == "torchscript" and (config.pt2.enabled or has_class):
-        yield is_torchscript(path)
-    elif kind == "exported" and has_class:
-        yield exported_beside_class(path)
-    elif kind == "exported":
-        try:
+    section = config.openvino.weights
+    try:
+        if kind == "torchscript":
+            check_torchscript(path)
+        if kind == "exported" and has_class:
+            yield exported_beside_class(path)
+        elif kind == "exported":
             check_exported(path)
-        except ModelLoadError as error:
-            yield str(error).removesuffix(".")
-    elif kind == "state_dict" and path.stat().st_size == 0:
+        elif has_class and (section.key is not None or section.strip_prefix is not None):
+            select_state(read_state(path), section, path.name)
+    except ModelLoadError as error:
+        yield str(error).removesuffix(".")
+    if kind == "state_dict" and path.stat().st_size == 0:
         yield f"the weights {path.name} are empty"
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from torchserve_openvino.backend.runtime.build import device_capabilities, device_facts
+from torchserve_openvino.backend.torchscript.python_form import identifiable
 from torchserve_openvino.cache.identity.fingerprint import fingerprint
 from torchserve_openvino.cache.identity.key import RUN_PROPERTIES, make_key
 from torchserve_openvino.cache.identity.versions import versions
@@ -218,7 +219,7 @@ class Decisions:
         if store is None or store.read_only:
             store = Store(model_dir / FOLDER, packaged=store.root if store is not None else None)
         self._store = store
-        found = fingerprint(model)
+        found = fingerprint(identifiable(model))
         ov_config = {
             name: value for name, value in resolved.options.config.items() if name not in {*RUN_PROPERTIES, PROPERTY}
         }

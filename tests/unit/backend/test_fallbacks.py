@@ -9,7 +9,7 @@ import torchserve_openvino as tov
 from helpers import assert_same, break_compilation, break_conversion_of_tanh, break_inference, check
 from torchserve_openvino.backend import compiler
 from torchserve_openvino.backend.settings import cpp_compiler
-from torchserve_openvino.errors import ConfigError, TorchScriptModelError
+from torchserve_openvino.errors import ConfigError
 
 CAPABILITIES = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
@@ -211,12 +211,6 @@ def test_runtime_failure_is_counted_each_time_and_not_for_good(monkeypatch: pyte
     assert "device is gone" in compiled.report.fallbacks[0].reason
     assert_same(compiled(x), model(x))
     assert compiled.report.fallback_counts() == {"runtime_failed": 2}
-
-
-def test_torchscript_is_refused_with_the_way_out() -> None:
-    scripted = torch.jit.script(nn.Linear(2, 2))
-    with pytest.raises(TorchScriptModelError, match="torch.export"):
-        tov.compile(scripted)
 
 
 def test_other_backends_pass_through_and_are_reported() -> None:

@@ -99,13 +99,16 @@ def test_an_exported_program_brings_its_own_inputs(tmp_path: Path) -> None:
     assert found.healthy and found.model == "model.pt2"
 
 
-def test_weights_alone_and_torchscript_are_refused(tmp_path: Path) -> None:
+def test_torchscript_is_diagnosed(tmp_path: Path) -> None:
+    torch.jit.script(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()).eval()).save(str(tmp_path / "s.pt"))
+    found = diagnose(load_target(TargetSpec(str(tmp_path / "s.pt"), inputs=("1,4",))))
+    assert found.healthy and found.model == "s.pt"
+
+
+def test_weights_alone_are_refused(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(1)}, tmp_path / "w.pt")
     with pytest.raises(ModelLoadError, match="not a model with its code"):
         load_target(TargetSpec(str(tmp_path / "w.pt")))
-    torch.jit.script(torch.nn.ReLU()).save(str(tmp_path / "s.pt"))
-    with pytest.raises(ModelLoadError, match="TorchScript"):
-        load_target(TargetSpec(str(tmp_path / "s.pt")))
     with pytest.raises(ModelLoadError, match="file not found"):
         load_target(TargetSpec(str(tmp_path / "none.mar")))
 

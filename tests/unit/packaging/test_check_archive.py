@@ -1,7 +1,6 @@
 """`check NAME.mar` and `package` find what a worker would refuse, before one is started."""
 
 import json
-import re
 import zipfile
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from torchserve_openvino.cli import app
 from torchserve_openvino.config.openvino import precisions
 from torchserve_openvino.packaging.archive import run_archiver
 from torchserve_openvino.packaging.imports import missing_imports
-from torchserve_openvino.serving.loading.files import TORCHSCRIPT_ADVICE, load_weights, load_without_class
 
 NETWORK = "import torch\nclass Network(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(4, 3)\n"
 MINE = "from torchserve_openvino.tasks.tensor import TensorHandler\nclass Mine(TensorHandler):\n    pass\n"
@@ -138,21 +136,20 @@ def test_package_reports_an_invalid_configuration(made, tmp_path: Path) -> None:
     assert "Did you mean 'batchSize'?" in run("package", *arguments, code=1)
 
 
-def test_the_advice_for_torchscript_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    model, inputs = torch.nn.Linear(4, 3), (torch.ones(2, 4),)
-    torch.jit.script(model).save("model.pt")
-    weights, export = re.findall(r"torch\.(?:export\.)?save\(.*?'\)(?=, )", TORCHSCRIPT_ADVICE)
-    exec(weights, {"torch": torch})
-    fresh = torch.nn.Linear(4, 3)
-    load_weights(fresh, tmp_path / "weights.pth")
-    assert torch.equal(fresh(*inputs), model(*inputs))
-    exec(export, {"torch": torch, "model": model, "inputs": inputs})
-    assert torch.equal(load_without_class(tmp_path / "model.pt2")(*inputs), model(*inputs))
+class Saving(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.save(x, "x")
+        return x
 
 
-def test_torchscript_is_told_with_the_way_out(made) -> None:
-    assert "torch.export" in run("check", made(weights=torch.jit.script(torch.nn.Linear(4, 3))), code=1)
+def test_torchscript_is_checked_before_it_is_loaded(made) -> None:
+    run("check", made(weights=torch.jit.script(torch.nn.Linear(4, 3))), code=0)
+    assert "aten::save, which opens files" in run("check", made(weights=torch.jit.script(Saving())), code=1)
+
+
+def test_the_key_of_a_checkpoint_is_checked(made) -> None:
+    section = "handler: {openvino: {weights: {key: model_ema}}}\n"
+    assert "no state_dict under 'model_ema'" in run("check", made(config=section), code=1)
 
 
 def test_package_checks_first(made, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from ts.torch_handler.base_handler import BaseHandler
 
 import torchserve_openvino as tov
-from torchserve_openvino.errors import ModelLoadError, PolicyViolationError, TorchScriptModelError, VerificationError
+from torchserve_openvino.errors import ModelLoadError, PolicyViolationError, VerificationError
 from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
@@ -50,14 +50,6 @@ def test_an_exported_program_needs_no_model_file(archive) -> None:
     handler.initialize(made.context)
     close(made.handle(handler, ROWS)[0])
     assert worker_of(handler).report.summary.coverage == 1.0
-
-
-def test_torchscript_is_refused_with_the_way_out(archive) -> None:
-    made = archive(
-        model_file=None, weights=lambda p: torch.jit.script(nn.Linear(4, 2)).save(str(p)), weights_name="m.pt"
-    )
-    with pytest.raises(TorchScriptModelError, match="torch.export"):
-        TensorHandler().initialize(made.context)
 
 
 def test_torchscript_is_served_in_eager_where_compilation_is_off(archive) -> None:

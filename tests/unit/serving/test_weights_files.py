@@ -1,22 +1,31 @@
 """Weights are loaded by the model's own `load_state_dict`: what it takes is taken, with tensors only."""
 
+import re
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
+from serving_worker import ROWS, WARMUP, close, network
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from torchserve_openvino.config.sections.handler import WeightsSection
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving.loading.files import load_weights
+from torchserve_openvino.tasks.tensor import TensorHandler
 
 
 class Plain(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.norm = nn.Linear(3, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.first(x))
 
 
 class Overrides(Plain):
@@ -154,3 +163,101 @@ def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
     torch.save({**_state(), "extra": Pickled()}, tmp_path / "weights.pth")
     with pytest.raises(ModelLoadError, match="weights_only=True"):
         load_weights(Loose(), tmp_path / "weights.pth")
+
+
+# --- checkpoints of training scripts --------------------------------------------------------------------------------
+
+
+def _prefixed(prefix: str) -> dict[str, torch.Tensor]:
+    return {f"{prefix}{name}": value for name, value in _state().items()}
+
+
+CHECKPOINTS: dict[str, tuple[Callable[[], Any], dict[str, str]]] = {
+    "ema": (lambda: {"model_ema": _state(), "epoch": 3}, {"key": "model_ema"}),
+    "nested": (lambda: {"ema": {"model": _state(), "decay": 0.9}}, {"key": "ema.model"}),
+    "a key with dots": (lambda: {"net.ema": _state()}, {"key": "net.ema"}),
+    "ddp": (lambda: _prefixed("module."), {"strip_prefix": "module."}),
+    "lightning": (
+        lambda: {"state_dict": _prefixed("model."), "epoch": 1},
+        {"key": "state_dict", "strip_prefix": "model."},
+    ),
+    "one of two": (
+        lambda: {"model": _prefixed("module."), "loss": {"w": torch.ones(1)}},
+        {"key": "model", "strip_prefix": "module."},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_the_message_names_the_keys_and_they_work(tmp_path: Path, name: str) -> None:
+    make, keys = CHECKPOINTS[name]
+    path = tmp_path / "weights.pth"
+    torch.save(make(), path)
+    with pytest.raises(ModelLoadError) as error:
+        load_weights(Plain(), path)
+    (advice,) = re.findall(r"set handler\.openvino\.weights: (\{.*?\})", str(error.value))
+    assert yaml.safe_load(advice) == keys
+    model = Plain()
+    load_weights(model, path, WeightsSection.model_validate(keys))
+    for key, value in _state().items():
+        assert torch.equal(model.state_dict()[key], value), key
+
+
+def test_every_part_that_fits_is_named(tmp_path: Path) -> None:
+    torch.save(
+        {"model": _state(), "model_ema": _state(), "optimizer": {"state": {0: {"step": torch.ones(1)}}}},
+        tmp_path / "w.pth",
+    )
+    with pytest.raises(ModelLoadError, match=r"\{key: model\} or \{key: model_ema\} in the YAML"):
+        load_weights(Plain(), tmp_path / "w.pth")
+
+
+def test_a_state_dict_of_torchscript_takes_a_prefix_too(tmp_path: Path) -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Plain()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x)
+
+    torch.jit.trace(Outer().eval(), torch.zeros(2, 3)).save(str(tmp_path / "w.pt"))
+    with pytest.raises(ModelLoadError, match=r'strip_prefix: "net\."'):
+        load_weights(Plain(), tmp_path / "w.pt")
+    load_weights(Plain(), tmp_path / "w.pt", WeightsSection(strip_prefix="net."))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"key": "ema"}, r"weights.key: w.pth has no state_dict under 'ema'; it has model, twice, model_ema.model"),
+        ({"key": "model_ema.no"}, r"no state_dict under 'model_ema.no'"),
+        ({"key": "epoch"}, r"no state_dict under 'epoch'"),
+        ({"key": "model", "strip_prefix": "module."}, r"no weight in w.pth has a name that begins with 'module.'"),
+        ({"key": "model", "strip_prefix": "first."}, r"does not fit Plain"),
+        ({"key": "twice", "strip_prefix": "m."}, r"two weights in w.pth have the same name"),
+    ],
+)
+def test_wrong_keys_are_refused_by_name(tmp_path: Path, keys: dict[str, str], message: str) -> None:
+    twice = {**_state(), **_prefixed("m.")}
+    torch.save({"model": _state(), "model_ema": {"model": _state()}, "twice": twice, "epoch": 3}, tmp_path / "w.pth")
+    with pytest.raises(ModelLoadError, match=message):
+        load_weights(Plain(), tmp_path / "w.pth", WeightsSection.model_validate(keys))
+
+
+def test_the_yaml_is_read(archive: Any) -> None:
+    section = {"warmup": WARMUP, "weights": {"key": "model_ema", "strip_prefix": "module."}}
+
+    def write(path: Path) -> None:
+        torch.save({"model_ema": {f"module.{k}": v for k, v in network().state_dict().items()}}, path)
+
+    made = archive({"handler": {"openvino": section}}, weights=write)
+    handler = TensorHandler()
+    handler.initialize(made.context)
+    close(made.handle(handler, ROWS)[0])
+    alone = archive({"handler": {"openvino": section}}, model_file=None, weights=write)
+    with pytest.raises(ModelLoadError, match=r"handler.openvino.weights is for checkpoints"):
+        TensorHandler().initialize(alone.context)
+    misspelt = archive({"handler": {"openvino": {"weights": {"strip_prefx": "a"}}}}, weights=write)
+    with pytest.raises(ModelLoadError, match="Did you mean 'strip_prefix'"):
+        TensorHandler().initialize(misspelt.context)

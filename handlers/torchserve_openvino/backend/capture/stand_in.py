@@ -27,7 +27,8 @@ def attribute_of(model: Any, name: str, stand_in: Any, run: MethodRunner | None 
         run: Runs the methods that the model's own class defines; None if they are called directly.
     """
     value = getattr(model, name)
-    if not inspect.ismethod(value) or value.__self__ is not model:
+    of_model = inspect.ismethod(value) and value.__self__ is model
+    if not of_model and not (isinstance(model, torch.jit.ScriptModule) and isinstance(value, torch.ScriptMethod)):
         return value
     # Those of every module, such as `train`, compute nothing.
     computes = run is not None and isinstance(model, torch.nn.Module) and name not in _OF_EVERY_MODULE

@@ -28,6 +28,7 @@ from torch._library.custom_ops import _maybe_get_opdef
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from torchserve_openvino.errors import TorchServeOpenVINOError
+from torchserve_openvino.ops.names import is_stand_in, source_line
 
 __all__ = [
     "FrameFact",
@@ -93,9 +94,9 @@ def is_traced(value: Any) -> bool:
 
 
 def _where(stack: Sequence[Any]) -> str:
-    own = (f for f in reversed(stack) if "/torch/" not in f.filename and not f.filename.endswith(STAND_IN_FILE))
+    own = (each for each in reversed(stack) if "/torch/" not in each.filename and not is_stand_in(each.filename))
     frame = next(own, stack[-1] if stack else None)
-    return f"{frame.filename}:{frame.lineno}" if frame is not None else ""
+    return source_line(frame.filename, frame.lineno) if frame is not None else ""
 
 
 # --- what happened to each frame ---------------------------------------------------------------------------------
@@ -293,7 +294,8 @@ def _is_the_callers(error: Exception) -> bool:
 
 
 def _failed_at(entry: Any) -> str:
-    return f"{entry.fail_user_frame_filename}:{entry.fail_user_frame_lineno}" if entry.fail_user_frame_filename else ""
+    file = entry.fail_user_frame_filename
+    return source_line(file, entry.fail_user_frame_lineno) if file else ""
 
 
 # --- what a graph depends on -------------------------------------------------------------------------------------

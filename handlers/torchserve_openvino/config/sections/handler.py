@@ -17,6 +17,7 @@ from torchserve_openvino.config.fields import (
     Kinds,
     Lengths,
     Misspelt,
+    Name,
     Number,
     OnViolation,
     Paths,
@@ -197,6 +198,16 @@ class CacheSection(Section):
     """Whether to use the compiled graphs that `torchserve-openvino package --precompile` put into the archive."""
 
 
+class WeightsSection(Section):
+    """Where a checkpoint (`--serialized-file`) has the weights of the class in the model file."""
+
+    key: Name | None = None
+    """Key of the state_dict in the file, such as `model_ema`; `ema.model` is the key `model` in `ema`. Without it, the
+    file as a whole is loaded, or what is under `state_dict` or `model_state_dict`."""
+    strip_prefix: Name | None = None
+    """Removed from the beginning of the names of weights, such as `module.` of DistributedDataParallel."""
+
+
 class OpenVINOSection(Section):
     """Everything under `handler.openvino`."""
 
@@ -239,6 +250,8 @@ class OpenVINOSection(Section):
     `maxWorkers` or the running workers)."""
     op_mappings: Files = []
     """Files in the archive that add operators to OpenVINO: Python with `register_op`, or extension libraries (.so)."""
+    weights: WeightsSection = WeightsSection()
+    """Key and prefix of the weights in a checkpoint."""
     wrap: HandlerFile | None = None
     """Your own handler's file in the archive (`--extra-files`), with one class, or the name of one of TorchServe's
     handlers, such as `image_segmenter`. It gets our mixin, and runs in place of the archive's handler, which may be any

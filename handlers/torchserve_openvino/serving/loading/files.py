@@ -1,4 +1,4 @@
-"""Loads an nn.Module from an archive's files: four formats, none of which runs code from the weights."""
+"""Loads an nn.Module from an archive's files: five formats, none of which runs Python code from the weights."""
 
 import importlib
 import zipfile
@@ -7,26 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
-from torchserve_openvino.errors import ModelLoadError, TorchScriptModelError
+from torchserve_openvino.config.sections.handler import WeightsSection
+from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.files.contained import OutsideError, contained
 from torchserve_openvino.files.zip_bounds import why_unbounded
 from torchserve_openvino.serving.host.names import own_classes
+from torchserve_openvino.serving.loading.checkpoint import advice, select_state
 from torchserve_openvino.serving.loading.exported_program import load_program
-
-TORCHSCRIPT_ADVICE = (
-    "Neither torch.compile nor torch.export can trace TorchScript. Take its weights out of it: "
-    "torch.save(torch.jit.load('model.pt').state_dict(), 'weights.pth'), and package them with --serialized-file, with "
-    "the Python class that was scripted or traced in the file --model-file. Or export an instance of that class: "
-    "torch.export.save(torch.export.export(model.eval(), inputs), 'model.pt2'), and package that without --model-file."
-)
+from torchserve_openvino.serving.loading.torchscript import load_torchscript
 
 # Far above any request that a worker would answer.
 MAX_SAMPLE_BYTES = 64 * 2**20
 
 # Keys under which training scripts store a state_dict beside what else they need.
 _NESTED = ("state_dict", "model_state_dict")
+_SAVE = "save model.state_dict() of the class in the model file."
 # Names of the argument that switches an operator to its behavior in training.
 _TRAINING_FLAGS = ("train", "training")
 
@@ -72,6 +70,11 @@ def is_exported(model: nn.Module) -> bool:
     return any(isinstance(module, ExportedModel) for module in model.modules())
 
 
+def may_have_fixed_sizes(model: nn.Module) -> bool:
+    """Whether a model is one of those that may accept only the sizes with which they were exported or traced."""
+    return any(isinstance(module, (ExportedModel, torch.jit.ScriptModule)) for module in model.modules())
+
+
 def archive_kind(path: Path) -> str:
     """Returns ``safetensors``, ``torchscript``, ``exported``, ``state_dict`` (other torch.save file) or ``unknown``.
 
@@ -97,11 +100,6 @@ def archive_kind(path: Path) -> str:
     if any(name.startswith("models/") for name in inner) or "archive_format" in inner:
         return "exported"
     return "state_dict"
-
-
-def is_torchscript(path: Path) -> str:
-    """Returns the error message for weights that are a TorchScript archive."""
-    return f"{path.name} is a TorchScript archive. {TORCHSCRIPT_ADVICE}"
 
 
 def exported_beside_class(path: Path) -> str:
@@ -131,19 +129,18 @@ def one_class_advice(file: str, names: Sequence[str]) -> str:
 
 
 def load_without_class(path: Path) -> nn.Module:
-    """Loads a file that holds code and weights: a torch.export program.
+    """Loads a file that holds code and weights: a torch.export program, or TorchScript.
 
     Raises:
-        TorchScriptModelError: The file is TorchScript.
         ModelLoadError: The file holds weights only, or cannot be read.
     """
     kind = archive_kind(path)
     if kind == "torchscript":
-        raise TorchScriptModelError(is_torchscript(path))
+        return load_torchscript(path)
     if kind != "exported":
         raise ModelLoadError(
-            f"{path.name} holds {'weights only' if kind != 'unknown' else 'no model of a known format'}: "
-            "package the model's class with --model-file model.py, or a torch.export program (.pt2)."
+            f"{path.name} holds {'weights only' if kind != 'unknown' else 'no model of a known format'}: package the "
+            "model's class with --model-file model.py, a torch.export program (.pt2), or TorchScript."
         )
     return ExportedModel(load_program(path))
 
@@ -168,26 +165,29 @@ def load_class(model_dir: Path, model_file: str) -> nn.Module:
         ) from error
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Loads weights (torch.save or safetensors) by the model's own `load_state_dict`; unpickles tensors only.
+def load_weights(model: nn.Module, path: Path, section: WeightsSection | None = None) -> None:
+    """Loads weights (torch.save, safetensors, TorchScript) by `load_state_dict`; unpickles tensors only.
 
     What fits is for that method to say: a class may override it, and hooks rename keys or add those that an older
     version did not store.
 
+    Args:
+        model: The model.
+        path: The file.
+        section: Where the file has the weights; by default, the file as a whole or a usual key.
+
     Raises:
         ModelLoadError: The file holds something else, or the model does not take it.
     """
-    kind = archive_kind(path)
-    if kind == "torchscript":
-        raise TorchScriptModelError(is_torchscript(path))
-    if kind == "exported":
-        raise ModelLoadError(f"{exported_beside_class(path)}.")
-    stored = _read_state(path, kind)
+    whole = read_state(path)
+    section = section or WeightsSection()
+    stored = select_state(whole, section, path.name)
     if not isinstance(stored, dict) and type(model).load_state_dict is nn.Module.load_state_dict:
         raise ModelLoadError(f"{path.name} holds a {type(stored).__name__}, not a state_dict: save model.state_dict().")
     # Lightning and many training scripts put the weights under one of these. They come first: a class that ignores
     # what it does not know would load nothing from the file as a whole, and another one takes that instead.
-    inner = [stored[key] for key in _NESTED if isinstance(stored, dict) and isinstance(stored.get(key), dict)][:1]
+    nested = () if section.key is not None else _NESTED
+    inner = [stored[key] for key in nested if isinstance(stored, dict) and isinstance(stored.get(key), dict)][:1]
     refusals: list[Exception] = []
     for state in [*inner, stored]:
         try:
@@ -198,6 +198,8 @@ def load_weights(model: nn.Module, path: Path) -> None:
         else:
             return
     reason = _misfit(model, inner[0] if inner else stored, refusals[0])
+    better = advice(whole, model.state_dict())
+    reason = f"{reason} {better}" if better is not None else f"{reason}{_SAVE if reason.endswith('; ') else ''}"
     raise ModelLoadError(f"{path.name} does not fit {type(model).__name__}: {reason}") from refusals[0]
 
 
@@ -213,16 +215,21 @@ def _misfit(model: nn.Module, state: Any, error: Exception) -> str:
     unexpected = sorted(key for key in keys - own if f'"{key}"' in text)
     if not missing and not unexpected:
         return text
-    return (
-        f"{_some('missing', missing)}{_some('unexpected', unexpected)}save model.state_dict() of the class in the "
-        "model file."
-    )
+    return f"{_some('missing', missing)}{_some('unexpected', unexpected)}"
 
 
-def _read_state(path: Path, kind: str) -> Any:
+def read_state(path: Path) -> Any:
+    """Returns what a file of weights holds.
+
+    Raises:
+        ModelLoadError: It is a torch.export program, or holds something else than tensors and plain values.
+    """
+    kind = archive_kind(path)
+    if kind == "exported":
+        raise ModelLoadError(f"{exported_beside_class(path)}.")
+    if kind == "torchscript":
+        return load_torchscript(path).state_dict()
     if kind == "safetensors":
-        from safetensors.torch import load_file
-
         return load_file(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True)

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from torchserve_openvino.config import ServingConfig
@@ -151,7 +150,7 @@ class ArchiveLoading:
         """
         model = loading.load_class(Path(model_dir), model_file)
         if model_pt_path:
-            loading.load_weights(model, Path(model_pt_path))
+            loading.load_weights(model, Path(model_pt_path), self.config.openvino.weights)
         elif any(True for _ in model.parameters()):
             logger.warning(
                 "No weights were packaged (--serialized-file): %s keeps those that its class creates, which are "
@@ -170,7 +169,9 @@ class ArchiveLoading:
                 "the archive has neither a model file (--model-file) nor a model (--serialized-file), and the handler "
                 "loads none by itself."
             )
-        path = Path(model_pt_path)
-        if not self.config.pt2.enabled and loading.archive_kind(path) == "torchscript":
-            return torch.jit.load(path, map_location=self.handler.device)
-        return loading.load_without_class(path)
+        if self.config.openvino.weights.model_fields_set:
+            raise ModelLoadError(
+                f"handler.openvino.weights is for checkpoints that are packaged with --model-file; without that file, "
+                f"{Path(model_pt_path).name} has to be a whole model. Remove the section, or add the file."
+            )
+        return loading.load_without_class(Path(model_pt_path))

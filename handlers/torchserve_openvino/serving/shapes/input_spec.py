@@ -115,10 +115,12 @@ class InputSpec:
 def parameter_names(model: Any) -> list[str]:
     """Returns the names of the arguments of a model's forward; empty where it takes ``*args`` or ``**kwargs``."""
     forward: Callable[..., Any] = getattr(model, "forward", model)
+    if isinstance(forward, torch.ScriptMethod):
+        return [argument.name for argument in forward.schema.arguments][1:]
     try:
         parameters = inspect.signature(forward).parameters.values()
     except (TypeError, ValueError):
-        # TorchScript and builtins have no signature.
+        # Builtins have no signature.
         return []
     if any(p.kind in {p.VAR_POSITIONAL, p.VAR_KEYWORD} for p in parameters):
         return []

@@ -218,10 +218,10 @@ def batch_sizes(section: OpenVINOSection, batch_size: int, streams: int, *, pads
 
 
 def _taken(eager: Any, section: OpenVINOSection, shapes: Shapes, sizes: Sequence[int]) -> Sequence[int]:
-    """Returns the sizes that eager PyTorch accepts: some models and exported programs accept only certain ones."""
+    """Returns the sizes that eager PyTorch accepts: some models, exports and traces accept only certain ones."""
     inputs, facts = shapes.inputs, shapes.facts
     assert inputs is not None and facts is not None
-    if facts.joins and not loading.is_exported(eager):
+    if facts.joins and not loading.may_have_fixed_sizes(eager):
         return sizes
     dims = {name: lengths[0] for name, lengths in inputs.dims.items()}
     refused = {n: why for n in sizes if (why := probe.refusal(eager, inputs.make(Signature(n, dims))))}
