@@ -68,6 +68,7 @@ def test_the_tuner_writes_a_valid_yaml_with_its_evidence(folder: Path) -> None:
     facts = json.loads(done.stdout)
     assert "ways to compute" in done.stderr
     assert facts["choice"] and facts["trials"] and not facts["rejected"]
+    assert "five windows in a row" in facts["confirmation"] or "held at no rate" in facts["confirmation"]
     assert all(window["requests"] for trial in facts["trials"] for window in trial["windows"])
     tuned = folder / "net-tuned" / "model-config.yaml"
     load_serving_config(tuned)

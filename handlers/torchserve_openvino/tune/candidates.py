@@ -83,6 +83,11 @@ def precision_of(config: Mapping[str, Any]) -> str:
     return str(hint or section.get("precision") or "f32")
 
 
+def precision_is_pinned(config: Mapping[str, Any]) -> bool:
+    """Returns True if a YAML sets the precision by OpenVINO's own property."""
+    return _get(config, HINT) is not None
+
+
 def engines(present: Candidate, cores: int, precisions: list[str]) -> list[Engine]:
     """Returns how workers may compute: each precision with each number of threads that divides the cores."""
     threads = sorted({cores, *(cores // workers for workers in worker_counts(cores)), present.engine.threads})
@@ -163,8 +168,7 @@ def changes(candidate: Candidate, present: Candidate, config: Mapping[str, Any])
         if several:
             result[_ours("execution", "streams")] = candidate.engine.streams
     if candidate.engine.precision != present.engine.precision:
-        pinned = _get(config, HINT) is not None
-        result[HINT if pinned else PRECISION] = candidate.engine.precision
+        result[HINT if precision_is_pinned(config) else PRECISION] = candidate.engine.precision
     return result
 
 

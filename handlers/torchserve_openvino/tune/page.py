@@ -38,6 +38,7 @@ def as_json(
         "present": str(result.present),
         "reason": result.choice.reason,
         "changed": {".".join(path): value for path, value in changed.items()},
+        "confirmation": _confirmation(result),
         "claim": str(result.claim) if result.claim else None,
         "warnings": warnings,
         "interrupted": result.interrupted,
@@ -51,6 +52,15 @@ def as_json(
         "rejected": [{"engine": str_of(e), "reason": reason} for e, reason in result.profile.rejected.items()],
         "trials": [{"candidate": str(each), **vars(trial)} for each, trial in result.trials],
     }
+
+
+def _confirmation(result: Result) -> str | None:
+    """Returns what the winner's last start showed, as a sentence; None where there was none."""
+    if result.confirmation is None:
+        return None
+    if not result.confirmation.rate:
+        return "Started once more, the choice held at no rate near the one that the search found."
+    return f"Started once more, the choice held {result.confirmation.rate:.1f} requests/s in five windows in a row."
 
 
 def machine(cores: int) -> dict[str, Any]:
@@ -87,7 +97,7 @@ def to_html(facts: Mapping[str, Any]) -> str:
     return environment.from_string(template).render(
         name=facts["model"],
         headline=headline,
-        facts=list(filter(None, (facts["claim"], *facts["warnings"], _effort(facts)))),
+        facts=list(filter(None, (facts["confirmation"], facts["claim"], *facts["warnings"], _effort(facts)))),
         unit=_UNITS[facts["settings"]["goal"]],
         plot=_plot(facts),
         rows=[_row(each, facts) for each in facts["candidates"]],

@@ -4,17 +4,17 @@ import hashlib
 import json
 import math
 import random
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from torchserve_openvino.bench.bodies import Body, content_type
 from torchserve_openvino.bench.server import TorchServeError
 from torchserve_openvino.bench.statistics import QuantileClaim, claim_quantile
+from torchserve_openvino.config.openvino.precisions import BF16X3, unsupported
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.files.atomic import write_atomically
 from torchserve_openvino.files.json_text import read_json
@@ -31,6 +31,8 @@ from torchserve_openvino.tune.trial import Bench, Trial, environment_for
 # Real servers are measured for the present configuration and so many others.
 _RIVALS = 4
 _SIZES = (1, 2, 4, 8, 16, 32)
+# The seed of its arrivals: of no round.
+_CONFIRMATION = 900
 
 
 @dataclass
@@ -43,6 +45,7 @@ class Result:
         profile: What the first stage knows.
         predicted: Rates in requests/s that the queueing model predicts.
         trials: All measurements of real servers, in order, each with its candidate.
+        confirmation: Five windows in a row of the winner, started once more; None without one, or after an interrupt.
         claim: What the confirmation says about the p99; None without a limit or a winner.
         seconds: How long all of it took.
         interrupted: Whether the user ended it early.
@@ -53,6 +56,7 @@ class Result:
     profile: Profile
     predicted: dict[Candidate, float]
     trials: list[tuple[Candidate, Trial]]
+    confirmation: Trial | None = None
     claim: QuantileClaim | None = None
     seconds: float = 0.0
     interrupted: bool = False
@@ -80,13 +84,14 @@ class Session:
     def plan(self, variants: Variants) -> str:
         """Returns what will be done, in a few lines."""
         present = self._present(variants)
-        engines = candidates.engines(present, self.cores, self._precisions())
+        engines = candidates.engines(present, self.cores, self._precisions(variants.config))
         return (
             f"{variants.name} on {self.cores} core(s), {len(self.requests)} different requests.\n"
             f"Present: {present}.\n"
             f"1. {len(engines)} ways to compute are proven against eager PyTorch and timed in turns.\n"
             f"2. The present configuration and the {_RIVALS} most promising others are measured on real servers, in "
-            f"rounds, at most {self.settings.trials} starts, about {self.settings.minutes:g} minutes."
+            f"rounds, at most {self.settings.trials} starts, about {self.settings.minutes:g} minutes.\n"
+            "3. The winner is started once more, and its rate must hold in five windows in a row."
         )
 
     def run(self, variants: Variants, scratch: Path) -> Result:
@@ -125,6 +130,11 @@ class Session:
             interrupted = True
             choice = search.so_far()
         result = Result(choice, present, known, predicted, trials.done, interrupted=interrupted)
+        if choice.best is not None and not interrupted:
+            try:
+                result.confirmation = trials.confirm(choice.best.candidate)
+            except KeyboardInterrupt:
+                result.interrupted = True
         result.claim = trials.claim(choice.best.candidate) if choice.best is not None else None
         result.seconds = time.monotonic() - begin
         return result
@@ -132,7 +142,7 @@ class Session:
     def _profiled(
         self, variants: Variants, present: Candidate, expected: Sequence[Answer], environment: dict[str, str]
     ) -> Profile:
-        engines = candidates.engines(present, self.cores, self._precisions())
+        engines = candidates.engines(present, self.cores, self._precisions(variants.config))
         archives = {engine: variants.make(self._engine_changes(engine, present, variants)) for engine in engines}
         sizes = self.settings.batch_sizes or list(_SIZES)
         known = profile(archives, expected, self.requests, sizes, environment, self.tell)
@@ -148,10 +158,11 @@ class Session:
     def _present(self, variants: Variants) -> Candidate:
         return candidates.present_of(variants.config, self.cores)
 
-    def _precisions(self) -> list[str]:
-        if self.settings.precisions is not None:
-            return list(self.settings.precisions)
-        return ["f32", "bf16"] if torch.cpu._is_avx512_bf16_supported() else ["f32"]
+    def _precisions(self, config: Mapping[str, Any]) -> list[str]:
+        names = self.settings.precisions or ["f32", "bf16x3", "bf16"]
+        # OpenVINO's own property, if the YAML sets that, has no bf16x3.
+        pinned = candidates.precision_is_pinned(config)
+        return [name for name in names if unsupported(name, "CPU") is None and not (pinned and name == BF16X3)]
 
     def _engine_changes(self, engine: Engine, present: Candidate, variants: Variants) -> dict[candidates.KeyPath, Any]:
         # One worker: each process of the first stage stands for one.
@@ -242,6 +253,27 @@ class _Trials:
         self.done.append((candidate, trial))
         return trial.score(self._settings.goal)
 
+    def confirm(self, candidate: Candidate) -> Trial | None:
+        """Starts the winner once more, and measures its rate; None if it had none, or could not serve again."""
+        rates = [trial.rate for each, trial in self.done if each == candidate and trial.rate]
+        if not rates:
+            return None
+        key, rate = f"{candidate}#confirmed", self._settings.rate or statistics.median(rates)
+        record = self._state.trial(key)
+        if record is None:
+            self._bench.tell(f"{candidate} once more, at {rate:.1f} requests/s")
+            record = self._started(
+                candidate,
+                lambda archive: self._bench.confirm(archive, candidate.engine.precision, rate, _CONFIRMATION),
+            )
+            self._state.keep_trial(key, record)
+        if record.get("rejected"):
+            self._bench.tell(f"not confirmed: {record['rejected']}")
+            return None
+        trial = Trial(**record["trial"])
+        self.done.append((candidate, trial))
+        return trial
+
     def claim(self, candidate: Candidate) -> QuantileClaim | None:
         """Returns what the windows at the winner's rate say about its p99, taken together."""
         if self._settings.p99 is None:
@@ -256,15 +288,21 @@ class _Trials:
 
     def _measure(self, candidate: Candidate, turn: int) -> dict[str, Any]:
         self._bench.tell(f"{candidate}, round {turn}")
-        archive = self._variants.make(candidates.changes(candidate, self._present, self._variants.config))
         earlier = [trial.rate for each, trial in self.done if each == candidate and trial.rate]
         start = earlier[-1] if earlier else self._predicted.get(candidate, 0.0)
+        return self._started(
+            candidate, lambda archive: self._bench.run(archive, candidate.engine.precision, start, turn)
+        )
+
+    def _started(self, candidate: Candidate, measure: Callable[[Path], Trial]) -> dict[str, Any]:
+        """Returns the record of a trial with a candidate's archive, or of its rejection."""
+        archive = self._variants.make(candidates.changes(candidate, self._present, self._variants.config))
         reason = ""
         try:
             # A server that dies once may be the machine's fault.
             for _ in range(2):
                 try:
-                    return {"trial": asdict(self._bench.run(archive, candidate.engine.precision, start, turn))}
+                    return {"trial": asdict(measure(archive))}
                 except TorchServeError as error:
                     reason = f"its server died twice: {str(error).splitlines()[0]}"
                 except RejectedError as error:

@@ -43,8 +43,8 @@ class Settings(BaseModel):
     """Most starts of a real server."""
     window: float = 4.0
     """Seconds of each load."""
-    precisions: list[Literal["f32", "bf16", "f16"]] | None = None
-    """Precisions to try; by default f32, and bf16 where the CPU has it."""
+    precisions: list[Literal["f32", "bf16x3", "bf16", "f16"]] | None = None
+    """Precisions to try, of which the CPU's own are taken; by default f32, bf16x3 and bf16."""
     batch_sizes: list[int] | None = None
     """Values of batchSize to try."""
     delays: list[int] | None = None

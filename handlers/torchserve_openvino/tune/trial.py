@@ -12,7 +12,7 @@ import httpx
 
 from torchserve_openvino.bench.bodies import Body
 from torchserve_openvino.bench.client import Plan
-from torchserve_openvino.bench.rate import RateSearch
+from torchserve_openvino.bench.rate import RateSearch, confirmed
 from torchserve_openvino.bench.server import TorchServeError, TorchServeProcess
 from torchserve_openvino.bench.window import MeasuredWindow, measure
 from torchserve_openvino.tune.profile import wrong_answer
@@ -92,6 +92,44 @@ class Bench:
             RejectedError: It does not become READY, answers wrongly, or does what it must not.
             TorchServeError: The server died.
         """
+        with self._serving(archive, precision) as (server, trial):
+            self._measure(server, trial, start, seed)
+        return trial
+
+    def confirm(self, archive: Path, precision: str, rate: float, seed: int) -> Trial:
+        """Measures a candidate at a rate until five windows in a row hold; each failure lowers the rate.
+
+        Args:
+            archive: As in `run`.
+            precision: As in `run`.
+            rate: In requests/s.
+            seed: As in `run`.
+
+        Returns:
+            A trial with the rate that held, 0 if none did. With a given rate, only that one counts.
+
+        Raises:
+            RejectedError: As in `run`.
+            TorchServeError: As in `run`.
+        """
+        with self._serving(archive, precision) as (server, trial):
+            windows: list[MeasuredWindow] = []
+            window_at = self._windows(server, trial, seed)
+
+            def recorded(rate: float) -> MeasuredWindow:
+                windows.append(window_at(rate))
+                return windows[-1]
+
+            self._warm(server, seed)
+            held = confirmed(rate, recorded)
+            if held and (self.settings.goal != "latency" or held == rate):
+                last = [window for window in windows if window.rate == held]
+                self._take(trial, held, sorted(last, key=lambda each: each.percentile(0.99))[len(last) // 2])
+        return trial
+
+    @contextlib.contextmanager
+    def _serving(self, archive: Path, precision: str) -> Iterator[tuple[TorchServeProcess, Trial]]:
+        """Starts a candidate's server, compares its answers, and judges its report and memory at the end."""
         begin = time.monotonic()
         properties = {"default_response_timeout": "120", "max_request_size": str(64 * 2**20)}
         server = TorchServeProcess(
@@ -106,11 +144,10 @@ class Bench:
                 raise RejectedError(f"it did not become READY: {_cause(str(error))}") from error
             trial = Trial(ready_seconds=time.monotonic() - begin)
             self._prove(server, precision)
-            self._measure(server, trial, start, seed)
+            yield server, trial
             _check_report(server, self.name)
         if self.settings.memory is not None and trial.memory > self.settings.memory:
             raise RejectedError(f"it takes {trial.memory / 1e6:.0f} MB, more than {self.settings.memory / 1e6:.0f}")
-        return trial
 
     def _plan(self, server: TorchServeProcess, rate: float, seed: int) -> Plan:
         return Plan(
@@ -119,12 +156,17 @@ class Bench:
             streamed=self.settings.ttft is not None,
         )  # fmt: skip
 
-    def _measure(self, server: TorchServeProcess, trial: Trial, start: float, seed: int) -> None:
+    def _warm(self, server: TorchServeProcess, seed: int) -> MeasuredWindow:
+        """Returns a window of a closed loop, which no rate exceeds."""
         plan = self._plan(server, 0.0, seed)
         warm = replace(plan, clients=_WARM_CLIENTS, seconds=max(1.0, plan.seconds / 2), settle=0.0, streamed=False)
-        ceiling = measure(warm, self.settings.limit, server.group)
-        if ceiling.failures:
-            raise RejectedError(f"requests failed: {dict(ceiling.failures)} {ceiling.examples[:1]}")
+        window = measure(warm, self.settings.limit, server.group)
+        if window.failures:
+            raise RejectedError(f"requests failed: {dict(window.failures)} {window.examples[:1]}")
+        return window
+
+    def _windows(self, server: TorchServeProcess, trial: Trial, seed: int) -> Callable[[float], MeasuredWindow]:
+        """Returns a function that measures a window at a rate, and puts it into the trial."""
         seeds = iter(range(seed * 1000, seed * 1000 + 999))
 
         def window_at(rate: float) -> MeasuredWindow:
@@ -136,6 +178,10 @@ class Bench:
             trial.memory = window.memory
             return window
 
+        return window_at
+
+    def _measure(self, server: TorchServeProcess, trial: Trial, start: float, seed: int) -> None:
+        ceiling, window_at = self._warm(server, seed), self._windows(server, trial, seed)
         if self.settings.goal == "latency" and self.settings.rate is not None:
             windows = [window_at(self.settings.rate) for _ in range(3)]
             if all(window.held for window in windows):

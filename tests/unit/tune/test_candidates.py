@@ -1,5 +1,6 @@
 """What may be tried, and which keys it changes."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -7,7 +8,9 @@ import yaml
 
 from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.errors import ConfigError
-from torchserve_openvino.tune.candidates import Candidate, Engine, changes, engines, present_of, ranked, with_changes
+from torchserve_openvino.tune.candidates import (
+    HINT, PRECISION, Candidate, Engine, changes, engines, precision_is_pinned, present_of, ranked, with_changes,
+)  # fmt: skip
 from torchserve_openvino.tune.settings import Settings, read_settings
 from torchserve_openvino.tune.writing import changed_yaml
 
@@ -123,3 +126,12 @@ def test_settings_say_what_is_wrong(tmp_path: Any) -> None:
     file.write_text("[1]")
     with pytest.raises(ConfigError, match="must be a mapping"):
         read_settings(file, {})
+
+
+def test_a_pinned_precision_is_changed_where_it_is() -> None:
+    pinned = {"pt2": {"compile": {"options": {"config": {"INFERENCE_PRECISION_HINT": "f32"}}}}}
+    for config, key in ((pinned, HINT), ({}, PRECISION)):
+        assert precision_is_pinned(config) == (config is pinned)
+        present = present_of(config, 2)
+        other = dataclasses.replace(present, engine=dataclasses.replace(present.engine, precision="bf16"))
+        assert changes(other, present, config) == {key: "bf16"}

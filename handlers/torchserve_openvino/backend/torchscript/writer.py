@@ -75,7 +75,7 @@ class _Writer(Calls):
     def _parameters(self, arguments: Sequence[Any], inputs: Sequence[Any]) -> Iterator[str]:
         for argument, value in zip(arguments, inputs, strict=True):
             name = argument.name
-            if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+            if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name) or name.startswith("_"):
                 raise UntranslatableError("forward", "", f"an argument is named {name!r:.100}")
             self._names[value.debugName()] = name
             default = argument.default_value if argument.has_default_value() else None

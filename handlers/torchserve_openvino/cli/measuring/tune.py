@@ -116,6 +116,6 @@ def _show(facts: dict[str, Any], target: Path) -> None:
         )
     console.print(table)
     console.print(f"{facts['reason'][:1].upper()}{facts['reason'][1:]}.")
-    if facts["claim"]:
-        console.print(facts["claim"])
+    for text in filter(None, (facts["confirmation"], facts["claim"])):
+        console.print(text)
     console.print(f"{target / 'model-config.yaml'} has the choice, {target / 'tune.html'} the evidence.")
