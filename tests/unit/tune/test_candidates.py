@@ -9,7 +9,16 @@ import yaml
 from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.tune.candidates import (
-    HINT, PRECISION, Candidate, Engine, changes, engines, precision_is_pinned, present_of, ranked, with_changes,
+    HINT,
+    PRECISION,
+    Candidate,
+    Engine,
+    changes,
+    engines,
+    precision_is_pinned,
+    present_of,
+    ranked,
+    with_changes,
 )  # fmt: skip
 from torchserve_openvino.tune.settings import Settings, read_settings
 from torchserve_openvino.tune.writing import changed_yaml
