@@ -25,12 +25,14 @@ class Form:
         covers: The fusion, pass or conversion that it is for.
         largest: Largest size that is tried.
         tolerance: Allowed difference in float32, relative to the largest value.
+        also: Further sizes to compare, which equal another one of the form: kernels may confuse them.
     """
 
     build: Build
     covers: str
     largest: int = 1025
     tolerance: float = 1e-4
+    also: tuple[int, ...] = ()
 
 
 class Call(nn.Module):
@@ -108,6 +110,18 @@ FORMS: dict[str, Form] = {
     "attention: several users": Form(
         _form(lambda q, k, v: (y := _attention(q, k, v)) + y.relu() * 2, *[_heads(33)] * 3), "kernel_fusions", 257
     ),
+    "attention: projected queries of 12 heads": Form(
+        _form(
+            lambda layer, x, k, v: _attention(layer(x).view(2, -1, 12, 16).transpose(1, 2), k, v),
+            lambda n: (2, n, 192),
+            lambda n: (2, 12, 20, 16),
+            lambda n: (2, 12, 20, 16),
+            layer=lambda n: nn.Linear(192, 192),
+        ),
+        "attention_operands: exchanges",
+        65,
+        also=(12,),
+    ),
     "gated product": Form(
         _form(
             lambda gate, up, down, x: down(F.silu(gate(x)) * up(x)),
@@ -158,6 +172,16 @@ FORMS: dict[str, Form] = {
             norm=_norm,
         ),
         "convolution of single pixels",
+    ),
+    "patches of 8 x 8: channels": Form(
+        _form(lambda conv, x: conv(x), lambda n: (8, n, 16, 24), conv=lambda n: nn.Conv2d(n, 32, 8, 8)),
+        "convolution_kernels: blocks",
+        97,
+    ),
+    "patches of 4 x 4: width": Form(
+        _form(lambda conv, x: conv(x), lambda n: (8, 48, 40, n + 3), conv=lambda n: nn.Conv2d(48, 64, 4, 4)),
+        "convolution_kernels: one column",
+        33,
     ),
     "padded pixels, strided": Form(
         _form(

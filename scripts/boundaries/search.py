@@ -91,7 +91,7 @@ def differences(name: str, form: Form, precision: str, edges: list[Boundary]) ->
     """Compares a form with eager on both sides of its boundaries, and of the ends of blocks, with two calls each."""
     # Blocks within a kernel have no name in the runtime model.
     blocks = (1, 24, 25, 32, 33, 48, 64, 65, 96, 128, 192, 256)
-    sizes = {size for edge in edges for size in (edge.size - 1, edge.size)} | set(blocks) | {form.largest}
+    sizes = {size for edge in edges for size in (edge.size - 1, edge.size)} | {*blocks, *form.also, form.largest}
     wrong = []
     for size in sorted(size for size in sizes if 0 < size <= form.largest):
         error = _error(form, size, precision)
