@@ -121,3 +121,13 @@ def test_inputs_whose_values_do_not_count_stay_inputs(dynamic: bool, cache: bool
         compiled = check(_sizes_alone, *torch.randn(3, 5, 4), dynamic=dynamic, options=options)
         check(_sizes_alone, *torch.randn(3, 5, 4), compiled=compiled)
         assert compiled.report.summary.coverage == 1.0
+
+
+def _by_steps(x: Tensor, values: Tensor, start: int, step: int) -> Tensor:
+    return torch.slice_scatter(x * 2, values, 1, start, x.shape[1], step) + 1
+
+
+def test_start_and_step_may_be_symbolic() -> None:
+    compiled = check(_by_steps, torch.randn(3, 20), torch.randn(3, 5), 10, 2, dynamic=True, options=ALL)
+    check(_by_steps, torch.randn(3, 20), torch.randn(3, 6), 2, 3, compiled=compiled)
+    check(_by_steps, torch.randn(3, 20), torch.randn(3, 16), 4, 1, compiled=compiled)

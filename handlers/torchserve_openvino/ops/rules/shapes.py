@@ -250,11 +250,11 @@ def _size_along(x: Any, dim: int) -> Any:
 
 
 @conversion(aten.slice_scatter.default)
-def _slice_scatter(x: Output, src: Output, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+def _slice_scatter(x: Output, src: Output, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
     """Joins what lies before the slice, the new values, and what lies behind it.
 
     Args:
-        start: An integer, or an output of one if it is symbolic.
+        start: An integer, or an output of one if it is symbolic; as ``step``.
         end: Not needed: ``src`` has the sizes of the slice.
     """
     dim %= rank(x)
@@ -264,10 +264,11 @@ def _slice_scatter(x: Output, src: Output, dim: int = 0, start: Any = None, end:
     # The slice of OpenVINO counts from the end and stays inside, as torch's does.
     before = ops.slice(x, int64([0]), ops.reshape(first, int64([1]), False), int64([1]), axis)
     begin = _size_along(before, dim)
-    if step != 1:
-        stop = ops.add(begin, ops.multiply(count, int64([step])))
-        scalars = [ops.squeeze(each, int64([0])) for each in (begin, stop)]
-        return ops.scatter_update(x, ops.range(*scalars, int64(step), "i64"), src, axis)
+    if isinstance(step, Output) or step != 1:
+        by = ops.reshape(step, int64([1]), False) if isinstance(step, Output) else int64([step])
+        stop = ops.add(begin, ops.multiply(count, by))
+        scalars = [ops.squeeze(each, int64([0])) for each in (begin, stop, by)]
+        return ops.scatter_update(x, ops.range(*scalars, "i64"), src, axis)
     behind = ops.slice(x, ops.add(begin, count), int64([2**63 - 1]), int64([1]), axis)
     parts = [before.output(0), src, behind.output(0)]
     return ops.concat([part for part in parts if part.get_partial_shape()[dim] != 0], dim)
