@@ -14,6 +14,11 @@ class TorchServeOpenVINOError(Exception):
     status: int = 500
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's text that is not blank, or its class where there is none."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 class ConfigError(TorchServeOpenVINOError, ValueError):
     """A configuration that can't be used: an unknown key, a value out of range, two settings that exclude each other.
 

@@ -20,7 +20,7 @@ from torchserve_openvino.serving.host.context import Context, encoded
 from torchserve_openvino.serving.host.metrics import HostMetrics, Record
 from torchserve_openvino.serving.host.names import own_classes
 from torchserve_openvino.serving.loading.archive import MANIFEST, batch_size_of, named_files
-from torchserve_openvino.serving.requests.batch_answer import refusal
+from torchserve_openvino.serving.requests.batch_answer import refusal, with_request_id
 from torchserve_openvino.serving.requests.envelopes import Envelope
 from torchserve_openvino.serving.requests.isolation import isolated, server_fault
 from torchserve_openvino.serving.requests.json_body import parse_json
@@ -66,7 +66,7 @@ class Answered:
             error: Why it is refused.
             name: The request's id.
         """
-        body, content_type = encoded({**refusal(error), **({"request_id": name} if name else {})})
+        body, content_type = encoded(with_request_id(refusal(error), name))
         return Answered(body, content_type, error.status)
 
 

@@ -13,6 +13,11 @@ def int64(values: int | Sequence[int]) -> Any:
     return ops.constant(np.array(values, dtype=np.int64))
 
 
+def zero(kind: Type) -> Any:
+    """Returns a constant 0 of a type; NumPy lacks bfloat16."""
+    return ops.convert(ops.constant(np.float32(0)), kind)
+
+
 def static_shape(tensor: Output) -> list[int]:
     """Returns the sizes of a tensor, all of which must be known.
 

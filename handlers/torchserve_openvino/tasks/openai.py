@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from torchserve_openvino.config.spelling import listed, nearest
 from torchserve_openvino.errors import BusyError, InvalidInputError, ItemError
@@ -15,6 +15,8 @@ _PATH = "url_path"
 LAST_EVENT = "data: [DONE]\n\n"
 MODELS = "models"
 
+# Of the bodies of requests.
+STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
 # OpenAI's fields that change nothing here, whatever they say.
 IGNORED = frozenset({"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"})
 
@@ -61,6 +63,16 @@ def unknown_model(name: str, own: str) -> RequestError:
         f"the model {name!r} does not exist here; this endpoint serves {own!r}", param="model",
         code="model_not_found", status=404,
     )  # fmt: skip
+
+
+def check_model(name: str | None, own: str) -> None:
+    """Refuses a request for another model than this endpoint's.
+
+    Raises:
+        RequestError: It names one.
+    """
+    if name is not None and name != own:
+        raise unknown_model(name, own)
 
 
 def models_body(endpoint: str, names: Mapping[str, float]) -> dict[str, Any]:

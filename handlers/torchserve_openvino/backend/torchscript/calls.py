@@ -15,7 +15,7 @@ from torchserve_openvino.backend.torchscript.scalar_ops import (
     single_or_double,
     truncated_quotient,
 )
-from torchserve_openvino.backend.upstream._torch_script import is_dispatched, parsed_schema
+from torchserve_openvino.backend.upstream._torch_script import is_dispatched, parsed_schema, takes_file
 
 PLAIN = (bool, int, float, str, type(None))
 _NAMESPACES_REFUSED = frozenset({"quantized", "prepacked", "prim", "onednn", "mkldnn", "mkldnn_prepacked"})
@@ -143,7 +143,7 @@ class Calls(Lines):
             self._assign(node, depth, f"{self._operator(torch.ops.aten.alias.default)}({self._expression(inputs[0])})")
             return
         arguments = op._schema.arguments
-        if any("str" in str(each.type) and ("file" in each.name or "path" in each.name) for each in arguments):
+        if takes_file(arguments):
             raise self._refuse(node, "it opens a file")
         positional, named = [], []
         numbers = self._numbers(op, inputs)

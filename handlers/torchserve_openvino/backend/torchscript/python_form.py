@@ -14,7 +14,7 @@ import torch
 
 from torchserve_openvino.backend.torchscript.lines import UntranslatableError, Written
 from torchserve_openvino.backend.torchscript.writer import write
-from torchserve_openvino.backend.upstream._torch_script import has_script_hooks, method_of
+from torchserve_openvino.backend.upstream._torch_script import attribute_of, has_script_hooks, method_of
 from torchserve_openvino.ops.names import TORCHSCRIPT_SUFFIX
 
 
@@ -37,7 +37,7 @@ class PythonForm(torch.nn.Module):
     def stale(self) -> str | None:
         """Returns which attribute of the TorchScript module was changed since; None if none was."""
         for owner, name, value in self._read:
-            if not _same(getattr(owner, name), value):
+            if not _same(attribute_of(owner, name), value):
                 return str(name)
         return None
 
@@ -46,8 +46,10 @@ class PythonForm(torch.nn.Module):
 
 def _same(now: Any, value: Any) -> bool:
     """Returns True for the same tensor, equal plain values, and containers of these."""
+    if now is value:
+        return True
     if isinstance(value, torch.Tensor) or isinstance(now, torch.Tensor):
-        return now is value
+        return False
     if isinstance(value, (list, tuple)):
         return type(now) is type(value) and len(now) == len(value) and all(map(_same, now, value))
     if isinstance(value, dict):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.errors import ModelLoadError, first_line
 from torchserve_openvino.files.contained import contained
 from torchserve_openvino.files.json_text import JsonError, read_json, read_json_object
 from torchserve_openvino.files.zip_bounds import why_unbounded_file
@@ -108,7 +108,7 @@ def load_model(folder: Path, loader: str, may_lack: str = "") -> "nn.Module":
             raise
         except Exception as error:
             # Of any class: odd values in config.json go far into transformers.
-            raise ModelLoadError(f"{loader} cannot load {folder.name}: {_first_line(error)}") from error
+            raise ModelLoadError(f"{loader} cannot load {folder.name}: {first_line(error)}") from error
     missing = sorted(info.get("missing_keys", ()))
     if may_lack and any(name.startswith(f"{may_lack}.") for name in missing):
         setattr(model, may_lack, None)
@@ -143,7 +143,7 @@ def without_weights(folder: Path, loader: str) -> "nn.Module":
             model: nn.Module = getattr(_transformers(), loader).from_config(config)
         except Exception as error:
             # Of any class, as above.
-            raise ModelLoadError(f"{loader} cannot make {folder.name}: {_first_line(error)}") from error
+            raise ModelLoadError(f"{loader} cannot make {folder.name}: {first_line(error)}") from error
     for module in model.modules():
         module._parameters.clear()
         module._buffers.clear()
@@ -164,9 +164,7 @@ def load_config(folder: Path) -> Any:
             return classes.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:
             # Of any class, as above.
-            raise ModelLoadError(
-                f"{folder / CONFIG} is of no model that can be loaded: {_first_line(error)}"
-            ) from error
+            raise ModelLoadError(f"{folder / CONFIG} is of no model that can be loaded: {first_line(error)}") from error
 
 
 def _forget_place(model: "nn.Module") -> None:
@@ -198,7 +196,7 @@ def load_tokenizer(folder: Path, *, fast: bool = True) -> Any:
             )
         except Exception as error:
             # Of any class, as above.
-            raise ModelLoadError(f"{folder.name} has no tokenizer that can be loaded: {_first_line(error)}") from error
+            raise ModelLoadError(f"{folder.name} has no tokenizer that can be loaded: {first_line(error)}") from error
     # Without files, transformers makes a tokenizer that knows no words.
     names = tuple(tokenizer.vocab_files_names.values())
     if not any((folder / name).is_file() for name in names):
@@ -224,7 +222,7 @@ def load_feature_extractor(folder: Path) -> Any:
             # Of any class, as above.
             raise ModelLoadError(
                 f"{folder.name} has no feature extractor that can be loaded (preprocessor_config.json): "
-                f"{_first_line(error)}"
+                f"{first_line(error)}"
             ) from error
 
 
@@ -247,7 +245,7 @@ def load_image_processor(folder: Path) -> Any:
             )
         except Exception as error:
             # Of any class, as above.
-            reason = _first_line(error)
+            reason = first_line(error)
     torchvision = "torchvision" in str(reason).lower()
     needs = "; it works with torchvision only, which this package does not use" if torchvision else ""
     raise ModelLoadError(f"{folder.name} has no image processor that can be loaded{needs}: {reason}")
@@ -312,7 +310,3 @@ def offline() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

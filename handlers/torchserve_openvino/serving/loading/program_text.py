@@ -38,7 +38,6 @@ _HIGHER_ORDER = frozenset(
         "wrap_with_set_grad_enabled",
     }
 )  # fmt: skip
-_FILE_WORDS = ("file", "path")
 
 _SYMPY = frozenset(
     {
@@ -150,14 +149,15 @@ def _is_safe(namespace: str, name: str, overload: str | None) -> bool:
     """Returns False for what is no operator, and for one that opens a file by name, such as aten.from_file."""
     import torch
 
+    from torchserve_openvino.backend.upstream._torch_script import takes_file
+
     packet = getattr(getattr(torch.ops, namespace), name, None)
     if packet is None:
         # Of a library that is not imported; torch's own message says so.
         return True
     if not hasattr(packet, "overloads") or (overload is not None and overload[1:] not in packet.overloads()):
         return False
-    arguments = [each for known in packet.overloads() for each in getattr(packet, known)._schema.arguments]
-    return not any("str" in str(each.type) and any(word in each.name for word in _FILE_WORDS) for each in arguments)
+    return not any(takes_file(getattr(packet, known)._schema.arguments) for known in packet.overloads())
 
 
 def _check_structure(key: str, text: str) -> None:

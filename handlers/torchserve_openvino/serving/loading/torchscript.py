@@ -10,14 +10,13 @@ import io
 import pickle
 import re
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from torchserve_openvino.backend.upstream._torch_script import opens_files, record_sizes
-from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.errors import ModelLoadError, first_line
 from torchserve_openvino.files.zip_bounds import read_member, why_unbounded
 
 _KNOWN = re.compile(
@@ -50,7 +49,7 @@ def load_torchscript(path: Path) -> torch.jit.ScriptModule:
         module: torch.jit.ScriptModule = torch.jit.load(str(path), map_location="cpu")
     except Exception as error:
         # Of many classes: operators or classes of a library that is not imported, a newer version's format.
-        raise ModelLoadError(f"torch.jit.load could not read {path.name}: {_first_line(error)}") from error
+        raise ModelLoadError(f"torch.jit.load could not read {path.name}: {first_line(error)}") from error
     if not hasattr(module, "forward"):
         raise ModelLoadError(f"{path.name} is TorchScript without a method `forward`, which answers requests.")
     return module
@@ -70,7 +69,7 @@ def check_torchscript(path: Path) -> None:
         raise ModelLoadError(f"{path.name}: {error}") from error
     except Exception as error:
         # Of many classes: torch's reader and Python's find different things wrong with a damaged file.
-        raise ModelLoadError(f"torch.jit.load could not read {path.name}: {_first_line(error)}") from error
+        raise ModelLoadError(f"torch.jit.load could not read {path.name}: {first_line(error)}") from error
 
 
 def _check(path: Path, archive: zipfile.ZipFile) -> None:
@@ -155,8 +154,3 @@ class _Storages(pickle.Unpickler):
                 f"{self._folder}.pkl claims {items * item} bytes in {self._folder}/{key!s:.100}, which has {stored}."
             )
         return _Inert()
-
-
-def _first_line(error: Exception) -> str:
-    lines: Iterator[str] = (line.strip() for line in str(error).splitlines())
-    return next((line for line in lines if line), type(error).__name__)

@@ -73,6 +73,11 @@ def identified(body: dict[str, Any], error: ItemError, context: Any, index: int)
     name = context.get_request_id(index)
     if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("Request %s is answered with %d: %s", name, error.status, shortened(str(error)))
+    return with_request_id(body, name)
+
+
+def with_request_id(body: dict[str, Any], name: str) -> dict[str, Any]:
+    """Returns the body of a refusal with the request's id, if it has one."""
     return {**body, "request_id": name} if name else body
 
 

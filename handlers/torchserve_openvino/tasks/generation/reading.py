@@ -18,7 +18,7 @@ from torchserve_openvino.tasks.generation.fields import (
     TextParameters,
     request_of,
 )
-from torchserve_openvino.tasks.openai import RequestError, unknown_model
+from torchserve_openvino.tasks.openai import RequestError, check_model
 
 Form = Literal["plain", "completion", "chat"]
 _PLAIN_KEYS = frozenset({"inputs", "data", "text", "parameters"})
@@ -164,7 +164,7 @@ class Reader:
         return ask.inputs, ask.parameters, ask.many
 
     def _completion(self, asked: CompletionRequest) -> Asked:
-        self._check_model(asked.model)
+        check_model(asked.model, self._name)
         if asked.echo and asked.logprobs is not None:
             raise RequestError("echo with logprobs is not supported: leave one of them out", param="echo")
         given = asked.prompt
@@ -182,7 +182,7 @@ class Reader:
         return self._openai("completion", asked, prompts, echo=asked.echo)
 
     def _chat(self, asked: ChatRequest) -> Asked:
-        self._check_model(asked.model)
+        check_model(asked.model, self._name)
         if asked.top_logprobs is not None and not asked.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
         if asked.max_tokens is not None and asked.max_completion_tokens is not None:
@@ -269,10 +269,6 @@ class Reader:
             body = parse_json(body)
         check_json(body, max_bytes=self._limits.max_bytes, key=f"{TEXT}.max_bytes")
         return body
-
-    def _check_model(self, name: str | None) -> None:
-        if name is not None and name != self._name:
-            raise unknown_model(name, self._name)
 
 
 def _sampling(asked: OpenAIRequest) -> Sampling:

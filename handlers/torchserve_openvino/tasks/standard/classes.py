@@ -3,24 +3,23 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
-from torchserve_openvino.errors import ItemError
-from torchserve_openvino.tasks.openai import RequestError, request_of
-from torchserve_openvino.tasks.standard.form import Counted, Form, ServedModel, check_count
-from torchserve_openvino.tasks.standard.tei import UNSUPPORTED, tei_error
+from torchserve_openvino.tasks.openai import STRICT, RequestError, request_of
+from torchserve_openvino.tasks.standard.form import Counted, ServedModel, check_count
+from torchserve_openvino.tasks.standard.tei import UNSUPPORTED, TeiForm
 
 
 class PredictRequest(BaseModel):
     """``POST predict``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = STRICT
 
     inputs: Any
     truncate: bool = False
 
 
-class TeiPredict(Form):
+class TeiPredict(TeiForm):
     """TEI's classification: a text, or a list of lists of one text; a list of two texts is a pair there."""
 
     def __init__(self, body: Any, model: ServedModel) -> None:
@@ -36,11 +35,6 @@ class TeiPredict(Form):
         """Returns the labels with their scores, best first."""
         found = [[{"label": label, "score": score} for label, score in each.answer.items()] for each in answers]
         return found if self.many else found[0]
-
-    @staticmethod
-    def refusal(error: ItemError) -> dict[str, Any]:
-        """Returns the body of a refusal as TEI has it."""
-        return tei_error(error)
 
 
 def _text(entry: Any, field: str) -> Any:

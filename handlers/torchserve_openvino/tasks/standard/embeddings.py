@@ -5,21 +5,19 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from torchserve_openvino.errors import ItemError
-from torchserve_openvino.tasks.openai import RequestError, request_of, unknown_model
+from torchserve_openvino.tasks.openai import STRICT, RequestError, check_model, request_of
 from torchserve_openvino.tasks.standard.form import Counted, Form, ServedModel, check_count
-from torchserve_openvino.tasks.standard.tei import UNSUPPORTED, tei_error
+from torchserve_openvino.tasks.standard.tei import UNSUPPORTED, TeiForm
 
-_STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
 Width = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 class EmbeddingsRequest(BaseModel):
     """``POST v1/embeddings``."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     input: Any
     model: str | None = None
@@ -30,7 +28,7 @@ class EmbeddingsRequest(BaseModel):
 class EmbedRequest(BaseModel):
     """``POST embed``."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     inputs: Any
     normalize: bool = True
@@ -45,8 +43,7 @@ class OpenAIEmbeddings(Form):
 
     def __init__(self, body: Any, model: ServedModel) -> None:
         request = request_of(EmbeddingsRequest, body, {})
-        if request.model is not None and request.model != model.name:
-            raise unknown_model(request.model, model.name)
+        check_model(request.model, model.name)
         self.inputs, self.many = _inputs(request.input, self.field, model)
         self._request, self._model = request, model
 
@@ -70,7 +67,7 @@ class OpenAIEmbeddings(Form):
         }
 
 
-class TeiEmbed(Form):
+class TeiEmbed(TeiForm):
     """TEI's embeddings: the bare vectors, always in a list."""
 
     def __init__(self, body: Any, model: ServedModel) -> None:
@@ -87,11 +84,6 @@ class TeiEmbed(Form):
         """Returns the vectors."""
         vectors = [shortened(each.answer.value, self._request.dimensions) for each in answers]
         return [unit(vector) if self._request.normalize else vector for vector in vectors]
-
-    @staticmethod
-    def refusal(error: ItemError) -> dict[str, Any]:
-        """Returns the body of a refusal as TEI has it."""
-        return tei_error(error)
 
 
 def _inputs(value: Any, field: str, model: ServedModel) -> tuple[list[Any], bool]:

@@ -4,16 +4,15 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from torchserve_openvino.errors import ItemError
 from torchserve_openvino.serving.requests.batch_answer import plain_refusal
 from torchserve_openvino.tasks.hub import text_of
-from torchserve_openvino.tasks.openai import IGNORED, RequestError, request_of, unknown_model
+from torchserve_openvino.tasks.openai import IGNORED, STRICT, RequestError, check_model, request_of
 from torchserve_openvino.tasks.standard.form import Counted, Form, ServedModel, check_count
-from torchserve_openvino.tasks.standard.tei import UNSUPPORTED, tei_error
+from torchserve_openvino.tasks.standard.tei import UNSUPPORTED, TeiForm
 
-_STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
 _TEXT = "text"
 # Fields of Cohere's and Jina's, with the values that ask for nothing.
 _NOT_HERE: Mapping[str, tuple[Any, ...]] = {
@@ -25,7 +24,7 @@ _NOT_HERE: Mapping[str, tuple[Any, ...]] = {
 class DocumentsRequest(BaseModel):
     """``POST v2/rerank`` and ``POST v1/rerank``."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     query: str
     documents: list[Any]
@@ -37,7 +36,7 @@ class DocumentsRequest(BaseModel):
 class TextsRequest(BaseModel):
     """``POST rerank`` of TEI."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     query: str
     texts: list[Any]
@@ -53,8 +52,7 @@ class DocumentRanking(Form):
 
     def __init__(self, body: Any, model: ServedModel) -> None:
         request = request_of(DocumentsRequest, body, _NOT_HERE, IGNORED | {"priority"})
-        if request.model is not None and request.model != model.name:
-            raise unknown_model(request.model, model.name)
+        check_model(request.model, model.name)
         check_count(len(request.documents), model, self.field)
         texts = [_text(document, f"{self.field}[{number}]") for number, document in enumerate(request.documents)]
         self.inputs = [{"query": text_of(request.query, "query"), "texts": texts}]
@@ -86,7 +84,7 @@ class DocumentRanking(Form):
         return plain_refusal(error)
 
 
-class TeiRanking(Form):
+class TeiRanking(TeiForm):
     """TEI's ranking, which is the task's own but for where its parameters stand."""
 
     field = "texts"
@@ -102,11 +100,6 @@ class TeiRanking(Form):
     def answer(self, answers: Sequence[Counted]) -> Any:
         """Returns the texts, best first."""
         return answers[0].answer
-
-    @staticmethod
-    def refusal(error: ItemError) -> dict[str, Any]:
-        """Returns the body of a refusal as TEI has it."""
-        return tei_error(error)
 
 
 def _text(document: Any, field: str) -> str:

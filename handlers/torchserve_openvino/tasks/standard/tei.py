@@ -6,8 +6,18 @@ from typing import Any
 
 from torchserve_openvino.errors import BusyError, ItemError
 from torchserve_openvino.serving.requests.batch_answer import shortened
+from torchserve_openvino.tasks.standard.form import Form
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {"truncation_direction": ("right", "Right")}
+
+
+class TeiForm(Form):
+    """A request to an endpoint of TEI."""
+
+    @staticmethod
+    def refusal(error: ItemError) -> dict[str, Any]:
+        """Returns the body of a refusal as TEI has it."""
+        return tei_error(error)
 
 
 def tei_error(error: ItemError) -> dict[str, Any]:

@@ -20,20 +20,22 @@ tests/contract/test_openvino_attention.py shows the faults.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
 from torchserve_openvino.backend.conversion.passes.constant_parts import constant_value
-from torchserve_openvino.backend.conversion.passes.fused_chains import is_constant
+from torchserve_openvino.backend.conversion.passes.fused_chains import is_constant, upstream
 from torchserve_openvino.backend.conversion.passes.kernel_fusions import JOINS, MOVES, is_attention, rolled_by_nothing
 from torchserve_openvino.backend.conversion.passes.rewiring import put_behind
 
 _ATTENTION = "ScaledDotProductAttention"
 # Positions of its inputs.
 _QUERY, _KEY, _MASK = 0, 1, 3
+# What may stand between a product and a transposition in one kernel.
+_BESIDE_EXCHANGES = (JOINS | MOVES) - {"Transpose"}
 # A size that is not static.
 _OPEN = -1
 
@@ -96,41 +98,35 @@ def _joined_operands(value: ov.Output, until: str = "") -> list[ov.Input]:
 
 def _keep_exchanges_apart(product: ov.Node) -> bool:
     """Separates a product of attention from the transpositions around it that change no size; True if there are any."""
-    before = _exchanges([product.input_value(_QUERY).get_node()], _sources)
+    reached = upstream(product.input_value(_QUERY).get_node(), _BESIDE_EXCHANGES)
+    before = [node for node in reached if _exchanges_equals(node)]
     for transpose in before:
         put_behind(transpose.output(0), rolled_by_nothing)
-    behind = _exchanges(_users(product), _users)
+    behind = [node for node in _downstream(product) if _exchanges_equals(node)]
     for transpose in behind:
         transpose.input(0).replace_source_output(rolled_by_nothing(transpose.input_value(0)).output(0))
     return bool(before or behind)
 
 
-def _sources(node: ov.Node) -> list[ov.Node]:
-    return [value.get_node() for value in node.input_values()]
-
-
-def _users(node: ov.Node) -> list[ov.Node]:
-    return [port.get_node() for port in node.output(0).get_target_inputs()]
-
-
-def _exchanges(nodes: list[ov.Node], following: Callable[[ov.Node], list[ov.Node]]) -> list[ov.Node]:
-    """Returns the transpositions that change no size, reached through elementwise operators and moves."""
-    exchanges, seen, waiting = [], set[str](), list(nodes)
+def _downstream(product: ov.Node) -> Iterator[ov.Node]:
+    """Yields the nodes that depend on a product, each once, up to those that no kernel of it contains."""
+    waiting, seen = [product], set[str]()
     while waiting:
-        node = waiting.pop()
-        if node.get_name() in seen:
-            continue
-        seen.add(node.get_name())
-        if node.get_type_name() == "Transpose":
-            exchanges += [node] if _exchanges_equals(node) else []
-        elif node.get_type_name() in JOINS | MOVES:
-            waiting += following(node)
-    return exchanges
+        for port in waiting.pop().output(0).get_target_inputs():
+            node = port.get_node()
+            if node.get_name() in seen:
+                continue
+            seen.add(node.get_name())
+            yield node
+            if node.get_type_name() in _BESIDE_EXCHANGES:
+                waiting.append(node)
 
 
-def _exchanges_equals(transpose: ov.Node) -> bool:
-    order, sizes = constant_value(transpose.input_value(1)), _sizes(transpose.output(0))
-    if order is None or _OPEN in sizes or sizes != _sizes(transpose.input_value(0)):
+def _exchanges_equals(node: ov.Node) -> bool:
+    if node.get_type_name() != "Transpose":
+        return False
+    order, sizes = constant_value(node.input_value(1)), _sizes(node.output(0))
+    if order is None or _OPEN in sizes or sizes != _sizes(node.input_value(0)):
         return False
     return any(axis != source and sizes[axis] > 1 for axis, source in enumerate(np.ravel(order)))
 

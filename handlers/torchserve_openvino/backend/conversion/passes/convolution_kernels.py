@@ -19,10 +19,14 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset15 as ops
 
+from torchserve_openvino.backend.conversion.passes.fused_chains import upstream
+from torchserve_openvino.backend.conversion.passes.kernel_fusions import is_dequantized
 from torchserve_openvino.backend.conversion.passes.rewiring import put_behind
+from torchserve_openvino.ops.openvino_values import zero
 
 _KINDS = {"Convolution": ops.convolution, "GroupConvolution": ops.group_convolution}
-_BYTES = frozenset({ov.Type.u8, ov.Type.i8})
+# What may stand between integers and the weights that they are.
+_SCALES = frozenset({"Convert", "Multiply", "Subtract", "Reshape"})
 # Channels that fill a row of a tile in bfloat16 and in 8 bits.
 _BLOCK, _BLOCK_OF_BYTES = 32, 64
 
@@ -71,12 +75,8 @@ def _fills_blocks(row: int, channels: int, block: int) -> bool:
 
 
 def _is_of_bytes(weights: ov.Output) -> bool:
-    node = weights.get_node()
-    while node.get_type_name() in {"Convert", "Multiply", "Subtract", "Reshape"}:
-        if node.get_type_name() == "Convert" and node.input_value(0).get_element_type() in _BYTES:
-            return True
-        node = node.input_value(0).get_node()
-    return bool(node.get_type_name() == "FakeQuantize")
+    nodes = upstream(weights.get_node(), _SCALES)
+    return any(is_dequantized(node) or node.get_type_name() == "FakeQuantize" for node in nodes)
 
 
 def _widened(weights: ov.Output, columns: int) -> ov.Output:
@@ -89,8 +89,9 @@ def _widened(weights: ov.Output, columns: int) -> ov.Output:
     rank = len(weights.get_shape())
     begin, end = np.zeros(rank, np.int64), np.zeros(rank, np.int64)
     end[-1] = columns
-    zero = ops.convert(ops.constant(np.float32(0)), weights.get_element_type())
-    return ops.pad(weights, ops.constant(begin), ops.constant(end), "constant", zero).output(0)
+    return ops.pad(
+        weights, ops.constant(begin), ops.constant(end), "constant", zero(weights.get_element_type())
+    ).output(0)
 
 
 def _widened_integers(value: ov.Output, columns: int) -> ov.Output | None:

@@ -52,7 +52,7 @@ def _ends_chain(node: ov.Node) -> bool:
     between = ELEMENTWISE if constant else _IN_ATTENTION
     return any(
         each.get_type_name() in _MULTIPLICATIONS and by_constant(each) == constant
-        for each in _upstream(node.input_value(0).get_node(), between)
+        for each in upstream(node.input_value(0).get_node(), between)
     )
 
 
@@ -111,10 +111,10 @@ def _changes_nothing(node: ov.Node) -> bool:
 
 def is_constant(node: ov.Node) -> bool:
     """Checks whether the plugin folds a node into a constant."""
-    return all(each.get_type_name() not in {"Parameter", "ReadValue"} for each in _upstream(node))
+    return all(each.get_type_name() not in {"Parameter", "ReadValue"} for each in upstream(node))
 
 
-def _upstream(node: ov.Node, through: frozenset[str] | None = None) -> Iterator[ov.Node]:
+def upstream(node: ov.Node, through: frozenset[str] | None = None) -> Iterator[ov.Node]:
     """Yields a node and the nodes it depends on, each once; with ``through``, follows only operators of these types."""
     waiting, seen = [node], set()
     while waiting:

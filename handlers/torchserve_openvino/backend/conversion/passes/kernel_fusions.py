@@ -135,7 +135,7 @@ def _is_mean_per_channel(node: ov.Node) -> bool:
     return any(shape[1].compatible(ov.Dimension(channels)) for channels in _FEW_CHANNELS)
 
 
-def _is_dequantized(node: ov.Node) -> bool:
+def is_dequantized(node: ov.Node) -> bool:
     """Checks whether a node makes floats of 8-bit integers."""
     return node.get_type_name() == "Convert" and node.input_value(0).get_element_type() in {ov.Type.u8, ov.Type.i8}
 
@@ -161,7 +161,7 @@ def _clamps_bytes(node: ov.Node) -> bool:
 def _comes_from_bytes(value: ov.Output) -> bool:
     """Checks whether a value is dequantised, and perhaps moved."""
     while value.get_node().get_type_name() in MOVES | {"Multiply", "Subtract", "Slice", "StridedSlice", "Gather"}:
-        if _is_dequantized(value.get_node()):
+        if is_dequantized(value.get_node()):
             return True
         value = value.get_node().input_value(0)
     return False

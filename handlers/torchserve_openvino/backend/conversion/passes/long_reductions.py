@@ -23,7 +23,7 @@ from openvino import opset15 as ops
 
 from torchserve_openvino.backend.conversion.passes.constant_parts import constant_value, fold_known_shapes
 from torchserve_openvino.backend.conversion.passes.rewiring import put_behind
-from torchserve_openvino.ops.openvino_values import int64
+from torchserve_openvino.ops.openvino_values import int64, zero
 
 # As many values are added up at once, by a running sum or along other axes than the last one.
 LONGEST_SUM = 2**14
@@ -87,10 +87,6 @@ def _normalizes_many(node: ov.Node) -> bool:
     return node.get_input_partial_shape(0).rank.is_static and _count(node) > LONGEST_ALONG_LAST
 
 
-def _number(value: float, like: ov.Output) -> ov.Node:
-    return ops.convert(ops.constant(np.float32(value)), like.get_element_type())
-
-
 def _named(replacement: ov.Node, node: ov.Node) -> ov.Node:
     replacement.set_friendly_name(node.get_friendly_name())
     return replacement
@@ -130,7 +126,8 @@ def _in_blocks(value: ov.Output, axis: int) -> ov.Output:
     if blocks * size > length:
         after = [0] * len(shape)
         after[axis] = blocks * size - length
-        value = ops.pad(value, int64([0] * len(shape)), int64(after), "constant", _number(0, value)).output(0)
+        nothing = zero(value.get_element_type())
+        value = ops.pad(value, int64([0] * len(shape)), int64(after), "constant", nothing).output(0)
     sizes, first = ops.shape_of(value), int64(0)
     before, behind = int64(range(axis)), int64(range(axis + 1, len(shape)))
     parts = [ops.gather(sizes, before, first), int64([blocks, size]), ops.gather(sizes, behind, first)]
