@@ -82,3 +82,28 @@ def test_an_eps_that_float16_does_not_have(eps: float) -> None:
         for x in (torch.zeros(shape), torch.randn(shape), torch.full(shape, 3.0)):
             with torch.no_grad():
                 torch.testing.assert_close(compiled(x.half()), model(x.half()), rtol=4e-3, atol=4e-3)
+
+
+# float16 ends at 65,504, and has few digits below 6e-5.
+NUMBERS: dict[str, Any] = {
+    "quotient": lambda x: x / 1e6,
+    "quotient by a size": lambda x: x / (x.shape[0] * 20_000),
+    "quotient by a tensor": lambda x: x / torch.tensor(70_175.0),
+    "quotient of a number": lambda x: 100_000 / (x * 10 + 50),
+    "product": lambda x: x * 70_000,
+    "small product": lambda x: (x * 1000) * 3e-6,
+    "sum, which is float16 in torch": lambda x: (x - 4) * 16_000 + 70_000,
+    "sum with a factor": lambda x: torch.add(x, x * 1000, alpha=1e-6),
+    "mean of a pooled sum": lambda x: x.sum(0) / (x.numel() * 1000),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_float16_does_not_hold(name: str, dynamic: bool) -> None:
+    function = NUMBERS[name]
+    compiled = tov.compile(function, dynamic=dynamic, options={"min_partition_us": 0})
+    for rows in (64, 48):
+        x = (torch.rand(rows, 16, generator=torch.Generator().manual_seed(rows)) * 0.9).half()
+        torch.testing.assert_close(compiled(x), function(x), rtol=2e-3, atol=1e-7)
+    assert compiled.report.summary.coverage == 1.0

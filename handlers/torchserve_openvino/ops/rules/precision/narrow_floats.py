@@ -1,5 +1,10 @@
-"""Operators of several steps on float16 and bfloat16: torch rounds the result only, OpenVINO each step."""
+"""Operators of several steps on float16 and bfloat16: torch rounds the result only, OpenVINO each step.
 
+So are factors and divisors: torch multiplies with them in float32 and rounds the product, OpenVINO rounds them, too.
+Summands are float16 in torch as well.
+"""
+
+import math
 from typing import Any
 
 import torch
@@ -8,9 +13,10 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.ops.registry import Decomposition, Rule, declare, stays_whole
-from torchserve_openvino.ops.rules.precision.narrow_integers import in_32_bits
+from torchserve_openvino.ops.rules.precision.narrow_integers import in_32_bits, product_in_bytes
 
 aten = torch.ops.aten
+_FLOAT16 = torch.finfo(torch.float16)
 _NARROW = frozenset({torch.float16, torch.bfloat16})
 
 
@@ -52,8 +58,7 @@ def _beyond_float16(op: Any, eps: int) -> Decomposition:
     wide = _in_float32(op)
 
     def decomposed(x: Tensor, *args: Any) -> Any:
-        limits = torch.finfo(torch.float16)
-        beyond = args[eps - 1] < limits.tiny / 64 or not (isinstance(x.numel(), int) and x.numel() <= limits.max)
+        beyond = args[eps - 1] < _FLOAT16.tiny / 64 or not (isinstance(x.numel(), int) and x.numel() <= _FLOAT16.max)
         return wide(x, *args) if x.dtype is torch.float16 and beyond else stays_whole(x, *args)
 
     return decomposed
@@ -65,3 +70,39 @@ declare(
     Rule(decompose_narrow=_in_float32(aten.cumsum.default, in_32_bits(aten.cumsum.default, exceeds=True))),
     aten.cumsum.default,
 )
+
+
+def _with_number(op: Any, otherwise: Decomposition | None = None) -> Decomposition:
+    """Computes in float32 where float16 does not hold an operand that is a number or a tensor of no dimension.
+
+    Args:
+        op: The operator.
+        otherwise: What other calls become; they stay as they are, if None.
+    """
+
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        if any(map(_may_exceed_float16, (*args, *kwargs.values()))):
+            with disable_proxy_modes_tracing():
+                kind = op(*args, **kwargs).dtype
+            if kind is torch.float16:
+                return op(*pytree.tree_map_only(Tensor, _wide, args), **kwargs).to(kind)
+        return otherwise(*args, **kwargs) if otherwise is not None else NotImplemented
+
+    return decomposed
+
+
+def _may_exceed_float16(operand: Any) -> bool:
+    if isinstance(operand, Tensor):
+        return operand.ndim == 0 and operand.dtype is not torch.float16
+    if isinstance(operand, (bool, complex)):
+        return False
+    if not isinstance(operand, (int, float)):
+        # A size that is open.
+        return isinstance(operand, (torch.SymInt, torch.SymFloat))
+    return math.isfinite(operand) and operand != 0 and not _FLOAT16.tiny <= abs(operand) <= _FLOAT16.max
+
+
+for _op in (aten.mul.Tensor, aten.mul.Scalar):
+    declare(Rule(decompose_narrow=_with_number(_op, product_in_bytes(_op))), _op)
+for _op in (aten.div.Tensor, aten.div.Scalar):
+    declare(Rule(decompose_narrow=_with_number(_op)), _op)

@@ -81,7 +81,7 @@ def _wide(x: Tensor) -> Tensor:
     return x.to(torch.int32) if x.dtype in NARROW_INTEGERS else x
 
 
-def _product(op: Any) -> Decomposition:
+def product_in_bytes(op: Any) -> Decomposition:
     """Multiplies numbers of 16 bits byte by byte: their product has 30 bits, of which OpenVINO keeps 24."""
     narrow = in_32_bits(op, exceeds=True, numbers=True)
 
@@ -179,8 +179,6 @@ declare(Rule(decompose_narrow=_arange), aten.arange.start_step)
 declare(Rule(decompose=_reinterpret, banned="OpenVINO can't read bytes as another type"), aten.view.dtype)
 for _op in (aten.floor.default, aten.ceil.default, aten.round.default):
     declare(Rule(decompose_narrow=_unchanged), _op)
-for _op in (aten.mul.Tensor, aten.mul.Scalar):
-    declare(Rule(decompose_narrow=_product(_op)), _op)
 for _op in (aten.__lshift__.Scalar, aten.bitwise_left_shift.Tensor_Scalar):
     declare(Rule(decompose_narrow=_shift(_op, left=True)), _op)
 for _op in (aten.__rshift__.Scalar, aten.bitwise_right_shift.Tensor_Scalar):
