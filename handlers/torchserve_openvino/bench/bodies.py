@@ -50,6 +50,12 @@ def read_folder(folder: Path) -> list[Body]:
     return [Body(path, content_type(path)) for path in paths]
 
 
+def suffix_of(content_type: str) -> str:
+    """Returns a suffix by which `content_type` finds a type again; ``.bin`` for one that it does not know."""
+    known = {kind: suffix for suffix, kind in _TYPES.items() if kind != _UNKNOWN}
+    return known.get(content_type) or mimetypes.guess_extension(content_type) or ".bin"
+
+
 def content_type(path: Path) -> str:
     """Returns the content type of a file by its suffix."""
     suffix = path.suffix.lower()

@@ -196,6 +196,13 @@ def _handler_file(value: Any) -> Any:
     return name
 
 
+def _python_file(value: Any) -> Any:
+    """Returns the name of a Python file in the archive, which can be imported by it."""
+    if not isinstance(value, str) or not (is_handler_file(value) and value.removesuffix(".py").isidentifier()):
+        raise ValueError(f"must name a Python file of the archive, such as scrub.py, not {shown(value)}.")
+    return value
+
+
 def _paths(value: Any) -> Any:
     """Returns a list of module paths in a handler, from one path or a list."""
     paths = value if isinstance(value, (list, tuple)) else [value]
@@ -244,6 +251,7 @@ PictureSizes = Annotated[
 ]
 ImageFormats = Annotated[list[str], PlainValidator(_image_formats, json_schema_input_type=list[ImageFormat])]
 Files = Annotated[list[str], PlainValidator(_files, json_schema_input_type=_Names)]
+PythonFile = Annotated[str, PlainValidator(_python_file, json_schema_input_type=str)]
 HandlerFile = Annotated[str, PlainValidator(_handler_file, json_schema_input_type=str)]
 Paths = Annotated[list[str], PlainValidator(_paths, json_schema_input_type=_Names)]
 Folder = Annotated[str, PlainValidator(_folder, json_schema_input_type=str)]

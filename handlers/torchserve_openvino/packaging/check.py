@@ -196,6 +196,7 @@ def _named(folder: Path, config: ServingConfig) -> Iterator[str]:
     section = config.openvino
     wrapped = [section.wrap] if section.wrap is not None and is_handler_file(section.wrap) else []
     keys = {"warmup.samples": section.warmup.samples, "op_mappings": section.op_mappings, "wrap": wrapped}
+    keys["record.scrub"] = [section.record.scrub] if section.record.scrub is not None else []
     for key, names in keys.items():
         for name in names:
             if not (folder / name).is_file():

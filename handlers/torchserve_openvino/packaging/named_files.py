@@ -10,7 +10,7 @@ from torchserve_openvino.errors import ConfigError, PackagingError
 
 
 def files_named_by(config_file: Path) -> list[Path]:
-    """Returns the files of ``op_mappings``, ``wrap`` and ``warmup.samples``.
+    """Returns the files of ``op_mappings``, ``record.scrub``, ``wrap`` and ``warmup.samples``.
 
     A sample that is not there is left out: it may come from elsewhere, and the check of the archive demands it.
 
@@ -30,6 +30,8 @@ def files_named_by(config_file: Path) -> list[Path]:
     section = _mapping(_mapping(document.get("handler")).get("openvino"))
     named = [("op_mappings", name) for name in mapping_files(document)]
     wrapped = section.get("wrap")
+    scrub = _mapping(section.get("record")).get("scrub")
+    named += [("record.scrub", scrub)] if isinstance(scrub, str) else []
     named += [("wrap", wrapped)] if isinstance(wrapped, str) and is_handler_file(wrapped) else []
     for key, name in named:
         if not (config_file.parent / name).is_file():

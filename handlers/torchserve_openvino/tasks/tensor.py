@@ -67,7 +67,8 @@ class TensorHandler(ItemHandler):
             wrapped = [a if isinstance(a, (ItemError, bytes)) else {"predictions": a} for a in answers]
             return finish(wrapped, context, self._openvino.counters)
 
-        return self._accounted(context, answer)
+        with self._openvino.recorded(data, context):
+            return self._accounted(context, answer)
 
     def predict(self, values: list[TensorCall]) -> list[Any]:
         """Runs requests of one shape together, if ``tensor.concatenate`` allows it, and answers each."""

@@ -387,7 +387,7 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int)
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(mode)
-    with pytest.raises(ModelLoadError, match=r"shared is writable by other users .*shared/mismatches"):
+    with pytest.raises(ModelLoadError, match=r"shared is writable by other users .*shared/keep_mismatches"):
         mismatches.MismatchFolder(folder)
     assert not list(folder.iterdir())
     # What the message says.

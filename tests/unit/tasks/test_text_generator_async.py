@@ -10,6 +10,7 @@ from talker import COMPLETION, DESCRIBE, Frontend, Talker
 from ts.torch_handler.request_envelope.json import JSONEnvelope
 
 from chat_models import eager_tokens, text_of
+from torchserve_openvino.bench.bodies import read_folder
 
 
 def test_requests_run_together_and_a_bad_one_fails_alone(folder: Path, tmp_path: Path) -> None:
@@ -83,5 +84,20 @@ def test_long_messages_of_several_threads_do_not_mix(folder: Path, tmp_path: Pat
             list(pool.map(talker.mine.sendall, messages))
             reading.result()
         assert sorted(re.findall(rb"(.)\1*", bytes(got))) == [bytes([65 + number]) for number in range(8)]
+    finally:
+        talker.close()
+
+
+def test_answered_requests_are_recorded(folder: Path, tmp_path: Path) -> None:
+    section = {"record": {"folder": str(tmp_path / "kept"), "every": 1}}
+    talker = Talker(
+        tmp_path / "archive", folder, asyncCommunication=True, batchSize=1, handler={"openvino": section}
+    )  # fmt: skip
+    try:
+        good = {"prompt": "Hello", "max_tokens": 4}
+        Frontend(talker).ask_all([("", json.dumps(good).encode()), ("", b'{"prompt": ""}')])
+        talker.handler._openvino.recorder.close()
+        (body,) = read_folder(tmp_path / "kept")
+        assert json.loads(body.data) == good
     finally:
         talker.close()

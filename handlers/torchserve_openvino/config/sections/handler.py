@@ -29,6 +29,7 @@ from torchserve_openvino.config.fields import (
 )  # fmt: skip
 from torchserve_openvino.config.sections.generate import GenerateSection
 from torchserve_openvino.config.sections.quantize import QuantizeSection
+from torchserve_openvino.config.sections.record import RecordSection
 from torchserve_openvino.config.sections.tasks import (
     SECTION,
     AudioSection,
@@ -245,6 +246,8 @@ class OpenVINOSection(Section):
     """Whether each request is a span of OpenTelemetry (extra `otel`), with its phases below it; its parent is the one
     that the header `traceparent` names. OpenTelemetry's variables, such as `OTEL_EXPORTER_OTLP_ENDPOINT`, set the
     receiver."""
+    record: RecordSection = RecordSection()
+    """Requests that are kept, to tune and to measure with."""
     threads: Threads = "auto"
     """CPU threads of this worker. `auto`: its share of the cores (CPU affinity and cgroup quota divided by
     `maxWorkers` or the running workers)."""

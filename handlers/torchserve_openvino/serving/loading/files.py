@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from torchserve_openvino.cache.storage.directory import foreign
 from torchserve_openvino.config.sections.handler import WeightsSection
 from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.files.atomic import AtomicFile
 from torchserve_openvino.files.contained import OutsideError, contained
 from torchserve_openvino.files.zip_bounds import why_unbounded
 from torchserve_openvino.serving.host.names import own_classes
@@ -244,6 +246,33 @@ def read_state(path: Path) -> Any:
 def _some(word: str, names: list[str]) -> str:
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return f"{word} {shown}; " if names else ""
+
+
+def private_folder(folder: Path, key: str) -> None:
+    """Makes sure that a folder for what clients sent is there, and that nobody else may write to it.
+
+    Args:
+        folder: Created for this user alone where it is missing.
+        key: The key that names it.
+
+    Raises:
+        ModelLoadError: The folder can't be created or written to, or others may write to it.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        who = foreign(folder.stat())
+        with AtomicFile(folder / ".probe"):
+            pass
+    except OSError as error:
+        raise ModelLoadError(
+            f"{key}: {folder} cannot be written to ({error.strerror}); name a folder that this user may write to."
+        ) from error
+    if who is not None:
+        # Requests of clients are in it; and whoever may write to it can plant one that a person then runs.
+        raise ModelLoadError(
+            f"{key}: {folder} is {who}. Name a folder in it, which is then created for this user alone "
+            f"({folder / key.rpartition('.')[2]}), or run `chmod go-w {folder}`."
+        )
 
 
 def read_samples(folder: Path, names: Sequence[str]) -> list[tuple[str, bytes]]:

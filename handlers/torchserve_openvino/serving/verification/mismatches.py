@@ -13,10 +13,9 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from torchserve_openvino.cache.storage.directory import foreign
-from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.files.atomic import AtomicFile, write_atomically
+from torchserve_openvino.files.atomic import write_atomically
 from torchserve_openvino.files.json_text import read_json_object
+from torchserve_openvino.serving.loading.files import private_folder
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 
 # Limits of a folder, for all workers that write to it together.
@@ -54,22 +53,7 @@ class MismatchFolder:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            who = foreign(folder.stat())
-            with AtomicFile(folder / ".probe"):
-                pass
-        except OSError as error:
-            raise ModelLoadError(
-                f"handler.openvino.verify.keep_mismatches: {folder} cannot be written to ({error.strerror}); name a "
-                "folder that this user may write to."
-            ) from error
-        if who is not None:
-            # Requests of clients are in it; and whoever may write to it can plant a call that a person then reruns.
-            raise ModelLoadError(
-                f"handler.openvino.verify.keep_mismatches: {folder} is {who}. Name a folder in it, which is then "
-                f"created for this user alone (keep_mismatches: {folder / 'mismatches'}), or run `chmod go-w {folder}`."
-            )
+        private_folder(folder, "handler.openvino.verify.keep_mismatches")
 
     def keep(
         self,

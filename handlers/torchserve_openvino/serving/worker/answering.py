@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -18,6 +18,7 @@ from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.envelopes import Envelope
 from torchserve_openvino.serving.requests.isolation import only, run_isolated, server_fault
 from torchserve_openvino.serving.requests.phases import RequestTimes
+from torchserve_openvino.serving.requests.recording import Recorder
 from torchserve_openvino.serving.requests.tracing import Tracing
 from torchserve_openvino.serving.served import ServedModel, rejection_in
 
@@ -39,6 +40,7 @@ class Answering(ArchiveLoading):
         counters: Counts of what happened to requests.
         times: Where their time went.
         tracing: Sends spans of requests; None without ``handler.openvino.tracing``.
+        recorder: Keeps some requests; None without ``handler.openvino.record``.
         state: The worker's state after READY; None before.
         own_code: Runs and watches the handler's own code.
         overrides: Callables that the handler put in the place of its own `handle` or `initialize`, by name.
@@ -53,6 +55,7 @@ class Answering(ArchiveLoading):
         self.counters = Counters()
         self.times = RequestTimes()
         self.tracing: Tracing | None = None
+        self.recorder: Recorder | None = None
         self.state: ReadyState | None = None
         self.own_code = OwnCode(handler, self)
         self.overrides: dict[str, Callable[..., Any]] = {}
@@ -123,7 +126,12 @@ class Answering(ArchiveLoading):
         self.handler.context = context
         if self.handler._is_describe():
             return [self.handler.describe_handle()]
-        return self.accounted(context, lambda: finish(self.answered(data, context), context, self.counters))
+        with self.recorded(data, context):
+            return self.accounted(context, lambda: finish(self.answered(data, context), context, self.counters))
+
+    def recorded(self, data: list[dict[str, Any]], context: Any) -> AbstractContextManager[None]:
+        """Keeps some of a call's requests, if ``handler.openvino.record`` is set and the call inside answers them."""
+        return nullcontext() if self.recorder is None else self.recorder.of(data, context)
 
     def accounted(self, context: Any, answer: Callable[[], list[Any]]) -> list[Any]:
         """Returns the result of ``answer``; counts the requests of the batch, and sends metrics after it."""
@@ -174,6 +182,7 @@ class Answering(ArchiveLoading):
             "pid": os.getpid(),
             "model": model_name(getattr(self.handler, "context", None)),
             "settings": self.config.summary,
+            **({"recorded": self.recorder.to_dict()} if self.recorder is not None else {}),
             "workers": self.state.workers() if self.state is not None else [],
         }
         return {**self.report.to_dict(), **own}
@@ -203,7 +212,8 @@ class Answering(ArchiveLoading):
             return self.answered(items, context, owners)
 
         parts = envelope, data, context, answer_items, self.counters, self.most_items
-        return self.accounted(context, lambda: answer_enveloped(*parts))
+        with self.recorded(data, context):
+            return self.accounted(context, lambda: answer_enveloped(*parts))
 
 
 def _fault(error: Exception) -> ItemError:

@@ -24,6 +24,7 @@ from torchserve_openvino.serving.observation.observe import ROOT, Call, Seen
 from torchserve_openvino.serving.observation.parts import part_at
 from torchserve_openvino.serving.policy import PolicyWatch, admit
 from torchserve_openvino.serving.ready import ReadyState, shadow_for
+from torchserve_openvino.serving.requests.recording import Recorder
 from torchserve_openvino.serving.requests.tracing import Tracing
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.serving.shapes.plan import batch_sizes
@@ -182,6 +183,8 @@ class Worker(Answering):
         for note in filter(None, (news, startup_advice(time.perf_counter() - start, patience))):
             logger.warning("%s", note)
             self.report.tracker.add_note(note)
+        if self.config.openvino.record.folder is not None:
+            self.recorder = Recorder(self.config.openvino.record, self.model_dir)
         self.state = self._ready(context, models)
         self.state.post()
         self.state.emit(context)

@@ -137,12 +137,13 @@ class TextGenerator(HubHandler):
         if self._is_describe():
             return self._awaited(lambda: [self.describe_handle()], ends=context)
         if wire.awaits():
-            return self._awaited(lambda: self._alone(data, context))
+            return self._awaited(lambda: self._alone_recorded(data, context))
         state = self._openvino.state
         assert state is not None
         state.before_call(context)
         try:
-            return self._together_in_engine(data, context)
+            with self._openvino.recorded(data, context):
+                return self._together_in_engine(data, context)
         finally:
             state.after_call(context)
 
@@ -157,7 +158,10 @@ class TextGenerator(HubHandler):
             return self.answer_items(items, context)
 
         def answered() -> list[Any]:
-            return answer_enveloped(envelope, data, context, answer_items, self._openvino.counters, self._most_items)
+            with self._openvino.recorded(data, context):
+                return answer_enveloped(
+                    envelope, data, context, answer_items, self._openvino.counters, self._most_items
+                )
 
         return self._awaited(lambda: self._alone_enveloped(answered, context)) if wire.awaits() else answered()
 
@@ -212,6 +216,10 @@ class TextGenerator(HubHandler):
         for place, call in enumerate(calls):
             bodies.append(call.pieces() if call.streams else self._settled(context, place, call))
         return bodies
+
+    def _alone_recorded(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
+        with self._openvino.recorded(data, context):
+            return self._alone(data, context)
 
     def _alone(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
         """Answers the only request of a call, in a thread of its own; raises nothing."""
