@@ -10,6 +10,7 @@ import pytest
 from openvino import opset15 as ops
 
 from torchserve_openvino.backend.conversion.passes.attention_operands import repeat_attention_operands
+from torchserve_openvino.backend.conversion.passes.narrow_masks import keep_masks_finite
 
 CORE = ov.Core()
 HAS_BF16 = "BF16" in CORE.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
@@ -128,3 +129,22 @@ def _projected_attention(precision: str, cured: bool, transposed_back: bool) -> 
 def test_as_many_queries_as_heads(precision: str) -> None:
     assert max(_projected_attention(precision, False, back) for back in (False, True)) > 0.1
     assert max(_projected_attention(precision, True, back) for back in (False, True)) < 0.02
+
+
+@needs_bf16
+@pytest.mark.parametrize("limited", [False, True])
+def test_masks_beyond_bfloat16(limited: bool) -> None:
+    """The least float32 is minus infinity in bfloat16: a row of it is NaN behind a sum that is a kernel of its own."""
+    scores, mask = ops.parameter([6, 8, 8], ov.Type.f32), ops.parameter([8, 8], ov.Type.f32)
+    products = ops.reshape(ops.matmul(scores, scores, False, True), ops.constant(np.array([2, 3, 8, 8])), False)
+    weights = ops.reshape(ops.softmax(ops.add(products, mask), -1), ops.constant(np.array([6, 8, 8])), False)
+    model = ov.Model([ops.matmul(weights, scores, False, False)], [scores, mask])
+    if limited:
+        keep_masks_finite(model)
+    compiled = CORE.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "bf16"})
+    least = np.finfo(np.float32).min
+    values = np.random.default_rng(0).standard_normal((6, 8, 8), dtype=np.float32)
+    result = compiled([values, np.full((8, 8), least)])[0]
+    assert np.isnan(result).all() != limited
+    if limited:
+        assert np.abs(result - values.mean(1, keepdims=True)).max() < 0.02

@@ -15,6 +15,7 @@ import torch
 
 from torchserve_openvino.backend.conversion.passes.fused_chains import NO_FUSION, crashes_plugin
 from torchserve_openvino.backend.conversion.passes.gated_products import dies_on_gated_products, split_gated_products
+from torchserve_openvino.backend.conversion.passes.narrow_masks import keep_masks_finite, rounds_to_bfloat16
 from torchserve_openvino.backend.runtime import split_products
 from torchserve_openvino.backend.runtime.deaths.journal import Journal, Mode
 from torchserve_openvino.backend.runtime.deaths.subject import Subject, subject_of_blob, subject_of_model
@@ -96,6 +97,8 @@ def _compiled(
     """Returns the compiled model, and why it is compiled otherwise than usual."""
     if dies_on_gated_products(config):
         split_gated_products(model)
+    if rounds_to_bfloat16(config):
+        keep_masks_finite(model)
     unfused_at = _crashes(model, device)
     # Fusion is an affair of the CPU plugin.
     modes: list[Mode] = ["normal", "unfused", "eager"] if _is_cpu(device) and not unfused_at else ["normal", "eager"]
