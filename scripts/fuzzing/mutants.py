@@ -207,4 +207,9 @@ MUTANTS: dict[str, Mutant] = {
         (("conversion.passes.attention_operands:_keep_exchanges_apart", _does(False)),),
         mode="real_sizes,static",
     ),
+    "least_mask": Mutant(
+        "the least float32, with which masks are filled, is minus infinity in bf16",
+        (("runtime.build:keep_masks_finite", _does(None)),),
+        mode="real_sizes,bf16",
+    ),
 }

@@ -15,6 +15,13 @@ def draw(model: torch.nn.Module, seed: int = 0) -> None:
     """
     generator = torch.Generator().manual_seed(seed)
     tables = {module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    # With parametrizations; other weights of three dimensions are matrices side by side, as those of experts.
+    convolutions = {
+        parameter
+        for module in model.modules()
+        if isinstance(module, torch.nn.modules.conv._ConvNd)
+        for parameter in module.parameters()
+    }
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if not parameter.is_floating_point():
@@ -26,7 +33,8 @@ def draw(model: torch.nn.Module, seed: int = 0) -> None:
             elif parameter in tables:
                 parameter.copy_(noise)
             elif float(parameter.std()) < _SMALL:
-                inner = parameter[0].numel() if parameter.dim() != 3 else parameter.shape[-1]
+                is_whole = parameter.dim() != 3 or parameter in convolutions
+                inner = parameter[0].numel() if is_whole else parameter.shape[-1]
                 parameter.copy_(noise / max(1, inner) ** 0.5)
         for name, buffer in model.named_buffers():
             if name.endswith("running_mean"):
