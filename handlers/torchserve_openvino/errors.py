@@ -102,7 +102,7 @@ class PackagingError(TorchServeOpenVINOError):
 
 
 class FrontendError(TorchServeOpenVINOError):
-    """TorchServe's Java frontend can't be read, or not be mended."""
+    """TorchServe's Java frontend can't be read, or not be patched."""
 
 
 class ItemError(TorchServeOpenVINOError, ValueError):

@@ -40,7 +40,7 @@ _CLIENTS = 8
 # Nothing that is answered takes longer.
 _LOST_SECONDS = 10.0
 _LIFE_SECONDS = 4.0
-KINDS = ("as it comes", "mended")
+KINDS = ("as it comes", "patched")
 
 
 def _packed(folder: Path) -> None:
@@ -86,7 +86,7 @@ def _asked(server: TorchServeProcess, requests: int) -> Counter[str]:
 def _one_server(store: Path, kind: str, requests: int, kills: int) -> Counter[str]:
     properties, over = {"job_queue_size": "2000"}, threading.Event()
     models = {"awaited": "awaited.mar"}
-    with TorchServeProcess(store, models=models, properties=properties, mended=kind == "mended") as server:
+    with TorchServeProcess(store, models=models, properties=properties, patched=kind == "patched") as server:
         server.wait_ready("awaited")
         killer = threading.Thread(target=_kill_workers, args=(server, kills, over))
         killer.start()

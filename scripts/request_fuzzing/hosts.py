@@ -162,7 +162,7 @@ class KServe(Command):
 @contextlib.contextmanager
 def torchserve(archive: Path) -> Iterator[Server]:
     """Starts TorchServe."""
-    process = TorchServeProcess(archive.parent, properties={"enable_model_api": "true"}, mended=True)
+    process = TorchServeProcess(archive.parent, properties={"enable_model_api": "true"}, patched=True)
     try:
         process.start()
         process.wait_healthy()

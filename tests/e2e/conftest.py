@@ -21,8 +21,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def server(request) -> Iterator[TorchServeProcess]:
-    # As the docs ask for where text is generated; the other ways to serve don't use the classes that are mended.
-    with torchserve(mended=True) as running:
+    # As the docs ask for where text is generated; the other ways to serve don't use the classes that are patched.
+    with torchserve(patched=True) as running:
         request.config.stash[SERVER] = running
         yield running
         del request.config.stash[SERVER]

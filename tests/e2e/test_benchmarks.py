@@ -123,8 +123,8 @@ def test_requests_that_the_frontend_loses(tmp_path: Path) -> None:
     assert "servers that lost" in run("benchmarks/frontend.py", *sizes, "--json", str(figures))
     found = json.loads(figures.read_text())
     # As it comes, it answers none of the requests of a worker that died; mended it answers all.
-    assert found["as it comes"]["lost"] > 0 and found["mended"].get("lost", 0) == 0
-    assert found["mended"]["requests"] == 2500
+    assert found["as it comes"]["lost"] > 0 and found["patched"].get("lost", 0) == 0
+    assert found["patched"]["requests"] == 2500
 
 
 def test_the_litserve_contender_finds_its_imports() -> None:

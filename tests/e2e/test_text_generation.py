@@ -223,7 +223,7 @@ def test_a_worker_that_is_killed_leaves_no_request_without_an_answer(served: str
     body = {"prompt": "Hello", "max_tokens": 400, "ignore_eos": True}
     wanted = httpx.post(url(server, served), json=body, timeout=120).json()["text"]
     report, ready, over = server.describe(served), threading.Event(), threading.Event()
-    assert report["generate"].get("frontend", "mended") == "mended"
+    assert report["generate"].get("frontend", "patched") == "patched"
 
     def ask() -> list[int]:
         """Statuses, one after the other, up to the first request that was sent to the new worker."""

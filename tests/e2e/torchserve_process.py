@@ -33,7 +33,7 @@ __all__ = [
 
 @contextmanager
 def torchserve(
-    model_store: Path | None = None, properties: Mapping[str, str] | None = None, mended: bool = False
+    model_store: Path | None = None, properties: Mapping[str, str] | None = None, patched: bool = False
 ) -> Iterator[TorchServeProcess]:
     """Starts a separate TorchServe on free ports; stops it with its workers at the end.
 
@@ -41,7 +41,7 @@ def torchserve(
     """
     with tempfile.TemporaryDirectory(prefix="tsov-store-") as own_store:
         everything = {"enable_model_api": "true", **(properties or {})}
-        server = TorchServeProcess(model_store or Path(own_store), properties=everything, mended=mended)
+        server = TorchServeProcess(model_store or Path(own_store), properties=everything, patched=patched)
         try:
             server.start()
             server.wait_healthy()

@@ -71,8 +71,8 @@ class TorchServeProcess:
         models: name -> archive, loaded at the start. Others come through `register`.
         properties: Further lines of config.properties; they override the defaults.
         environment: Further environment variables of the server and its workers.
-        mended: Whether its Java frontend is mended (`torchserve-openvino frontend`): a copy of it, unless the installed
-            one is.
+        patched: Whether its Java frontend is patched (`torchserve-openvino frontend`): a copy of it, unless the one
+            installed is.
         home: Folder for logs, temporary files and the configuration; by default a new one with a short path, since it
             holds the workers' Unix sockets, whose paths are limited to about 100 characters.
     """
@@ -82,7 +82,7 @@ class TorchServeProcess:
     models: Mapping[str, str] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    mended: bool = False
+    patched: bool = False
     home: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="tsov-")))
     group: int | None = None
     # Ignores the environment's proxies, which don't reach this machine's loopback.
@@ -168,7 +168,7 @@ class TorchServeProcess:
         }
         inherited = {key: value for key, value in os.environ.items() if key != "TS_CONFIG_FILE"}
         made = inherited | own | dict(self.environment)
-        if self.mended and (package := mended_package(self.home)) is not None:
+        if self.patched and (package := patched_package(self.home)) is not None:
             made["PYTHONPATH"] = os.pathsep.join(filter(None, [str(package), made.get("PYTHONPATH")]))
         return made
 
@@ -299,13 +299,13 @@ class TorchServeProcess:
         self.stop()
 
 
-def mended_package(home: Path) -> Path | None:
-    """A folder with a copy of TorchServe whose frontend is mended; None if the installed one is."""
+def patched_package(home: Path) -> Path | None:
+    """A folder with a copy of TorchServe whose frontend is patched; None if the installed one is."""
     installed = Frontend.installed()
-    if installed.state == "mended":
+    if installed.state == "patched":
         return None
     package = installed.path.parents[1]
-    copied = home / "mended" / package.name
+    copied = home / "patched" / package.name
     shutil.copytree(package, copied, ignore=shutil.ignore_patterns("__pycache__"))
-    Frontend(copied / installed.path.relative_to(package)).mend()
+    Frontend(copied / installed.path.relative_to(package)).patch()
     return copied.parent

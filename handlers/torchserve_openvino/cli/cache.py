@@ -158,7 +158,7 @@ def export(
 
     store = _look(folder)
     chosen = _matching(store, keys) if keys else None
-    with tables.progress("Writing") as progress, _told(file):
+    with tables.progress("Writing") as progress, reporting_errors(file):
         moved = bundle.export(store, file, chosen, progress=progress)
     tables.print_moved(moved, f"written to {file}")
     if moved.problems:
@@ -183,7 +183,7 @@ def import_(
     from torchserve_openvino.cache.storage import bundle
 
     store = _change(folder, make=True)
-    with tables.progress("Reading") as progress, _told(file):
+    with tables.progress("Reading") as progress, reporting_errors(file):
         moved = bundle.import_(store, file, progress=progress)
     tables.print_moved(moved, f"imported into {store.root}")
     if moved.problems:
@@ -242,7 +242,7 @@ def _change(folder: Path | None, *, make: bool = False) -> "Store":
 
 
 @contextlib.contextmanager
-def _told(file: Path) -> Iterator[None]:
+def reporting_errors(file: Path) -> Iterator[None]:
     """Reports an error as one message that ends the command."""
     try:
         yield

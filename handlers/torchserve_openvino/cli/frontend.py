@@ -10,7 +10,7 @@ from torchserve_openvino.errors import FrontendError
 
 _STATES = {
     "faulty": "requests get lost when a worker dies, and with asyncCommunication: true at other times too",
-    "mended": "requests that wait or are answered when a worker dies get an answer",
+    "patched": "requests that wait or are answered when a worker dies get an answer",
     "outdated": "another version of this package has patched it; --patch renews that",
     "unknown": "its version is not TorchServe 0.12.0",
 }
@@ -52,7 +52,7 @@ def frontend(
         fail("--patch and --undo exclude each other.")
     try:
         found = Frontend(jar) if jar is not None else Frontend.installed()
-        changed = ((patch or mend) and found.mend()) or (undo and found.undo())
+        changed = ((patch or mend) and found.patch()) or (undo and found.undo())
     except FrontendError as error:
         fail(str(error))
     if as_json:

@@ -207,7 +207,7 @@ def package(
         extra = [path for path in (index_to_name, *(sample or ()), *_paths(extra_files or [])) if path is not None]
         if index_to_name is not None and index_to_name.name != "index_to_name.json":
             raise typer.BadParameter(f"the handlers read index_to_name.json; rename {index_to_name.name}.")
-        from torchserve_openvino.packaging.making import Quantising, Recipe, make
+        from torchserve_openvino.packaging.build_archive import Quantising, Recipe, make
 
         # The archive has one folder: what the command line names wins over a file beside the configuration.
         names = {path.name for path in extra}

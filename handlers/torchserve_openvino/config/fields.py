@@ -41,7 +41,7 @@ MAX_THREADS = 1024
 MAX_BATCH = 65_536
 
 
-class Misspelt(ValueError):
+class UnknownWordError(ValueError):
     """A word that is not among the valid ones; carries the nearest valid word, if any."""
 
     def __init__(self, message: str, suggestion: str | None) -> None:
@@ -78,7 +78,7 @@ def _boolean(value: Any) -> Any:
 def _freeze(value: Any) -> Any:
     if value == "auto" or isinstance(value, bool):
         return value
-    raise Misspelt(f"must be auto, true or false, not {shown(value)}.", nearest(str(value), ["auto"]))
+    raise UnknownWordError(f"must be auto, true or false, not {shown(value)}.", nearest(str(value), ["auto"]))
 
 
 def _off(value: Any) -> Any:
@@ -93,7 +93,7 @@ def _sizes(value: Any) -> Any:
     sizes = value if isinstance(value, (list, tuple)) else [value]
     if not sizes or not all(_is_count(size) for size in sizes):
         message = f"must be auto or a list of integers of at least 1, not {shown(value)}."
-        raise Misspelt(message, nearest(str(value), ["auto"]))
+        raise UnknownWordError(message, nearest(str(value), ["auto"]))
     if max(sizes) > MAX_BATCH:
         raise ValueError(f"contains {max(sizes)}; the maximum batch size is {MAX_BATCH}.")
     return sorted(set(sizes))
@@ -107,7 +107,7 @@ def _image_formats(value: Any) -> Any:
     for name in names:
         if name.upper() not in IMAGE_FORMATS:
             hint = nearest(name, IMAGE_FORMATS)
-            raise Misspelt(f"contains {shown(name)}; valid formats: {listed(IMAGE_FORMATS)}.", hint)
+            raise UnknownWordError(f"contains {shown(name)}; valid formats: {listed(IMAGE_FORMATS)}.", hint)
     return list(dict.fromkeys(name.upper() for name in names))
 
 
@@ -117,7 +117,7 @@ def _threads(value: Any) -> Any:
     if _is_count(value):
         raise ValueError(f"is {value}; the maximum is {MAX_THREADS}.")
     message = f"must be auto or an integer of at least 1, not {shown(value)}."
-    raise Misspelt(message, nearest(str(value), ["auto"]))
+    raise UnknownWordError(message, nearest(str(value), ["auto"]))
 
 
 def _is_count(value: Any) -> bool:
@@ -131,14 +131,14 @@ def _kinds(value: Any) -> Any:
     for kind in kinds:
         if kind not in FALLBACK_KINDS:
             hint = nearest(str(kind), (*FALLBACK_KINDS, "all"))
-            raise Misspelt(f"must be all or a list of {listed(FALLBACK_KINDS)}, not {shown(kind)}.", hint)
+            raise UnknownWordError(f"must be all or a list of {listed(FALLBACK_KINDS)}, not {shown(kind)}.", hint)
     return list(dict.fromkeys(kinds))
 
 
 def _dtype(value: Any) -> Any:
     name = str(value).removeprefix("torch.")
     if name not in DTYPES:
-        raise Misspelt(f"must be one of {listed(DTYPES)}, not {shown(value)}.", nearest(name, DTYPES))
+        raise UnknownWordError(f"must be one of {listed(DTYPES)}, not {shown(value)}.", nearest(name, DTYPES))
     return name
 
 
@@ -166,7 +166,7 @@ def _picture_sizes(value: Any) -> Any:
     sizes = value if isinstance(value, (list, tuple)) else [value]
     if not sizes or not all(isinstance(size, str) and PICTURE_SIZE.fullmatch(size) for size in sizes):
         message = f"must be auto or a list of sizes such as 512x512 (width x height), not {shown(value)}."
-        raise Misspelt(message, nearest(str(value), ["auto"]))
+        raise UnknownWordError(message, nearest(str(value), ["auto"]))
     return list(dict.fromkeys(sizes))
 
 

@@ -4,7 +4,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from torchserve_openvino.config.fields import Misspelt
+from torchserve_openvino.config.fields import UnknownWordError
 from torchserve_openvino.config.problems import Problems
 from torchserve_openvino.config.spelling import listed, nearest, shown
 
@@ -50,7 +50,7 @@ def _explain(entry: Any, model: type[BaseModel]) -> tuple[str, str | None]:
         return f"must be one of {listed(allowed)}, not {shown(given)}.", nearest(str(given), allowed)
     if kind == "value_error":
         cause = context.get("error")
-        return str(cause), cause.suggestion if isinstance(cause, Misspelt) else None
+        return str(cause), cause.suggestion if isinstance(cause, UnknownWordError) else None
     if kind in {"model_type", "model_attributes_type", "dict_type"}:
         return f"must be a mapping, not {shown(given)}.", None
     if kind in {"list_type", "tuple_type"}:

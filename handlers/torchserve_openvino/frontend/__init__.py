@@ -1,4 +1,4 @@
-"""TorchServe's Java frontend: faults that lose requests, and how they are mended."""
+"""TorchServe's Java frontend: faults that lose requests, and how they are patched."""
 
 from torchserve_openvino.frontend.jar import COMMAND, Frontend, State
 

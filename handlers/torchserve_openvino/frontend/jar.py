@@ -1,4 +1,4 @@
-"""The frontend's archive in an installed TorchServe: its state, mended in place, and back."""
+"""The frontend's archive in an installed TorchServe: its state, patched in place, and back."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from torchserve_openvino.errors import FrontendError
 from torchserve_openvino.files.atomic import AtomicFile
 from torchserve_openvino.files.json_text import parse_json
 from torchserve_openvino.files.zip_bounds import read_member
-from torchserve_openvino.frontend.mending import CLASSES, is_faulty, mended
+from torchserve_openvino.frontend.patches import CLASSES, is_faulty, patched
 
-State = Literal["faulty", "mended", "outdated", "unknown"]
-# What mends it.
+State = Literal["faulty", "patched", "outdated", "unknown"]
+# What patches it.
 COMMAND = "torchserve-openvino frontend --patch"
 # Where the archive keeps the classes that were replaced.
 _KEPT = "META-INF/torchserve-openvino"
@@ -63,35 +63,35 @@ class Frontend:
     def state(self) -> State:
         """What is known of it.
 
-        ``faulty`` as TorchServe 0.12 comes, ``mended``, ``outdated`` if another version of this package has mended it,
+        ``faulty`` as TorchServe 0.12 comes, ``patched``, ``outdated`` if another version of this package patched it,
         or ``unknown`` for another version of TorchServe.
         """
         if not self._is_known():
             return "unknown"
         if self._now == self._original:
             return "faulty"
-        return "mended" if self._now == self.mended_classes() else "outdated"
+        return "patched" if self._now == self.patched_classes() else "outdated"
 
     def _is_known(self) -> bool:
         return all(is_faulty(name, self._original.get(name, b"")) for name in CLASSES)
 
-    def mended_classes(self) -> dict[str, bytes]:
-        """Returns the mended class files by their paths. Raises FrontendError for another version."""
+    def patched_classes(self) -> dict[str, bytes]:
+        """Returns the patched class files by their paths. Raises FrontendError for another version."""
         if not self._is_known():
-            raise FrontendError(f"{self.path} is not TorchServe 0.12.0's; only that can be mended.")
-        return {name: mended(name, self._original[name]) for name in CLASSES}
+            raise FrontendError(f"{self.path} is not TorchServe 0.12.0's; only that can be patched.")
+        return {name: patched(name, self._original[name]) for name in CLASSES}
 
-    def mend(self) -> bool:
-        """Mends the archive in place, for servers that are started from now on; does nothing if it is mended.
+    def patch(self) -> bool:
+        """Patches the archive in place, for servers that are started from now on; does nothing if it is patched.
 
         Returns:
-            Whether it was faulty, or mended by another version.
+            Whether it was faulty, or patched by another version.
 
         Raises:
             FrontendError: It is of another version, was replaced since it was read, or can't be written; it is as it
                 was then.
         """
-        made = self.mended_classes()
+        made = self.patched_classes()
         if self._now == made:
             return False
         if self._is_changed:
@@ -104,10 +104,10 @@ class Frontend:
         """Puts TorchServe's own classes back: the file is then as it was, byte for byte.
 
         Returns:
-            Whether it was mended.
+            Whether it was patched.
 
         Raises:
-            FrontendError: As of `mend`, or what is kept of the original is damaged.
+            FrontendError: As of `patch`, or what is kept of the original is damaged.
         """
         if not self._is_changed or not self._is_known():
             return False
@@ -136,7 +136,7 @@ class Frontend:
         file.write(end)
         if _digest(file) != digest:
             raise FrontendError(
-                f"{self.path} was changed since it was mended, and can't be put back: install torchserve again."
+                f"{self.path} was changed since it was patched, and can't be put back: install torchserve again."
             )
 
     def _replace(self, change: Callable[[BinaryIO], None]) -> None:

@@ -19,7 +19,7 @@ from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.phases import RequestTimes
 from torchserve_openvino.serving.siblings import Board
 from torchserve_openvino.serving.verification.shadow import Shadow
-from torchserve_openvino.serving.verification.step_aside import why_not
+from torchserve_openvino.serving.verification.yielding_mode import why_not
 
 logger = logging.getLogger(__name__)
 

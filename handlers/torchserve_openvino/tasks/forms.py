@@ -6,8 +6,8 @@ from typing import Annotated, Any, Protocol
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
-from torchserve_openvino.tasks.asks import Parameters
 from torchserve_openvino.tasks.catalog import TASKS
+from torchserve_openvino.tasks.request_body import Parameters
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -15,21 +15,21 @@ from torchserve_openvino.serving.base import model_name
 from torchserve_openvino.serving.host.names import LABELS, read_labels
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.loading.archive import has_f32
-from torchserve_openvino.serving.requests.batch_answer import Several
+from torchserve_openvino.serving.requests.batch_answer import AnswerList
 from torchserve_openvino.serving.requests.isolation import isolated
-from torchserve_openvino.tasks.asks import (
-    TEXT,
-    Ask,
-    Parameters,
-    ask_in,
-    ask_of,
-    check_characters,
-    parameters_of,
-    parsed,
-)
 from torchserve_openvino.tasks.catalog import TASKS, Task, loader_of
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, ItemHandler, body
 from torchserve_openvino.tasks.openai import path_of
+from torchserve_openvino.tasks.request_body import (
+    TEXT,
+    Parameters,
+    RequestBody,
+    ask_in,
+    check_characters,
+    parameters_of,
+    parse_body,
+    parsed,
+)
 from torchserve_openvino.tasks.standard.form import (
     Endpoint,
     Form,
@@ -165,10 +165,10 @@ class HubHandler(ItemHandler):
             if ask[0].form is not None:
                 together.append(isolated(partial(in_form, ask[0].form.refusal, partial(ask[0].form.written, mine))))
             else:
-                together.append(Several(mine) if ask[0].many else mine[0])
+                together.append(AnswerList(mine) if ask[0].many else mine[0])
         return together
 
-    def _asked(self, item: Any, kind: type[Parameters]) -> tuple[Ask, list[Part]]:
+    def _asked(self, item: Any, kind: type[Parameters]) -> tuple[RequestBody, list[Part]]:
         max_bytes, max_inputs = self.limits()
         if isinstance(item, Addressed):
             if kind is self.parameters and (self.endpoints or item.path):
@@ -176,7 +176,7 @@ class HubHandler(ItemHandler):
             item = item.item
         return self._checked(self.ask(body(_opened(item)), max_bytes, max_inputs), kind)
 
-    def _asked_at(self, path: str, item: Any) -> tuple[Ask, list[Part]]:
+    def _asked_at(self, path: str, item: Any) -> tuple[RequestBody, list[Part]]:
         """Reads a request that may be in a standard form; a refusal is in the same form."""
         max_bytes, max_inputs = self.limits()
 
@@ -203,7 +203,7 @@ class HubHandler(ItemHandler):
         """Returns what standard forms depend on of the model."""
         return ServedModel(model_name(self.context), self._loaded, self.limits()[1])
 
-    def _checked(self, ask: Ask, kind: type[Parameters]) -> tuple[Ask, list[Part]]:
+    def _checked(self, ask: RequestBody, kind: type[Parameters]) -> tuple[RequestBody, list[Part]]:
         """Returns a request with its inputs, whose parameters and size are checked."""
         checked = parameters_of(kind, ask.parameters)
         parts = [Part(each, checked, ask.form) for each in ask.inputs]
@@ -231,9 +231,9 @@ class HubHandler(ItemHandler):
         """
         return self._asked({"body": sample}, self.parameters)[1]
 
-    def ask(self, value: Any, max_bytes: int, max_inputs: int) -> Ask:
+    def ask(self, value: Any, max_bytes: int, max_inputs: int) -> RequestBody:
         """Reads what one request asks."""
-        return ask_of(value, max_bytes=max_bytes, max_inputs=max_inputs, fields=self.fields, key=self.size_key)
+        return parse_body(value, max_bytes=max_bytes, max_inputs=max_inputs, fields=self.fields, key=self.size_key)
 
     def describe_handle(self) -> dict[str, Any]:
         """Returns the report, with the task and a JSON schema of its parameters."""
@@ -252,8 +252,8 @@ class HubHandler(ItemHandler):
         return str(found[-1] if isinstance(found, list) else found) if found is not None else None
 
 
-def _ask_of(form: Form) -> Ask:
-    return Ask(list(form.inputs), form.parameters, form.many, form)
+def _ask_of(form: Form) -> RequestBody:
+    return RequestBody(list(form.inputs), form.parameters, form.many, form)
 
 
 def text_of(value: Any, what: str = "inputs") -> str:

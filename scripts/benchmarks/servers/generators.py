@@ -142,7 +142,7 @@ def served(model: Any, name: str, work: Path, **generate: Any) -> Iterator[Serve
     pack(folder, name, store, work / "cache", **generate)
     # A test of thousands of requests must not be stopped by the frontend's own queue.
     models, properties = {name: f"{name}.mar"}, {"job_queue_size": "2000"}
-    with TorchServeProcess(store, models=models, properties=properties, mended=True) as server:
+    with TorchServeProcess(store, models=models, properties=properties, patched=True) as server:
         server.wait_ready(name, timeout=900)
         try:
             yield Served(server, name)

@@ -7,7 +7,7 @@ import pytest
 
 from torchserve_openvino.frontend import Frontend
 from torchserve_openvino.frontend.class_file import Caught, ClassFile, Code
-from torchserve_openvino.frontend.mending import CLASSES
+from torchserve_openvino.frontend.patches import CLASSES
 
 
 @pytest.fixture(scope="module")

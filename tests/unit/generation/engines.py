@@ -12,7 +12,7 @@ from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config.sections.generate import GenerateSection
 from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.generation.text.engine import Engine, Piece, Sampling
-from torchserve_openvino.generation.text.genai.messages import End, News
+from torchserve_openvino.generation.text.genai.messages import End, SequenceUpdate
 from torchserve_openvino.generation.text.genai.pipeline import Pipeline, PipelineSettings
 from torchserve_openvino.generation.text.genai.process import Link
 from torchserve_openvino.generation.text.genai.stepping import Stepper, serve
@@ -92,7 +92,7 @@ class Heard:
         for news in self.stepper.read().news:
             self._take(news)
 
-    def _take(self, news: News) -> None:
+    def _take(self, news: SequenceUpdate) -> None:
         assert news.number not in self.ends
         if news.tokens:
             self.first.setdefault(news.number, self.steps)

@@ -10,8 +10,8 @@ from engines import OFF, Heard, answers, opened
 from language_models import VOCABULARY, each_kind, greedy, prompts
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.generation.text.engine import Sampling
-from torchserve_openvino.generation.text.genai.beginnings import Beginnings, hashes_of
 from torchserve_openvino.generation.text.genai.messages import Add, Cancel, End
+from torchserve_openvino.generation.text.genai.shared_prefixes import SharedPrefixes, hashes_of
 from torchserve_openvino.generation.text.genai.stepping import Stepper
 
 pytest.importorskip("transformers")
@@ -126,7 +126,7 @@ def test_a_long_prompt_waits_too(served: Any, stepper_of: Callable[..., Stepper]
 
 class TestBeginnings:
     def test_a_prompt_is_its_own_beginning(self) -> None:
-        found = Beginnings(8)
+        found = SharedPrefixes(8)
         assert found.may_begin(hashes_of([1, 2]))
         found.begin(0, hashes_of([1, 2]))
         assert not found.may_begin(hashes_of([1, 2])) and not found.may_begin(hashes_of([1, 2, 3]))
@@ -137,7 +137,7 @@ class TestBeginnings:
         assert found.may_begin(hashes_of([1, 2]))
 
     def test_equal_ones_wait_for_another(self) -> None:
-        found = Beginnings(8)
+        found = SharedPrefixes(8)
         found.begin(0, hashes_of([1]))
         found.begin(1, hashes_of([1, 2]))
         assert not found.may_begin(hashes_of([1, 2]), fits=True)
@@ -145,7 +145,7 @@ class TestBeginnings:
         assert found.may_begin(hashes_of([1, 2]), fits=True)
 
     def test_what_was_known_before_counts(self) -> None:
-        found = Beginnings(8)
+        found = SharedPrefixes(8)
         for number, prompt in enumerate(([1], [2])):
             found.begin(number, hashes_of(prompt))
             found.end(number)
@@ -160,7 +160,7 @@ class TestBeginnings:
         assert found.may_begin(hashes_of([1, 7]))
 
     def test_the_oldest_are_forgotten(self) -> None:
-        found = Beginnings(1)
+        found = SharedPrefixes(1)
         for number in range(40):
             found.begin(number, hashes_of([number]))
             found.end(number)

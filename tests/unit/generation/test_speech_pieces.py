@@ -12,11 +12,11 @@ from hub_audio_models import recording
 from speech_models import WINDOW, whisper
 from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.errors import GenerationError, InvalidInputError, ModelLoadError, NonFiniteOutputError
-from torchserve_openvino.generation.speech.listener import Listener
-from torchserve_openvino.generation.speech.pieces import WIDTH, Pieces
 from torchserve_openvino.generation.speech.proof import made_up, prove
 from torchserve_openvino.generation.speech.recordings import Passes, Wanted
 from torchserve_openvino.generation.speech.stand_in import CompiledWhisper, stand_in
+from torchserve_openvino.generation.speech.transcriber import SpeechModel
+from torchserve_openvino.generation.speech.whisper_decoder import WIDTH, WhisperDecoder
 from torchserve_openvino.generation.text.expected import Nearness
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.tasks.catalog import TASKS
@@ -27,9 +27,9 @@ SHORT = [recording(seconds, seed) for seed, seconds in enumerate((0.5, 1.9, 1.2)
 LONG = [recording(seconds, seed) for seed, seconds in enumerate((3.1, 4.4, 2.1))]
 
 
-def opened(folder: Path) -> Listener:
+def opened(folder: Path) -> SpeechModel:
     model: Any = hub.load_model(folder, TASKS["speech_recognizer"].encoder_loader)
-    return Listener(model, hub.load_feature_extractor(folder), hub.load_tokenizer(folder, fast=False))
+    return SpeechModel(model, hub.load_feature_extractor(folder), hub.load_tokenizer(folder, fast=False))
 
 
 @pytest.fixture(scope="module")
@@ -38,22 +38,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def eager(folder: Path) -> Listener:
+def eager(folder: Path) -> SpeechModel:
     return opened(folder)
 
 
 @pytest.fixture(scope="module")
-def pieces(eager: Listener) -> Pieces:
-    return Pieces(eager.model, (1, 2))
+def pieces(eager: SpeechModel) -> WhisperDecoder:
+    return WhisperDecoder(eager.model, (1, 2))
 
 
 @pytest.fixture(scope="module")
-def in_pieces(eager: Listener, pieces: Pieces) -> Listener:
+def in_pieces(eager: SpeechModel, pieces: WhisperDecoder) -> SpeechModel:
     return eager.like(stand_in(eager.model, pieces), pieces.forget)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
-def test_scores_are_the_models(eager: Listener, pieces: Pieces, rows: int) -> None:
+def test_scores_are_the_models(eager: SpeechModel, pieces: WhisperDecoder, rows: int) -> None:
     model, generator = eager.model, torch.Generator().manual_seed(rows)
     features = torch.cat([eager.extract(samples)[0] for samples in SHORT[:rows]])
     ids = torch.randint(0, model.config.vocab_size, (rows, WIDTH + 5), generator=generator)
@@ -74,7 +74,7 @@ def test_scores_are_the_models(eager: Listener, pieces: Pieces, rows: int) -> No
     assert memory.get_seq_length() == ids.shape[1]
 
 
-def test_a_text_that_is_too_long_and_scores_that_are_no_numbers(eager: Listener, pieces: Pieces) -> None:
+def test_a_text_that_is_too_long_and_scores_that_are_no_numbers(eager: SpeechModel, pieces: WhisperDecoder) -> None:
     features = eager.extract(SHORT[0])[0]
     with torch.no_grad():
         memory = pieces.memory(pieces.encode(features))
@@ -105,9 +105,9 @@ QUICK = {("short", "plain"), ("long", "times"), ("short", "prompt")}
 )
 def test_recordings_in_company_are_heard_as_alone_by_the_model(eager, in_pieces, sounds, wanted) -> None:
     ready = [eager.sound(samples) for samples in sounds]
-    alone = [eager.hear([sound], wanted)[0] for sound in ready]
-    assert any(heard.text for heard in alone)
-    assert in_pieces.hear(ready, wanted) == alone
+    alone = [eager.transcribe([sound], wanted)[0] for sound in ready]
+    assert any(transcripts.text for transcripts in alone)
+    assert in_pieces.transcribe(ready, wanted) == alone
     assert in_pieces.joins(wanted, short=True) == (wanted.num_beams is None)
 
 
@@ -115,14 +115,14 @@ def test_recordings_in_company_are_heard_as_alone_by_the_model(eager, in_pieces,
 def test_what_a_text_goes_on_from(tmp_path: Path) -> None:
     eager = opened(whisper(tmp_path, condition_on_prev_tokens=True))
     assert not eager.joins(Wanted(), short=False) and eager.joins(Wanted(), short=True)
-    in_pieces = eager.like(stand_in(eager.model, Pieces(eager.model, (2,))), lambda: None)
+    in_pieces = eager.like(stand_in(eager.model, WhisperDecoder(eager.model, (2,))), lambda: None)
     for samples in LONG:
         sound = eager.sound(samples)
         wanted = Wanted(timestamps=True, max_new_tokens=12)
-        assert in_pieces.hear([sound], wanted) == eager.hear([sound], wanted)
+        assert in_pieces.transcribe([sound], wanted) == eager.transcribe([sound], wanted)
 
 
-def test_groups(eager: Listener) -> None:
+def test_groups(eager: SpeechModel) -> None:
     sounds = [eager.sound(samples) for samples in (*SHORT, *LONG)]
     german, drawn = Wanted(language="<|de|>"), Wanted(temperature=0.5)
     wanted = [Wanted(), german, Wanted(), Wanted(), drawn, Wanted()]
@@ -130,7 +130,7 @@ def test_groups(eager: Listener) -> None:
     assert eager.groups([(sounds[0], Wanted())] * 5, 2) == [[0, 1], [2, 3], [4]]
 
 
-def test_languages_tasks_and_prompts(eager: Listener, tmp_path: Path) -> None:
+def test_languages_tasks_and_prompts(eager: SpeechModel, tmp_path: Path) -> None:
     assert [eager.language(name) for name in ("de", "German", "<|de|>")] == ["<|de|>"] * 3
     with pytest.raises(InvalidInputError, match=r"language is 'germna'; this model knows de, en, fr.*mean 'german'"):
         eager.language("germna")
@@ -140,7 +140,7 @@ def test_languages_tasks_and_prompts(eager: Listener, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"prompt: .*<\|en\|>"):
         eager.prompt("<|en|>")
     one = opened(whisper(tmp_path, multilingual=False, timed=False))
-    assert one.task("transcribe") is None and one.hear([one.sound(SHORT[0])], Wanted())[0].language == "english"
+    assert one.task("transcribe") is None and one.transcribe([one.sound(SHORT[0])], Wanted())[0].language == "english"
     with pytest.raises(InvalidInputError, match="task is 'translate'; this model has transcribe only"):
         one.task("translate")
     with pytest.raises(InvalidInputError, match="one language only"):
@@ -161,13 +161,13 @@ def test_a_recording_that_takes_too_many_passes() -> None:
         passes(torch.tensor([[7, 100]]))
 
 
-def test_files_that_do_not_fit_together(eager: Listener) -> None:
+def test_files_that_do_not_fit_together(eager: SpeechModel) -> None:
     extractor = transformers.WhisperFeatureExtractor(feature_size=20, chunk_length=3)
     with pytest.raises(ModelLoadError, match="makes 300 frames of 20 mel bins; the model takes 200 of 20"):
-        Listener(eager.model, extractor, None)
+        SpeechModel(eager.model, extractor, None)
 
 
-def test_the_proof_finds_a_wrong_decoder(eager: Listener, in_pieces: Listener, tmp_path: Path) -> None:
+def test_the_proof_finds_a_wrong_decoder(eager: SpeechModel, in_pieces: SpeechModel, tmp_path: Path) -> None:
     recorded = made_up(eager.rate, eager.window, eager.extract, timed=True, together=True)
     assert [tuple(each.features.shape[::2]) for each in recorded] == [(1, 200)] * 3 + [(1, 260), (3, 200)]
     proof = prove(eager.model, in_pieces.model, recorded, 9, ["f32"], VerifySection())
@@ -175,14 +175,14 @@ def test_the_proof_finds_a_wrong_decoder(eager: Listener, in_pieces: Listener, t
     other = opened(whisper(tmp_path))
     with torch.no_grad():
         other.model.model.decoder.layers[1].fc2.weight *= 1.2
-    wrong = stand_in(eager.model, Pieces(other.model, (1, 2)))
+    wrong = stand_in(eager.model, WhisperDecoder(other.model, (1, 2)))
     proof = prove(eager.model, wrong, recorded, 9, ["f32"], VerifySection())
     assert not proof.passed and proof.first_difference is not None and len(proof.problems) >= 2
     assert isinstance(proof.logits, Nearness) and proof.logits.least_cosine < 0.9999
     assert isinstance(wrong, CompiledWhisper) and not isinstance(eager.model, CompiledWhisper)
 
 
-def test_a_stand_in_refuses_what_it_does_not_compute(in_pieces: Listener) -> None:
+def test_a_stand_in_refuses_what_it_does_not_compute(in_pieces: SpeechModel) -> None:
     features = torch.from_numpy(np.zeros((1, 20, 200), np.float32))
     with pytest.raises(ValueError, match="returns logits only"):
         in_pieces.model(features, decoder_input_ids=torch.tensor([[1]]), output_attentions=True)

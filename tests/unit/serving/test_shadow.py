@@ -21,10 +21,10 @@ from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.serving.policy import PolicyWatch
 from torchserve_openvino.serving.verification import mismatches, shadow
+from torchserve_openvino.serving.verification.idle import IdleGate, ShuttingDownError
 from torchserve_openvino.serving.verification.mismatches import read_mismatch
-from torchserve_openvino.serving.verification.quiet import Ended, Quiet
 from torchserve_openvino.serving.verification.sampling import Sampler
-from torchserve_openvino.serving.verification.step_aside import why_not
+from torchserve_openvino.serving.verification.yielding_mode import why_not
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 F32 = {"compile": {"backend": "openvino", "options": {"config": {"INFERENCE_PRECISION_HINT": "f32"}}}}
@@ -408,7 +408,7 @@ def test_a_folder_that_can_not_be_written_is_an_error_at_load(archive, tmp_path:
 
 
 def test_quiet_waits_for_requests_and_can_be_closed() -> None:
-    quiet = Quiet(0.02)
+    quiet = IdleGate(0.02)
     quiet.wait()
     quiet.began()
     assert quiet.disturbed
@@ -425,7 +425,7 @@ def test_quiet_waits_for_requests_and_can_be_closed() -> None:
     assert done.wait(5) and quiet.waited >= 0.02
     thread.join()
     quiet.close()
-    with pytest.raises(Ended):
+    with pytest.raises(ShuttingDownError):
         quiet.wait()
-    with pytest.raises(Ended):
+    with pytest.raises(ShuttingDownError):
         quiet.pause(10)

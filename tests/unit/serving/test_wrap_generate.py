@@ -13,7 +13,7 @@ import example_handlers
 from language_models import prompts, seq2seq, tiny
 from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError
-from torchserve_openvino.generation.compiled.face import generating
+from torchserve_openvino.generation.compiled.hf_adapter import with_compiled_forward
 from torchserve_openvino.generation.compiled.layout import Sizes
 from torchserve_openvino.generation.compiled.model import CompiledGeneration
 from torchserve_openvino.generation.compiled.trials import Trials
@@ -132,7 +132,7 @@ def test_the_proof_finds_another_model(archive) -> None:
 
 
 def test_what_graphs_do_not_take_is_not_ignored() -> None:
-    face = generating(CompiledGeneration(tiny("gpt2"), Sizes(40, (8,))))
+    face = with_compiled_forward(CompiledGeneration(tiny("gpt2"), Sizes(40, (8,))))
     ids = torch.tensor(prompts(5))
     with pytest.raises(InvalidInputError, match="token_type_ids is not taken"):
         face(ids, token_type_ids=torch.ones_like(ids))

@@ -13,7 +13,7 @@ import torch
 from language_models import EOS, VOCABULARY, prompts, seq2seq, tiny
 from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.errors import BusyError, ConfigError, GenerationError, InvalidInputError, VerificationError
-from torchserve_openvino.generation.compiled.face import generating
+from torchserve_openvino.generation.compiled.hf_adapter import with_compiled_forward
 from torchserve_openvino.generation.text.choosing import choose
 from torchserve_openvino.generation.text.compiled import places_of
 from torchserve_openvino.generation.text.eager import EagerEngine
@@ -48,7 +48,7 @@ class Served:
         self.model = saved(self.folder, kind)
         self.opened = opened(self.folder, self.cache)
         self.engine: Any = self.opened.engine
-        self.face = generating(self.engine._steps.generation)
+        self.face = with_compiled_forward(self.engine._steps.generation)
         self.builds = self.opened.tracker.builds
 
 

@@ -7,7 +7,7 @@ import pytest
 from chat_models import tokenizer
 from torchserve_openvino.errors import InvalidInputError, ItemError, PayloadTooLargeError
 from torchserve_openvino.tasks.generation.endpoints import CHATS, COMPLETIONS, endpoint_of
-from torchserve_openvino.tasks.generation.reading import Asked, Limits, Prompt, Reader
+from torchserve_openvino.tasks.generation.reading import GenerationRequest, Limits, Prompt, Reader
 from torchserve_openvino.tasks.openai import RequestError, openai_error
 
 LIMITS = Limits(max_tokens=50, max_length=100, max_bytes=10_000, max_inputs=8, vocabulary=len(tokenizer()))
@@ -18,7 +18,7 @@ def reader(*, chats: bool = True) -> Reader:
     return Reader(tokenizer(chats=chats), "net", LIMITS)
 
 
-def prompts(asked: Asked) -> list[Prompt]:
+def prompts(asked: GenerationRequest) -> list[Prompt]:
     assert all(isinstance(each, Prompt) for each in asked.prompts)
     return [each for each in asked.prompts if isinstance(each, Prompt)]
 

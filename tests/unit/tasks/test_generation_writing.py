@@ -8,8 +8,8 @@ import pytest
 from chat_models import PROMPTS, tokenizer
 from torchserve_openvino.generation.text.engine import Token
 from torchserve_openvino.tasks.generation.answers import Completion
-from torchserve_openvino.tasks.generation.reading import Asked
-from torchserve_openvino.tasks.generation.writing import Detokenizer, Placed, Writer
+from torchserve_openvino.tasks.generation.detokenizer import Detokenizer, Placed, Writer
+from torchserve_openvino.tasks.generation.reading import GenerationRequest
 
 WORDS = tokenizer()
 TEXT = "A model 🙂 is served — ünïcode, 数字 and 👩‍👩‍👧, once more."
@@ -120,7 +120,7 @@ def test_tokens_come_with_their_text() -> None:
 
 
 def test_of_tokens_with_one_text_the_most_probable_one_is_listed() -> None:
-    asked = Asked("completion", ())
+    asked = GenerationRequest("completion", ())
     placed = Placed(Token(1, -0.1, ((1, -0.1), (2, -2.0), (3, -3.0))), 0, "x")
     found = Completion(asked, "net", lambda tokens: "y" if tokens == [3] else "x")._by_text(placed)
     assert found == {"x": -0.1, "y": -3.0}

@@ -15,9 +15,9 @@ from documents import schema_problems
 from hub_audio_models import encoded, recording
 from speech_models import whisper
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.generation.speech.recordings import Heard, Segment
-from torchserve_openvino.tasks.asks import parameters_of
+from torchserve_openvino.generation.speech.recordings import Segment, Transcript
 from torchserve_openvino.tasks.audio.recognizer import SpeechRecognizer
+from torchserve_openvino.tasks.request_body import parameters_of
 from torchserve_openvino.tasks.speech import endpoints
 from torchserve_openvino.tasks.speech.parameters import SpeechParameters, flattened
 from torchserve_openvino.tasks.speech.transcriber import Transcriber
@@ -271,13 +271,13 @@ def test_subtitles() -> None:
         Segment(1.5, 1.5, " ", (2,)),
         Segment(3661.25, 3662.0, "In\nLondon", ()),
     )
-    heard = Heard("Ada lived. In London", None, segments, "german", 3662.0)
-    made = {name: endpoints.body(heard, endpoints.Form(name, "translate", 0.2))[0] for name in ("srt", "vtt")}
+    transcripts = Transcript("Ada lived. In London", None, segments, "german", 3662.0)
+    made = {name: endpoints.body(transcripts, endpoints.Form(name, "translate", 0.2))[0] for name in ("srt", "vtt")}
     assert made["srt"] == (
         "1\n00:00:00,000 --> 00:00:01,500\nAda -> lived.\n\n2\n01:01:01,250 --> 01:01:02,000\nIn\nLondon\n\n"
     )
     assert made["vtt"].startswith("WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nAda -> lived.\n\n01:01:01.250")
-    verbose = endpoints.body(heard, endpoints.Form("verbose_json", "translate", 0.2))[0]
+    verbose = endpoints.body(transcripts, endpoints.Form("verbose_json", "translate", 0.2))[0]
     assert verbose["language"] == "english" and [each["id"] for each in verbose["segments"]] == [0, 1]
     assert verbose["segments"][0]["temperature"] == 0.2 and verbose["segments"][0]["compression_ratio"] > 0
 

@@ -42,7 +42,7 @@ def test_a_description_ends_its_request(folder: Path, tmp_path: Path) -> None:
     try:
         (end,) = Frontend.ends(talker, [(DESCRIBE, b"")])
         assert b"ts_stream_next" in end and b"false" in end
-        assert json.loads(end[end.index(b"{") : end.rindex(b"}") + 1])["generate"]["frontend"] in {"faulty", "mended"}
+        assert json.loads(end[end.index(b"{") : end.rindex(b"}") + 1])["generate"]["frontend"] in {"faulty", "patched"}
     finally:
         talker.close()
 
@@ -69,9 +69,9 @@ def test_an_envelope_is_awaited_too(folder: Path, tmp_path: Path) -> None:
 def test_long_messages_of_several_threads_do_not_mix(folder: Path, tmp_path: Path) -> None:
     talker = Talker(tmp_path / "archive", folder, asyncCommunication=True, batchSize=1)
     try:
-        from torchserve_openvino.tasks.generation import wire
+        from torchserve_openvino.tasks.generation import torchserve_stream
 
-        wire.one_at_a_time(SimpleNamespace(cl_socket=talker.mine))
+        torchserve_stream.one_at_a_time(SimpleNamespace(cl_socket=talker.mine))
         messages = [bytes([65 + number]) * 1_000_000 for number in range(8)]
         got = bytearray()
 

@@ -16,7 +16,6 @@ from torchserve_openvino.config.fields import (
     HandlerFile,
     Kinds,
     Lengths,
-    Misspelt,
     Name,
     Number,
     OnViolation,
@@ -26,6 +25,7 @@ from torchserve_openvino.config.fields import (
     Sizes,
     SomeShare,
     Threads,
+    UnknownWordError,
 )  # fmt: skip
 from torchserve_openvino.config.sections.generate import GenerateSection
 from torchserve_openvino.config.sections.quantize import QuantizeSection
@@ -298,13 +298,13 @@ class OpenVINOSection(Section):
         named = {size for spec in self.warmup.inputs for size in spec.item_shape() if isinstance(size, str)}
         for name in sorted(named - self.batching.dims.keys()):
             hint = nearest(name, self.batching.dims)
-            raise Misspelt(
+            raise UnknownWordError(
                 f"warmup.inputs names the dimension {name!r}, for which batching.dims has no length; "
                 f"for example dims: {{{name}: [32, 64, 128]}}.",
                 hint,
             )
         for name in sorted(self.batching.dims.keys() - named):
-            raise Misspelt(
+            raise UnknownWordError(
                 f"batching.dims has {name!r}, which no shape in warmup.inputs names"
                 + (f"; they name {listed(sorted(named))}." if named else "."),
                 nearest(name, named),

@@ -33,7 +33,7 @@ _SHOWN_NODES = 10
 
 
 @dataclass(frozen=True)
-class Guilty:
+class Culprits:
     """What a bisection found.
 
     Attributes:
@@ -160,7 +160,7 @@ def find_guilty(
     dynamic: bool | None = False,
     max_tests: int = 200,
     progress: Progress = lambda message: None,
-) -> Guilty:
+) -> Culprits:
     """Finds a minimal set of operators, then of their nodes, that makes a model right when left in eager PyTorch.
 
     The caches are not used, and `torch.compiler.reset` is called after each compilation: other models that this
@@ -185,8 +185,8 @@ def find_guilty(
     experiments = Experiments(model, call, options, tolerance=tolerance, dynamic=dynamic)
     search = _Search(experiments, max_tests, progress)
 
-    def result(kind: Kind, **found: Any) -> Guilty:
-        return Guilty(kind, tests=experiments.count, seconds=time.perf_counter() - start, **found)
+    def result(kind: Kind, **found: Any) -> Culprits:
+        return Culprits(kind, tests=experiments.count, seconds=time.perf_counter() - start, **found)
 
     if experiments.unsteady:
         return result(

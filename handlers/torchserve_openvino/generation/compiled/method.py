@@ -12,7 +12,7 @@ from torch import nn
 from torchserve_openvino.config import ServingConfig
 from torchserve_openvino.errors import ConfigError, ModelLoadError, OutsideDeclaredError, VerificationError
 from torchserve_openvino.generation.compiled.arguments import Arguments
-from torchserve_openvino.generation.compiled.face import generating
+from torchserve_openvino.generation.compiled.hf_adapter import with_compiled_forward
 from torchserve_openvino.generation.compiled.layout import IDS, Sizes, model_input
 from torchserve_openvino.generation.compiled.model import CompiledGeneration
 from torchserve_openvino.generation.compiled.trials import Trials
@@ -68,7 +68,7 @@ class Generate:
     ) -> None:  # fmt: skip
         self._model, self._function = model, function
         self._generation, self._arguments, self._refuses = generation, arguments, refuses
-        self._face = generating(generation)
+        self._face = with_compiled_forward(generation)
         # The handler's calls are redirected on the model, and the face is a copy of it.
         vars(self._face).pop("generate", None)
 

@@ -139,7 +139,7 @@ class PictureMaker:
 
     # --- making pictures ------------------------------------------------------------------------------------------
 
-    def make(self, wanted: Wanted, seed: int, told: Progress | None = None) -> Image.Image:
+    def make(self, wanted: Wanted, seed: int, on_step: Progress | None = None) -> Image.Image:
         """Makes one picture; equal seeds give equal pictures.
 
         Args:
@@ -155,8 +155,8 @@ class PictureMaker:
         pipe.scheduler = self._scheduler(wanted)
 
         def progress(pipeline: Any, step: int, time: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-            if told is not None:
-                told(step + 1, int(pipeline.num_timesteps))
+            if on_step is not None:
+                on_step(step + 1, int(pipeline.num_timesteps))
             return {}
 
         given: dict[str, Any] = {

@@ -81,7 +81,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Heard:
+class Transcript:
     """What is said in a recording.
 
     Attributes:

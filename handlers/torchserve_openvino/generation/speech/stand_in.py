@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from torchserve_openvino.generation.speech.pieces import Memory, Pieces
+from torchserve_openvino.generation.speech.whisper_decoder import Memory, WhisperDecoder
 
 
 class _Encoder:
@@ -20,7 +20,7 @@ class _Encoder:
         pieces: The pieces.
     """
 
-    def __init__(self, pieces: Pieces) -> None:
+    def __init__(self, pieces: WhisperDecoder) -> None:
         self._pieces = pieces
 
     def forward(self, input_features: Tensor, attention_mask: Tensor | None = None) -> BaseModelOutput:
@@ -35,7 +35,7 @@ class _Encoder:
 class CompiledWhisper(WhisperForConditionalGeneration):
     """Is made by `stand_in`; shares weights and settings with the model that it stands for."""
 
-    _pieces: Pieces
+    _pieces: WhisperDecoder
 
     def get_encoder(self, modality: str | None = None) -> Any:
         """Returns what encodes."""
@@ -78,7 +78,7 @@ def _given(features: Tensor | None) -> Tensor:
     return features
 
 
-def stand_in(model: WhisperForConditionalGeneration, pieces: Pieces) -> CompiledWhisper:
+def stand_in(model: WhisperForConditionalGeneration, pieces: WhisperDecoder) -> CompiledWhisper:
     """Returns a model that looks like ``model``, whose weights it shares, and computes in its pieces.
 
     Args:

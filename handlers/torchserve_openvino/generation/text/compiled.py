@@ -208,7 +208,7 @@ def _logits(steps: Steps, prompt: Sequence[int], tokens: Sequence[int], count: i
             work.tokens.append(tokens[place])
 
 
-class Whole:
+class FullSequence:
     """Continues answers of a model with an encoder, whose prompt does not hold them; for `proof.prove`.
 
     Args:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from torchserve_openvino.errors import BusyError, GenerationError, ItemError
-from torchserve_openvino.generation.text.ending import Mortal
 from torchserve_openvino.generation.text.engine import Finish, Load, Piece, Sampling, Token
+from torchserve_openvino.generation.text.engine_death import DiesOnError
 from torchserve_openvino.generation.text.limits import StepLimits, check_prompt
 from torchserve_openvino.generation.text.stream import PromptStream
 
@@ -120,7 +120,7 @@ def listed(token: int, logits: Tensor, most: int | None) -> Token:
     return Token(token, float(all_of_them[token]), tuple(zip(order.tolist(), values.tolist(), strict=True)))
 
 
-class SteppingEngine(Mortal):
+class SteppingEngine(DiesOnError):
     """Generates step by step; implements `engine.Engine`.
 
     Args:

@@ -25,7 +25,7 @@ _LONGEST_MESSAGE = 2000
 AnswerItems = Callable[[list[Any], Sequence[int]], list[Any]]
 
 
-class Several(list[Any]):
+class AnswerList(list[Any]):
     """The answers to one request with a list of inputs; each may be an `ItemError`."""
 
 
@@ -114,7 +114,7 @@ def finish(answers: Sequence[Any], context: Any, counters: Counters) -> list[Any
             set_status(context, index, body.status)
             bodies[index] = identified(refusal(body), body, context, index)
             continue
-        if isinstance(answer, Several):
+        if isinstance(answer, AnswerList):
             set_status(context, index, status_of(answer))
         if isinstance(body, bytes) and not context.get_response_content_type(index):
             kind = "application/octet-stream" if body is answer else "application/json"
@@ -126,13 +126,13 @@ def _count_refusals(answers: Sequence[Any], counters: Counters) -> None:
     for answer in answers:
         if isinstance(answer, ItemError):
             counters.add(f"refused_{answer.status}")
-        elif isinstance(answer, Several):
+        elif isinstance(answer, AnswerList):
             _count_refusals(answer, counters)
 
 
 def _each(answers: Sequence[Any]) -> list[Any]:
     """Returns the answers of a request, those to an item with several inputs one by one."""
-    return [each for answer in answers for each in (answer if isinstance(answer, Several) else [answer])]
+    return [each for answer in answers for each in (answer if isinstance(answer, AnswerList) else [answer])]
 
 
 def _sendable(answer: Any, most_bytes: int | None) -> Any:
@@ -141,7 +141,7 @@ def _sendable(answer: Any, most_bytes: int | None) -> Any:
     Raises:
         ItemError: It can't be sent.
     """
-    parts = answer if isinstance(answer, Several) else [answer]
+    parts = answer if isinstance(answer, AnswerList) else [answer]
     check_length(sum(each.least_bytes() for each in parts if isinstance(each, SelfWritten)), most_bytes)
     return sendable(_body(answer), most_bytes)
 
@@ -150,7 +150,7 @@ def _body(answer: Any) -> Any:
     """Returns the body of an answer; bytes if it, or one of several, writes itself."""
     if isinstance(answer, SelfWritten):
         return answer.written()
-    if isinstance(answer, Several) and any(isinstance(each, SelfWritten) for each in answer):
+    if isinstance(answer, AnswerList) and any(isinstance(each, SelfWritten) for each in answer):
         return b"[%b]" % b",\n".join(map(_json, answer))
     return shown(answer)
 
@@ -165,7 +165,7 @@ def shown(answer: Any) -> Any:
         return refusal(answer)
     if isinstance(answer, SelfWritten):
         return answer.plain()
-    return [shown(each) for each in answer] if isinstance(answer, Several) else answer
+    return [shown(each) for each in answer] if isinstance(answer, AnswerList) else answer
 
 
 def answer_enveloped(

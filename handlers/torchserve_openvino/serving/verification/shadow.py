@@ -20,8 +20,8 @@ import torch
 
 from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.serving.shapes.input_spec import Inputs
+from torchserve_openvino.serving.verification.idle import IdleGate, ShuttingDownError
 from torchserve_openvino.serving.verification.mismatches import MismatchFolder
-from torchserve_openvino.serving.verification.quiet import Ended, Quiet
 from torchserve_openvino.serving.verification.sampling import (
     Sample,
     Sampler,
@@ -30,8 +30,8 @@ from torchserve_openvino.serving.verification.sampling import (
     tensor_bytes,
     weight_versions,
 )
-from torchserve_openvino.serving.verification.step_aside import Unrepeatable, run_again
 from torchserve_openvino.serving.verification.verify import judge
+from torchserve_openvino.serving.verification.yielding_mode import Unrepeatable, run_again
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Shadow:
         ran: bool = False,
         facts: dict[str, Any] | None = None,
     ) -> None:
-        self.quiet = Quiet()
+        self.quiet = IdleGate()
         self.on_mismatch: Callable[[str], None] = lambda problem: None
         self.on_change: Callable[[], None] = lambda: None
         self._eager, self._section, self._precision = eager, section, precision
@@ -164,7 +164,7 @@ class Shadow:
                     if not self._waiting:
                         self._thread = None
                         return
-        except Ended:
+        except ShuttingDownError:
             return
 
     def _check(self, sample: Sample) -> None:

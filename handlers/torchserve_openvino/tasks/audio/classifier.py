@@ -6,9 +6,9 @@ import torch
 from pydantic import Field
 
 from torchserve_openvino.errors import NonFiniteOutputError
-from torchserve_openvino.tasks.asks import Parameters
 from torchserve_openvino.tasks.audio.base import AudioHandler, Recording
 from torchserve_openvino.tasks.forms import Scored
+from torchserve_openvino.tasks.request_body import Parameters
 
 
 class AudioParameters(Parameters):

@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from torchserve_openvino.tasks.asks import Ask
 from torchserve_openvino.tasks.hub import HubHandler
+from torchserve_openvino.tasks.request_body import RequestBody
 
 # Most recordings in one request.
 MAX_INPUTS = 16
@@ -25,8 +25,8 @@ class RecordingHandler(HubHandler):
         """Returns the largest JSON body in bytes, for recordings of ``max_bytes`` in base64, and the most inputs."""
         return self._openvino.config.openvino.audio.max_bytes * 4 // 3 + 4096, MAX_INPUTS
 
-    def ask(self, value: Any, max_bytes: int, max_inputs: int) -> Ask:
+    def ask(self, value: Any, max_bytes: int, max_inputs: int) -> RequestBody:
         """Reads what one request asks: a body that is not JSON is a recording as it is, never text."""
         if isinstance(value, (bytes, bytearray)) and not value[:64].lstrip().startswith(_JSON):
-            return Ask([bytes(value)], {}, many=False)
+            return RequestBody([bytes(value)], {}, many=False)
         return super().ask(value, max_bytes, max_inputs)

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torchserve_openvino.errors import ItemError
-from torchserve_openvino.serving.requests.batch_answer import Several, refusal
+from torchserve_openvino.serving.requests.batch_answer import AnswerList, refusal
 from torchserve_openvino.tasks.forms import Answer
-from torchserve_openvino.tasks.generation.exchange import Choice, Exchange
-from torchserve_openvino.tasks.generation.reading import Asked
-from torchserve_openvino.tasks.generation.writing import Decode, Delta, Placed
+from torchserve_openvino.tasks.generation.active_request import ActiveRequest, Choice
+from torchserve_openvino.tasks.generation.detokenizer import Decode, Delta, Placed
+from torchserve_openvino.tasks.generation.reading import GenerationRequest
 from torchserve_openvino.tasks.openai import openai_error
 
 # JSON has no infinity; OpenAI writes this for a token that can't be drawn.
@@ -58,25 +58,25 @@ class Plain:
     """Bodies of this package's own form.
 
     Args:
-        asked: The request.
+        request: The request.
         name: The model's name.
         decode: Returns the text of tokens.
     """
 
-    def __init__(self, asked: Asked, name: str, decode: Decode) -> None:
-        self.asked, self.name, self.decode = asked, name, decode
+    def __init__(self, request: GenerationRequest, name: str, decode: Decode) -> None:
+        self.request, self.name, self.decode = request, name, decode
 
-    def whole(self, exchange: Exchange) -> Any:
+    def whole(self, exchange: ActiveRequest) -> Any:
         """Returns the answer in one piece; for a list of prompts, answers and refusals."""
         found: dict[int, Any] = dict(exchange.refused)
         for choice in exchange.choices:
             found[choice.prompt] = self._answer(exchange, choice)
         answers = [found[number] for number in sorted(found)]
-        return Several(answers) if self.asked.many else answers[0]
+        return AnswerList(answers) if self.request.many else answers[0]
 
-    def _answer(self, exchange: Exchange, choice: Choice) -> dict[str, Any]:
-        prompt = exchange.asked.prompts[choice.prompt]
-        tokens = {"tokens": [self.listed(each) for each in choice.listed]} if self.asked.logprobs is not None else {}
+    def _answer(self, exchange: ActiveRequest, choice: Choice) -> dict[str, Any]:
+        prompt = exchange.request.prompts[choice.prompt]
+        tokens = {"tokens": [self.listed(each) for each in choice.listed]} if self.request.logprobs is not None else {}
         return {
             "text": choice.text,
             "finish_reason": choice.finish,
@@ -91,20 +91,20 @@ class Plain:
         top = [{"token": self.decode([other]), "logprob": _shown(value)} for other, value in token.top]
         return {"token": placed.text, "logprob": _shown(token.logprob), "top": top}
 
-    def begin(self, exchange: Exchange) -> list[Any]:
+    def begin(self, exchange: ActiveRequest) -> list[Any]:
         """Returns the events before the first text."""
         return []
 
-    def piece(self, exchange: Exchange, choice: Choice, delta: Delta) -> Any:
+    def piece(self, exchange: ActiveRequest, choice: Choice, delta: Delta) -> Any:
         """Returns the event for a new piece, and for the end of an answer."""
-        if choice.finish is not None and choice.told:
+        if choice.finish is not None and choice.reported:
             return {**self._answer(exchange, choice), "text": delta.text, **self._tokens(delta)}
         return {"text": delta.text, "finish_reason": None, **self._tokens(delta)}
 
     def _tokens(self, delta: Delta) -> dict[str, Any]:
-        return {"tokens": [self.listed(each) for each in delta.tokens]} if self.asked.logprobs is not None else {}
+        return {"tokens": [self.listed(each) for each in delta.tokens]} if self.request.logprobs is not None else {}
 
-    def end(self, exchange: Exchange) -> list[Any]:
+    def end(self, exchange: ActiveRequest) -> list[Any]:
         """Returns the events after the last text."""
         return []
 
@@ -120,32 +120,32 @@ class _OpenAI(Plain):
     kind = ""
     kind_of_piece = ""
 
-    def __init__(self, asked: Asked, name: str, decode: Decode) -> None:
-        super().__init__(asked, name, decode)
+    def __init__(self, request: GenerationRequest, name: str, decode: Decode) -> None:
+        super().__init__(request, name, decode)
         self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": name}
 
     def _body(self, kind: str, choices: Iterable[Any], **more: Any) -> dict[str, Any]:
         return {"object": kind, **self._head, "choices": list(choices), **more}
 
-    def whole(self, exchange: Exchange) -> Any:
+    def whole(self, exchange: ActiveRequest) -> Any:
         choices = [
             self._choice(choice, choice.text, choice.listed, whole=True)
             for choice in sorted(exchange.choices, key=lambda each: each.index)
         ]
         return self._body(self.kind, choices, usage=_usage(exchange))
 
-    def piece(self, exchange: Exchange, choice: Choice, delta: Delta) -> Any:
+    def piece(self, exchange: ActiveRequest, choice: Choice, delta: Delta) -> Any:
         shown = self._choice(choice, delta.text, delta.tokens, whole=False)
         return self._body(self.kind_of_piece, [shown], **self._no_usage())
 
-    def end(self, exchange: Exchange) -> list[Any]:
-        return [self._body(self.kind_of_piece, [], usage=_usage(exchange))] if self.asked.usage else []
+    def end(self, exchange: ActiveRequest) -> list[Any]:
+        return [self._body(self.kind_of_piece, [], usage=_usage(exchange))] if self.request.usage else []
 
     def error(self, error: ItemError) -> Any:
         return openai_error(error)
 
     def _no_usage(self) -> dict[str, Any]:
-        return {"usage": None} if self.asked.usage else {}
+        return {"usage": None} if self.request.usage else {}
 
     def _choice(self, choice: Choice, text: str, tokens: Sequence[Placed], *, whole: bool) -> dict[str, Any]:
         raise NotImplementedError
@@ -157,15 +157,15 @@ class Completion(_OpenAI):
     prefix, kind, kind_of_piece = "cmpl", "text_completion", "text_completion"
 
     def _choice(self, choice: Choice, text: str, tokens: Sequence[Placed], *, whole: bool) -> dict[str, Any]:
-        logprobs = self._logprobs(tokens) if self.asked.logprobs is not None else None
-        finish = choice.finish if whole or choice.told else None
+        logprobs = self._logprobs(tokens) if self.request.logprobs is not None else None
+        finish = choice.finish if whole or choice.reported else None
         return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
     def _logprobs(self, tokens: Sequence[Placed]) -> dict[str, Any]:
         return {
             "tokens": [each.text for each in tokens],
             "token_logprobs": [_shown(each.token.logprob) for each in tokens],
-            "top_logprobs": [self._by_text(each) for each in tokens] if self.asked.logprobs else None,
+            "top_logprobs": [self._by_text(each) for each in tokens] if self.request.logprobs else None,
             "text_offset": [each.offset for each in tokens],
         }  # fmt: skip
 
@@ -182,7 +182,7 @@ class Chat(_OpenAI):
 
     prefix, kind, kind_of_piece = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def begin(self, exchange: Exchange) -> list[Any]:
+    def begin(self, exchange: ActiveRequest) -> list[Any]:
         """Returns a chunk with the role for each answer."""
         return [
             self._body(
@@ -195,13 +195,13 @@ class Chat(_OpenAI):
         ]  # fmt: skip
 
     def _choice(self, choice: Choice, text: str, tokens: Sequence[Placed], *, whole: bool) -> dict[str, Any]:
-        logprobs = {"content": [self._token(each) for each in tokens]} if self.asked.logprobs is not None else None
+        logprobs = {"content": [self._token(each) for each in tokens]} if self.request.logprobs is not None else None
         shown: dict[str, Any] = {"index": choice.index}
         if whole:
             shown["message"] = {"role": "assistant", "content": text, "refusal": None}
         else:
             shown["delta"] = {"content": text} if text else {}
-        finish = choice.finish if whole or choice.told else None
+        finish = choice.finish if whole or choice.reported else None
         return {**shown, "logprobs": logprobs, "finish_reason": finish}
 
     def _token(self, placed: Placed) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def _with_bytes(text: str, logprob: float | None) -> dict[str, Any]:
     return {"token": text, "logprob": _shown(logprob), "bytes": raw}
 
 
-def _usage(exchange: Exchange) -> dict[str, int]:
+def _usage(exchange: ActiveRequest) -> dict[str, int]:
     prompt, generated = exchange.prompt_tokens, exchange.generated_tokens
     return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from torchserve_openvino.errors import ItemError
 from torchserve_openvino.serving.requests.isolation import server_fault
+from torchserve_openvino.tasks.generation.active_request import ActiveRequest
 from torchserve_openvino.tasks.generation.answers import Plain, event
-from torchserve_openvino.tasks.generation.exchange import Exchange
 from torchserve_openvino.tasks.openai import LAST_EVENT
 
 
@@ -23,7 +23,7 @@ class Call:
 
     def __init__(self) -> None:
         self.openai = False
-        self.exchange: Exchange | None = None
+        self.exchange: ActiveRequest | None = None
         self.bodies: Plain | None = None
         self.answer: Any = None
         self.begun = self.ended = False
@@ -32,7 +32,7 @@ class Call:
     def streams(self) -> bool:
         """Whether its answer is sent piece by piece; one that fails before its first piece is refused instead."""
         exchange = self.exchange
-        return exchange is not None and exchange.asked.stream and (self.begun or exchange.error is None)
+        return exchange is not None and exchange.request.stream and (self.begun or exchange.error is None)
 
     @property
     def done(self) -> bool:

@@ -11,7 +11,7 @@ from torchserve_openvino.errors import VerificationError
 from torchserve_openvino.generation.compiled.model import CompiledGeneration
 from torchserve_openvino.generation.parts import compile_parts
 from torchserve_openvino.generation.text import compiled
-from torchserve_openvino.generation.text.compiled import CompiledSteps, Whole
+from torchserve_openvino.generation.text.compiled import CompiledSteps, FullSequence
 from torchserve_openvino.generation.text.eager import EagerSteps
 from torchserve_openvino.generation.text.expected import proof_prompts
 from torchserve_openvino.generation.text.exporting.weight_format import dequantized
@@ -118,7 +118,7 @@ def _proven(
     prompts, count = proof_prompts(given, section.proof_tokens, limits.max_length, vocabulary, limits.eos)
     references = compiled.referred(EagerSteps(generation.model), prompts, count)
     logits = compiled.near(CompiledSteps(generation), references)
-    served: Any = Whole(engine, count) if generation.layout.encodes else engine
+    served: Any = FullSequence(engine, count) if generation.layout.encodes else engine
     proof = prove(served, [each.expected for each in references], logits, [section.computation], verify)
     if proof.passed:
         return proof

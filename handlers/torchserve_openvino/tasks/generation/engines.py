@@ -70,7 +70,7 @@ class Generator:
 
 
 @dataclass(frozen=True)
-class Unloaded:
+class ConfigOnly:
     """Stands for a model that its engine loads, if it has to.
 
     Attributes:

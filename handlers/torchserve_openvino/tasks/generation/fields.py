@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from torchserve_openvino.tasks import openai
-from torchserve_openvino.tasks.asks import Parameters
+from torchserve_openvino.tasks.request_body import Parameters
 
 Tokens = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=1e-6, le=1)]

@@ -29,16 +29,16 @@ from torchserve_openvino.serving.requests.envelopes import Envelope, status_of
 from torchserve_openvino.serving.requests.isolation import isolated, server_fault
 from torchserve_openvino.serving.requests.response_body import sendable
 from torchserve_openvino.serving.threads import ThreadPlan
-from torchserve_openvino.tasks.generation import wire
+from torchserve_openvino.tasks.generation import torchserve_stream
+from torchserve_openvino.tasks.generation.active_request import ActiveRequest, wait_for_any
 from torchserve_openvino.tasks.generation.answers import FORMS, Generated
 from torchserve_openvino.tasks.generation.call import Call
 from torchserve_openvino.tasks.generation.endpoints import PROMPT, endpoint_of
-from torchserve_openvino.tasks.generation.engines import ASYNC, Generator, Place, Unloaded, started
-from torchserve_openvino.tasks.generation.exchange import Exchange, wait_for_any
+from torchserve_openvino.tasks.generation.engines import ASYNC, ConfigOnly, Generator, Place, started
 from torchserve_openvino.tasks.generation.fields import TextParameters
-from torchserve_openvino.tasks.generation.keeping import Kept
-from torchserve_openvino.tasks.generation.measures import Measures
+from torchserve_openvino.tasks.generation.metrics import GenerationMetrics
 from torchserve_openvino.tasks.generation.reading import Limits, Reader
+from torchserve_openvino.tasks.generation.supervised_engine import SupervisedEngine
 from torchserve_openvino.tasks.hub import HubHandler
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, body
 from torchserve_openvino.tasks.openai import MODELS, models_body, openai_error, path_of
@@ -67,10 +67,10 @@ class TextGenerator(HubHandler):
     def __init__(self) -> None:
         super().__init__()
         self.tokenizer: Any = None
-        self._kept: Kept | None = None
+        self._kept: SupervisedEngine | None = None
         self._reader: Reader | None = None
         self._special: frozenset[int] = frozenset()
-        self._measures: Measures | None = None
+        self._measures: GenerationMetrics | None = None
         self._frontend: dict[str, str] = {}
         self._threads = ThreadPoolExecutor(_THREADS, "request")
         # Several threads may end their requests at once.
@@ -81,21 +81,23 @@ class TextGenerator(HubHandler):
     def _started(self, context: Any) -> None:
         version = str((context.manifest or {}).get("model", {}).get("modelVersion") or "")
         if self._kept is not None and (metrics := metrics_of(context)) is not None:
-            self._measures = Measures(metrics, self._kept.load, version)
+            self._measures = GenerationMetrics(metrics, self._kept.load, version)
         if self._openvino.config.torchserve.get(ASYNC):
-            self._frontend = wire.checked_frontend(context)
+            self._frontend = torchserve_stream.checked_frontend(context)
 
     def load(self, folder: Path) -> Any:
         """Loads the tokenizer, and the model if it generates in eager PyTorch; otherwise its engine loads it."""
         self.tokenizer = hub.load_tokenizer(folder)
         self._special = frozenset(self.tokenizer.all_special_ids)
-        return Unloaded(hub.load_config(folder)) if self._openvino.config.pt2.enabled else super().load(folder)
+        return ConfigOnly(hub.load_config(folder)) if self._openvino.config.pt2.enabled else super().load(folder)
 
     def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
         """Starts the engine, whose answers are compared with eager PyTorch's before READY."""
         section = self._openvino.config.openvino
         place = Place(self.folder, self._openvino.model_dir, self._openvino.config, threads, self.tokenizer)
-        self._kept = Kept(partial(started, place, batch_size, self._openvino.eager_model), self._started_again)
+        self._kept = SupervisedEngine(
+            partial(started, place, batch_size, self._openvino.eager_model), self._started_again
+        )
         atexit.register(self._kept.close)
         vocabulary = int(self._openvino.eager_model.config.get_text_config().vocab_size)
         limits = Limits(
@@ -133,10 +135,10 @@ class TextGenerator(HubHandler):
     def handle(self, data: list[dict[str, Any]], context: Any) -> Any:
         """Answers a batch of requests; returns a coroutine where TorchServe awaits it (``asyncCommunication``)."""
         self.context = context
-        wire.one_at_a_time(context)
+        torchserve_stream.one_at_a_time(context)
         if self._is_describe():
             return self._awaited(lambda: [self.describe_handle()], ends=context)
-        if wire.awaits():
+        if torchserve_stream.awaits():
             return self._awaited(lambda: self._alone_recorded(data, context))
         state = self._openvino.state
         assert state is not None
@@ -150,7 +152,7 @@ class TextGenerator(HubHandler):
     def handle_envelope(self, envelope: Envelope, data: list[dict[str, Any]], context: Any) -> Any:
         """Answers requests in one of TorchServe's envelopes, which knows neither streams nor OpenAI's endpoints."""
         self.context = context
-        wire.one_at_a_time(context)
+        torchserve_stream.one_at_a_time(context)
         if self._is_describe():
             return self._awaited(lambda: [self.describe_handle()], ends=context)
 
@@ -163,7 +165,11 @@ class TextGenerator(HubHandler):
                     envelope, data, context, answer_items, self._openvino.counters, self._most_items
                 )
 
-        return self._awaited(lambda: self._alone_enveloped(answered, context)) if wire.awaits() else answered()
+        return (
+            self._awaited(lambda: self._alone_enveloped(answered, context))
+            if torchserve_stream.awaits()
+            else answered()
+        )
 
     def _alone_enveloped(self, answered: Callable[[], list[Any]], context: Any) -> list[Any]:
         """Answers the only request of a call, in a thread of its own; raises nothing."""
@@ -173,14 +179,14 @@ class TextGenerator(HubHandler):
             refused = Call()
             refused.answer = server_fault(error)
             answer = self._settled(context, 0, refused)
-        return wire.sent(context, answer)
+        return torchserve_stream.sent(context, answer)
 
     def _awaited(self, run: Callable[[], list[Any]], ends: Any = None) -> list[Any] | Coroutine[Any, Any, list[Any]]:
         """Returns the result, or in an event loop what waits for it: the whole answer of the call with a context."""
-        if not wire.awaits():
+        if not torchserve_stream.awaits():
             return run()
         if ends is not None:
-            wire.end(ends)
+            torchserve_stream.end(ends)
 
         async def wait() -> list[Any]:
             return await asyncio.get_running_loop().run_in_executor(self._threads, run)
@@ -232,10 +238,10 @@ class TextGenerator(HubHandler):
         except Exception as error:
             call.fail(server_fault(error))
         if call.streams:
-            wire.send(context, {0: call.pieces()})
-            ended = wire.ended(context)
+            torchserve_stream.send(context, {0: call.pieces()})
+            ended = torchserve_stream.ended(context)
         else:
-            ended = wire.sent(context, self._settled(context, 0, call))
+            ended = torchserve_stream.sent(context, self._settled(context, 0, call))
         with self._books:
             if self._openvino.state is not None:
                 self._openvino.state.after_call(context)
@@ -245,7 +251,7 @@ class TextGenerator(HubHandler):
         """Generates until all requests are done; sends pieces of those that stream."""
         exchanges = [call.exchange for call in calls if call.exchange is not None]
         if self._measures is not None:
-            self._measures.began()
+            self._measures.on_request()
         try:
             while not all(call.done for call in calls):
                 wait_for_any(exchanges, _LOOK_SECONDS)
@@ -255,13 +261,13 @@ class TextGenerator(HubHandler):
                     if streams[place] and call.streams and not call.done and (text := call.pieces())
                 }
                 if pieces:
-                    wire.send(context, pieces)
+                    torchserve_stream.send(context, pieces)
         finally:
             for exchange in exchanges:
                 exchange.cancel()
         if self._measures is not None and (metrics := metrics_of(context)) is not None:
             for exchange in exchanges:
-                self._measures.answered(metrics, exchange)
+                self._measures.on_response(metrics, exchange)
 
     def _check_policy(self, calls: Sequence[Call]) -> None:
         """Refuses requests during which something fell back that the policy refuses; whose it was, no one can tell."""
@@ -285,7 +291,7 @@ class TextGenerator(HubHandler):
         call = self._called(item, path) if not explains(context, place) else Call()
         if explains(context, place):
             call.answer = NotExplainedError(NO_EXPLANATIONS)
-        if call.exchange is not None and call.exchange.asked.stream:
+        if call.exchange is not None and call.exchange.request.stream:
             context.set_response_content_type(place, "text/event-stream")
         return call
 
@@ -299,13 +305,13 @@ class TextGenerator(HubHandler):
             if endpoint.partition("/")[0] == MODELS:
                 call.answer = models_body(endpoint, {name: self._loaded})
                 return call
-            asked = self._reader.read(endpoint, body(item))
+            request = self._reader.read(endpoint, body(item))
             if dead := self._kept.dead:
                 # It starts again by itself, unless that failed.
                 self._kept.revive()
                 raise BusyError(f"{dead}. The engine starts again; try again later.")
-            call.exchange = Exchange(asked, self.engine, self._reader.decode, self._special)
-            call.bodies = FORMS[asked.form](asked, name, self._reader.decode)
+            call.exchange = ActiveRequest(request, self.engine, self._reader.decode, self._special)
+            call.bodies = FORMS[request.form](request, name, self._reader.decode)
         except ItemError as error:
             call.answer = error
         except MemoryError:

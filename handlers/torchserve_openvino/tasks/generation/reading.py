@@ -8,7 +8,6 @@ from typing import Any, Literal
 from torchserve_openvino.errors import InvalidInputError, ItemError, PayloadTooLargeError
 from torchserve_openvino.generation.text.engine import Sampling
 from torchserve_openvino.serving.requests.json_body import check_json, parse_json
-from torchserve_openvino.tasks.asks import TEXT, ask_of, check_characters, parameters_of
 from torchserve_openvino.tasks.generation.chat import chat_text
 from torchserve_openvino.tasks.generation.endpoints import COMPLETIONS, PROMPT
 from torchserve_openvino.tasks.generation.fields import (
@@ -19,6 +18,7 @@ from torchserve_openvino.tasks.generation.fields import (
     request_of,
 )
 from torchserve_openvino.tasks.openai import RequestError, check_model
+from torchserve_openvino.tasks.request_body import TEXT, check_characters, parameters_of, parse_body
 
 Form = Literal["plain", "completion", "chat"]
 _PLAIN_KEYS = frozenset({"inputs", "data", "text", "parameters"})
@@ -40,7 +40,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Asked:
+class GenerationRequest:
     """What one request asks.
 
     Attributes:
@@ -102,7 +102,7 @@ class Reader:
         # A tokenizer in Rust fails if two threads change its padding, which it sets with each call.
         self._lock = threading.Lock()
 
-    def read(self, path: str, body: Any) -> Asked:
+    def read(self, path: str, body: Any) -> GenerationRequest:
         """Reads a request.
 
         Args:
@@ -121,25 +121,25 @@ class Reader:
 
     # --- forms ------------------------------------------------------------------------------------------------
 
-    def _plain(self, body: Any) -> Asked:
+    def _plain(self, body: Any) -> GenerationRequest:
         inputs, given, many = self._inputs(body)
-        asked = parameters_of(TextParameters, given)
-        if asked.stream and many:
+        parsed = parameters_of(TextParameters, given)
+        if parsed.stream and many:
             raise RequestError("a stream has one answer: send one text, or leave out stream", param="stream")
         sampling = Sampling(
-            0, asked.temperature, asked.top_p, asked.top_k, asked.repetition_penalty, asked.seed,
-            logprobs=asked.logprobs, ignore_eos=asked.ignore_eos,
+            0, parsed.temperature, parsed.top_p, parsed.top_k, parsed.repetition_penalty, parsed.seed,
+            logprobs=parsed.logprobs, ignore_eos=parsed.ignore_eos,
         )  # fmt: skip
         prompts: list[Prompt | ItemError] = []
         for each in inputs:
             try:
                 text = _text(each, "inputs")
-                prompts.append(self._prompt(self._tokens(text), asked.max_tokens, sampling))
+                prompts.append(self._prompt(self._tokens(text), parsed.max_tokens, sampling))
             except ItemError as error:
                 prompts.append(error)
         if not many and isinstance(prompts[0], ItemError):
             raise prompts[0]
-        return Asked("plain", tuple(prompts), stops=tuple(asked.stop), stream=asked.stream, many=many)
+        return GenerationRequest("plain", tuple(prompts), stops=tuple(parsed.stop), stream=parsed.stream, many=many)
 
     def _inputs(self, body: Any) -> tuple[list[Any], Mapping[str, Any], bool]:
         """Returns the inputs of a plain request, its parameters, and whether the inputs are a list."""
@@ -160,48 +160,50 @@ class Reader:
                 raise RequestError(
                     f"unknown field {odd[0]!r} beside inputs; parameters stand in the object parameters", param=odd[0]
                 )
-        ask = ask_of(value, max_bytes=limits.max_bytes, max_inputs=limits.max_inputs, fields=frozenset({PROMPT}))
+        ask = parse_body(value, max_bytes=limits.max_bytes, max_inputs=limits.max_inputs, fields=frozenset({PROMPT}))
         return ask.inputs, ask.parameters, ask.many
 
-    def _completion(self, asked: CompletionRequest) -> Asked:
-        check_model(asked.model, self._name)
-        if asked.echo and asked.logprobs is not None:
+    def _completion(self, parsed: CompletionRequest) -> GenerationRequest:
+        check_model(parsed.model, self._name)
+        if parsed.echo and parsed.logprobs is not None:
             raise RequestError("echo with logprobs is not supported: leave one of them out", param="echo")
-        given = asked.prompt
+        given = parsed.prompt
         several = isinstance(given, list) and isinstance(given[0], (str, list))
         sources: Sequence[Any] = given if several else [given]
-        self._check_count(len(sources), asked.n)
-        sampling = replace(_sampling(asked), logprobs=asked.logprobs)
+        self._check_count(len(sources), parsed.n)
+        sampling = replace(_sampling(parsed), logprobs=parsed.logprobs)
         prompts = []
         for place, source in enumerate(sources):
             param = f"prompt[{place}]" if several else "prompt"
             is_text = isinstance(source, str)
             tokens = self._tokens(_text(source, param)) if is_text else self._checked(source, param)
-            text = (source if is_text else self.decode(tokens)) if asked.echo else ""
-            prompts.append(self._prompt(tokens, asked.max_tokens, sampling, text))
-        return self._openai("completion", asked, prompts, echo=asked.echo)
+            text = (source if is_text else self.decode(tokens)) if parsed.echo else ""
+            prompts.append(self._prompt(tokens, parsed.max_tokens, sampling, text))
+        return self._openai("completion", parsed, prompts, echo=parsed.echo)
 
-    def _chat(self, asked: ChatRequest) -> Asked:
-        check_model(asked.model, self._name)
-        if asked.top_logprobs is not None and not asked.logprobs:
+    def _chat(self, parsed: ChatRequest) -> GenerationRequest:
+        check_model(parsed.model, self._name)
+        if parsed.top_logprobs is not None and not parsed.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
-        if asked.max_tokens is not None and asked.max_completion_tokens is not None:
+        if parsed.max_tokens is not None and parsed.max_completion_tokens is not None:
             raise RequestError(
                 "max_tokens and max_completion_tokens are one setting: leave one of them out", param="max_tokens"
             )
-        logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
+        logprobs = (parsed.top_logprobs or 0) if parsed.logprobs else None
         # The template writes the special tokens itself.
-        tokens = self._tokens(chat_text(self._tokenizer, asked.messages), special=False)
-        most = asked.max_completion_tokens or asked.max_tokens
-        prompt = self._prompt(tokens, most, replace(_sampling(asked), logprobs=logprobs))
-        return self._openai("chat", asked, [prompt])
+        tokens = self._tokens(chat_text(self._tokenizer, parsed.messages), special=False)
+        most = parsed.max_completion_tokens or parsed.max_tokens
+        prompt = self._prompt(tokens, most, replace(_sampling(parsed), logprobs=logprobs))
+        return self._openai("chat", parsed, [prompt])
 
-    def _openai(self, form: Form, asked: OpenAIRequest, prompts: list[Prompt], *, echo: bool = False) -> Asked:
-        self._check_count(len(prompts), asked.n)
-        usage = asked.stream_options is not None and asked.stream_options.include_usage
-        if asked.stream_options is not None and not asked.stream:
+    def _openai(
+        self, form: Form, parsed: OpenAIRequest, prompts: list[Prompt], *, echo: bool = False
+    ) -> GenerationRequest:
+        self._check_count(len(prompts), parsed.n)
+        usage = parsed.stream_options is not None and parsed.stream_options.include_usage
+        if parsed.stream_options is not None and not parsed.stream:
             raise RequestError("stream_options needs stream: true", param="stream_options")
-        return Asked(form, tuple(prompts), asked.n, tuple(asked.stop), asked.stream, usage, echo)
+        return GenerationRequest(form, tuple(prompts), parsed.n, tuple(parsed.stop), parsed.stream, usage, echo)
 
     # --- parts ------------------------------------------------------------------------------------------------
 
@@ -271,10 +273,10 @@ class Reader:
         return body
 
 
-def _sampling(asked: OpenAIRequest) -> Sampling:
+def _sampling(parsed: OpenAIRequest) -> Sampling:
     return Sampling(
-        0, asked.temperature, asked.top_p, asked.top_k, asked.repetition_penalty, asked.seed,
-        ignore_eos=asked.ignore_eos,
+        0, parsed.temperature, parsed.top_p, parsed.top_k, parsed.repetition_penalty, parsed.seed,
+        ignore_eos=parsed.ignore_eos,
     )  # fmt: skip
 
 

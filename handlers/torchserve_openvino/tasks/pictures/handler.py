@@ -28,7 +28,6 @@ from torchserve_openvino.tasks.catalog import TASKS
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, body
 from torchserve_openvino.tasks.openai import LAST_EVENT, openai_error, path_of, unknown_path
 from torchserve_openvino.tasks.pictures.answers import Events, Pictures, event, made, png, together
-from torchserve_openvino.tasks.pictures.orders import Limits, Order
 from torchserve_openvino.tasks.pictures.parameters import (
     InputsRequest,
     PictureParameters,
@@ -36,6 +35,7 @@ from torchserve_openvino.tasks.pictures.parameters import (
     read,
     read_openai,
 )
+from torchserve_openvino.tasks.pictures.request_limits import ImageRequest, Limits
 
 # What follows the model's path in a request's URL, in OpenAI's protocol; TorchServe passes it as a header.
 _OPENAI = "v1/images/generations"
@@ -164,7 +164,7 @@ class ImageGenerator(TaskHandler):
         path = path_of(context, place) if plain else ""
         events = Events(context, place)
         try:
-            return self._asked(item, context, place, path, events, plain=plain)
+            return self._checked(item, context, place, path, events, plain=plain)
         except ItemError as error:
             refused = error
         except MemoryError:
@@ -181,31 +181,33 @@ class ImageGenerator(TaskHandler):
             return identified(openai_error(refused), refused, context, place)
         return refused
 
-    def _asked(self, item: Any, context: Any, place: int, path: str, events: Events, *, plain: bool) -> Any:
+    def _checked(self, item: Any, context: Any, place: int, path: str, events: Events, *, plain: bool) -> Any:
         if explains(context, place):
             raise NotExplainedError(NO_EXPLANATIONS)
         if path not in {"", _OPENAI}:
             raise unknown_path(path, f"{_OPENAI}, and the model itself")
         reader = read_openai if path == _OPENAI else read
         prompt, parameters = reader(_sent(item, plain=plain), self.limits.max_bytes)
-        order = self.limits.order(prompt, parameters)
-        if order.stream and not (plain and context.get_request_header(place, "explain") is not None):
+        request = self.limits.validate(prompt, parameters)
+        if request.stream and not (plain and context.get_request_header(place, "explain") is not None):
             raise InvalidInputError("stream: true needs HTTP, without an envelope")
-        return self.watched(lambda: self._made(order, context, place, path, events, plain=plain))
+        return self.watched(lambda: self._made(request, context, place, path, events, plain=plain))
 
-    def _made(self, order: Order, context: Any, place: int, path: str, events: Events, *, plain: bool) -> Any:
+    def _made(self, request: ImageRequest, context: Any, place: int, path: str, events: Events, *, plain: bool) -> Any:
         entries: list[dict[str, Any]] = []
-        count = len(order.seeds)
-        for number, seed in enumerate(order.seeds, 1):
-            told = (lambda step, steps, at=number: events.progress(at, count, step, steps)) if order.stream else None
-            data = png(self.maker.make(order.wanted, seed, told), seed)
-            if order.png and plain and path != _OPENAI:
+        count = len(request.seeds)
+        for number, seed in enumerate(request.seeds, 1):
+            on_step = (
+                (lambda step, steps, at=number: events.progress(at, count, step, steps)) if request.stream else None
+            )
+            data = png(self.maker.make(request.wanted, seed, on_step), seed)
+            if request.png and plain and path != _OPENAI:
                 context.set_response_content_type(place, "image/png")
                 return data
             entries.append(made(data, seed))
-            if order.stream and number < count:
+            if request.stream and number < count:
                 events.send(event("completed", entries[-1]))
-        if order.stream:
+        if request.stream:
             return events.check(event("completed", entries[-1]) + LAST_EVENT)
         return together(entries)
 

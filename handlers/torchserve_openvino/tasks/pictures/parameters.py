@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, FiniteFloat, create_model
 
 from torchserve_openvino.errors import InvalidInputError
-from torchserve_openvino.tasks.asks import Parameters, ask_of, parameters_of
 from torchserve_openvino.tasks.hub import text_of
+from torchserve_openvino.tasks.request_body import Parameters, parameters_of, parse_body
 
 # The largest seed that torch's generators take.
 MOST_SEED = 2**63 - 1
@@ -89,7 +89,7 @@ def read(value: Any, max_bytes: int) -> tuple[str, PictureParameters]:
         PayloadTooLargeError: It has more than ``max_bytes``.
         InvalidInputError: It is no such request; the message names the key.
     """
-    ask = ask_of(value, max_bytes=max_bytes, max_inputs=1, fields=frozenset({"prompt"}))
+    ask = parse_body(value, max_bytes=max_bytes, max_inputs=1, fields=frozenset({"prompt"}))
     if ask.many:
         raise InvalidInputError("inputs is a list; a request has one prompt, of which n: 4 makes four pictures")
     (given,) = ask.inputs
@@ -111,7 +111,7 @@ def read_openai(value: Any, max_bytes: int) -> tuple[str, OpenAIParameters]:
         PayloadTooLargeError: It has more than ``max_bytes``.
         InvalidInputError: It is no such request; the message names the key.
     """
-    ask = ask_of(value, max_bytes=max_bytes, max_inputs=1, fields=frozenset({"prompt"}))
+    ask = parse_body(value, max_bytes=max_bytes, max_inputs=1, fields=frozenset({"prompt"}))
     (given,) = ask.inputs
     if not isinstance(given, Mapping) or "prompt" not in given or ask.parameters:
         raise InvalidInputError('the body must be a JSON object with "prompt"')

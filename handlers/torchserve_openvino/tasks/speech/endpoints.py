@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchserve_openvino.errors import InvalidInputError
-from torchserve_openvino.generation.speech.recordings import Heard, Segment
-from torchserve_openvino.tasks.asks import parameters_of
+from torchserve_openvino.generation.speech.recordings import Segment, Transcript
 from torchserve_openvino.tasks.openai import RequestError, unknown_path
+from torchserve_openvino.tasks.request_body import parameters_of
 from torchserve_openvino.tasks.speech.parameters import OpenAIAudio
 
 # What follows model and version in the URL.
@@ -54,14 +54,14 @@ def read(item: Any, path: str) -> tuple[dict[str, Any], Form]:
     if not isinstance(file, (bytes, bytearray)):
         raise RequestError("the field file must be a recording (WAV, FLAC, ...), not text", param=_FILE)
     fields = {name.removesuffix("[]"): _text(name, value) for name, value in item.items() if name != _FILE}
-    asked = parameters_of(OpenAIAudio, fields)
-    task, name = _TASKS[path], asked.response_format
+    audio = parameters_of(OpenAIAudio, fields)
+    task, name = _TASKS[path], audio.response_format
     parameters = {
-        "language": asked.language or None, "prompt": asked.prompt or None, "temperature": asked.temperature,
+        "language": audio.language or None, "prompt": audio.prompt or None, "temperature": audio.temperature,
         "task": task, "return_timestamps": name in _TIMED or None,
     }  # fmt: skip
     given = {key: value for key, value in parameters.items() if value is not None}
-    return {"body": {"inputs": bytes(file), "parameters": given}}, Form(name, task, asked.temperature)
+    return {"body": {"inputs": bytes(file), "parameters": given}}, Form(name, task, audio.temperature)
 
 
 def _text(name: str, value: Any) -> str:
@@ -71,25 +71,25 @@ def _text(name: str, value: Any) -> str:
         raise InvalidInputError(f"the field {name} is not UTF-8 text: {error}") from error
 
 
-def body(heard: Heard, form: Form) -> tuple[Any, str]:
+def body(transcripts: Transcript, form: Form) -> tuple[Any, str]:
     """Returns the body of an answer, and its content type."""
     if form.name == "json":
-        return {"text": heard.text}, "application/json"
+        return {"text": transcripts.text}, "application/json"
     if form.name == "verbose_json":
-        return _verbose(heard, form), "application/json"
+        return _verbose(transcripts, form), "application/json"
     if form.name == "srt":
-        return _subtitles(_said(heard), ",", ""), "text/plain"
+        return _subtitles(_said(transcripts), ",", ""), "text/plain"
     if form.name == "vtt":
-        return _subtitles(_said(heard), ".", "WEBVTT\n\n"), "text/vtt"
-    return heard.text + "\n", "text/plain"
+        return _subtitles(_said(transcripts), ".", "WEBVTT\n\n"), "text/vtt"
+    return transcripts.text + "\n", "text/plain"
 
 
-def _said(heard: Heard) -> list[Segment]:
+def _said(transcripts: Transcript) -> list[Segment]:
     """Returns the segments that say something."""
-    return [segment for segment in heard.segments if segment.text.strip()]
+    return [segment for segment in transcripts.segments if segment.text.strip()]
 
 
-def _verbose(heard: Heard, form: Form) -> dict[str, Any]:
+def _verbose(transcripts: Transcript, form: Form) -> dict[str, Any]:
     segments = [
         {
             "id": number,
@@ -100,15 +100,15 @@ def _verbose(heard: Heard, form: Form) -> dict[str, Any]:
             "temperature": form.temperature,
             "compression_ratio": _compression(segment.text),
         }
-        for number, segment in enumerate(_said(heard))
+        for number, segment in enumerate(_said(transcripts))
     ]
     # A translation is in English, whatever was spoken.
-    language = "english" if form.task == "translate" else heard.language
+    language = "english" if form.task == "translate" else transcripts.language
     return {
         "task": form.task,
         "language": language,
-        "duration": round(heard.seconds, 3),
-        "text": heard.text,
+        "duration": round(transcripts.seconds, 3),
+        "text": transcripts.text,
         "segments": segments,
     }
 

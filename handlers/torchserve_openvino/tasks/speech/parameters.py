@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, FiniteFloat, field_validator
 
 from torchserve_openvino.errors import InvalidInputError
-from torchserve_openvino.tasks.asks import Parameters
 from torchserve_openvino.tasks.forms import Answer
+from torchserve_openvino.tasks.request_body import Parameters
 
 # Objects under which Hugging Face's clients send parameters of the generation.
 _NESTED = ("generation_parameters", "generate_kwargs")

@@ -12,22 +12,22 @@ from torch import nn
 
 from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError, VerificationError
 from torchserve_openvino.generation.parts import compile_parts
-from torchserve_openvino.generation.speech.listener import Listener
-from torchserve_openvino.generation.speech.pieces import Pieces
 from torchserve_openvino.generation.speech.proof import made_up, prove
-from torchserve_openvino.generation.speech.recordings import Heard, Sound, Wanted
+from torchserve_openvino.generation.speech.recordings import Sound, Transcript, Wanted
+from torchserve_openvino.generation.speech.transcriber import SpeechModel
+from torchserve_openvino.generation.speech.whisper_decoder import WhisperDecoder
 from torchserve_openvino.generation.text.proof import Proof
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.policy import admit
-from torchserve_openvino.serving.requests.batch_answer import Several, identified
+from torchserve_openvino.serving.requests.batch_answer import AnswerList, identified
 from torchserve_openvino.serving.shapes.plan import batch_sizes
 from torchserve_openvino.serving.threads import ThreadPlan
-from torchserve_openvino.tasks.asks import Ask
 from torchserve_openvino.tasks.audio.requests import RecordingHandler
 from torchserve_openvino.tasks.audio.sound import Limits, samples_of
 from torchserve_openvino.tasks.hub import Part
 from torchserve_openvino.tasks.openai import openai_error, path_of
+from torchserve_openvino.tasks.request_body import RequestBody
 from torchserve_openvino.tasks.speech import endpoints
 from torchserve_openvino.tasks.speech.parameters import SpeechParameters, Spoken, flattened
 
@@ -87,7 +87,7 @@ class Transcriber(RecordingHandler):
             )
         # Checkpoints in 16 bits are served in 32.
         model = model.float()
-        self._eager = Listener(model, hub.load_feature_extractor(folder), hub.load_tokenizer(folder, fast=False))
+        self._eager = SpeechModel(model, hub.load_feature_extractor(folder), hub.load_tokenizer(folder, fast=False))
         self.listener = self._eager
         audio = self._openvino.config.openvino.audio
         longest = audio.max_seconds if audio.max_seconds is not None else _MAX_SECONDS
@@ -121,7 +121,7 @@ class Transcriber(RecordingHandler):
         from torchserve_openvino.generation.speech.stand_in import stand_in
 
         self.batches = tuple(sorted(batch_sizes(self._openvino.config.openvino, batch_size, threads.streams)))
-        pieces = Pieces(self.model, self.batches)
+        pieces = WhisperDecoder(self.model, self.batches)
         models = compile_parts(
             pieces.parts(), self._openvino.config, threads, self._openvino.counters, self._openvino.model_dir
         )
@@ -185,10 +185,10 @@ class Transcriber(RecordingHandler):
 
     # --- requests ---------------------------------------------------------------------------------------------
 
-    def ask(self, value: Any, max_bytes: int, max_inputs: int) -> Ask:
+    def ask(self, value: Any, max_bytes: int, max_inputs: int) -> RequestBody:
         """Reads what one request asks."""
         found = super().ask(value, max_bytes, max_inputs)
-        return Ask(found.inputs, flattened(found.parameters), found.many)
+        return RequestBody(found.inputs, flattened(found.parameters), found.many)
 
     def decode(self, item: Part) -> Order:
         """Decodes one recording, and extracts its spectrogram."""
@@ -203,30 +203,30 @@ class Transcriber(RecordingHandler):
         self.listener.check(wanted, sound)
         return Order(sound, wanted)
 
-    def _wanted(self, asked: SpeechParameters) -> Wanted:
+    def _wanted(self, parameters: SpeechParameters) -> Wanted:
         listener = self.listener
         return Wanted(
-            language=listener.language(asked.language) if asked.language is not None else None,
-            task=listener.task(asked.task) if asked.task is not None else None,
-            timestamps=bool(asked.return_timestamps) or listener.timed_always,
-            max_new_tokens=asked.max_new_tokens,
-            num_beams=asked.num_beams,
-            temperature=asked.temperature,
-            prompt=listener.prompt(asked.prompt) if asked.prompt else (),
+            language=listener.language(parameters.language) if parameters.language is not None else None,
+            task=listener.task(parameters.task) if parameters.task is not None else None,
+            timestamps=bool(parameters.return_timestamps) or listener.timed_always,
+            max_new_tokens=parameters.max_new_tokens,
+            num_beams=parameters.num_beams,
+            temperature=parameters.temperature,
+            prompt=listener.prompt(parameters.prompt) if parameters.prompt else (),
         )
 
     def predict(self, values: list[Order]) -> list[Any]:
         """Transcribes recordings that may be transcribed together, group by group."""
         answers: list[Any] = [None] * len(values)
         for group in self.listener.groups([(each.sound, each.wanted) for each in values], self.batches[-1]):
-            heard = self.listener.hear([values[place].sound for place in group], values[group[0]].wanted)
-            for place, answer in zip(group, heard, strict=True):
+            transcripts = self.listener.transcribe([values[place].sound for place in group], values[group[0]].wanted)
+            for place, answer in zip(group, transcripts, strict=True):
                 answers[place] = answer
         return answers
 
     def run_eager(self, value: Order) -> Any:
         """Transcribes one recording in eager PyTorch."""
-        return self._eager.hear([value.sound], value.wanted)
+        return self._eager.transcribe([value.sound], value.wanted)
 
     def _answered(self, items: list[Any], context: Any, owners: Sequence[int] | None = None) -> list[Any]:
         """Answers a batch: requests in OpenAI's form are transcribed together with others."""
@@ -234,18 +234,18 @@ class Transcriber(RecordingHandler):
             return [_plain(answer) for answer in super()._answered(items, context, owners)]
         answers: list[Any] = [None] * len(items)
         forms: dict[int, endpoints.Form | None] = {}
-        asked: dict[int, Any] = {}
+        parameters: dict[int, Any] = {}
         for place, item in enumerate(items):
             path = path_of(context, place)
             if not path:
-                asked[place] = item
+                parameters[place] = item
                 continue
             try:
-                asked[place], forms[place] = endpoints.read(item, path)
+                parameters[place], forms[place] = endpoints.read(item, path)
             except ItemError as error:
                 answers[place], forms[place] = error, None
-        found = super()._answered(list(asked.values()), context, list(asked)) if asked else []
-        for place, answer in zip(asked, found, strict=True):
+        found = super()._answered(list(parameters.values()), context, list(parameters)) if parameters else []
+        for place, answer in zip(parameters, found, strict=True):
             answers[place] = answer
         return [
             self._sent(answer, context, place, forms[place]) if place in forms else _plain(answer)
@@ -267,8 +267,8 @@ class Transcriber(RecordingHandler):
 
 def _plain(answer: Any) -> Any:
     """Returns an answer in Hugging Face's form."""
-    if isinstance(answer, Several):
-        return Several(map(_plain, answer))
-    if not isinstance(answer, Heard):
+    if isinstance(answer, AnswerList):
+        return AnswerList(map(_plain, answer))
+    if not isinstance(answer, Transcript):
         return answer
     return {"text": answer.text} if answer.chunks is None else {"text": answer.text, "chunks": answer.chunks}

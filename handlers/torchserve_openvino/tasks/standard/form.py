@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from torchserve_openvino.errors import InvalidInputError, ItemError, PayloadTooLargeError
 from torchserve_openvino.serving.requests.isolation import isolated
 from torchserve_openvino.tasks.arrays import Arrays
-from torchserve_openvino.tasks.asks import OWN_FIELDS
 from torchserve_openvino.tasks.openai import MODELS, RequestError, models_body, openai_error, unknown_path
+from torchserve_openvino.tasks.request_body import OWN_FIELDS
 
 _VERSIONS = ("v1/", "v2/")
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from torchserve_openvino.config.spelling import listed
 from torchserve_openvino.errors import InvalidInputError
-from torchserve_openvino.tasks.asks import Parameters
+from torchserve_openvino.tasks.request_body import Parameters
 from torchserve_openvino.tasks.scores import class_scores
 from torchserve_openvino.tasks.standard.classes import TeiPredict
 from torchserve_openvino.tasks.standard.form import Endpoint

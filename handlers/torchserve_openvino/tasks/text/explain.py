@@ -13,8 +13,8 @@ import torch
 from pydantic import Field
 
 from torchserve_openvino.errors import NotExplainedError
-from torchserve_openvino.tasks.asks import Parameters
 from torchserve_openvino.tasks.forms import Answer
+from torchserve_openvino.tasks.request_body import Parameters
 
 # Most points of the path that run together: each keeps all activations of the model for its gradients.
 _TOGETHER = 10

@@ -7,9 +7,9 @@ import torch
 from pydantic import Field
 
 from torchserve_openvino.errors import InvalidInputError
-from torchserve_openvino.tasks.asks import Parameters
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.hub import Part, text_of
+from torchserve_openvino.tasks.request_body import Parameters
 from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler
 
 # Each word comes with the whole text.

@@ -8,9 +8,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from torchserve_openvino.errors import InvalidInputError, ItemError, NonFiniteOutputError
-from torchserve_openvino.tasks.asks import Parameters, checked
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.hub import Part, text_of
+from torchserve_openvino.tasks.request_body import Parameters, checked
 from torchserve_openvino.tasks.text.base import Head, Outputs, Rows, TextHandler
 from torchserve_openvino.tasks.text.rows import Row, too_long
 

@@ -7,9 +7,9 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError, NonFiniteOutputError
-from torchserve_openvino.tasks.asks import Parameters, checked
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.hub import Part, text_of
+from torchserve_openvino.tasks.request_body import Parameters, checked
 from torchserve_openvino.tasks.standard.form import Endpoint
 from torchserve_openvino.tasks.standard.ranking import DocumentRanking, TeiRanking
 from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import torch
 
-from torchserve_openvino.tasks.asks import Parameters
 from torchserve_openvino.tasks.forms import Answer
+from torchserve_openvino.tasks.request_body import Parameters
 from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler
 
 

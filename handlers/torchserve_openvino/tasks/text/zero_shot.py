@@ -7,9 +7,9 @@ import torch
 from pydantic import Field
 
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError
-from torchserve_openvino.tasks.asks import Parameters
 from torchserve_openvino.tasks.forms import Scored
 from torchserve_openvino.tasks.hub import Part, sentence_characters
+from torchserve_openvino.tasks.request_body import Parameters
 from torchserve_openvino.tasks.scores import probabilities
 from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler
 

@@ -17,8 +17,8 @@ from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadEr
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.tasks import images
-from torchserve_openvino.tasks.asks import Ask, parameters_of
 from torchserve_openvino.tasks.hub import HubHandler, Part
+from torchserve_openvino.tasks.request_body import RequestBody, parameters_of
 from torchserve_openvino.tasks.vision.sizes import Shapes, one_size, processed, unbounded_side
 
 Outputs = tuple[torch.Tensor, ...]
@@ -162,11 +162,11 @@ class VisionHandler(HubHandler):
 
     # --- requests ---------------------------------------------------------------------------------------------
 
-    def ask(self, value: Any, max_bytes: int, max_inputs: int) -> Ask:
+    def ask(self, value: Any, max_bytes: int, max_inputs: int) -> RequestBody:
         """Reads what one request asks: the bytes of a picture, or JSON with base64 text."""
         if isinstance(value, (bytes, bytearray)) and bytes(value[:64]).lstrip()[:1] not in {b"{", b"["}:
             # No encoding of a picture begins with these brackets. A data: URL is text.
-            return Ask([value if value[:5] != b"data:" else value.decode("latin-1")], {}, False)
+            return RequestBody([value if value[:5] != b"data:" else value.decode("latin-1")], {}, False)
         if isinstance(value, Mapping) and "inputs" not in value and "b64" in value:
             value = {"inputs": value["b64"], "parameters": value.get("parameters")}
         return super().ask(value, max_bytes, max_inputs)

@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from torchserve_openvino.tasks.asks import Parameters
+from torchserve_openvino.tasks.request_body import Parameters
 from torchserve_openvino.tasks.scores import class_scores
 from torchserve_openvino.tasks.vision.base import Picture, VisionHandler
 

@@ -8,9 +8,9 @@ import torch
 
 from torchserve_openvino.errors import PayloadTooLargeError
 from torchserve_openvino.tasks.arrays import Arrays
-from torchserve_openvino.tasks.asks import Parameters
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.images import check_resized
+from torchserve_openvino.tasks.request_body import Parameters
 from torchserve_openvino.tasks.vision.base import Head, Outputs, Picture, VisionHandler
 from torchserve_openvino.tasks.vision.pictures import png
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import torch
 from pydantic import ConfigDict, Field
 
-from torchserve_openvino.tasks.asks import Parameters
 from torchserve_openvino.tasks.forms import Answer
+from torchserve_openvino.tasks.request_body import Parameters
 from torchserve_openvino.tasks.vision.base import Head, Outputs, Picture, VisionHandler
 
 

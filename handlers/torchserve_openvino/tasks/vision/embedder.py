@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from torchserve_openvino.tasks.arrays import Arrays
-from torchserve_openvino.tasks.asks import Parameters
+from torchserve_openvino.tasks.request_body import Parameters
 from torchserve_openvino.tasks.vision.base import Head, Outputs, Picture, VisionHandler
 
 logger = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError, PayloadTooLargeError
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.observation.observe import Seen
-from torchserve_openvino.tasks.asks import Parameters
 from torchserve_openvino.tasks.forms import Scored
 from torchserve_openvino.tasks.hub import Part, sentence_characters
+from torchserve_openvino.tasks.request_body import Parameters
 from torchserve_openvino.tasks.scores import probabilities
 from torchserve_openvino.tasks.vision.base import Head, Outputs, Picture, VisionHandler
 

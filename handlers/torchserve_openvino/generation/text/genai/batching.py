@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Sequence
 
 from torchserve_openvino.errors import BusyError, GenerationError
-from torchserve_openvino.generation.text.ending import Mortal
 from torchserve_openvino.generation.text.engine import Load, Sampling
-from torchserve_openvino.generation.text.genai.messages import Add, Cancel, Close, Command, End, News, Update
+from torchserve_openvino.generation.text.engine_death import DiesOnError
+from torchserve_openvino.generation.text.genai.messages import Add, Cancel, Close, Command, End, SequenceUpdate, Update
 from torchserve_openvino.generation.text.genai.process import Link
 from torchserve_openvino.generation.text.genai.prompts import (
     EngineLimits,
@@ -35,7 +35,7 @@ _SEEDS = 2**32
 _CLOSE_SECONDS = 30.0
 
 
-class GenAIEngine(Mortal):
+class GenAIEngine(DiesOnError):
     """Generates with OpenVINO GenAI in a process of its own; implements `engine.Engine`.
 
     ``Piece.tokens`` includes the end-of-text token that ends a sequence. A prompt with ``n`` sequences runs as ``n``
@@ -166,7 +166,7 @@ class GenAIEngine(Mortal):
             if not live.ended:
                 self._commands.put(Cancel(live.number))
 
-    def _take(self, news: News) -> None:
+    def _take(self, news: SequenceUpdate) -> None:
         """Passes on what a sequence got; frees the pages of a prompt whose sequences have all ended."""
         prompt, live = self._live[news.number]
         self._generated_tokens += len(news.tokens) * len(live.choices)

@@ -20,7 +20,7 @@ class End(Enum):
 
 
 @dataclass(frozen=True)
-class News:
+class SequenceUpdate:
     """What a sequence got since it was last read.
 
     Attributes:
@@ -51,7 +51,7 @@ class Update:
         dead: Why nothing will be generated any more; empty while it goes on.
     """
 
-    news: tuple[News, ...]
+    news: tuple[SequenceUpdate, ...]
     usage: float = 0.0
     hits: int = 0
     dead: str = ""
@@ -123,9 +123,9 @@ def update_of(data: bytes) -> Update:
     return Update(tuple(map(_news, news)), usage, hits, dead)
 
 
-def _news(plain: Sequence[Any]) -> News:
+def _news(plain: Sequence[Any]) -> SequenceUpdate:
     number, tokens, logprobs, end, reason, guessed = plain
-    return News(number, tuple(tokens), tuple(logprobs), End(end) if end else None, reason, guessed)
+    return SequenceUpdate(number, tuple(tokens), tuple(logprobs), End(end) if end else None, reason, guessed)
 
 
 def _bytes(plain: list[Any]) -> bytes:

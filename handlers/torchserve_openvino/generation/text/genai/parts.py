@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torchserve_openvino.generation.text.engine import Sampling
-from torchserve_openvino.generation.text.genai.beginnings import Beginnings, hashes_of
 from torchserve_openvino.generation.text.genai.messages import Add
 from torchserve_openvino.generation.text.genai.pipeline import PAGE, Pipeline, Running
+from torchserve_openvino.generation.text.genai.shared_prefixes import SharedPrefixes, hashes_of
 
 _ONE = Sampling(1, ignore_eos=True)
 _NOBODY = -1
@@ -75,7 +75,7 @@ class LongPrompts:
         beginnings: What is computed now.
     """
 
-    def __init__(self, pipeline: Pipeline, pages: Pages, beginnings: Beginnings) -> None:
+    def __init__(self, pipeline: Pipeline, pages: Pages, beginnings: SharedPrefixes) -> None:
         self._pipeline, self._pages, self._beginnings = pipeline, pages, beginnings
         settings = pipeline.settings
         # Room for the tokens of others, so that a part and they fit into one step.

@@ -15,7 +15,7 @@ import openvino as ov
 
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.generation.text.engine import Sampling
-from torchserve_openvino.generation.text.genai.messages import End, News
+from torchserve_openvino.generation.text.genai.messages import End, SequenceUpdate
 
 # Tokens in one page of the cache on CPU; tests/contract pins it.
 PAGE = 32
@@ -66,7 +66,7 @@ class Running:
         self._words, self._number, self._handle, self._eos = words, number, handle, eos
         self.cancelled = False
 
-    def news(self) -> News:
+    def news(self) -> SequenceUpdate:
         """Returns what is new; never waits."""
         tokens: list[int] = []
         logprobs: list[float] = []
@@ -84,7 +84,7 @@ class Running:
             end = End.NO_ROOM
         elif status == self._words.finished and end is None:
             end = End.STOP if tokens and tokens[-1] in self._eos else End.LENGTH
-        return News(self._number, tuple(tokens), tuple(logprobs), end, guessed=guessed)
+        return SequenceUpdate(self._number, tuple(tokens), tuple(logprobs), end, guessed=guessed)
 
     def cancel(self) -> None:
         """Ends the sequence; its pages are free after the next step."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from torchserve_openvino.errors import GenerationError, InvalidInputError
 from torchserve_openvino.generation.text.engine import Finish, Piece, Sampling, Token
-from torchserve_openvino.generation.text.genai.messages import End, News
+from torchserve_openvino.generation.text.genai.messages import End, SequenceUpdate
 from torchserve_openvino.generation.text.genai.pipeline import PAGE
 from torchserve_openvino.generation.text.limits import check_sampling
 from torchserve_openvino.generation.text.stream import PromptStream
@@ -115,7 +115,7 @@ def checked(prompt: tuple[int, ...], sampling: Sampling, limits: EngineLimits) -
     return Prompt(prompt, sampling, pages, sequences)
 
 
-def pass_on(prompt: Prompt, live: Live, news: News) -> None:
+def pass_on(prompt: Prompt, live: Live, news: SequenceUpdate) -> None:
     """Puts new tokens of a sequence, and its end, into the stream."""
     live.ended = news.end is not None
     if prompt.failed:

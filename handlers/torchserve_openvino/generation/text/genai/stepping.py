@@ -8,20 +8,20 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 
-from torchserve_openvino.generation.text.genai.beginnings import Beginnings, hashes_of
 from torchserve_openvino.generation.text.genai.messages import (
     Add,
     Cancel,
     Close,
     Command,
     End,
-    News,
+    SequenceUpdate,
     Update,
     command_of,
     update_bytes,
 )
 from torchserve_openvino.generation.text.genai.parts import LongPrompts, Pages
 from torchserve_openvino.generation.text.genai.pipeline import Pipeline, Running
+from torchserve_openvino.generation.text.genai.shared_prefixes import SharedPrefixes, hashes_of
 
 logger = logging.getLogger(__name__)
 
@@ -81,13 +81,13 @@ class Stepper:
         self._pipeline, self._eos = pipeline, eos
         self._keeps_pages = pipeline.settings.prefix_caching
         pages = pipeline.settings.pages if self._keeps_pages else 0
-        self._pages, self._beginnings = Pages(pages), Beginnings(pages)
+        self._pages, self._beginnings = Pages(pages), SharedPrefixes(pages)
         self._long = LongPrompts(pipeline, self._pages, self._beginnings)
         # In the order of arrival.
         self._waiting: deque[_Waiting] = deque()
         self._live: dict[int, _Live] = {}
         # What is known, and not told yet; what does not depend on a step is known before it.
-        self._known: list[News] = []
+        self._known: list[SequenceUpdate] = []
         self._dead = ""
         self._hits = 0
 
@@ -124,7 +124,7 @@ class Stepper:
                 if not (self._keeps_pages and live.begun and not live.tokens):
                     live.running.cancel()
             case Cancel(number) if self._long.cancel(number) or self._forget_waiting(number):
-                self._known.append(News(number, end=End.CANCELLED))
+                self._known.append(SequenceUpdate(number, end=End.CANCELLED))
 
     def _forget_waiting(self, number: int) -> bool:
         found = next((each for each in self._waiting if each.add.number == number), None)
@@ -158,7 +158,7 @@ class Stepper:
             running = self._pipeline.add(add.number, add.prompt, add.sampling, seed=add.seed, eos=self._eos)
         except (RuntimeError, ValueError, TypeError) as error:
             reason = f"OpenVINO GenAI refused the prompt: {first_line(error)}"
-            self._known.append(News(add.number, end=End.FAILED, reason=reason))
+            self._known.append(SequenceUpdate(add.number, end=End.FAILED, reason=reason))
         else:
             self._live[add.number] = _Live(add, running)
             self._beginnings.begin(add.number, waiting.hashes)
@@ -177,7 +177,7 @@ class Stepper:
             self._known += failed
         else:
             if ended is not None:
-                self._known.append(News(ended.number, end=End.CANCELLED))
+                self._known.append(SequenceUpdate(ended.number, end=End.CANCELLED))
 
     def read(self) -> Update:
         """Returns what is new since it was last called."""
@@ -188,7 +188,7 @@ class Stepper:
             news += failed
         return Update(tuple(news), self._pipeline.cache_usage() if self._live else 0.0, self._hits, self._dead)
 
-    def _read(self, live: _Live) -> News | None:
+    def _read(self, live: _Live) -> SequenceUpdate | None:
         live.begun = True
         found = live.running.news()
         if found.tokens and not live.tokens:
@@ -211,7 +211,7 @@ class Stepper:
             # The last token is given, not computed.
             self._pages.learn((*live.add.prompt, *live.tokens[:-1]))
 
-    def fail(self, reason: str) -> tuple[list[News], str]:
+    def fail(self, reason: str) -> tuple[list[SequenceUpdate], str]:
         """Ends all sequences with an error, and finds out whether the pipeline still works.
 
         Returns:
@@ -219,14 +219,14 @@ class Stepper:
         """
         ended = []
         for number, live in self._live.items():
-            last = News(number)
+            last = SequenceUpdate(number)
             with contextlib.suppress(RuntimeError):
                 last = live.running.news()
             # A sequence that ended in an earlier part of the step that failed has its whole answer.
             kept = last.end in {End.STOP, End.LENGTH}
             ended.append(last if kept else replace(last, end=End.FAILED, reason=reason))
         never_ran = [*self._long.clear(), *(each.add for each in self._waiting)]
-        ended += [News(add.number, end=End.FAILED, reason=reason) for add in never_ran]
+        ended += [SequenceUpdate(add.number, end=End.FAILED, reason=reason) for add in never_ran]
         dead = f"{reason}; the pages of its cache are not to be trusted" if self._keeps_pages else ""
         try:
             self.clear()

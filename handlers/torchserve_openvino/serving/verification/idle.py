@@ -4,11 +4,11 @@ import threading
 import time
 
 
-class Ended(BaseException):
+class ShuttingDownError(BaseException):
     """The worker shuts down, so background work must stop. A `BaseException`, so that no model catches it."""
 
 
-class Quiet:
+class IdleGate:
     """Tracks whether requests are in progress.
 
     Args:
@@ -45,7 +45,7 @@ class Quiet:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends all waits, which raise `Ended`."""
+        """Ends all waits, which raise `ShuttingDownError`."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -65,7 +65,7 @@ class Quiet:
                 self._changed.wait(None if self._running else left)
             self.waited += time.monotonic() - start
             if self._ended:
-                raise Ended
+                raise ShuttingDownError
 
     def pause(self, seconds: float) -> None:
         """Sleeps, whether or not requests are in progress.
@@ -78,4 +78,4 @@ class Quiet:
             while not self._ended and (left := until - time.monotonic()) > 0:
                 self._changed.wait(left)
             if self._ended:
-                raise Ended
+                raise ShuttingDownError

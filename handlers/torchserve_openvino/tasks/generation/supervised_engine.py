@@ -10,7 +10,7 @@ from torchserve_openvino.tasks.generation.engines import Generator
 logger = logging.getLogger(__name__)
 
 
-class Kept:
+class SupervisedEngine:
     """The engine of a worker.
 
     A new worker would load its libraries and its tokenizer once more, and TorchServe 0.12 can't replace a worker with

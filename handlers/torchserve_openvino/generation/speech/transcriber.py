@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from torchserve_openvino.config.spelling import listed, nearest
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError
-from torchserve_openvino.generation.speech.recordings import Heard, Passes, Segment, Sound, Wanted
+from torchserve_openvino.generation.speech.recordings import Passes, Segment, Sound, Transcript, Wanted
 from torchserve_openvino.generation.speech.upstream import language_names, pipeline_text, prompt_ids
 
 # Tokens at the beginning of a text: start, language, task, no timestamps.
 _BEGINNING = 4
 
 
-class Listener:
+class SpeechModel:
     """A Whisper model with its feature extractor and its tokenizer.
 
     Args:
@@ -49,9 +49,9 @@ class Listener:
             )
         self.window = float(extractor.chunk_length)
 
-    def like(self, model: Any, forget: Callable[[], object]) -> "Listener":
+    def like(self, model: Any, forget: Callable[[], object]) -> "SpeechModel":
         """Returns the same with a stand-in for the model."""
-        return Listener(model, self._extractor, self._tokenizer, forget)
+        return SpeechModel(model, self._extractor, self._tokenizer, forget)
 
     # --- what the model can do --------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class Listener:
             found.setdefault((wanted, short) if self.joins(wanted, short=short) else place, []).append(place)
         return [group[start : start + most] for group in found.values() for start in range(0, len(group), most)]
 
-    def hear(self, sounds: Sequence[Sound], wanted: Wanted) -> list[Heard]:
+    def transcribe(self, sounds: Sequence[Sound], wanted: Wanted) -> list[Transcript]:
         """Transcribes recordings together: all within a window, or all longer than one.
 
         Raises:
@@ -221,11 +221,11 @@ class Listener:
     def _short(self, sound: Sound) -> bool:
         return sound.features.shape[-1] <= int(self._extractor.nb_max_frames)
 
-    def _heard(self, sound: Sound, segments: Sequence[Mapping[str, Any]], wanted: Wanted) -> Heard:
+    def _heard(self, sound: Sound, segments: Sequence[Mapping[str, Any]], wanted: Wanted) -> Transcript:
         tokens = [token for segment in segments for token in segment["tokens"].tolist()]
         precision = self.window / int(self.model.config.max_source_positions)
         text, chunks = pipeline_text(self._tokenizer, tokens, wanted.timestamps, precision)
-        return Heard(
+        return Transcript(
             text, chunks, tuple(self._segment(each, sound.seconds) for each in segments),
             self._language(segments, wanted), sound.seconds,
         )  # fmt: skip

@@ -10,7 +10,7 @@ from torchserve_openvino.backend.capture.module_state import module_state
 from torchserve_openvino.backend.runtime.compare import output_tensors
 from torchserve_openvino.backend.upstream._torch_modes import ThreadDispatchMode
 from torchserve_openvino.serving.shapes.input_spec import Inputs
-from torchserve_openvino.serving.verification.quiet import Quiet
+from torchserve_openvino.serving.verification.idle import IdleGate
 from torchserve_openvino.serving.verification.sampling import Sample, weight_versions
 
 # Arguments that turn an operator's dropout off when they are False or a probability of 0.
@@ -21,7 +21,7 @@ class Unrepeatable(BaseException):
     """A second run would answer differently or change the model. A `BaseException`, so that no model catches it."""
 
 
-class StepAside(ThreadDispatchMode):
+class YieldToRequests(ThreadDispatchMode):
     """Lets requests go first at each operator, and stops a run that would draw random numbers or write to a weight.
 
     Args:
@@ -29,7 +29,7 @@ class StepAside(ThreadDispatchMode):
         model: Its weights must not be written to.
     """
 
-    def __init__(self, quiet: Quiet | None, model: Callable[..., Any]) -> None:
+    def __init__(self, quiet: IdleGate | None, model: Callable[..., Any]) -> None:
         super().__init__()
         self._quiet = quiet
         weights = (*model.parameters(), *model.buffers()) if isinstance(model, torch.nn.Module) else ()
@@ -67,7 +67,7 @@ def _draws(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return True
 
 
-def run_again(model: Callable[..., Any], sample: Sample, quiet: Quiet) -> list[torch.Tensor]:
+def run_again(model: Callable[..., Any], sample: Sample, quiet: IdleGate) -> list[torch.Tensor]:
     """Returns eager's answer to a sample, in the modes of the original call.
 
     Raises:
@@ -79,7 +79,7 @@ def run_again(model: Callable[..., Any], sample: Sample, quiet: Quiet) -> list[t
         torch.inference_mode(sample.inference),
         torch.set_grad_enabled(sample.grad),
         torch.autocast("cpu", dtype=kind, enabled=sample.autocast is not None),
-        StepAside(quiet, model),
+        YieldToRequests(quiet, model),
     ):
         # Copied, because the model may write to its inputs, which are kept in case of a mismatch.
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, sample.inputs)
@@ -93,7 +93,7 @@ def why_not(model: Callable[..., Any], inputs: Inputs) -> str:
     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, inputs)
     before = _state(model)
     try:
-        with torch.inference_mode(), StepAside(None, model):
+        with torch.inference_mode(), YieldToRequests(None, model):
             model(*args, **kwargs)
     except Unrepeatable as reason:
         return str(reason)

@@ -12,7 +12,7 @@ what it relies on:
 - `async_service` prints a line for each request while other threads send metrics. `one_at_a_time` keeps lines whole.
 - A response whose message has another status than 200 is sent to all requests in flight. So nothing may be raised.
 - It loses requests, and with them the worker, for a reason that no worker can go around: `torchserve-openvino frontend`
-  mends it. `checked_frontend` says whether that was done.
+  patches it. `checked_frontend` says whether that was done.
 """
 
 import asyncio

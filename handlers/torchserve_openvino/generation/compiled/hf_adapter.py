@@ -23,7 +23,7 @@ _OUTPUTS = ("output_attentions", "output_hidden_states")
 _UNUSED = (*_OUTPUTS, "labels", "inputs_embeds", "decoder_inputs_embeds")
 
 
-def generating(compiled: CompiledGeneration) -> Any:
+def with_compiled_forward(compiled: CompiledGeneration) -> Any:
     """Returns a model whose `generate` and calls run by compiled graphs.
 
     It shares its modules with the original, which stays as it is. Sequences may have up to `Sizes.places` tokens.

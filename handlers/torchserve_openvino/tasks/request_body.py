@@ -25,7 +25,7 @@ class Parameters(BaseModel):
 
 
 @dataclass(frozen=True)
-class Ask:
+class RequestBody:
     """What one request asks.
 
     Attributes:
@@ -41,9 +41,9 @@ class Ask:
     form: Any = None
 
 
-def ask_of(
+def parse_body(
     value: Any, *, max_bytes: int, max_inputs: int, fields: frozenset[str], key: str = f"{TEXT}.max_bytes"
-) -> Ask:
+) -> RequestBody:
     """Reads a request's body.
 
     Args:
@@ -60,8 +60,8 @@ def ask_of(
     return ask_in(parsed(value, max_bytes, key), max_inputs=max_inputs, fields=fields)
 
 
-def ask_in(value: Any, *, max_inputs: int, fields: frozenset[str]) -> Ask:
-    """Reads a body that is parsed; see `ask_of`."""
+def ask_in(value: Any, *, max_inputs: int, fields: frozenset[str]) -> RequestBody:
+    """Reads a body that is parsed; see `parse_body`."""
     parameters: Any = {}
     if isinstance(value, Mapping):
         value, parameters = _inputs_of(value, fields)
@@ -71,7 +71,7 @@ def ask_in(value: Any, *, max_inputs: int, fields: frozenset[str]) -> Ask:
         raise InvalidInputError("inputs is an empty list")
     if len(inputs) > max_inputs:
         raise PayloadTooLargeError(f"{len(inputs)} inputs in one request; the most is {max_inputs}: send several")
-    return Ask(inputs, parameters, many)
+    return RequestBody(inputs, parameters, many)
 
 
 def _inputs_of(value: Mapping[str, Any], fields: frozenset[str]) -> tuple[Any, Mapping[str, Any]]:

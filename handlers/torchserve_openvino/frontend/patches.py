@@ -90,13 +90,13 @@ def _worker(data: bytes) -> bytes:
     return made.to_bytes()
 
 
-# What makes the mended class, and the digest of the one that it is made of.
-_MENDED: Mapping[str, tuple[Callable[[bytes], bytes], str]] = {
+# What makes the patched class, and the digest of the one that it is made of.
+_PATCHED: Mapping[str, tuple[Callable[[bytes], bytes], str]] = {
     f"{_BATCHES}.class": (_batches, "a2518f61d90c11c73d18fab1da637bc03ab32a050e52be4bbd236e263c30c973"),
     f"{_AGGREGATOR}.class": (_aggregator, "aed0a24091f876e16c3138c335df25fca0380fb704212bc3b53f004c78111cf4"),
     f"{_WORKER}.class": (_worker, "c64c9e4e6c0edab0890c34d86e5250703f8a6fc2cd53d99a6e2f845a1ac1e4e5"),
 }
-CLASSES = tuple(_MENDED)
+CLASSES = tuple(_PATCHED)
 
 
 def is_faulty(name: str, data: bytes) -> bool:
@@ -106,14 +106,14 @@ def is_faulty(name: str, data: bytes) -> bool:
         name: One of `CLASSES`.
         data: Its class file.
     """
-    return hashlib.sha256(data).hexdigest() == _MENDED[name][1]
+    return hashlib.sha256(data).hexdigest() == _PATCHED[name][1]
 
 
-def mended(name: str, data: bytes) -> bytes:
-    """Returns the class file of a mended class.
+def patched(name: str, data: bytes) -> bytes:
+    """Returns the class file of a patched class.
 
     Args:
         name: One of `CLASSES`.
         data: Its class file in TorchServe 0.12.
     """
-    return _MENDED[name][0](data)
+    return _PATCHED[name][0](data)

@@ -1,4 +1,4 @@
-"""TorchServe's frontend: its state, mended, and as it was."""
+"""TorchServe's frontend: its state, patched, and as it was."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from torchserve_openvino.cli import app
 from torchserve_openvino.errors import FrontendError
 from torchserve_openvino.frontend import Frontend
 from torchserve_openvino.frontend.class_file import ClassFile
-from torchserve_openvino.frontend.mending import CLASSES
+from torchserve_openvino.frontend.patches import CLASSES
 
 BATCHES, AGGREGATOR, WORKER = CLASSES
 
@@ -40,17 +40,17 @@ def jar(tmp_path: Path) -> Path:
 
 
 def test_the_installed_one_is_known() -> None:
-    assert Frontend.installed().state in {"faulty", "mended"}
+    assert Frontend.installed().state in {"faulty", "patched"}
 
 
 def test_it_is_mended_once_and_put_back(jar: Path) -> None:
     before = contents(jar)
     found = Frontend(jar)
     assert found.state == "faulty" and not found.undo() and contents(jar) == before
-    assert found.mend() and found.state == "mended" and not found.mend()
+    assert found.patch() and found.state == "patched" and not found.patch()
     after = contents(jar)
-    assert after["other"] == b"kept" and {name: after[name] for name in CLASSES} == found.mended_classes()
-    assert Frontend(jar).state == "mended" and not Frontend(jar).mend() and jar.stat().st_mode & 0o777 == 0o640
+    assert after["other"] == b"kept" and {name: after[name] for name in CLASSES} == found.patched_classes()
+    assert Frontend(jar).state == "patched" and not Frontend(jar).patch() and jar.stat().st_mode & 0o777 == 0o640
     assert Frontend(jar).undo() and contents(jar) == before and Frontend(jar).state == "faulty"
     assert [each.name for each in jar.parent.iterdir()] == [jar.name]
 
@@ -58,7 +58,7 @@ def test_it_is_mended_once_and_put_back(jar: Path) -> None:
 def test_what_is_changed_is_what_is_meant(jar: Path) -> None:
     with zipfile.ZipFile(jar) as archive:
         own = {name: ClassFile(archive.read(name)) for name in CLASSES}
-    made = {name: ClassFile(data) for name, data in Frontend(jar).mended_classes().items()}
+    made = {name: ClassFile(data) for name, data in Frontend(jar).patched_classes().items()}
     assert b"java/util/LinkedHashMap" not in made[AGGREGATOR].to_bytes()
     before, after = (each[WORKER].code("run", "()V") for each in (own, made))
     assert after.body[8:] == before.body and len(after.caught) == len(before.caught) - 1
@@ -70,10 +70,10 @@ def test_what_is_changed_is_what_is_meant(jar: Path) -> None:
     assert made[AGGREGATOR].code("cleanJobs", "()V").body[-1:] == b"\xb1"
 
 
-@pytest.mark.parametrize("change", ["another class", "a class is missing", "mended otherwise"])
+@pytest.mark.parametrize("change", ["another class", "a class is missing", "patched otherwise"])
 def test_another_version_is_not_touched(jar: Path, change: str) -> None:
-    if change == "mended otherwise":
-        Frontend(jar).mend()
+    if change == "patched otherwise":
+        Frontend(jar).patch()
     files = contents(jar)
     if change == "a class is missing":
         del files[WORKER]
@@ -83,12 +83,12 @@ def test_another_version_is_not_touched(jar: Path, change: str) -> None:
         for name, data in files.items():
             archive.writestr(name, data)
     found = Frontend(jar)
-    if change == "mended otherwise":
+    if change == "patched otherwise":
         assert found.state == "outdated"
         return
     assert found.state == "unknown" and not found.undo()
     with pytest.raises(FrontendError, match=r"not TorchServe 0\.12\.0's"):
-        found.mend()
+        found.patch()
     assert contents(jar) == files
 
 
@@ -109,7 +109,7 @@ def test_what_cannot_be_written_stays_as_it_is(jar: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("shutil.copyfileobj", full)
     with pytest.raises(FrontendError, match="no space left"):
-        Frontend(jar).mend()
+        Frontend(jar).patch()
     assert contents(jar) == before and Frontend(jar).state == "faulty"
 
 
@@ -119,11 +119,11 @@ def test_the_command_shows_mends_and_puts_back(jar: Path) -> None:
 
     shown = run()
     assert "faulty" in shown.stdout and "frontend --patch" in shown.stdout
-    mended = run("--patch")
-    assert "mended" in mended.stdout and "Start TorchServe again" in mended.stdout and not mended.stderr
-    assert json.loads(run("--patch", "--json").stdout) == {"path": str(jar), "state": "mended", "changed": False}
+    patched = run("--patch")
+    assert "patched" in patched.stdout and "Start TorchServe again" in patched.stdout and not patched.stderr
+    assert json.loads(run("--patch", "--json").stdout) == {"path": str(jar), "state": "patched", "changed": False}
     former = run("--mend", "--json")
-    assert json.loads(former.stdout)["state"] == "mended" and "--mend is now called --patch" in former.stderr
+    assert json.loads(former.stdout)["state"] == "patched" and "--mend is now called --patch" in former.stderr
     assert json.loads(run("--undo", "--json").stdout) == {"path": str(jar), "state": "faulty", "changed": True}
     both = run("--mend", "--undo")
     assert both.exit_code == 1 and "exclude each other" in both.stderr
@@ -147,18 +147,18 @@ def test_check_says_that_requests_may_be_lost(jar: Path, tmp_path: Path, monkeyp
     assert notes("minWorkers: 1\n") == []
     (note,) = notes("asyncCommunication: true\n")
     assert "frontend --patch" in note
-    Frontend(jar).mend()
+    Frontend(jar).patch()
     assert notes("asyncCommunication: true\n") == []
 
 
 def test_undo_gives_back_every_byte(jar: Path) -> None:
     before = jar.read_bytes()
-    assert Frontend(jar).mend() and jar.read_bytes() != before
+    assert Frontend(jar).patch() and jar.read_bytes() != before
     assert Frontend(jar).undo() and jar.read_bytes() == before
 
 
 def test_what_was_changed_since_cannot_be_put_back(jar: Path) -> None:
-    Frontend(jar).mend()
+    Frontend(jar).patch()
     data = bytearray(jar.read_bytes())
     data[data.index(b"kept")] ^= 1
     jar.write_bytes(data)
@@ -169,7 +169,7 @@ def test_what_was_changed_since_cannot_be_put_back(jar: Path) -> None:
 
 def test_what_an_earlier_version_mended_is_renewed_and_put_back(jar: Path) -> None:
     before = contents(jar)
-    made = Frontend(jar).mended_classes()
+    made = Frontend(jar).patched_classes()
     # It replaced two classes, and kept nothing else.
     files = {**before, WORKER: made[WORKER], AGGREGATOR: made[WORKER]}
     files |= {f"META-INF/torchserve-openvino/{name}": before[name] for name in (WORKER, AGGREGATOR)}
@@ -177,7 +177,7 @@ def test_what_an_earlier_version_mended_is_renewed_and_put_back(jar: Path) -> No
         for name, data in files.items():
             archive.writestr(name, data)
     assert Frontend(jar).state == "outdated"
-    assert Frontend(jar).mend() and Frontend(jar).state == "mended"
+    assert Frontend(jar).patch() and Frontend(jar).state == "patched"
     assert {name: contents(jar)[name] for name in CLASSES} == made
     assert Frontend(jar).undo() and contents(jar) == before
 
@@ -188,7 +188,7 @@ def test_owner_mode_and_link_stay(jar: Path) -> None:
     if os.geteuid() == 0:
         os.chown(jar, 1234, 1235)
     before = jar.stat()
-    for change in ("mend", "undo"):
+    for change in ("patch", "undo"):
         assert getattr(Frontend(link), change)()
         after = jar.stat()
         assert link.is_symlink() and not jar.is_symlink()
@@ -215,11 +215,11 @@ def test_a_jar_that_was_replaced_meanwhile_is_left_alone(
 
         monkeypatch.setattr("shutil.copyfileobj", copy)
     with pytest.raises(FrontendError, match="replaced meanwhile"):
-        found.mend()
+        found.patch()
     assert jar.read_bytes() == expected and [each.name for each in jar.parent.iterdir()] == [jar.name]
 
 
 def test_another_users_jar_is_not_taken_over(jar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 4321)
     with pytest.raises(FrontendError, match="belongs to user"):
-        Frontend(jar).mend()
+        Frontend(jar).patch()

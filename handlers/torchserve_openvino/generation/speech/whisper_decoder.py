@@ -74,7 +74,7 @@ class Memory:
                 part.own[number][: part.count] = own
 
 
-class Pieces:
+class WhisperDecoder:
     """A Whisper model in pieces: encoder, keys and values of sound, decoder.
 
     Args:

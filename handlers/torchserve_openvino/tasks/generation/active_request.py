@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from torchserve_openvino.errors import GenerationError, ItemError
 from torchserve_openvino.generation.text.engine import Engine, Piece, Sampling, Stream
 from torchserve_openvino.serving.requests.isolation import server_fault
-from torchserve_openvino.tasks.generation.reading import Asked, Prompt
-from torchserve_openvino.tasks.generation.writing import Decode, Delta, Placed, Writer
+from torchserve_openvino.tasks.generation.detokenizer import Decode, Delta, Placed, Writer
+from torchserve_openvino.tasks.generation.reading import GenerationRequest, Prompt
 
 # Between looks at several sequences, of which any may have something new.
 _LOOK_SECONDS = 0.004
@@ -26,7 +26,7 @@ class Choice:
         before: What its text begins with, for ``echo``.
         tokens: Tokens generated.
         finish: Why it ended, ``stop`` or ``length``; None if it goes on.
-        told: Whether `Exchange.deltas` has said so.
+        told: Whether `ActiveRequest.deltas` has said so.
         started: When it was submitted, in seconds.
         first: When its first token came.
         last: When its last one came.
@@ -39,7 +39,7 @@ class Choice:
     before: str = ""
     tokens: int = 0
     finish: str | None = None
-    told: bool = False
+    reported: bool = False
     started: float = 0.0
     first: float = 0.0
     last: float = 0.0
@@ -78,14 +78,14 @@ class Choice:
         self.finish = finish
 
 
-class Exchange:
+class ActiveRequest:
     """Generates what one request asks.
 
     Each answer is a sequence of its own in the engine, so that a stop text in one leaves the others alone, and the
     seed of the answer number k is the request's seed plus k.
 
     Args:
-        asked: The request.
+        request: The request.
         engine: Generates tokens.
         decode: Returns the text of tokens.
         special: Tokens that are no text.
@@ -94,23 +94,25 @@ class Exchange:
         ItemError: The engine does not take the request; nothing of it runs on.
     """
 
-    def __init__(self, asked: Asked, engine: Engine, decode: Decode, special: frozenset[int] = frozenset()) -> None:
-        self.asked = asked
+    def __init__(
+        self, request: GenerationRequest, engine: Engine, decode: Decode, special: frozenset[int] = frozenset()
+    ) -> None:
+        self.request = request
         self.refused: dict[int, ItemError] = {}
         self.choices: list[Choice] = []
         self.error: ItemError | None = None
-        lists_tokens = asked.logprobs is not None
-        for number, prompt in enumerate(asked.prompts):
+        lists_tokens = request.logprobs is not None
+        for number, prompt in enumerate(request.prompts):
             if isinstance(prompt, ItemError):
                 self.refused[number] = prompt
                 continue
             try:
-                for copy in range(asked.n):
+                for copy in range(request.n):
                     started = time.perf_counter()
-                    writer = Writer(decode, asked.stops, lists_tokens=lists_tokens, special=special)
+                    writer = Writer(decode, request.stops, lists_tokens=lists_tokens, special=special)
                     stream = engine.submit(prompt.tokens, _own_seed(prompt, copy))
-                    choice = Choice(number * asked.n + copy, number, stream, writer, started=started)
-                    choice.before = prompt.text if asked.echo else ""
+                    choice = Choice(number * request.n + copy, number, stream, writer, started=started)
+                    choice.before = prompt.text if request.echo else ""
                     self.choices.append(choice)
             except ItemError as error:
                 self._refuse(number, error)
@@ -172,7 +174,7 @@ class Exchange:
 
     def _refuse(self, number: int, error: ItemError) -> None:
         """Ends the answers to one prompt of a plain list; of any other request, all."""
-        if self.asked.many:
+        if self.request.many:
             self.refused[number] = error
             ended = [choice for choice in self.choices if choice.prompt == number]
         else:
@@ -192,10 +194,10 @@ class Exchange:
     def deltas(self) -> Iterator[tuple[Choice, Delta]]:
         """Yields what is new, and each end of an answer once."""
         for choice in self.choices:
-            if choice.told:
+            if choice.reported:
                 continue
             delta = choice.take()
-            choice.told = ended = choice.finish is not None
+            choice.reported = ended = choice.finish is not None
             if delta.text or delta.tokens or ended:
                 yield choice, delta
 
@@ -210,7 +212,7 @@ class Exchange:
         return sum(choice.tokens for choice in self.choices)
 
     def _prompts(self) -> Sequence[Prompt]:
-        return [each for each in self.asked.prompts if isinstance(each, Prompt)]
+        return [each for each in self.request.prompts if isinstance(each, Prompt)]
 
 
 def _own_seed(prompt: Prompt, copy: int) -> Sampling:
@@ -219,7 +221,7 @@ def _own_seed(prompt: Prompt, copy: int) -> Sampling:
     return sampling if sampling.seed is None else replace(sampling, seed=(sampling.seed + copy) % 2**63)
 
 
-def wait_for_any(exchanges: Sequence[Exchange], seconds: float) -> None:
+def wait_for_any(exchanges: Sequence[ActiveRequest], seconds: float) -> None:
     """Takes what the engine has for any of several requests; waits for something up to some seconds."""
     until = time.perf_counter() + seconds
     while going := [exchange for exchange in exchanges if not exchange.done]:

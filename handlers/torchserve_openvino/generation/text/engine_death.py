@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 
 
-class Mortal:
+class DiesOnError:
     """An engine that may die; part of `engine.Engine`."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ def hashes_of(prompt: Sequence[int]) -> list[int]:
     return found
 
 
-class Beginnings:
+class SharedPrefixes:
     """The prompts that may be in the cache, and those that are computed now.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torchserve_openvino.generation.text.engine import Load
 from torchserve_openvino.serving.metrics import SECONDS_BETWEEN, send, worker_name
-from torchserve_openvino.tasks.generation.exchange import Exchange
+from torchserve_openvino.tasks.generation.active_request import ActiveRequest
 
 FIRST = "openvino_time_to_first_token_seconds"
 BETWEEN = "openvino_time_between_tokens_seconds"
@@ -19,7 +19,7 @@ SEQUENCES = "openvino_sequences"
 CACHE = "openvino_kv_cache_ratio"
 
 
-class Measures:
+class GenerationMetrics:
     """Sends what the engine does, once a second while it does something, and how long each answer took.
 
     Args:
@@ -39,7 +39,7 @@ class Measures:
         # The engine is idle only some time after the last answer, when no request comes that could send that.
         threading.Thread(target=self._watch, name="text-generation-metrics", daemon=True).start()
 
-    def began(self) -> None:
+    def on_request(self) -> None:
         """Says that a request came."""
         self._busy.set()
 
@@ -52,7 +52,7 @@ class Measures:
                 if not load.running and not load.waiting:
                     break
 
-    def answered(self, metrics: Any, exchange: Exchange) -> None:
+    def on_response(self, metrics: Any, exchange: ActiveRequest) -> None:
         """Sends the times of one request's answers: to the first token, and from token to token on average.
 
         Args:

@@ -22,14 +22,14 @@ _MOST_CHARACTERS = 20_000
 
 
 @dataclass(frozen=True)
-class Order:
+class ImageRequest:
     """The pictures of one request.
 
     Attributes:
         wanted: What each is made of.
         seeds: The seed of each.
         png: Whether the answer is the picture itself, else JSON.
-        stream: Whether each step is told.
+        stream: Whether progress is streamed.
     """
 
     wanted: Wanted
@@ -73,7 +73,7 @@ class Limits:
         above = self.guidance if self.guidance > 1 else 2.0
         return {"always": [above], "never": [1.0], "both": [above, 1.0]}[self._own.guided]
 
-    def order(self, prompt: str, asked: PictureParameters) -> Order:
+    def validate(self, prompt: str, parameters: PictureParameters) -> ImageRequest:
         """Checks a request.
 
         Raises:
@@ -81,29 +81,39 @@ class Limits:
             PayloadTooLargeError: A picture in it is too large.
         """
         self._check_prompt("the prompt", prompt)
-        steps = self._steps(asked.steps)
-        if asked.n > self._own.max_images:
+        steps = self._steps(parameters.steps)
+        if parameters.n > self._own.max_images:
             raise InvalidInputError(
-                f"n is {asked.n}; one request gets {self._own.max_images} pictures at most ({KEY}.max_images)"
+                f"n is {parameters.n}; one request gets {self._own.max_images} pictures at most ({KEY}.max_images)"
             )
-        guidance = self._guidance(asked)
-        if asked.scheduler is not None and asked.scheduler not in (known := self._maker.schedulers):
-            hint = nearest(asked.scheduler, known)
+        guidance = self._guidance(parameters)
+        if parameters.scheduler is not None and parameters.scheduler not in (known := self._maker.schedulers):
+            hint = nearest(parameters.scheduler, known)
             raise InvalidInputError(
-                f"unknown scheduler {asked.scheduler!r}; this model takes {listed(known)}."
+                f"unknown scheduler {parameters.scheduler!r}; this model takes {listed(known)}."
                 + (f" Did you mean {hint!r}?" if hint else "")
             )
-        picture, mask = self._pictures(asked)
-        size = self._size(size_of(asked), picture)
+        picture, mask = self._pictures(parameters)
+        size = self._size(size_of(parameters), picture)
         wanted = Wanted(
-            prompt, size, steps, guidance, asked.negative_prompt, asked.scheduler, picture, mask, asked.strength
+            prompt,
+            size,
+            steps,
+            guidance,
+            parameters.negative_prompt,
+            parameters.scheduler,
+            picture,
+            mask,
+            parameters.strength,
         )
         if picture is not None:
-            strength = float(self._maker.default("strength", wanted.mode) if asked.strength is None else asked.strength)
+            strength = float(
+                self._maker.default("strength", wanted.mode) if parameters.strength is None else parameters.strength
+            )
             wanted = replace(wanted, strength=strength)
             if int(steps * strength) < 1:
                 raise InvalidInputError(f"strength {strength:g} of {steps} steps makes no step; raise one of them")
-        return Order(wanted, self._seeds(asked), self._is_png(asked), asked.stream)
+        return ImageRequest(wanted, self._seeds(parameters), self._is_png(parameters), parameters.stream)
 
     def _check_prompt(self, what: str, text: str) -> None:
         if len(text) > _MOST_CHARACTERS:
@@ -114,75 +124,77 @@ class Limits:
                 f"{what} has {count} tokens; this model reads {limit}. Shorten it, or set {KEY}.too_long: truncate"
             )
 
-    def _steps(self, asked: int | None) -> int:
-        if asked is not None and asked > self._own.max_steps:
-            raise InvalidInputError(f"steps is {asked}; the most is {self._own.max_steps} ({KEY}.max_steps)")
-        return self.steps if asked is None else asked
+    def _steps(self, parameters: int | None) -> int:
+        if parameters is not None and parameters > self._own.max_steps:
+            raise InvalidInputError(f"steps is {parameters}; the most is {self._own.max_steps} ({KEY}.max_steps)")
+        return self.steps if parameters is None else parameters
 
-    def _guidance(self, asked: PictureParameters) -> float:
-        found = self.guidance if asked.guidance is None else asked.guidance
+    def _guidance(self, parameters: PictureParameters) -> float:
+        found = self.guidance if parameters.guidance is None else parameters.guidance
         if self._own.guided != "both" and (found > 1) != (self._own.guided == "always"):
             wanted = "above 1" if self._own.guided == "always" else "at most 1"
             raise InvalidInputError(
                 f"guidance is {found:g}; this model is compiled for guidance {wanted} ({KEY}.guided)"
             )
-        if asked.negative_prompt:
+        if parameters.negative_prompt:
             if found <= 1:
                 raise InvalidInputError(f"negative_prompt needs guidance above 1; it is {found:g}")
-            self._check_prompt("negative_prompt", text_of(asked.negative_prompt, "negative_prompt"))
+            self._check_prompt("negative_prompt", text_of(parameters.negative_prompt, "negative_prompt"))
         return found
 
-    def _pictures(self, asked: PictureParameters) -> tuple[Image.Image | None, Image.Image | None]:
-        if asked.image is None:
+    def _pictures(self, parameters: PictureParameters) -> tuple[Image.Image | None, Image.Image | None]:
+        if parameters.image is None:
             for name in ("mask_image", "strength"):
-                if getattr(asked, name) is not None:
+                if getattr(parameters, name) is not None:
                     raise InvalidInputError(f"{name} needs image, the picture to start from")
             if self._maker.components.inpaints_only:
                 raise InvalidInputError("this model only fills masks: send image and mask_image")
             return None, None
         if not self._own.image_to_image:
             raise InvalidInputError(f"this model takes no pictures ({KEY}.image_to_image: false)")
-        picture = images.picture_of(asked.image, self._section.image)
-        if asked.mask_image is None:
+        picture = images.picture_of(parameters.image, self._section.image)
+        if parameters.mask_image is None:
             if self._maker.components.inpaints_only:
                 raise InvalidInputError("this model only fills masks: send mask_image")
             return picture, None
-        mask = images.picture_of(asked.mask_image, self._section.image)
+        mask = images.picture_of(parameters.mask_image, self._section.image)
         if mask.size != picture.size:
             raise InvalidInputError(
                 f"mask_image has {mask.width} x {mask.height} pixels, image {picture.width} x {picture.height}"
             )
         return picture, mask
 
-    def _size(self, asked: str | None, picture: Image.Image | None) -> Size:
+    def _size(self, parameters: str | None, picture: Image.Image | None) -> Size:
         known = listed([str(size) for size in self.sizes])
-        if asked is None and picture is None:
+        if parameters is None and picture is None:
             return self.sizes[0]
-        if asked is None:
+        if parameters is None:
             assert picture is not None
             own = Size(picture.width, picture.height)
             if own not in self.sizes:
                 raise InvalidInputError(f"image has {own} pixels; send {known}, or name the size to stretch it to")
             return own
         try:
-            found = Size.of(asked)
+            found = Size.of(parameters)
         except ValueError as error:
             raise InvalidInputError(f"{error}; this model makes {known}") from error
         if found not in self.sizes:
             raise InvalidInputError(f"size is {found}; this model makes {known} ({KEY}.sizes)")
         return found
 
-    def _seeds(self, asked: PictureParameters) -> tuple[int, ...]:
+    def _seeds(self, parameters: PictureParameters) -> tuple[int, ...]:
         # Smaller than the largest by default, so that JavaScript reads it right.
-        first = int.from_bytes(os.urandom(6), "big") if asked.seed is None else asked.seed
-        return tuple((first + number) % (MOST_SEED + 1) for number in range(asked.n))
+        first = int.from_bytes(os.urandom(6), "big") if parameters.seed is None else parameters.seed
+        return tuple((first + number) % (MOST_SEED + 1) for number in range(parameters.n))
 
-    def _is_png(self, asked: PictureParameters) -> bool:
-        if asked.stream and asked.response_format == "png":
+    def _is_png(self, parameters: PictureParameters) -> bool:
+        if parameters.stream and parameters.response_format == "png":
             raise InvalidInputError("stream: true sends pictures as b64_json; leave response_format out")
-        if asked.n > 1 and asked.response_format == "png":
-            raise InvalidInputError(f"{asked.n} pictures do not fit into one PNG; ask for response_format: b64_json")
-        return asked.n == 1 and not asked.stream and asked.response_format != "b64_json"
+        if parameters.n > 1 and parameters.response_format == "png":
+            raise InvalidInputError(
+                f"{parameters.n} pictures do not fit into one PNG; ask for response_format: b64_json"
+            )
+        return parameters.n == 1 and not parameters.stream and parameters.response_format != "b64_json"
 
     def to_dict(self) -> dict[str, Any]:
         """Returns limits and defaults, JSON-safe, for the report."""
