@@ -33,8 +33,8 @@ _NAMED = frozenset({501, 507})
 _FRONTENDS_OWN = b'"type": "ErrorDataDecoderException"'
 _SETTLE_SECONDS = 20.0
 _SHARE, _MB = 1.05, 2**20
-# Rounds before memory counts: caches fill, and the allocator keeps some.
-_FIRST_ROUNDS = 12
+# Rounds before memory counts, and their share: caches of kernels for each length fill, and the allocator keeps some.
+_FIRST_ROUNDS, _FIRST_SHARE = 12, 0.1
 _TOLERANCE = 2e-3
 
 
@@ -165,10 +165,10 @@ class _Run:
             if (pid := self._server.worker().pid) != worker:
                 self._fail(first + done, "death", f"the worker died\n{self._server.log_tail()[-3000:]}", [])
                 worker, base = pid, 0
-            if done >= _FIRST_ROUNDS * _HOSTILE and not base:
+            if done >= max(_FIRST_ROUNDS * _HOSTILE, _FIRST_SHARE * count) and not base:
                 base = self._settled(math.inf)
         if base and (last := self._settled(base * _SHARE)) > base * _SHARE:
-            self._fail(first, "memory", f"{last // _MB} MB after all requests, {base // _MB} MB after the first", [])
+            self._fail(first, "memory", f"{last // _MB} MB after all requests, {base // _MB} MB after the first tenth", [])
 
     def _round(self, number: int, size: int) -> None:
         hostile = []
