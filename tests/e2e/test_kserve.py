@@ -62,7 +62,7 @@ class Predictor:
 def predicting(archive: Path, folder: Path) -> Iterator[Predictor]:
     """A predictor of an archive."""
     http, grpc = free_port(), free_port()
-    command = [sys.executable, "-m", "torchserve_openvino.adapters.kserve", "--model", str(archive)]
+    command = [sys.executable, "-m", "torchserve_openvino.hosts.kserve", "--model", str(archive)]
     command += ["--http_port", str(http), "--grpc_port", str(grpc)]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)

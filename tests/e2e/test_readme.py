@@ -65,7 +65,7 @@ def test_every_shell_command_is_covered_here() -> None:
         "torchserve-openvino ready",
         "torchserve-openvino report",
         "torchserve-openvino ray",  # test_ray_serve.py
-        "python -m torchserve_openvino.adapters.kserve",  # test_kserve.py
+        "python -m torchserve_openvino.hosts.kserve",  # test_kserve.py
         "torchserve-openvino tune",  # test_tune.py
         "torchserve-openvino bench",
         "torchserve-openvino tasks",  # tests/unit/cli/test_cli_tasks.py

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torchserve_openvino.errors import ItemError
-from torchserve_openvino.serving.requests.batch_answer import Several, refusal
+from torchserve_openvino.serving.requests.batch_answer import Several
+from torchserve_openvino.serving.requests.refusals import refusal
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.generation.exchange import Choice, Exchange
 from torchserve_openvino.tasks.generation.reading import Asked
