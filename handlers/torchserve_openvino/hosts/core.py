@@ -40,9 +40,10 @@ class Host:
     """One loaded archive.
 
     Args:
-        archive: The .mar.
+        archive: The .mar, or the folder into which it was unpacked.
         record: Gets metrics.
         folder: Folder to unpack into; a private temporary one, if None.
+        workers: Workers of the model on this machine, which share its cores; None leaves that to the YAML.
 
     Attributes:
         record: Gets metrics.
@@ -59,11 +60,14 @@ class Host:
         PackagingError: The file is no archive.
     """
 
-    def __init__(self, archive: Path, record: Record, folder: Path | None = None) -> None:
-        if folder is None:
+    def __init__(self, archive: Path, record: Record, folder: Path | None = None, workers: int | None = None) -> None:
+        if archive.is_dir():
+            folder = archive
+        elif folder is None:
             self._scratch = tempfile.TemporaryDirectory(prefix="torchserve-openvino-")
             folder = Path(self._scratch.name)
-        extract(archive, folder)
+        if folder != archive:
+            extract(archive, folder)
         manifest = read_json_object(folder / MANIFEST)
         model = named_files(manifest, folder)
         name = model.get("configFile")
@@ -77,6 +81,7 @@ class Host:
         self.awaits = bool(config.get("asyncCommunication"))
         self.ended = ""
         self._context = Context(manifest, str(folder), config, self.batch_size, HostMetrics(record))
+        self._context.workers = workers
         self._handler = _handler_of(folder, model["handler"])
         self._handler.initialize(self._context)
 
@@ -84,14 +89,20 @@ class Host:
         """Returns the report, as ``GET /models/NAME?customized=true`` has it; JSON-safe."""
         return self._handler.describe_handle()
 
-    def answer(self, requests: Sequence[Request], send: Callable[[int, Response], None]) -> list[Response]:
+    def answer(
+        self,
+        requests: Sequence[Request],
+        send: Callable[[int, Response], None],
+        is_gone: Callable[[int], bool] | None = None,
+    ) -> list[Response]:
         """Answers requests of one call, each with its own status.
 
         Args:
             requests: The requests; all in the same envelope.
             send: Gets pieces of answers that are streamed, with the index of their request.
+            is_gone: Returns True if the client of the request at an index has hung up.
         """
-        context = self._context_of(requests, send)
+        context = self._context_of(requests, send, is_gone)
         rows = [dict(each.row) for each in requests]
         try:
             if requests[0].envelope is not None:
@@ -109,9 +120,14 @@ class Host:
             fault = server_fault(error)
             return [Response.refused(fault, each.id) for each in requests]
 
-    async def answer_alone(self, request: Request, send: Callable[[int, Response], None]) -> Response:
+    async def answer_alone(
+        self,
+        request: Request,
+        send: Callable[[int, Response], None],
+        is_gone: Callable[[int], bool] | None = None,
+    ) -> Response:
         """Answers one request whose handler is awaited; see `awaits`."""
-        context = self._context_of([request], send)
+        context = self._context_of([request], send, is_gone)
         rows = [dict(request.row)]
         try:
             if request.envelope is not None:
@@ -131,13 +147,20 @@ class Host:
         response = isolated(lambda: _response(context, index, body))
         return Response.refused(response) if isinstance(response, ItemError) else response
 
-    def _context_of(self, requests: Sequence[Request], send: Callable[[int, Response], None]) -> Context:
+    def _context_of(
+        self,
+        requests: Sequence[Request],
+        send: Callable[[int, Response], None],
+        is_gone: Callable[[int], bool] | None,
+    ) -> Context:
         def send_piece(index: int, body: Any) -> None:
             send(index, _response(context, index, body))
 
         context = self._context.for_requests(
             [each.id for each in requests], [each.headers for each in requests], send_piece
         )
+        if is_gone is not None:
+            context.is_gone = is_gone
         context.arrived = [each.arrived for each in requests]
         return context
 

@@ -23,7 +23,7 @@ STANDARD = (
 )  # fmt: skip
 _LIST = f"v1/{MODELS}"
 # As KServe's own servers of language models have it.
-_PREFIX = "openai/"
+OPENAI_PREFIX = "openai/"
 _STREAM = "text/event-stream"
 
 
@@ -57,12 +57,12 @@ class ForwardedRequest:
             PayloadTooLargeError: Its body has more than ``largest`` bytes.
         """
         whole = request.url.path.strip("/")
-        standard = whole.removeprefix(_PREFIX)
+        standard = whole.removeprefix(OPENAI_PREFIX)
         parts = whole.split("/")
         model, path = (parts[1:2] or [""])[0], parts[2:]
         if standard in STANDARD or _lists(standard):
             model, path = "", [standard]
-        elif path and re.fullmatch(r"\d+(\.\d+)*", path[0]):
+        elif path and is_version(path[0]):
             del path[0]
         body = bytearray()
         async for chunk in request.stream():
@@ -76,6 +76,11 @@ class ForwardedRequest:
     def lists_models(self) -> bool:
         """Whether it asks for the models that are served, here or below a model's URL."""
         return _lists(self.path)
+
+
+def is_version(text: str) -> bool:
+    """Returns True if a part of a path looks like a model's version."""
+    return re.fullmatch(r"\d+(\.\d+)*", text) is not None
 
 
 def _lists(path: str) -> bool:

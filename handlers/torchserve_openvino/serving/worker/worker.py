@@ -159,7 +159,7 @@ class Worker(Answering):
             return self.handler._openvino.serve(context)
         begin_step("checking versions")
         news = admit_versions(lambda: state_folder(None))
-        threads = plan_for(self.config, len(sibling_pids()))
+        threads = plan_for(self.config, len(sibling_pids()), getattr(context, "workers", None))
         threads.apply()
         begin_step("loading the model")
         self.find_weights(context)

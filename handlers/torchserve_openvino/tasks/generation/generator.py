@@ -27,6 +27,7 @@ from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.requests.batch_answer import answer_enveloped, explains, identified, set_status, shown
 from torchserve_openvino.serving.requests.envelopes import Envelope, status_of
 from torchserve_openvino.serving.requests.isolation import isolated, server_fault
+from torchserve_openvino.serving.requests.pieces import is_gone
 from torchserve_openvino.serving.requests.response_body import sendable
 from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.tasks.generation import wire
@@ -195,7 +196,7 @@ class TextGenerator(HubHandler):
 
     def predict(self, values: list[Call]) -> list[Any]:
         """Generates until all are done, and returns their answers."""
-        self._finish(values, self.context, [False] * len(values))
+        self._finish(values, self.context, [False] * len(values), own_requests=False)
         return [call.whole() for call in values]
 
     def run_eager(self, value: Any) -> Any:
@@ -233,14 +234,24 @@ class TextGenerator(HubHandler):
                 self._openvino.state.after_call(context)
         return ended
 
-    def _finish(self, calls: Sequence[Call], context: Any, streams: Sequence[bool]) -> None:
-        """Generates until all requests are done; sends pieces of those that stream."""
+    def _finish(self, calls: Sequence[Call], context: Any, streams: Sequence[bool], own_requests: bool = True) -> None:
+        """Generates until all are done; sends pieces of those that stream, and ends those whose client has hung up.
+
+        Args:
+            calls: What is generated.
+            context: The call's context.
+            streams: Whether each is sent in pieces.
+            own_requests: Whether each is a request of the call; an envelope may hold several in one.
+        """
         exchanges = [call.exchange for call in calls if call.exchange is not None]
         if self._measures is not None:
             self._measures.began()
         try:
             while not all(call.done for call in calls):
                 wait_for_any(exchanges, _LOOK_SECONDS)
+                for place, call in enumerate(calls):
+                    if own_requests and not call.done and is_gone(context, place):
+                        call.fail(BusyError("the client hung up"))
                 pieces = {
                     place: text
                     for place, call in enumerate(calls)
