@@ -1,6 +1,7 @@
 """`torchserve-openvino serve`: archives made for TorchServe, without TorchServe."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -17,8 +18,13 @@ import httpx
 import psutil
 import pytest
 import torch
+import yaml
+from commands import package, run
 from network import CONFIG, make_network
 from serve_process import ServeProcess, pack, serving
+from torchserve_process import ROOT
+
+from torchserve_openvino.cli.reports.readiness import Server, not_ready
 
 for needed in ("starlette", "uvicorn", "prometheus_client"):
     pytest.importorskip(needed, reason="needs the extra serve")
@@ -60,8 +66,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(store: Path, weights: Path) -> Iterator[ServeProcess]:
     first, second = pack(store, "net", weights), pack(store / "two", "net", weights, version="2.0")
-    sleeper = pack(store, "sleeper", weights, CONFIG.replace("60", "3").replace("batchSize: 4", "batchSize: 1"),
-                   handler=SLEEPER)  # fmt: skip
+    config = CONFIG.replace("60", "3").replace("batchSize: 4", "batchSize: 1\njobQueueSize: 6")
+    sleeper = pack(store, "sleeper", weights, config, handler=SLEEPER)
     with serving([first, second, sleeper], store) as running:
         yield running
 
@@ -136,9 +142,11 @@ def test_a_worker_that_dies_is_replaced_and_fails_its_own_requests_only(server: 
     (pid,) = server.pids("sleeper")
     died = server.post("/predictions/sleeper", {"x": ROW, "die": True})
     assert died.status_code == 503 and "exit code 3" in died.json()["message"]
-    # The next one waits for the new worker.
-    check(server.post("/predictions/sleeper", {"x": ROW}).json(), expected([ROW]).tolist() and [ROW])
-    assert server.pids("sleeper") != [pid]
+    # A request waits for the new worker, no longer than responseTimeout.
+    early = server.post("/predictions/sleeper", {"x": ROW})
+    assert early.status_code == 200 or "no worker of sleeper 1.0 was free within responseTimeout" in early.text
+    server.until(lambda: server.pids("sleeper") not in ([], [pid]))
+    check([server.post("/predictions/sleeper", {"x": ROW}).json()], [ROW])
     assert 'openvino_worker_restarts_total{model_name="sleeper",model_version="1.0"} ' in server.get("/metrics").text
 
 
@@ -208,6 +216,42 @@ def test_a_reload_that_is_refused_changes_nothing(server: ServeProcess, store: P
     assert through_a_proxy.status_code == 403
 
 
+def ready(server: ServeProcess, *arguments: str) -> str:
+    done = run(
+        "torchserve-openvino ready --once --management http://127.0.0.1:9", Path(), "--url", server.url, *arguments
+    )
+    assert done.returncode == (0 if done.stdout.strip().endswith(": ready") else 1), done.stderr
+    return done.stdout.strip() or done.stderr.strip()
+
+
+def test_ready(server: ServeProcess) -> None:
+    assert ready(server) == "all models: ready" and ready(server, "net/2.0") == "net/2.0: ready"
+    assert "404: no model 'nett' is served here" in ready(server, "nett")
+    assert "no server answers at http://127.0.0.1:9" in ready(server, "net", "--url", "http://127.0.0.1:9")
+    assert server.get("/v2/health/ready").json() == {"ready": True}
+
+    def while_busy(requests: int, seconds: float) -> str:
+        async def busy() -> str:
+            async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+                url = f"{server.url}/predictions/sleeper"
+                posts = [asyncio.create_task(client.post(url, json={"x": ROW, "sleep": 2.5})) for _ in range(requests)]
+                while server.model("sleeper")["jobQueueStatus"]["pendingRequests"] < requests - 1:
+                    await asyncio.sleep(0.02)
+                await asyncio.sleep(0.1)
+                answer = await asyncio.to_thread(
+                    not_ready, Server(server.url, "http://127.0.0.1:9"), "sleeper", seconds
+                )
+                for post in posts[1:]:
+                    post.cancel()
+                await posts[0]
+                return answer
+
+        return asyncio.run(busy())
+
+    assert "no worker answered within 0.5 s" in while_busy(1, 0.5)
+    assert "503: 6 requests of sleeper 1.0 are waiting already (jobQueueSize)" in while_busy(7, 5.0)
+
+
 def test_mixed_requests_while_a_worker_is_killed(store: Path, weights: Path) -> None:
     archive = pack(store / "load", "load", weights)
     with serving([archive], store / "load", "--workers", "2") as running:
@@ -240,7 +284,11 @@ def test_mixed_requests_while_a_worker_is_killed(store: Path, weights: Path) -> 
 def test_sigterm_answers_what_runs_and_refuses_what_comes(store: Path, weights: Path) -> None:
     archive = pack(store / "end", "end", weights, handler=SLEEPER)
     running = ServeProcess([archive], store / "end")
-    url = running.url
+    url = running.wait_for("listening")["url"]
+    assert httpx.get(f"{url}/ping", trust_env=False).status_code == 503
+    loading = httpx.get(f"{url}/v2/health/ready", trust_env=False)
+    assert loading.status_code == 503 and "end 1.0: it is loading" in loading.json()["reason"]
+    assert running.url == url
     workers = running.pids("end")
 
     async def during_the_end() -> tuple[httpx.Response, httpx.Response]:
@@ -262,6 +310,7 @@ def test_sigterm_answers_what_runs_and_refuses_what_comes(store: Path, weights: 
         running.stop()
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_front_process_that_is_killed(store: Path, weights: Path) -> None:
     with serving([pack(store / "killed", "killed", weights)], store / "killed") as running:
         (pid,) = running.pids("killed")
@@ -275,6 +324,7 @@ def failed(folder: Path, *arguments: object) -> tuple[subprocess.CompletedProces
     return done, json.loads(done.stdout.splitlines()[-1]) if done.stdout else {}
 
 
+@pytest.mark.slow
 def test_what_can_not_be_served_is_said_at_once(tmp_path: Path, weights: Path) -> None:
     (tmp_path / "no.mar").write_bytes(b"no")
     done, event = failed(tmp_path, "no.mar", "--port", "0")
@@ -294,3 +344,95 @@ def test_what_can_not_be_served_is_said_at_once(tmp_path: Path, weights: Path) -
     assert done.returncode == 1 and "min_coverage" in event["text"] and "bad.mar" in event["text"]
     done, _ = failed(tmp_path, net, "--workers", "none")
     assert done.returncode == 1 and "--workers must be auto or a number" in done.stderr
+
+
+def test_a_model_that_nobody_uses_gives_its_worker_back(store: Path, weights: Path) -> None:
+    config = CONFIG.replace("handler: {openvino: {", "handler: {openvino: {keep: 2s, ")
+    archive = pack(store / "kept", "kept", weights, config)
+    with serving([archive], store / "kept") as running:
+        (pid,) = running.pids("kept")
+        running.wait_for("change", "kept 1.0 is idle")
+        running.until(lambda: not psutil.pid_exists(pid))
+        (entry,) = running.get("/models").json()["models"]
+        assert entry["status"] == "idle" and running.model("kept")["workers"] == []
+        # A probe does not load it.
+        assert running.get("/v2/health/ready").json() == {"ready": True} and ready(running, "kept") == "kept: ready"
+        assert running.model("kept")["status"] == "idle" and running.get("/ping").status_code == 200
+
+        async def three() -> list[httpx.Response]:
+            async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+                url = f"{running.url}/predictions/kept"
+                return list(await asyncio.gather(*(client.post(url, json=[ROW]) for _ in range(3))))
+
+        for answer in asyncio.run(three()):
+            check(answer.json(), [ROW])
+        assert running.model("kept")["status"] == "READY"
+
+
+@pytest.mark.slow
+def test_more_memory_than_allowed_lets_the_model_rest_that_was_not_used_for_longest(store: Path, weights: Path) -> None:
+    names = ["first", "second"]
+    archives = [pack(store / "memory", name, weights) for name in names]
+    # One worker fits, two do not.
+    with serving(archives, store / "memory", "--memory", "700MB") as running:
+        running.wait_for("change", " is idle")
+        states = {each["modelName"]: each["status"] for each in running.get("/models").json()["models"]}
+        running.until(lambda: Counter(running.model(name)["status"] for name in names) == {"READY": 1, "idle": 1})
+        states = {name: running.model(name)["status"] for name in names}
+        (resting,) = (name for name in names if states[name] == "idle")
+        (other,) = (name for name in names if name != resting)
+        check(running.post(f"/predictions/{resting}", [ROW]).json(), [ROW])
+        running.until(lambda: running.model(other)["status"] == "idle")
+        check(running.post(f"/predictions/{resting}", [ROW]).json(), [ROW])
+
+
+@pytest.mark.slow
+def test_generated_text_is_streamed_and_ends_when_the_client_hangs_up(tmp_path: Path) -> None:
+    openai = pytest.importorskip("openai")
+    from chat_models import language_model
+
+    folder = language_model(tmp_path / "saved")
+    # Nothing but the client's hang-up ends an answer early.
+    config = yaml.safe_load((ROOT / "model-config" / "text-generation.yaml").read_text(encoding="utf-8"))
+    config["handler"]["openvino"]["generate"]["max_tokens"] = 4000
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    package("torchserve-openvino package --task text-generation --model-name chat --config-file config.yaml", tmp_path,
+            "--hf", str(folder), "--export-path", ".")  # fmt: skip
+    with serving([tmp_path / "chat.mar"], tmp_path) as running:
+        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=60)
+        assert [each.id for each in client.models.list()] == ["chat"]
+        options = {"model": "chat", "prompt": "Hello", "temperature": 0, "max_tokens": 12}
+        whole = client.completions.create(**options).choices[0].text
+        pieces = [each.choices[0].text for each in client.completions.create(**options, stream=True) if each.choices]
+        assert "".join(pieces) == whole and len(pieces) > 1
+        bad = running.post("/v1/models", {})
+        assert bad.status_code == 405
+
+        def generated() -> float:
+            """Tokens so far, once no sequence runs."""
+
+            def value(name: str, label: str) -> float:
+                lines = [each for each in running.get("/metrics").text.splitlines() if each.startswith(f"{name}{{")]
+                return sum(float(each.split()[-1]) for each in lines if label in each)
+
+            running.until(lambda: value("openvino_sequences", 'state="running"') == 0)
+            # The gauge is sent once a second.
+            time.sleep(2.5)
+            running.until(lambda: value("openvino_sequences", 'state="running"') == 0)
+            return value("openvino_tokens_total", 'direction="generated"')
+
+        body = {**options, "max_tokens": 400, "n": 4}
+        before = generated()
+        start = time.monotonic()
+        assert running.post("/v1/completions", body).status_code == 200
+        seconds, whole_answer = time.monotonic() - start, generated() - before
+        for stream in (True, False):
+            before = generated()
+            with contextlib.suppress(httpx.ReadTimeout):
+                url, wait = f"{running.url}/v1/completions", seconds / 4
+                with httpx.stream(
+                    "POST", url, json={**body, "stream": stream}, timeout=wait, trust_env=False
+                ) as answer:
+                    for _ in answer.iter_lines():
+                        break
+            assert generated() - before < 0.8 * whole_answer

@@ -78,7 +78,7 @@ def serve(
             elif event == "loading":
                 if show is not None and _since(start) >= _QUIET_SECONDS:
                     show(text)
-            elif event != "change":
+            elif event not in ("change", "listening"):
                 stack.close()
                 typer.echo(text)
                 sys.stdout.flush()

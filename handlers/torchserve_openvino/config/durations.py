@@ -21,7 +21,8 @@ def seconds_of(value: Any) -> float:
     """
     seconds = None
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        seconds = float(value)
+        # An integer may be too long for a float.
+        seconds = float(value) if value <= _MOST_SECONDS else None
     elif isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*", value)):
         seconds = float(match[1]) * _SECONDS[match[2]]
     if seconds is None or not 0 < seconds <= _MOST_SECONDS:

@@ -175,6 +175,45 @@ def test_a_full_queue_refuses(host: Host) -> None:
     assert "3 requests are waiting already" in json.loads(refused.body)["message"]
 
 
+def health(host: Host, *more: Request) -> list[Response]:
+    probe = Request({"body": {}}, {"openvino-health": "1", "explain": "False"})
+    return host.answer([*more, probe], lambda *_: None)
+
+
+def test_a_probe_runs_the_warm_up_sample_beside_other_requests(host: Host) -> None:
+    before = host.describe()["serving"]["counts"]["requests"]
+    answer, state = health(host, Request({"body": [ROW]}))
+    torch.testing.assert_close(torch.tensor(json.loads(answer.body)), expected([ROW]), rtol=1e-4, atol=1e-5)
+    assert state.status == 200 and json.loads(state.body) == {"healthy": True, "sample": "batch 1", "verified": True}
+    # It is no request, and is not counted as one.
+    assert host.describe()["serving"]["counts"]["requests"] == before + 1
+
+
+def test_a_probe_names_what_is_wrong(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = host._handler._openvino
+
+    def refused(words: str) -> None:
+        (state,) = health(host)
+        body = json.loads(state.body)
+        assert state.status == 503 and not body["healthy"] and words in body["reason"]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.state.watch, "violations", ["coverage fell below min_coverage 90.0%"])
+        refused("the policy is violated: coverage fell")
+    with monkeypatch.context() as patch:
+        record = worker.report.tracker.verify
+        patch.setattr(type(record), "to_dict", lambda _: {"passed": False, "problems": ["batch 1: is 3 off"]})
+        refused("verification failed: batch 1: is 3 off")
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.health, "_expected", [worker.health._expected[0] + 1])
+        refused("its warm-up sample (batch 1) is answered wrongly, output 0")
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.health, "_model", type("Broken", (), {"compiled": 7})())
+        refused("its warm-up sample (batch 1) fails: TypeError")
+    (state,) = health(host)
+    assert state.status == 200
+
+
 class Slow:
     """Answers after a while, or not at all."""
 

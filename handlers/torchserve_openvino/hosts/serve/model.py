@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 _FIRST_PAUSE, _MOST_PAUSE = 0.5, 30.0
 # A worker that ran for this long starts again after the first pause.
 _STEADY_SECONDS = 60.0
+# Kind of a call of `Record` by which gauges with a label are removed.
+FORGET = "forget"
 _UNPACKED = "torchserve-openvino-"
 
 Record = Callable[[str, str, float, Mapping[str, str]], None]
@@ -76,6 +78,7 @@ class ServedArchive:
         self._refused_because = ""
         self.step = "waiting to start"
         self.restarts = 0
+        self._is_stopped = False
 
     # --- state --------------------------------------------------------------------------------------------------
 
@@ -93,9 +96,7 @@ class ServedArchive:
             return "failed"
         if self._slots:
             return "loading"
-        return "idle" if self.loaded and not self._scratch_gone else "ended"
-
-    _scratch_gone = False
+        return "idle" if self.loaded and not self._is_stopped else "ended"
 
     @property
     def problem(self) -> str:
@@ -196,7 +197,7 @@ class ServedArchive:
         """
         await self._end_workers(grace)
         self._refuse_all("the server stops")
-        self._scratch_gone = True
+        self._is_stopped = True
         await asyncio.to_thread(self._scratch.cleanup)
 
     async def rest(self) -> None:
@@ -287,7 +288,7 @@ class ServedArchive:
         process.is_ready = False
         if self._collector is process:
             self._collector = None
-        self._record("forget", "worker", 0, {"worker": str(process.pid)})
+        self._record(FORGET, "worker", 0, {"worker": str(process.pid)})
         self._notify()
         self._show()
 
@@ -354,7 +355,7 @@ class ServedArchive:
             until = loop.time() + self.settings.delay
             while len(batch) < (most or self.settings.batch_size) and not process.ended.done():
                 if self._queue:
-                    if self._queue[0].envelope != batch[0].envelope:
+                    if self._queue[0].group != batch[0].group:
                         break
                     batch.append(self._taken())
                 elif (left := until - loop.time()) <= 0 or self._ending.is_set():
@@ -425,21 +426,17 @@ class ServedArchive:
             successor._admit(pending)
 
     def _admit(self, pending: Pending) -> None:
-        self.used = time.monotonic()
+        self._use(pending)
         self._open.add(pending)
         self._queue.append(pending)
         pending.on_gone = lambda: self._drop(pending)
         pending.on_left = lambda: self._leave(pending)
         self._limit(pending)
-        if not self._slots and not self._ending_now:
+        if not self._slots and self.loaded and not self._is_stopped:
             self._start_workers()
             logger.info("%s: a request came, its workers start again", self.label)
         self._notify()
         self._show()
-
-    @property
-    def _ending_now(self) -> bool:
-        return self._scratch_gone or not self.loaded
 
     def _limit(self, pending: Pending) -> None:
         left = max(0.0, pending.arrived + self.settings.timeout - time.time())
@@ -465,7 +462,12 @@ class ServedArchive:
     def _leave(self, pending: Pending) -> None:
         self._drop(pending)
         self._open.discard(pending)
-        self.used = time.monotonic()
+        self._use(pending)
+
+    def _use(self, pending: Pending) -> None:
+        # A probe must not keep a model that nobody uses.
+        if not pending.is_probe:
+            self.used = time.monotonic()
 
     # --- metrics ------------------------------------------------------------------------------------------------
 

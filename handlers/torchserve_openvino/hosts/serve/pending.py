@@ -7,6 +7,9 @@ from typing import Any
 
 from torchserve_openvino.hosts.messages import Kind, Response
 
+# See `serving.verification.health`, which needs torch.
+HEALTH_HEADER = "openvino-health"
+
 
 @dataclass(eq=False)
 class Pending:
@@ -38,6 +41,16 @@ class Pending:
     on_gone: Callable[[], None] | None = None
     on_left: Callable[[], None] | None = None
     _pieces: asyncio.Queue[Response | None] = field(default_factory=asyncio.Queue)
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether it asks for a worker's health."""
+        return HEALTH_HEADER in self.headers
+
+    @property
+    def group(self) -> tuple[Kind | None, bool]:
+        """Requests of one group may share a call: of one protocol, and not of a probe with others."""
+        return self.envelope, self.is_probe
 
     def head(self) -> dict[str, Any]:
         """Returns what a worker gets of it, besides the body."""

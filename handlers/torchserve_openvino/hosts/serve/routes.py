@@ -26,7 +26,7 @@ from torchserve_openvino.errors import (
 from torchserve_openvino.hosts import http
 from torchserve_openvino.hosts.messages import Kind, Response, unavailable
 from torchserve_openvino.hosts.serve.model import ServedArchive
-from torchserve_openvino.hosts.serve.pending import Pending
+from torchserve_openvino.hosts.serve.pending import HEALTH_HEADER, Pending
 from torchserve_openvino.hosts.serve.registry import Registry
 from torchserve_openvino.serving.requests.refusals import refusal
 
@@ -172,16 +172,33 @@ class Site:
         return JSONResponse({"live": True})
 
     async def ready(self, request: Request) -> HttpResponse:
-        """Answers ``GET /v2/health/ready``, as `ping` does."""
-        problems = self.problems
+        """Answers ``GET /v2/health/ready``: a worker of each model answers its warm-up sample, or the model rests."""
+        found = await asyncio.gather(*(self._problem(each) for each in self._registry))
+        problems = [f"{each.label}: {problem}" for each, problem in zip(self._registry, found, strict=True) if problem]
         status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK
         return JSONResponse({"ready": not problems, **({"reason": "; ".join(problems)} if problems else {})}, status)
 
     async def model_ready(self, request: Request) -> HttpResponse:
         """Answers ``GET /v2/models/NAME/ready``."""
-        problem = "the server stops" if self.drains else self._model(request).problem
+        problem = await self._problem(self._model(request))
         body = {"name": request.path_params["name"], "ready": not problem, **({"reason": problem} if problem else {})}
         return JSONResponse(body, HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK)
+
+    async def _problem(self, model: ServedArchive) -> str:
+        """Returns why a model is not ready; empty if a worker answers its warm-up sample rightly, or it rests."""
+        if self.drains:
+            return "the server stops"
+        if model.problem or model.state == "idle":
+            return model.problem
+        pending = Pending(b"{}", "application/json", headers={HEALTH_HEADER: "1", "explain": "False"},
+                          id=uuid.uuid4().hex, arrived=time.time())  # fmt: skip
+        pieces = [piece async for piece in model.answer(pending)]
+        body = b"".join(piece.body for piece in pieces)
+        try:
+            state = json.loads(body)
+            return "" if state.get("healthy") else str(state.get("reason") or state.get("message") or state)
+        except (ValueError, AttributeError):
+            return f"its handler does not answer for its health: {body[:100]!r}"
 
     async def metrics(self, request: Request) -> HttpResponse:
         """Answers ``GET /metrics``."""
@@ -329,6 +346,9 @@ class Site:
             refused: Response = unavailable("the server stops", name)
             closing = {"connection": "close"}
             return HttpResponse(refused.body, refused.status, closing, media_type=refused.content_type)
+        if HEALTH_HEADER in request.headers and model.state == "idle":
+            # A probe is no reason to load it.
+            return JSONResponse({"healthy": True, "idle": True}, headers={_ID: name})
         self._registry.wake(model)
         # What the server says of a request replaces what a client claims.
         pending = Pending(

@@ -18,6 +18,7 @@ import uvicorn
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.hosts import http
 from torchserve_openvino.hosts.prometheus import PrometheusMetrics
+from torchserve_openvino.hosts.serve.model import FORGET, Record
 from torchserve_openvino.hosts.serve.registry import Registry
 from torchserve_openvino.hosts.serve.routes import Site
 
@@ -69,7 +70,7 @@ def run(options: ServerOptions, report: Report) -> None:
 
     Args:
         options: What to serve, and where.
-        report: Gets what happens: ``loading``, ``change``, ``ready``, ``stopping``, ``stopped``.
+        report: Gets what happens: ``listening``, ``loading``, ``change``, ``ready``, ``stopping``, ``stopped``.
 
     Raises:
         ConfigError: The address can't be used, or a YAML is not valid.
@@ -101,25 +102,27 @@ def _listening(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _run(options: ServerOptions, report: Report) -> None:
-    metrics = prometheus_client.CollectorRegistry()
-    recorded = PrometheusMetrics(metrics)
-    lock = threading.Lock()
+def _recorder(registry: prometheus_client.CollectorRegistry) -> Record:
+    """Returns what takes metrics from any thread."""
+    metrics, lock = PrometheusMetrics(registry), threading.Lock()
 
     def record(kind: str, name: str, value: float, labels: Mapping[str, str]) -> None:
         with lock:
-            if kind == "forget":
-                recorded.forget(name, labels[name])
+            if kind == FORGET:
+                metrics.forget(name, labels[name])
             else:
-                recorded.record(kind, name, value, labels)
+                metrics.record(kind, name, value, labels)
 
-    def change(text: str) -> None:
-        report("change", text, {})
+    return record
 
-    registry = Registry(options.archives, options.workers, record, options.memory, change)
+
+async def _run(options: ServerOptions, report: Report) -> None:
+    metrics = prometheus_client.CollectorRegistry()
+    registry = Registry(
+        options.archives, options.workers, _recorder(metrics), options.memory, lambda text: report("change", text, {})
+    )
     site = Site(registry, metrics, options.max_request_bytes)
     listener = _listening(options.host, options.port)
-    port = listener.getsockname()[1]
     config = uvicorn.Config(
         site.app(), log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         limit_concurrency=_MOST_CONNECTIONS, server_header=False,
@@ -132,25 +135,10 @@ async def _run(options: ServerOptions, report: Report) -> None:
     loop.add_signal_handler(signal.SIGHUP, registry.reload_changed)
     serving = asyncio.create_task(server.serve([listener]))
     shown = f"[{options.host}]" if ":" in options.host else options.host
-    url = f"http://{shown}:{port}"
+    url = f"http://{shown}:{listener.getsockname()[1]}"
+    report("listening", f"listening on {url}; models load", {"url": url})
     try:
-        starting = asyncio.create_task(registry.start())
-        stopping = asyncio.create_task(ended.wait())
-        showing = asyncio.create_task(_show_steps(registry, report))
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        showing.cancel()
-        if starting.done():
-            # Raises why a model is refused.
-            starting.result()
-            models = [each.label for each in registry]
-            text = f"READY: {', '.join(models)} on {url}/predictions/NAME"
-            report("ready", text, {"url": url, "models": models})
-            await stopping
-        else:
-            starting.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await starting
-        site.drains = True
+        await _until_ended(registry, ended, url, report)
         report("stopping", "what runs is answered, new requests are refused", {})
     finally:
         site.drains = True
@@ -159,6 +147,29 @@ async def _run(options: ServerOptions, report: Report) -> None:
         await serving
         listener.close()
     report("stopped", "the server has ended", {})
+
+
+async def _until_ended(registry: Registry, ended: asyncio.Event, url: str, report: Report) -> None:
+    """Loads all models, and waits for the end.
+
+    Raises:
+        TorchServeOpenVINOError: A model is refused.
+    """
+    starting, stopping = asyncio.create_task(registry.start()), asyncio.create_task(ended.wait())
+    showing = asyncio.create_task(_show_steps(registry, report))
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        showing.cancel()
+    if starting.done():
+        # Raises why a model is refused.
+        starting.result()
+        models = [each.label for each in registry]
+        report("ready", f"READY: {', '.join(models)} on {url}/predictions/NAME", {"url": url, "models": models})
+        await stopping
+    else:
+        starting.cancel()
+        await asyncio.wait({starting})
 
 
 async def _show_steps(registry: Registry, report: Report) -> None:

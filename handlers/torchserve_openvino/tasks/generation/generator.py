@@ -30,6 +30,7 @@ from torchserve_openvino.serving.requests.isolation import isolated, server_faul
 from torchserve_openvino.serving.requests.pieces import is_gone
 from torchserve_openvino.serving.requests.response_body import sendable
 from torchserve_openvino.serving.threads import ThreadPlan
+from torchserve_openvino.serving.verification.health import asks_health, with_health
 from torchserve_openvino.tasks.generation import wire
 from torchserve_openvino.tasks.generation.answers import FORMS, Generated
 from torchserve_openvino.tasks.generation.call import Call
@@ -83,8 +84,14 @@ class TextGenerator(HubHandler):
         version = str((context.manifest or {}).get("model", {}).get("modelVersion") or "")
         if self._kept is not None and (metrics := metrics_of(context)) is not None:
             self._measures = Measures(metrics, self._kept.load, version)
+        if self._openvino.health is not None and self._kept is not None:
+            self._openvino.health.checks.append(self._dead)
         if self._openvino.config.torchserve.get(ASYNC):
             self._frontend = wire.checked_frontend(context)
+
+    def _dead(self) -> str:
+        """Returns why the engine does not generate; empty if it does."""
+        return self._kept.dead or "" if self._kept is not None else ""
 
     def load(self, folder: Path) -> Any:
         """Loads the tokenizer, and the model if it generates in eager PyTorch; otherwise its engine loads it."""
@@ -138,7 +145,14 @@ class TextGenerator(HubHandler):
         if self._is_describe():
             return self._awaited(lambda: [self.describe_handle()], ends=context)
         if wire.awaits():
+            if asks_health(context, 0):
+                return self._awaited(
+                    lambda: with_health(self._openvino.health, data, context, self._alone), ends=context
+                )
             return self._awaited(lambda: self._alone(data, context))
+        return with_health(self._openvino.health, data, context, self._together)
+
+    def _together(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
         state = self._openvino.state
         assert state is not None
         state.before_call(context)
