@@ -172,6 +172,7 @@ def test_the_five_steps_run_as_they_are_copied(tmp_path: Path) -> None:
     script = script.replace("8080", inference).replace("cd net\n", f"cd net\n{own_ports}\n")
     for name in ("ready", "report", "why"):
         script = script.replace(f"{name} net\n", f"{name} net --management http://127.0.0.1:{management}\n")
+    script = script.replace("ready net ", f"ready net --url http://127.0.0.1:{inference} ")
     # The pid file and the workers' sockets lie in TMPDIR and TEMP; a socket's path must be short.
     with tempfile.TemporaryDirectory() as short:
         env = {"TMPDIR": short, "TEMP": short}
@@ -207,12 +208,14 @@ def test_the_second_day(server, tmp_path: Path) -> None:
                 changed += " --fail-with-body -s" + " -H 'content-type: application/json'" * ("-T" in line)
             if line.startswith(("torchserve-openvino ready", "torchserve-openvino report")):
                 changed += f" --management {server.management_url}"
+            if line.startswith("torchserve-openvino ready"):
+                changed += f" --url {server.inference_url}"
             output += run(changed, tmp_path)
         return output
 
     try:
         output = sh("A new version beside the old")
-        assert "net/2.0 is served by 1 worker(s)" in output and "Compile report of net/2.0" in output
+        assert "net/2.0: ready" in output and "Compile report of net/2.0" in output
         versions = server.http.get(f"{server.management_url}/models/net/all").json()
         assert [(each["modelVersion"], each["maxWorkers"]) for each in versions] == [("2.0", 1)]
         sh("More workers")

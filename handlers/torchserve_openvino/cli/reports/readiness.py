@@ -62,19 +62,21 @@ def _client(url: str, seconds: float) -> httpx.Client:
 def _names(client: httpx.Client, server: Server, seconds: float) -> Sequence[str]:
     """Returns all models: from the host itself, or from TorchServe's management API."""
     headers = {"Authorization": f"Bearer {server.token}"} if server.token else {}
+    refused: httpx.ConnectError | None = None
     for url in (f"{server.url}/models", f"{server.management}/models", f"{server.url}/v1/models"):
         try:
             answer = client.get(url, headers=headers if url.startswith(server.management) else {})
             body = answer.json()
-        except httpx.ConnectError:
-            if url.startswith(server.url) and server.url != server.management:
-                raise
+        except httpx.ConnectError as error:
+            refused = error if url.startswith(server.url) else refused
             continue
         except ValueError:
             continue
         entries = body.get("models") or body.get("data") or [] if answer.is_success and isinstance(body, dict) else []
         if names := [_name(entry) for entry in entries]:
             return [name for name in names if name]
+    if refused is not None:
+        raise refused
     return []
 
 

@@ -185,8 +185,10 @@ def main() -> None:
     os.dup2(2, 1)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     quiet_libraries()
-    # Ctrl-C in a terminal reaches all processes of the group: the front process says when this one ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C in a terminal, and systemd, reach all processes of the group: the front process says when this one ends.
+    # Handlers, since processes that the model starts would inherit that a signal is ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
     commands, connection = socket.socket(fileno=os.dup(0)), socket.socket(fileno=int(sys.argv[3]))
     # Processes that the model starts get neither.
     os.set_inheritable(connection.fileno(), False)
