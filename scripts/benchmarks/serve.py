@@ -3,9 +3,9 @@
     python scripts/benchmarks/serve.py model-store/efficientnet-lite0.mar --body photo.jpg
     python scripts/benchmarks/serve.py net.mar --body row.json --content-type application/json --rounds 5 --seconds 20
 
-Each round starts both servers anew, in alternating order, so that a machine that gets slower hits both. Columns: the median and the
-95th percentile at one client, requests/s at 16 clients, and the memory of all processes (each shared page counted once, where the
-system shows it).
+Each round starts both servers anew, in alternating order, so that a machine that gets slower hits both. Columns: the
+median and the 95th percentile at one client, requests/s at 16 clients, and the memory of all processes (each shared
+page counted once, where the system shows it).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 
 from serve_server import ServeServer
-from server import Ports, TorchServeProcess
+from server import Ports, TorchServeProcess, group_members
 
 from benchmarks import output
 from torchserve_openvino.hosts.core import about
@@ -42,7 +42,7 @@ _WARM_SECONDS = 1.0
 
 @contextmanager
 def _running(kind: str, archive: Path, folder: Path) -> Iterator[tuple[str, int]]:
-    """Yields the URL of the model and the process whose tree is the server."""
+    """Yields the URL of the model and the group of its processes."""
     name = about(archive)[0]
     server: ServeServer | TorchServeProcess
     if kind == "serve":
@@ -54,9 +54,8 @@ def _running(kind: str, archive: Path, folder: Path) -> Iterator[tuple[str, int]
         server.start()
         server.wait_healthy()
         server.wait_ready(name)
-        process = server.process
-        assert process is not None
-        yield f"{server.inference_url}/predictions/{name}", process.pid
+        assert server.group is not None
+        yield f"{server.inference_url}/predictions/{name}", server.group
     finally:
         server.stop()
 
@@ -80,10 +79,10 @@ async def _load(url: str, body: bytes, content_type: str, clients: int, seconds:
     return took
 
 
-def _memory(pid: int) -> int:
-    """Returns the bytes of a process and its children."""
+def _memory(group: int) -> int:
+    """Returns the bytes of all processes of a group."""
     total = 0
-    for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+    for process in group_members(group):
         try:
             full = process.memory_full_info()
             total += getattr(full, "pss", full.uss)
@@ -93,17 +92,19 @@ def _memory(pid: int) -> int:
 
 
 def _measure(kind: str, archive: Path, body: bytes, content_type: str, seconds: float) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="tsov-serve-") as folder:
-        with _running(kind, archive, Path(folder)) as (url, pid):
-            alone = sorted(asyncio.run(_load(url, body, content_type, 1, seconds)))
-            together = asyncio.run(_load(url, body, content_type, _CLIENTS, seconds))
-            return {
-                "kind": kind,
-                "p50_ms": statistics.median(alone) * 1e3,
-                "p95_ms": alone[int(0.95 * (len(alone) - 1))] * 1e3,
-                "per_second": len(together) / seconds,
-                "memory_mb": _memory(pid) / 1e6,
-            }
+    with (
+        tempfile.TemporaryDirectory(prefix="tsov-serve-") as folder,
+        _running(kind, archive, Path(folder)) as (url, group),
+    ):
+        alone = sorted(asyncio.run(_load(url, body, content_type, 1, seconds)))
+        together = asyncio.run(_load(url, body, content_type, _CLIENTS, seconds))
+        return {
+            "kind": kind,
+            "p50_ms": statistics.median(alone) * 1e3,
+            "p95_ms": alone[int(0.95 * (len(alone) - 1))] * 1e3,
+            "per_second": len(together) / seconds,
+            "memory_mb": _memory(group) / 1e6,
+        }
 
 
 def main(

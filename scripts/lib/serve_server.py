@@ -35,6 +35,11 @@ class ServeServer:
         self.metrics_url = f"{self.inference_url}/metrics"
         self.http = httpx.Client(timeout=120, trust_env=False)
 
+    @property
+    def group(self) -> int | None:
+        """The group of its processes; None before it was started."""
+        return self.process.pid if self.process is not None else None
+
     def start(self) -> None:
         """Starts it."""
         self.logs.mkdir(parents=True, exist_ok=True)
