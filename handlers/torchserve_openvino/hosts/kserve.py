@@ -38,6 +38,7 @@ from torchserve_openvino.hosts.batcher import Batcher, predictions
 from torchserve_openvino.hosts.core import Host, about
 from torchserve_openvino.hosts.messages import Kind, Request
 from torchserve_openvino.hosts.prometheus import PrometheusMetrics
+from torchserve_openvino.serving.verification.health import HEADER
 
 _V1: Kind = "json"
 _V2: Kind = "kservev2"
@@ -71,9 +72,18 @@ class Archive(Model):
         self.ready = True
         return True
 
-    async def healthy(self) -> bool:
+    @property
+    def _may_go_on(self) -> bool:
         """Whether this process may go on: nothing violated its policy, no call took too long."""
         return self.ready and self._host is not None and not self._host.ended
+
+    async def healthy(self) -> bool:
+        """Answers readiness probes: returns True if the warm-up sample is answered rightly, and the policy holds."""
+        if not self._may_go_on or self._batcher is None:
+            return False
+        probe = Request({"body": {}}, {HEADER: "1", "explain": "False"}, uuid.uuid4().hex)
+        (answer,) = [piece async for piece in self._batcher.submit(probe)]
+        return answer.status == HTTPStatus.OK
 
     async def alive(self) -> dict[str, bool]:
         """Answers liveness probes.
@@ -81,7 +91,7 @@ class Archive(Model):
         Raises:
             HTTPException: This process has to be replaced.
         """
-        if not await self.healthy():
+        if not self._may_go_on:
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, self._host.ended if self._host is not None else "")
         return {"alive": True}
 
