@@ -3,6 +3,8 @@
 import re
 from typing import Any
 
+from torchserve_openvino.config.spelling import shown
+
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
@@ -22,11 +24,11 @@ def seconds_of(value: Any) -> float:
     seconds = None
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         # An integer may be too long for a float.
-        seconds = float(value) if value <= _MOST_SECONDS else None
+        seconds = float(value) if abs(value) <= _MOST_SECONDS else None
     elif isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*", value)):
         seconds = float(match[1]) * _SECONDS[match[2]]
     if seconds is None or not 0 < seconds <= _MOST_SECONDS:
-        raise ValueError(f"must be a time such as 90s, 10m or 2h, or a number of seconds, not {value!r:.50}.")
+        raise ValueError(f"must be a time such as 90s, 10m or 2h, or a number of seconds, not {shown(value)}.")
     return seconds
 
 
