@@ -64,6 +64,7 @@ def test_every_shell_command_is_covered_here() -> None:
         "torchserve --st",
         "torchserve-openvino ready",
         "torchserve-openvino report",
+        "torchserve-openvino serve",  # test_serve.py
         "torchserve-openvino ray",  # test_ray_serve.py
         "python -m torchserve_openvino.hosts.kserve",  # test_kserve.py
         "torchserve-openvino tune",  # test_tune.py
@@ -180,7 +181,7 @@ def test_the_five_steps_run_as_they_are_copied(tmp_path: Path) -> None:
             output = run(f"set -e\n{script}", tmp_path, **env)
         finally:
             run("torchserve --stop --foreground || true", tmp_path, **env)
-    for words in ("wrote net/model-config.yaml", "model-config.yaml: valid", "net.mar: valid", "net is served by 1"):
+    for words in ("wrote net/model-config.yaml", "model-config.yaml: valid", "net.mar: valid", "net: ready"):
         assert words in output
     assert "Egyptian cat" in output and "100.0% (162 of 162" in output and "net is served; " in output
 
